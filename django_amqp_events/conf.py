@@ -1,0 +1,473 @@
+"""``AMQP_EVENTS``, read once into frozen dataclasses.
+
+Parsing never raises: it returns what could be read and the problems found, which the system
+checks show (:mod:`django_amqp_events.checks`). Whoever needs working settings calls
+:func:`get_settings`, which raises :class:`ConfigurationError` when there is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+from django.conf import settings as django_settings
+from django.core.signals import setting_changed
+
+from .exceptions import ConfigurationError
+
+SETTING: Final = "AMQP_EVENTS"
+
+#: AMQP's limit for names and routing keys (a short string's length is one byte).
+MAX_NAME: Final = 255
+#: Options that a handler takes, lower case as in the decorator, UPPER in settings.
+POLICY_OPTIONS: Final = (
+    "max_retries",
+    "retry_backoff",
+    "retry_backoff_max",
+    "retry_jitter",
+    "default_retry_delay",
+    "autoretry_for",
+    "dont_autoretry_for",
+)
+TASK_OPTIONS: Final = ("time_limit", "soft_time_limit", "rate_limit", "ignore_result")
+DEFAULT_OPTIONS: Final = (*POLICY_OPTIONS, *TASK_OPTIONS, "queue", "strict")
+HANDLER_OPTIONS: Final = (*DEFAULT_OPTIONS, "events", "handler", "enabled", "bind")
+EVENT_OPTIONS: Final = ("contract",)
+
+PublishMode = Literal["on_commit", "immediate"]
+Unrouted = Literal["warn", "ignore", "raise"]
+BackendName = Literal["amqp", "memory", "inline"]
+TopologyMode = Literal["verify", "auto", "external"]
+
+PUBLISH_MODES: Final = ("on_commit", "immediate")
+UNROUTED_POLICIES: Final = ("warn", "ignore", "raise")
+BACKENDS: Final = ("amqp", "memory", "inline")
+TOPOLOGY_MODES: Final = ("verify", "auto", "external")
+QUEUE_TYPES: Final = ("quorum", "classic")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong or doubtful in settings or declarations.
+
+    Attributes:
+        code: ``E…`` for what stops events from working, ``W…`` for what endangers them; the
+            id of the system check without its prefix.
+        message: what is wrong, and where.
+        hint: what to do.
+    """
+
+    code: str
+    message: str
+    hint: str
+
+    @property
+    def is_error(self) -> bool:
+        return self.code.startswith("E")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchiveSettings:
+    """Limits of the archive queue; each one loses archived events, so there are none by default.
+
+    Attributes:
+        ttl: seconds after which an archived event that nobody mirrored is dropped.
+        max_length: number of archived events above which the oldest is dropped.
+    """
+
+    ttl: float | None = None
+    max_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The parsed ``AMQP_EVENTS``.
+
+    Attributes:
+        service: namespace of this service's queues; ``""`` while dormant.
+        events: options per event name that settings declare.
+        handlers: options per handler name that settings declare, lower-case keys.
+        defaults: options for every handler of this service.
+        autodiscover: names of the modules that are imported from each app.
+        publish: mode of :meth:`Event.publish`.
+        unrouted: what an event that no queue is bound for is: a log line, nothing, an error.
+        backend: ``amqp``, or ``memory`` and ``inline`` that need no broker.
+        confirm_timeout: seconds to wait for a publisher confirm, connecting included.
+        max_body: largest body in bytes, published or handled.
+        prefix: in front of every name on the broker: environments on one vhost.
+        exchange: name of the shared topic exchange, without the prefix.
+        queue_type: ``quorum``, or the weaker ``classic``.
+        topology: what a worker does about the topology when it starts.
+        archive: limits of the archive queue.
+        management_url: ``http://user:password@host:15672`` of RabbitMQ's management API.
+        celery_app: dotted path of the Celery app where it is not the current one.
+        database: alias whose transaction ``on_commit`` waits for.
+    """
+
+    service: str = ""
+    events: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    handlers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    autodiscover: tuple[str, ...] = ("events", "handlers")
+    publish: PublishMode = "on_commit"
+    unrouted: Unrouted = "warn"
+    backend: BackendName = "amqp"
+    confirm_timeout: float = 10.0
+    max_body: int = 1024 * 1024
+    prefix: str = ""
+    exchange: str = "events"
+    queue_type: str = "quorum"
+    topology: TopologyMode = "verify"
+    archive: ArchiveSettings = ArchiveSettings()
+    management_url: str = ""
+    celery_app: str = ""
+    database: str = "default"
+
+
+class Reader:
+    """Takes keys out of a dict, collecting what is wrong with them."""
+
+    def __init__(self, raw: Mapping[str, Any], where: str, problems: list[Problem]) -> None:
+        self.raw = raw
+        self.where = where
+        self.problems = problems
+
+    def wrong(self, key: str, value: object, what: str) -> None:
+        self.problems.append(
+            Problem("E003", f"{self.where}[{key!r}] is {value!r:.120}.", f"It is {what}.")
+        )
+
+    def take(self, key: str, default: Any, test: Callable[[Any], bool], what: str) -> Any:
+        value = self.raw.get(key, default)
+        if value is default or test(value):
+            return value
+        self.wrong(key, value, what)
+        return default
+
+    def text(self, key: str, default: str = "") -> str:
+        return str(self.take(key, default, lambda v: isinstance(v, str), "a text"))
+
+    def choice(self, key: str, default: str, choices: Iterable[str]) -> Any:
+        names = tuple(choices)
+        what = "one of " + ", ".join(repr(name) for name in names)
+        return self.take(key, default, lambda v: v in names, what)
+
+    def seconds(self, key: str, default: float | None) -> float | None:
+        value = self.raw.get(key, default)
+        if isinstance(value, timedelta):
+            value = value.total_seconds()
+        if value is default:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            self.wrong(key, self.raw[key], "a positive number of seconds or a timedelta")
+            return default
+        return float(value)
+
+    def count(self, key: str, default: int | None, what: str) -> int | None:
+        value: int | None = self.take(
+            key,
+            default,
+            lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0,
+            what,
+        )
+        return value
+
+    def known(self, keys: Iterable[str]) -> None:
+        """Report keys that are none of *keys*, each with the nearest that is."""
+        names = tuple(keys)
+        for key in self.raw:
+            if key not in names:
+                self.problems.append(unknown_key(self.where, key, names))
+
+
+def unknown_key(where: str, key: object, known: Iterable[str]) -> Problem:
+    """Return the problem of a key that nobody reads."""
+    names = tuple(known)
+    near = difflib.get_close_matches(str(key).upper(), [name.upper() for name in names], n=1)
+    if near:
+        original = next(name for name in names if name.upper() == near[0])
+        hint = f"Did you mean {original!r}?"
+    else:
+        hint = "Known keys are " + ", ".join(sorted(names)) + "."
+    return Problem("E002", f"{where} has the unknown key {key!r}.", hint)
+
+
+KEYS: Final = (
+    "SERVICE",
+    "EVENTS",
+    "HANDLERS",
+    "DEFAULTS",
+    "AUTODISCOVER",
+    "PUBLISH",
+    "UNROUTED",
+    "BACKEND",
+    "CONFIRM_TIMEOUT",
+    "MAX_BODY",
+    "PREFIX",
+    "EXCHANGE",
+    "QUEUE_TYPE",
+    "TOPOLOGY",
+    "ARCHIVE",
+    "MANAGEMENT_URL",
+    "CELERY_APP",
+    "DATABASE",
+)
+
+_SERVICE = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_-]*$")
+
+
+def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem, ...]]:
+    """Read the value of ``AMQP_EVENTS``.
+
+    Args:
+        raw: the setting; ``None`` or ``{}`` where it is not set (dormant).
+        debug: Django's DEBUG, which makes ``auto`` the default of ``TOPOLOGY``.
+    """
+    problems: list[Problem] = []
+    default_topology: TopologyMode = "auto" if debug else "verify"
+    if not raw:
+        return Settings(topology=default_topology), (
+            Problem(
+                "W001",
+                "django_amqp_events is installed, but AMQP_EVENTS is not set: no event is "
+                "published or handled.",
+                'Set AMQP_EVENTS = {"SERVICE": "name-of-this-service"}, or take the app out of '
+                "INSTALLED_APPS.",
+            ),
+        )
+    if not isinstance(raw, Mapping):
+        return Settings(topology=default_topology), (
+            Problem("E003", f"AMQP_EVENTS is a {type(raw).__name__}.", "It is a dict."),
+        )
+    read = Reader(raw, SETTING, problems)
+    read.known(KEYS)
+
+    service = read.text("SERVICE")
+    if "SERVICE" not in raw:
+        problems.append(
+            Problem(
+                "E001",
+                'AMQP_EVENTS has no "SERVICE".',
+                "Name this service; the name stands in front of its queues.",
+            )
+        )
+    elif not _SERVICE.match(service):
+        problems.append(
+            Problem(
+                "E004",
+                f'AMQP_EVENTS["SERVICE"] is {service!r}.',
+                "It is letters, digits, - and _; a dot or a colon would let its names meet "
+                "those of another service or of the infrastructure.",
+            )
+        )
+    prefix = read.text("PREFIX")
+    exchange = read.text("EXCHANGE", "events")
+    if not exchange:
+        read.wrong("EXCHANGE", exchange, "the name of a topic exchange")
+    for key, name in (("EXCHANGE", prefix + exchange), ("PREFIX", prefix + service)):
+        problems.extend(name_problems(name, f"AMQP_EVENTS[{key!r}]"))
+    if service and exchange.startswith(f"{service}:"):
+        problems.append(
+            Problem(
+                "E004",
+                f'AMQP_EVENTS["EXCHANGE"] is {exchange!r}, a name of this service\'s own '
+                "infrastructure.",
+                "Choose a name without the service and a colon in front.",
+            )
+        )
+    settings = Settings(
+        service=service,
+        prefix=prefix,
+        exchange=exchange,
+        events=_options(read, "EVENTS", EVENT_OPTIONS),
+        handlers=_options(read, "HANDLERS", HANDLER_OPTIONS),
+        defaults=_lowered(read, "DEFAULTS", raw.get("DEFAULTS", {}), DEFAULT_OPTIONS),
+        autodiscover=_names(read, "AUTODISCOVER", ("events", "handlers")),
+        publish=read.choice("PUBLISH", "on_commit", PUBLISH_MODES),
+        unrouted=read.choice("UNROUTED", "warn", UNROUTED_POLICIES),
+        backend=read.choice("BACKEND", "amqp", BACKENDS),
+        confirm_timeout=read.seconds("CONFIRM_TIMEOUT", 10.0) or 10.0,
+        max_body=read.count("MAX_BODY", 1024 * 1024, "a number of bytes above 0") or 1024 * 1024,
+        queue_type=read.choice("QUEUE_TYPE", "quorum", QUEUE_TYPES),
+        topology=read.choice("TOPOLOGY", default_topology, TOPOLOGY_MODES),
+        archive=_archive(read),
+        management_url=_management_url(read),
+        celery_app=read.text("CELERY_APP"),
+        database=read.text("DATABASE", "default"),
+    )
+    return settings, tuple(problems)
+
+
+def name_problems(name: str, where: str) -> list[Problem]:
+    """Return what RabbitMQ has against an exchange or queue of that name."""
+    problems = []
+    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME:
+        problems.append(
+            Problem(
+                "E005",
+                f"{where}: {name!r:.80} takes more than AMQP's {MAX_NAME} bytes.",
+                "Choose shorter names for the service, the prefix, the queue or the handler.",
+            )
+        )
+    if name.startswith("amq."):
+        problems.append(
+            Problem(
+                "E004",
+                f"{where}: {name!r:.80} begins with 'amq.', which RabbitMQ keeps for itself.",
+                "Choose another name.",
+            )
+        )
+    if any(ord(char) < 32 for char in name):
+        problems.append(
+            Problem("E004", f"{where}: {name!r:.80} has control characters.", "Take them out.")
+        )
+    return problems
+
+
+def _options(read: Reader, key: str, known: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    value = read.raw.get(key, {})
+    if not isinstance(value, Mapping):
+        read.wrong(key, value, "a dict of dicts by name")
+        return {}
+    options = {}
+    for name, entry in value.items():
+        if not isinstance(name, str):
+            read.wrong(key, name, "a dict whose keys are names")
+            continue
+        options[name] = _lowered(read, f"{key}[{name!r}]", entry, known)
+    return options
+
+
+def _lowered(read: Reader, key: str, value: object, known: tuple[str, ...]) -> dict[str, Any]:
+    """Return *value* with the lower-case names of the decorator."""
+    if not isinstance(value, Mapping):
+        read.wrong(key, value, "a dict of options")
+        return {}
+    inner = Reader(value, f"{read.where}[{key}]", read.problems)
+    inner.known(name.upper() for name in known)
+    return {str(k).lower(): v for k, v in value.items() if str(k) in {n.upper() for n in known}}
+
+
+def _names(read: Reader, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    value = read.raw.get(key, default)
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+        read.wrong(key, value, "a list of module names")
+        return default
+    return tuple(value)
+
+
+def _archive(read: Reader) -> ArchiveSettings:
+    value = read.raw.get("ARCHIVE", {})
+    if not isinstance(value, Mapping):
+        read.wrong("ARCHIVE", value, "a dict with TTL and MAX_LENGTH")
+        return ArchiveSettings()
+    inner = Reader(value, f"{SETTING}['ARCHIVE']", read.problems)
+    inner.known(("TTL", "MAX_LENGTH"))
+    return ArchiveSettings(
+        ttl=inner.seconds("TTL", None),
+        max_length=inner.count("MAX_LENGTH", None, "a number of events above 0"),
+    )
+
+
+def _management_url(read: Reader) -> str:
+    url = read.text("MANAGEMENT_URL")
+    if url and not re.match(r"^https?://[^/\s]+", url):
+        read.wrong("MANAGEMENT_URL", url, "a URL such as http://user:password@host:15672")
+        return ""
+    return url
+
+
+@lru_cache(maxsize=1)
+def load() -> tuple[Settings, tuple[Problem, ...]]:
+    """Parse Django's settings, once until they change."""
+    return parse(getattr(django_settings, SETTING, None), debug=bool(django_settings.DEBUG))
+
+
+def get_settings() -> Settings:
+    """Return the settings of this process.
+
+    Raises:
+        ConfigurationError: AMQP_EVENTS is not set, or has errors; each is named.
+    """
+    settings, problems = load()
+    errors = [problem for problem in problems if problem.is_error]
+    if errors:
+        raise ConfigurationError(describe(errors))
+    if not settings.service:
+        raise ConfigurationError(
+            "AMQP_EVENTS is not set, so events can be neither published nor handled; set "
+            'AMQP_EVENTS = {"SERVICE": "name-of-this-service"}'
+        )
+    return settings
+
+
+def describe(problems: Iterable[Problem]) -> str:
+    """Write problems as one text, a line each."""
+    return "\n".join(f"{problem.message} {problem.hint}" for problem in problems)
+
+
+def _reload(*, setting: str, **kwargs: Any) -> None:
+    if setting in (SETTING, "DEBUG"):
+        load.cache_clear()
+
+
+setting_changed.connect(_reload, dispatch_uid="django_amqp_events.conf")
+
+
+def from_env(
+    settings: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return *settings* with what the environment says put in; for settings modules.
+
+    The library itself reads no environment. Variables, as celery-amqp-events named them:
+
+    ``AMQP_EVENTS_MAX_RETRIES``
+        retries of every handler that does not say otherwise (``DEFAULTS``).
+    ``AMQP_EVENTS_ARCHIVED_MESSAGE_TTL``
+        milliseconds; archived events older than this are dropped.
+    ``AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH``
+        number; the oldest archived events above it are dropped.
+
+    Example::
+
+        AMQP_EVENTS = from_env({"SERVICE": "billing"})
+
+    Raises:
+        ConfigurationError: a variable is no whole number that makes sense.
+    """
+    environ = os.environ if environ is None else environ
+    merged = dict(settings)
+    retries = _env_number(environ, "AMQP_EVENTS_MAX_RETRIES", minimum=0)
+    if retries is not None:
+        merged["DEFAULTS"] = {**merged.get("DEFAULTS", {}), "MAX_RETRIES": retries}
+    ttl = _env_number(environ, "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL", minimum=1)
+    length = _env_number(environ, "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH", minimum=1)
+    archive = dict(merged.get("ARCHIVE", {}))
+    if ttl is not None:
+        archive["TTL"] = timedelta(milliseconds=ttl)
+    if length is not None:
+        archive["MAX_LENGTH"] = length
+    if archive:
+        merged["ARCHIVE"] = archive
+    return merged
+
+
+def _env_number(environ: Mapping[str, str], name: str, *, minimum: int) -> int | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = minimum - 1
+    if number < minimum:
+        raise ConfigurationError(
+            f"the environment variable {name} is {text!r}; it is a whole number, {minimum} or more"
+        )
+    return number

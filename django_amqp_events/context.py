@@ -1,0 +1,57 @@
+"""The event that is being handled here and now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedEvent:
+    """What a handler can know about the event in its hands.
+
+    Attributes:
+        id: the publisher's event id; the same in every handler, attempt and replay.
+        name: the event's name, ``shop.order.created``.
+        service: the publishing service, ``""`` where the publisher does not say.
+        published_at: when it was published, aware; ``None`` where the publisher does not say.
+        due_at: when this attempt was due, aware; ``None`` on a first attempt.
+        attempt: 1 on the first run, counted per event and handler.
+        replay_id: set when a person or a program replayed it from the archive.
+        correlation_id: id shared by everything that came from one cause.
+        causation_id: id of the event whose handler published this one.
+        headers: the publisher's other headers (tracing and the like), read-only.
+    """
+
+    id: str
+    name: str
+    service: str = ""
+    published_at: datetime | None = None
+    due_at: datetime | None = None
+    attempt: int = 1
+    replay_id: str | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    headers: Mapping[str, Any] = field(default_factory=dict)
+
+
+_current: ContextVar[ReceivedEvent | None] = ContextVar("amqp_event", default=None)
+
+
+def current_event() -> ReceivedEvent | None:
+    """Return the event that is being handled, or ``None`` outside of a handler."""
+    return _current.get()
+
+
+@contextmanager
+def handling(event: ReceivedEvent) -> Iterator[None]:
+    """Make *event* the current one for the time of a handler's run."""
+    token = _current.set(event)
+    try:
+        yield
+    finally:
+        _current.reset(token)

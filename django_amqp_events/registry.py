@@ -1,0 +1,553 @@
+"""Events and handlers: what is declared, by decorators and by settings, put together.
+
+Pure but for one list: decorators add their declarations to it at import, and
+:func:`get_registry` builds the registry from it and from the settings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from django.apps import apps
+from django.utils.module_loading import import_string
+
+from . import conf
+from .conf import POLICY_OPTIONS, Problem, Settings
+from .exceptions import ConfigurationError
+from .retry import RetryPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventDeclaration:
+    """What ``@event`` or ``EVENTS`` says: a name and, where there is one, its contract."""
+
+    name: str
+    contract: Callable[..., Any] | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerDeclaration:
+    """What ``@handler`` says, before settings are merged over it.
+
+    Attributes:
+        name: as given; ``""`` stands for ``app_label.function``.
+        target: the function or the Celery task class.
+        options: only those given, lower-case.
+    """
+
+    target: Callable[..., Any]
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return dotted(self.target)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventType:
+    """An event that this service knows.
+
+    Attributes:
+        contract: function whose signature and body validate a payload, if there is one.
+    """
+
+    name: str
+    contract: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handler:
+    """One of this service's handlers, with every option resolved.
+
+    Attributes:
+        name: ``app_label.function`` unless given.
+        key: routing key on the return and replay exchanges; no other handler has it.
+        queue: full name of the queue that it is handled from.
+        patterns: event names and topic patterns that it handles.
+        target: the user's function or Celery task class.
+        bind: the function takes the task as its first argument.
+        strict: arguments that it does not take are an error instead of being dropped.
+        policy: when a failure is tried again.
+        time_limit, soft_time_limit: seconds; prefork pools only.
+        rate_limit: Celery's rate limit, such as ``"10/m"``.
+        ignore_result: store no successful results.
+    """
+
+    name: str
+    key: str
+    queue: str
+    patterns: tuple[str, ...]
+    target: Callable[..., Any]
+    bind: bool = False
+    strict: bool = False
+    policy: RetryPolicy = RetryPolicy()
+    time_limit: float | None = None
+    soft_time_limit: float | None = None
+    rate_limit: str | int | float | None = None
+    ignore_result: bool = True
+
+    @property
+    def is_task_class(self) -> bool:
+        return inspect.isclass(self.target)
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.target)
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """Signature of what the payload is bound to, without the task itself."""
+        target: Any = self.target
+        own = inspect.signature(target.run if self.is_task_class else target)
+        parameters = list(own.parameters.values())
+        if (self.bind or self.is_task_class) and parameters:
+            parameters = parameters[1:]
+        return own.replace(parameters=parameters)
+
+    def matches(self, event_name: str) -> bool:
+        """Say whether an event of that name reaches this handler."""
+        return any(pattern_matches(pattern, event_name) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registry:
+    """All events and handlers of this service."""
+
+    events: Mapping[str, EventType]
+    handlers: Mapping[str, Handler]
+    problems: tuple[Problem, ...] = ()
+
+    def by_queue(self) -> dict[str, tuple[Handler, ...]]:
+        """Return the handlers of each queue."""
+        queues: dict[str, tuple[Handler, ...]] = {}
+        for handler in self.handlers.values():
+            queues[handler.queue] = (*queues.get(handler.queue, ()), handler)
+        return queues
+
+    def find(self, queue: str, event_name: str) -> Handler | None:
+        """Return the handler of a first delivery from the events exchange."""
+        for handler in self.handlers.values():
+            if handler.queue == queue and handler.matches(event_name):
+                return handler
+        return None
+
+
+# -- patterns -----------------------------------------------------------------------------
+
+
+def pattern_matches(pattern: str, name: str) -> bool:
+    """Say whether a topic pattern matches an event name, as RabbitMQ does."""
+    return patterns_overlap(pattern, name, literal=True)
+
+
+def patterns_overlap(first: str, second: str, *, literal: bool = False) -> bool:
+    """Say whether some event name is matched by both patterns.
+
+    ``*`` stands for one word, ``#`` for any number of words, none included.
+
+    Args:
+        literal: take *second* as a name, in which ``*`` and ``#`` mean nothing.
+    """
+    left, right = tuple(first.split(".")), tuple(second.split("."))
+
+    @lru_cache(maxsize=None)
+    def meet(i: int, j: int) -> bool:
+        hash_left = i < len(left) and left[i] == "#"
+        hash_right = not literal and j < len(right) and right[j] == "#"
+        if i == len(left) and j == len(right):
+            return True
+        if hash_left and (meet(i + 1, j) or (j < len(right) and meet(i, j + 1))):
+            return True
+        if hash_right and (meet(i, j + 1) or (i < len(left) and meet(i + 1, j))):
+            return True
+        if i == len(left) or j == len(right) or hash_left or hash_right:
+            return False
+        same = left[i] == right[j] or left[i] == "*" or (not literal and right[j] == "*")
+        return same and meet(i + 1, j + 1)
+
+    return meet(0, 0)
+
+
+def pattern_problem(pattern: object) -> str | None:
+    """Say what is wrong with an event name or topic pattern, ``None`` if nothing is."""
+    if not isinstance(pattern, str) or not pattern:
+        return "it is not a text"
+    if len(pattern.encode("utf-8", "surrogatepass")) > conf.MAX_NAME:
+        return f"it takes more than AMQP's {conf.MAX_NAME} bytes"
+    for word in pattern.split("."):
+        if not word:
+            return "it has an empty word between dots"
+        if ("*" in word or "#" in word) and len(word) > 1:
+            return "* and # stand for whole words only"
+        if any(char.isspace() or ord(char) < 32 for char in word):
+            return "it has a space or a control character"
+    return None
+
+
+def is_pattern(name: str) -> bool:
+    return any(word in ("*", "#") for word in name.split("."))
+
+
+# -- declarations -------------------------------------------------------------------------
+
+
+class _Declarations:
+    """What decorators have declared in this process, in order of import."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.events: list[EventDeclaration] = []
+        self.handlers: list[HandlerDeclaration] = []
+
+    def add_event(self, declaration: EventDeclaration) -> None:
+        with self._lock:
+            self.events.append(declaration)
+        get_registry.cache_clear()
+
+    def add_handler(self, declaration: HandlerDeclaration) -> None:
+        with self._lock:
+            self.handlers.append(declaration)
+        get_registry.cache_clear()
+
+    def snapshot(self) -> tuple[tuple[EventDeclaration, ...], tuple[HandlerDeclaration, ...]]:
+        with self._lock:
+            return tuple(self.events), tuple(self.handlers)
+
+    def restore(
+        self, state: tuple[tuple[EventDeclaration, ...], tuple[HandlerDeclaration, ...]]
+    ) -> None:
+        with self._lock:
+            self.events, self.handlers = list(state[0]), list(state[1])
+        get_registry.cache_clear()
+
+
+declarations = _Declarations()
+
+
+def dotted(target: Any) -> str:
+    """Return the dotted path of a function or class."""
+    return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', target)}"
+
+
+def default_name(target: Callable[..., Any]) -> str:
+    """Return ``app_label.function``; the first package stands in for a missing app."""
+    module = getattr(target, "__module__", "") or ""
+    config = apps.get_containing_app_config(module) if apps.apps_ready else None
+    label = config.label if config else module.partition(".")[0]
+    return f"{label}.{getattr(target, '__name__', 'handler')}"
+
+
+def build(
+    settings: Settings,
+    events: Iterable[EventDeclaration] = (),
+    handlers: Iterable[HandlerDeclaration] = (),
+) -> Registry:
+    """Put decorators and settings together.
+
+    Settings merge over the decorator key by key when they name the same handler.
+    """
+    problems: list[Problem] = []
+    return Registry(
+        events=MappingProxyType(_events(settings, events, problems)),
+        handlers=MappingProxyType(_handlers(settings, handlers, problems)),
+        problems=tuple(problems),
+    )
+
+
+def _events(
+    settings: Settings, declared: Iterable[EventDeclaration], problems: list[Problem]
+) -> dict[str, EventType]:
+    found: dict[str, EventType] = {}
+    for declaration in declared:
+        _check_event_name(declaration.name, declaration.source or declaration.name, problems)
+        known = found.get(declaration.name)
+        if known and known.contract is not declaration.contract:
+            problems.append(
+                Problem(
+                    "E008",
+                    f"Event {declaration.name!r} is declared twice: by "
+                    f"{dotted(known.contract)} and by {dotted(declaration.contract)}.",
+                    "Keep one; a service that handles the event imports it from there.",
+                )
+            )
+            continue
+        found[declaration.name] = EventType(name=declaration.name, contract=declaration.contract)
+    for name, options in settings.events.items():
+        where = f"AMQP_EVENTS['EVENTS'][{name!r}]"
+        _check_event_name(name, where, problems)
+        contract = options.get("contract")
+        if contract is not None:
+            contract = _load(contract, f"{where}['CONTRACT']", problems)
+            if contract is None:
+                continue
+            known = found.get(name)
+            if known and known.contract not in (None, contract):
+                problems.append(
+                    Problem(
+                        "E008",
+                        f"{where} names the contract {dotted(contract)}, but "
+                        f"{dotted(known.contract)} is declared for this event.",
+                        "Take one of the two away.",
+                    )
+                )
+                continue
+        elif name in found:
+            continue
+        found[name] = EventType(name=name, contract=contract)
+    return found
+
+
+def _check_event_name(name: str, where: str, problems: list[Problem]) -> None:
+    wrong = pattern_problem(name)
+    if wrong is None and is_pattern(name):
+        wrong = "an event that is published has a full name, without * and #"
+    if wrong:
+        problems.append(
+            Problem(
+                "E006",
+                f"{where}: {name!r:.80} is no event name: {wrong}.",
+                "Use words with dots between them, such as shop.order.created.",
+            )
+        )
+
+
+def _handlers(
+    settings: Settings, declared: Iterable[HandlerDeclaration], problems: list[Problem]
+) -> dict[str, Handler]:
+    merged: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
+    for declaration in declared:
+        name = declaration.name or default_name(declaration.target)
+        if name in merged:
+            other = merged[name][0]
+            problems.append(
+                Problem(
+                    "E008",
+                    f"Two handlers are named {name!r}: {dotted(other)} and "
+                    f"{declaration.source}.",
+                    "Give one of them another name=…; one handler takes several events as "
+                    "@handler('a', 'b').",
+                )
+            )
+            continue
+        merged[name] = (declaration.target, dict(declaration.options))
+    for name, options in settings.handlers.items():
+        where = f"AMQP_EVENTS['HANDLERS'][{name!r}]"
+        known = merged.get(name)
+        path = options.get("handler")
+        if path is None:
+            if known is None:
+                if options.get("enabled", True) is False:
+                    continue
+                problems.append(
+                    Problem(
+                        "E007",
+                        f"{where} has no HANDLER, and no decorator declares a handler of "
+                        f"that name.",
+                        "Add HANDLER with the dotted path of a function, or correct the name.",
+                    )
+                )
+                continue
+            target = known[0]
+        else:
+            loaded = _load(path, f"{where}['HANDLER']", problems)
+            if loaded is None:
+                continue
+            if known is not None and loaded is not known[0]:
+                problems.append(
+                    Problem(
+                        "E008",
+                        f"{where} names {dotted(loaded)}, but a decorator gives this name to "
+                        f"{dotted(known[0])}.",
+                        "Give one of them another name, or take HANDLER out.",
+                    )
+                )
+                continue
+            target = loaded
+        given = {key: value for key, value in options.items() if key != "handler"}
+        merged[name] = (target, {**(known[1] if known else {}), **given})
+    handlers: dict[str, Handler] = {}
+    for name, (target, options) in merged.items():
+        effective = {**settings.defaults, **options}
+        if effective.pop("enabled", True) is False:
+            continue
+        handler = _handler(settings, name, target, effective, problems)
+        if handler is not None:
+            handlers[name] = handler
+    _check_overlaps(handlers, problems)
+    return handlers
+
+
+def _handler(
+    settings: Settings,
+    name: str,
+    target: Callable[..., Any],
+    options: dict[str, Any],
+    problems: list[Problem],
+) -> Handler | None:
+    before = len(problems)
+    where = f"Handler {name!r} ({dotted(target)})"
+
+    def wrong(code: str, what: str, hint: str) -> None:
+        problems.append(Problem(code, f"{where}: {what}", hint))
+
+    for key in options:
+        if key not in conf.HANDLER_OPTIONS:
+            problems.append(conf.unknown_key(where, key, conf.HANDLER_OPTIONS))
+    if not name or ":" in name or any(char.isspace() or ord(char) < 32 for char in name):
+        wrong(
+            "E004",
+            f"the name {name!r:.80} has a colon, a space or a control character.",
+            "Use letters, digits, dots, - and _; the colon marks infrastructure.",
+        )
+    elif is_pattern(name) or not all(name.split(".")):
+        wrong(
+            "E004",
+            f"the name {name!r:.80} has an empty word, * or # between its dots.",
+            "Use words with dots between them.",
+        )
+    queue_option = options.get("queue") or name
+    if not isinstance(queue_option, str) or ":" in queue_option or not queue_option.strip():
+        wrong("E004", f"the queue {queue_option!r:.80} is no name.", "Use a text without a colon.")
+        queue_option = name
+    namespace = f"{settings.prefix}{settings.service}."
+    for full in {namespace + queue_option, namespace + name}:
+        problems.extend(conf.name_problems(full, where))
+    patterns = options.get("events") or ()
+    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    patterns = tuple(str(getattr(pattern, "name", pattern)) for pattern in patterns)
+    if not patterns:
+        wrong("E006", "no event is named.", "Name the events or topic patterns that it handles.")
+    for pattern in patterns:
+        problem = pattern_problem(pattern)
+        if problem:
+            wrong("E006", f"{pattern!r:.80} is no event name or pattern: {problem}.", "Correct it.")
+    for key in ("bind", "strict", "ignore_result"):
+        if not isinstance(options.get(key, False), bool):
+            wrong("E009", f"{key} is {options[key]!r}.", "It is True or False.")
+    for key in ("time_limit", "soft_time_limit"):
+        limit = options.get(key)
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit <= 0
+        ):
+            wrong("E009", f"{key} is {limit!r}.", "It is a number of seconds above 0.")
+    hard, soft = options.get("time_limit"), options.get("soft_time_limit")
+    if isinstance(hard, (int, float)) and isinstance(soft, (int, float)) and soft >= hard:
+        wrong(
+            "E009",
+            f"soft_time_limit ({soft} s) is not below time_limit ({hard} s).",
+            "The handler would be killed before it is asked to stop.",
+        )
+    policy = _policy(options, where, problems)
+    if not callable(target):
+        wrong("E007", "it is not callable.", "Name a function or a Celery task class.")
+    if len(problems) > before and any(problem.is_error for problem in problems[before:]):
+        return None
+    return Handler(
+        name=name,
+        key=namespace + name,
+        queue=namespace + queue_option,
+        patterns=patterns,
+        target=target,
+        bind=options.get("bind", False),
+        strict=options.get("strict", False),
+        policy=policy,
+        time_limit=options.get("time_limit"),
+        soft_time_limit=options.get("soft_time_limit"),
+        rate_limit=options.get("rate_limit"),
+        ignore_result=options.get("ignore_result", True),
+    )
+
+
+def _policy(options: Mapping[str, Any], where: str, problems: list[Problem]) -> RetryPolicy:
+    given = {key: options[key] for key in POLICY_OPTIONS if key in options}
+    for key in ("autoretry_for", "dont_autoretry_for"):
+        if key in given:
+            items = given[key]
+            if isinstance(items, (str, type)):
+                items = (items,)
+            loaded = (
+                _load(item, f"{where}: {key}", problems) if isinstance(item, str) else item
+                for item in items
+            )
+            given[key] = tuple(item for item in loaded if item is not None)
+    try:
+        return RetryPolicy(**given)
+    except ConfigurationError as exc:
+        problems.append(Problem("E009", f"{where}: {exc}.", "Correct the retry policy."))
+        return RetryPolicy()
+
+
+def _load(path: Any, where: str, problems: list[Problem]) -> Any:
+    """Import a dotted path; what a decorator has wrapped is unwrapped."""
+    if isinstance(path, str):
+        try:
+            # Built-in exceptions are named without their module.
+            target = import_string(path if "." in path else f"builtins.{path}")
+        except Exception as exc:
+            problems.append(
+                Problem(
+                    "E007",
+                    f"{where}: {path!r} cannot be imported: {type(exc).__name__}: {exc}.",
+                    "Correct the dotted path, or the module that fails.",
+                )
+            )
+            return None
+    else:
+        target = path
+    return target if inspect.isclass(target) else inspect.unwrap(target)
+
+
+def _check_overlaps(handlers: Mapping[str, Handler], problems: list[Problem]) -> None:
+    """Refuse handlers of one queue that could match the same event.
+
+    RabbitMQ puts one copy in a queue however many bindings match, so one of the handlers
+    would never see the event.
+    """
+    ordered = list(handlers.values())
+    for index, first in enumerate(ordered):
+        for second in ordered[index + 1 :]:
+            if first.queue != second.queue:
+                continue
+            for left in first.patterns:
+                for right in second.patterns:
+                    if patterns_overlap(left, right):
+                        problems.append(
+                            Problem(
+                                "E010",
+                                f"Handlers {first.name!r} and {second.name!r} share the queue "
+                                f"{first.queue!r}, and {left!r} and {right!r} can match the "
+                                f"same event, of which the queue gets one copy.",
+                                "Give one of them a queue of its own.",
+                            )
+                        )
+
+
+@lru_cache(maxsize=1)
+def get_registry() -> Registry:
+    """Return the registry of this process.
+
+    Raises:
+        ConfigurationError: settings or declarations have errors.
+    """
+    settings = conf.get_settings()
+    registry = build(settings, *declarations.snapshot())
+    errors = [problem for problem in registry.problems if problem.is_error]
+    if errors:
+        raise ConfigurationError(conf.describe(errors))
+    return registry
+
+
+def _forget(*, setting: str, **kwargs: Any) -> None:
+    if setting in (conf.SETTING, "DEBUG"):
+        get_registry.cache_clear()
+
+
+conf.setting_changed.connect(_forget, dispatch_uid="django_amqp_events.registry")
