@@ -1,0 +1,261 @@
+"""The private RabbitMQ node that the suite and the demo stand on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import amqp
+import pytest
+
+import broker
+from broker import BrokerError, Node
+
+SCRIPT = Path(broker.__file__)
+
+
+def connect(node: Node, vhost: str) -> amqp.Connection:
+    connection = amqp.Connection(
+        host=f"{node.host}:{node.port}",
+        userid=node.user,
+        password=node.password,
+        virtual_host=vhost,
+        confirm_publish=True,
+        connect_timeout=5,
+    )
+    connection.connect()
+    return connection
+
+
+def publish(node: Node, vhost: str, queue: str, body: str) -> None:
+    with connect(node, vhost) as connection:
+        channel = connection.channel()
+        channel.queue_declare(queue, durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
+        message = amqp.Message(body, delivery_mode=2)
+        channel.basic_publish(message, routing_key=queue, mandatory=True, timeout=10)
+
+
+def get(node: Node, vhost: str, queue: str) -> str:
+    with connect(node, vhost) as connection:
+        channel = connection.channel()
+        deadline = time.monotonic() + 20  # a quorum queue elects its leader after the start
+        while (message := channel.basic_get(queue, no_ack=True)) is None:
+            assert time.monotonic() < deadline, f"nothing in {queue}"
+            time.sleep(0.05)
+        return str(message.body)
+
+
+def processes_below(directory: Path) -> list[str]:
+    """Command lines of all processes that name the directory or work in it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            here = os.readlink(entry / "cwd")
+        except OSError:
+            continue
+        if (str(directory) in command or here.startswith(str(directory))) and int(entry.name) != os.getpid():
+            found.append(f"{entry.name}: {command}")
+    return found
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def run_script(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *args],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def test_a_node_is_ready_current_and_private(private_node: Node) -> None:
+    assert private_node.pid is not None
+    assert tuple(int(part) for part in private_node.version.split(".")[:2]) >= (3, 10)
+    overview = private_node.http("GET", "/api/overview")
+    assert overview["rabbitmq_version"] == private_node.version
+    for listener in overview["listeners"]:
+        if listener["protocol"] in {"amqp", "http"}:
+            assert listener["ip_address"] == "127.0.0.1"
+    flags = private_node.feature_flags()
+    for name in ("quorum_queue", "stream_queue"):
+        assert flags.get(name, "enabled") == "enabled"  # 4.3 has them built in and lists neither
+    [user] = private_node.http("GET", "/api/users")
+    assert (user["name"], "administrator" in user["tags"]) == (private_node.user, True)
+
+
+def test_a_vhost_can_be_used_and_deleted(private_node: Node) -> None:
+    private_node.add_vhost("with/slash and space")
+    assert private_node.amqp_url("with/slash and space").endswith("/with%2Fslash%20and%20space")
+    publish(private_node, "with/slash and space", "q", "hello")
+    assert get(private_node, "with/slash and space", "q") == "hello"
+    private_node.delete_vhost("with/slash and space")
+    assert "with/slash and space" not in {v["name"] for v in private_node.http("GET", "/api/vhosts")}
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "stop_app"])
+def test_confirmed_messages_survive(private_node: Node, how: str) -> None:
+    vhost = f"survives-{how}"
+    private_node.add_vhost(vhost)
+    ports = private_node.ports
+    publish(private_node, vhost, "q", how)
+    pid = private_node.pid
+    getattr(private_node, how)()
+    assert not listens(private_node.port)
+    if how == "stop_app":
+        private_node.start_app()
+        assert private_node.pid == pid
+    else:
+        assert private_node.pid is None
+        private_node.start_again()
+        assert private_node.pid != pid
+    assert private_node.ports == ports
+    assert get(private_node, vhost, "q") == how
+    private_node.delete_vhost(vhost)
+
+
+def test_ctl_answers_and_reports_failure(private_node: Node) -> None:
+    private_node.add_vhost("seen-by-ctl")
+    listed = json.loads(private_node.ctl("list_vhosts", "name", "--formatter", "json"))
+    assert {"name": "seen-by-ctl"} in listed
+    private_node.delete_vhost("seen-by-ctl")
+    with pytest.raises(BrokerError, match="nonsense"):
+        private_node.ctl("nonsense")
+
+
+def test_management_sees_a_quorum_queue_soon(private_node: Node) -> None:
+    private_node.add_vhost("fresh")
+    publish(private_node, "fresh", "q", "one")
+    began = time.monotonic()
+
+    def depth() -> Any:
+        return private_node.http("GET", "/api/queues/fresh/q").get("messages")
+
+    assert broker.wait_until(lambda: depth() == 1, 10)
+    assert time.monotonic() - began < 3  # RabbitMQ's own ticks are five seconds
+    private_node.delete_vhost("fresh")
+
+
+def test_a_second_node_beside_it_and_nothing_left(private_node: Node, make_node: Callable[..., Node]) -> None:
+    second = make_node(management=False, config_extra="consumer_timeout = 123456")
+    assert second.management_url is None
+    assert not set(vars_of(second)) & set(vars_of(private_node))
+    assert "123456" in second.ctl("environment")
+    second.add_vhost("other")  # by rabbitmqctl
+    publish(second, "other", "q", "hello")
+    assert "other" not in {v["name"] for v in private_node.http("GET", "/api/vhosts")}
+    assert processes_below(second.directory)
+    second.stop()
+    second.stop()  # may be repeated
+    assert not processes_below(second.directory)
+    assert not any(listens(port) for port in vars_of(second))
+    second.start_again()
+    assert get(second, "other", "q") == "hello"
+    second.end()
+    assert not processes_below(second.directory)
+    assert private_node.alive
+
+
+def vars_of(node: Node) -> list[int]:
+    return [node.ports.amqp, node.ports.management, node.ports.distribution, node.ports.epmd]
+
+
+def test_the_node_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})\n"
+        "import time, broker\n"
+        f"node = broker.Node.start({str(tmp_path)!r}, management=False)\n"
+        "print(node.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert broker.process_birth(pid) is not None
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    assert broker.wait_until(lambda: broker.process_birth(pid) is None, 15), "the Erlang VM lives on"
+    assert broker.wait_until(lambda: not processes_below(tmp_path), 15), processes_below(tmp_path)
+
+
+def test_the_command_line_starts_finds_and_stops_one(tmp_path: Path) -> None:
+    where = ["--dir", str(tmp_path / "broker")]
+    assert run_script("status", *where).returncode == 3
+    assert run_script("stop", *where).returncode == 0
+    try:
+        started = run_script("start", *where)
+        assert started.returncode == 0, started.stderr
+        node = Node.attach(tmp_path / "broker")
+        assert node is not None
+        assert node.amqp_url() in started.stdout
+        assert run_script("start", *where).returncode == 0  # the one that runs
+        status = run_script("status", "--json", *where)
+        assert (status.returncode, json.loads(status.stdout)["pid"]) == (0, node.pid)
+        node.add_vhost("kept")
+
+        # A state file of a node that died without a word.
+        node.kill()
+        assert run_script("status", *where).returncode == 3
+        assert Node.attach(tmp_path / "broker") is None
+        assert run_script("start", *where).returncode == 0
+        again = Node.attach(tmp_path / "broker")
+        assert again is not None
+        assert again.pid != node.pid
+        assert "kept" in {v["name"] for v in again.http("GET", "/api/vhosts")}
+    finally:
+        assert run_script("stop", *where).returncode == 0
+    assert not processes_below(tmp_path)
+    assert run_script("stop", *where).returncode == 0
+
+
+def test_a_taken_port_is_exchanged(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = broker.Ports.pick()
+    picks = [taken]
+    real = broker.Ports.pick
+    monkeypatch.setattr(broker.Ports, "pick", lambda: picks.pop() if picks else real())
+    with socket.create_server(("127.0.0.1", taken.amqp)):
+        node = make_node(management=False)
+        assert node.port != taken.amqp
+    node.end()
+
+
+def test_another_process_is_never_hit(tmp_path: Path) -> None:
+    """A pid that was given out again is not the node."""
+    state = {"pid": os.getpid(), "birth": "1"}
+    process = broker.Process(**state)  # type: ignore[arg-type]
+    assert not process.alive
+    process.send(signal.SIGKILL)
+    process.end(timeout=0.1)
+
+
+def test_without_any_server_the_error_names_the_remedies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "_find_scripts", lambda: None)
+    monkeypatch.setattr(broker, "_find_docker", lambda: None)
+    with pytest.raises(BrokerError, match="AMQP_URL") as caught:
+        broker.find_server(install=False)
+    assert "no rabbitmq-server" in str(caught.value)
+
+
+def test_an_old_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "rabbitmq_server-3.9.13" / "sbin"
+    old.mkdir(parents=True)
+    for name in ("rabbitmq-server", "rabbitmq-env"):
+        (old / name).touch()
+    monkeypatch.setattr(broker, "_find_docker", lambda: None)
+    monkeypatch.setenv("RABBITMQ_SERVER_HOME", str(old.parent))
+    with pytest.raises(BrokerError, match="3.9.13"):
+        broker.find_server(install=False)
