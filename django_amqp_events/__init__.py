@@ -1,0 +1,59 @@
+"""Durable events between Django services, on Celery workers and RabbitMQ."""
+
+from __future__ import annotations
+
+from .conf import from_env
+from .context import ReceivedEvent, current_event
+from .declaration import Event, event, handler
+from .exceptions import (
+    AmqpEventsError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    DirectCallError,
+    ExchangeMissingError,
+    InvalidEventError,
+    MessageTooLargeError,
+    PublishError,
+    PublishInterruptedError,
+    PublishNackedError,
+    PublishRefusedError,
+    PublishTimeoutError,
+    TopologyDriftError,
+    TopologyError,
+    UnroutableError,
+)
+from .publisher import Options, publish_event, publish_many
+from .retry import RetryPolicy
+
+__all__ = [
+    # declaring
+    "event",
+    "handler",
+    "Event",
+    "RetryPolicy",
+    "from_env",
+    # publishing
+    "publish_event",
+    "publish_many",
+    "Options",
+    # handling
+    "current_event",
+    "ReceivedEvent",
+    # errors
+    "AmqpEventsError",
+    "BrokerUnavailableError",
+    "ConfigurationError",
+    "DirectCallError",
+    "ExchangeMissingError",
+    "InvalidEventError",
+    "MessageTooLargeError",
+    "PublishError",
+    "PublishInterruptedError",
+    "PublishNackedError",
+    "PublishRefusedError",
+    "PublishTimeoutError",
+    "TopologyDriftError",
+    "TopologyError",
+    "UnroutableError",
+]
+__version__ = "0.1.0"

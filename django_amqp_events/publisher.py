@@ -1,0 +1,301 @@
+"""Publishing: from a name and a payload to a confirmed message.
+
+The backend decides where messages go (:data:`BACKENDS`); everything before it, such as
+validation, ids, headers and the waiting for a commit, is the same for all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+from django.db import transaction
+from django.utils.module_loading import import_string
+
+from . import envelope
+from .broker import publisher_pool
+from .conf import PUBLISH_MODES, PublishMode, Settings, get_settings
+from .context import current_event
+from .envelope import Message
+from .exceptions import (
+    ConfigurationError,
+    InvalidEventError,
+    MessageTooLargeError,
+    PublishError,
+    UnroutableError,
+)
+from .registry import get_registry, is_pattern, pattern_problem
+from .signals import event_published, event_unrouted
+
+logger = logging.getLogger(__name__)
+
+
+class Backend(Protocol):
+    """Where published messages go."""
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool
+    ) -> Sequence[PublishError | None]:
+        """Publish *messages*; one entry per message, ``None`` where it was accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What ``using(…)`` says about one publish.
+
+    Attributes:
+        mode: ``on_commit`` or ``immediate``; the setting ``PUBLISH`` where it is ``None``.
+        event_id: an id of one's own, which makes a repeat recognisable.
+        correlation_id, causation_id: taken from the event that is being handled, if any.
+        headers: further headers, such as tracing.
+        using: database alias whose transaction ``on_commit`` waits for.
+    """
+
+    mode: PublishMode | None = None
+    event_id: str | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    headers: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    using: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode is not None and self.mode not in PUBLISH_MODES:
+            raise ConfigurationError(
+                f"the publish mode is {self.mode!r}; it is one of {', '.join(PUBLISH_MODES)}"
+            )
+        for name in ("event_id", "correlation_id", "causation_id"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            value = str(value)
+            if not value or len(value.encode("utf-8", "surrogatepass")) > envelope.MAX_ID:
+                raise InvalidEventError(
+                    f"{name} is {value!r:.80}; it is a text of 1 to {envelope.MAX_ID} bytes"
+                )
+            object.__setattr__(self, name, value)
+
+
+NO_OPTIONS: Final = Options()
+
+
+def publish_event(
+    name: str, payload: Mapping[str, Any], *, options: Options = NO_OPTIONS, validate: bool = True
+) -> str:
+    """Publish an event whose name is known only at run time.
+
+    Args:
+        name: the event's full name, such as ``"shop.order.created"``.
+        payload: its arguments by name.
+        options: see :class:`Options`.
+        validate: check the payload against the contract, where this service knows one.
+
+    Returns:
+        the event id.
+
+    Raises:
+        InvalidEventError: the payload does not fit; nothing was published.
+        PublishError: one of its subclasses; with ``on_commit`` raised after the commit.
+        ConfigurationError: AMQP_EVENTS is not set or wrong.
+    """
+    return publish_many(name, [payload], options=options, validate=validate)[0]
+
+
+def publish_many(
+    name: str,
+    payloads: Iterable[Mapping[str, Any]],
+    *,
+    options: Options = NO_OPTIONS,
+    validate: bool = True,
+) -> list[str]:
+    """Publish many events of one name, with a window of unconfirmed messages.
+
+    All payloads are validated before the first message leaves. Nothing is rolled back: where
+    some fail, the first error is raised, with ``errors`` on it: all errors by event id.
+
+    Returns:
+        the event ids, in order.
+
+    Raises:
+        as :func:`publish_event`.
+    """
+    settings = get_settings()
+    messages = [
+        _message(settings, name, payload, options, validate=validate) for payload in payloads
+    ]
+    if options.event_id is not None and len(messages) > 1:
+        raise InvalidEventError("one event_id cannot stand for several events; leave it out")
+    pending = Pending(messages=tuple(messages))
+    mode = options.mode or settings.publish
+    if not messages:
+        return []
+    recorder = _recorder()
+    if recorder is not None:
+        recorder(pending, mode, options.using or settings.database)
+    elif mode == "on_commit":
+        transaction.on_commit(pending, using=options.using or settings.database)
+    else:
+        pending()
+    return [message.event_id for message in messages]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """Messages that are built and validated; calling it publishes them.
+
+    Also the callback that waits for a commit, which is how tests recognise it.
+    """
+
+    messages: tuple[Message, ...]
+
+    def __call__(self) -> None:
+        settings = get_settings()
+        errors = backend(settings).publish(self.messages, mandatory=settings.unrouted != "ignore")
+        failed: dict[str, PublishError] = {}
+        for message, error in zip(self.messages, errors, strict=True):
+            if isinstance(error, UnroutableError):
+                event_unrouted.send(settings.service, event_id=message.event_id, name=message.name)
+                if settings.unrouted == "warn":
+                    logger.warning("%s", error)
+                    error = None
+                elif settings.unrouted == "ignore":
+                    error = None
+            elif error is None:
+                event_published.send(
+                    settings.service, event_id=message.event_id, name=message.name
+                )
+            if error is not None:
+                logger.error("event not published: %s", error)
+                failed[message.event_id] = error
+        if failed:
+            first = next(iter(failed.values()))
+            first.errors = failed  # type: ignore[attr-defined]
+            if len(failed) > 1:
+                first.add_note(f"{len(failed)} of {len(self.messages)} events failed; see .errors")
+            raise first
+
+
+def _message(
+    settings: Settings, name: str, payload: Mapping[str, Any], options: Options, *, validate: bool
+) -> Message:
+    wrong = pattern_problem(name)
+    if wrong or is_pattern(name):
+        raise InvalidEventError(
+            f"{name!r:.80} is no event name: {wrong or 'it has * or # in it'}; use words with "
+            f"dots between them, such as shop.order.created"
+        )
+    if not isinstance(payload, Mapping) or not all(isinstance(key, str) for key in payload):
+        raise InvalidEventError(
+            f"the payload of event {name!r} is not a dict with names as keys: {payload!r:.80}"
+        )
+    known = get_registry().events.get(name) if validate else None
+    if known is not None and known.contract is not None:
+        payload = bind_contract(name, known.contract, payload)
+    envelope.check_headers(name, options.headers)
+    event_id = options.event_id or str(uuid4())
+    body = envelope.encode_payload(name, payload)
+    if len(body) > settings.max_body:
+        raise MessageTooLargeError(
+            f"event {name!r} has {len(body)} bytes, MAX_BODY is {settings.max_body}; publish a "
+            f"reference to the data",
+            event_id=event_id,
+            event_name=name,
+        )
+    cause = current_event()
+    return envelope.event_message(
+        exchange=settings.prefix + settings.exchange,
+        name=name,
+        body=body,
+        event_id=event_id,
+        service=settings.service,
+        published_at=datetime.now(timezone.utc),
+        correlation_id=options.correlation_id or (cause.correlation_id if cause else None),
+        causation_id=options.causation_id or (cause.id if cause else None),
+        headers=options.headers,
+    )
+
+
+def bind_contract(
+    name: str, contract: Callable[..., Any], payload: Mapping[str, Any], *args: Any
+) -> dict[str, Any]:
+    """Bind a payload to the signature of its contract and run the contract's body.
+
+    Returns:
+        the payload with the contract's defaults filled in.
+
+    Raises:
+        InvalidEventError: the arguments do not fit. Whatever the body raises goes through.
+    """
+    import inspect
+
+    signature = inspect.signature(contract)
+    try:
+        bound = signature.bind(*args, **payload)
+    except TypeError as exc:
+        raise InvalidEventError(
+            f"event {name!r} does not fit its contract {contract.__name__}{signature}: {exc}"
+        ) from exc
+    bound.apply_defaults()
+    contract(*bound.args, **bound.kwargs)
+    full: dict[str, Any] = {}
+    for parameter in signature.parameters.values():
+        value = bound.arguments[parameter.name]
+        if parameter.kind is parameter.VAR_KEYWORD:
+            full.update(value)
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            if value:
+                raise InvalidEventError(
+                    f"event {name!r} was given {len(value)} arguments without a name"
+                )
+        else:
+            full[parameter.name] = value
+    return full
+
+
+class AmqpBackend:
+    """Publishes to RabbitMQ, confirmed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool
+    ) -> Sequence[PublishError | None]:
+        return publisher_pool(self.settings).publish(messages, mandatory=mandatory)
+
+
+#: Dotted paths, imported when first used: publishing to RabbitMQ needs no in-memory broker.
+BACKENDS: Final[Mapping[str, str]] = {
+    "amqp": "django_amqp_events.publisher.AmqpBackend",
+    "memory": "django_amqp_events.memory.MemoryBackend",
+    "inline": "django_amqp_events.memory.InlineBackend",
+}
+
+_instances: dict[str, Backend] = {}
+
+Recorder = Callable[[Pending, PublishMode, str], None]
+_recorders: list[Recorder] = []
+
+
+def backend(settings: Settings) -> Backend:
+    """Return the backend of this process."""
+    found = _instances.get(settings.backend)
+    if found is None or getattr(found, "settings", settings) is not settings:
+        found = _instances[settings.backend] = import_string(BACKENDS[settings.backend])(settings)
+    return found
+
+
+def _recorder() -> Recorder | None:
+    return _recorders[-1] if _recorders else None
+
+
+def push_recorder(recorder: Recorder) -> None:
+    """Hand everything that is published to *recorder* instead (tests)."""
+    _recorders.append(recorder)
+
+
+def pop_recorder(recorder: Recorder) -> None:
+    _recorders.remove(recorder)
