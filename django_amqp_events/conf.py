@@ -23,6 +23,9 @@ from .exceptions import ConfigurationError
 
 SETTING: Final = "AMQP_EVENTS"
 
+#: Seconds, bytes and lengths stay below this: what is larger is a mistake, and AMQP's integers
+#: and Python's dates end somewhere.
+MAX: Final = 2**31
 #: AMQP's limit for names and routing keys (a short string's length is one byte).
 MAX_NAME: Final = 255
 #: Options that a handler takes, lower case as in the decorator, UPPER in settings.
@@ -164,7 +167,7 @@ class Reader:
             value = value.total_seconds()
         if value is default:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MAX:
             self.wrong(key, self.raw[key], "a positive number of seconds or a timedelta")
             return default
         return float(value)
@@ -173,7 +176,7 @@ class Reader:
         value: int | None = self.take(
             key,
             default,
-            lambda v: isinstance(v, int) and not isinstance(v, bool) and v > 0,
+            lambda v: isinstance(v, int) and not isinstance(v, bool) and 0 < v < MAX,
             what,
         )
         return value
@@ -219,7 +222,7 @@ KEYS: Final = (
     "DATABASE",
 )
 
-_SERVICE = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_-]*$")
+_SERVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem, ...]]:
@@ -257,7 +260,7 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
                 "Name this service; the name stands in front of its queues.",
             )
         )
-    elif not _SERVICE.match(service):
+    elif not _SERVICE.fullmatch(service):
         problems.append(
             Problem(
                 "E004",
@@ -323,9 +326,13 @@ def name_problems(name: str, where: str) -> list[Problem]:
                 "Choose another name.",
             )
         )
-    if any(ord(char) < 32 for char in name):
+    if any(ord(char) < 32 or "\ud800" <= char <= "\udfff" for char in name):
         problems.append(
-            Problem("E004", f"{where}: {name!r:.80} has control characters.", "Take them out.")
+            Problem(
+                "E004",
+                f"{where}: {name!r:.80} has control characters or lone surrogates.",
+                "Take them out.",
+            )
         )
     return problems
 
@@ -356,9 +363,12 @@ def _lowered(read: Reader, key: str, value: object, known: tuple[str, ...]) -> d
 
 def _names(read: Reader, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
     value = read.raw.get(key, default)
-    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
+    if not isinstance(value, (list, tuple, set, frozenset)) or not all(
+        isinstance(name, str) for name in value
+    ):
         read.wrong(key, value, "a list of module names")
-        return default
+        # Better no module than one that was not meant.
+        return ()
     return tuple(value)
 
 

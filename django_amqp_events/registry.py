@@ -7,6 +7,7 @@ Pure but for one list: decorators add their declarations to it at import, and
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from django.apps import apps
 from django.utils.module_loading import import_string
 
 from . import conf
-from .conf import POLICY_OPTIONS, Problem, Settings
+from .conf import POLICY_OPTIONS, TASK_OPTIONS, Problem, Settings
 from .exceptions import ConfigurationError
 from .retry import RetryPolicy
 
@@ -187,8 +188,8 @@ def pattern_problem(pattern: object) -> str | None:
             return "it has an empty word between dots"
         if ("*" in word or "#" in word) and len(word) > 1:
             return "* and # stand for whole words only"
-        if any(char.isspace() or ord(char) < 32 for char in word):
-            return "it has a space or a control character"
+        if any(char.isspace() or ord(char) < 32 or "\ud800" <= char <= "\udfff" for char in word):
+            return "it has a space, a control character or a lone surrogate"
     return None
 
 
@@ -288,6 +289,15 @@ def _events(
             contract = _load(contract, f"{where}['CONTRACT']", problems)
             if contract is None:
                 continue
+            if not callable(contract):
+                problems.append(
+                    Problem(
+                        "E007",
+                        f"{where}['CONTRACT'] is not callable.",
+                        "Name the function whose arguments are the event's payload.",
+                    )
+                )
+                continue
             known = found.get(name)
             if known and known.contract not in (None, contract):
                 problems.append(
@@ -337,7 +347,10 @@ def _handlers(
                 )
             )
             continue
-        merged[name] = (declaration.target, dict(declaration.options))
+        merged[name] = (
+            declaration.target,
+            {**_class_options(declaration.target), **declaration.options},
+        )
     for name, options in settings.handlers.items():
         where = f"AMQP_EVENTS['HANDLERS'][{name!r}]"
         known = merged.get(name)
@@ -372,17 +385,42 @@ def _handlers(
                 continue
             target = loaded
         given = {key: value for key, value in options.items() if key != "handler"}
-        merged[name] = (target, {**(known[1] if known else {}), **given})
+        merged[name] = (target, {**(known[1] if known else _class_options(target)), **given})
     handlers: dict[str, Handler] = {}
     for name, (target, options) in merged.items():
         effective = {**settings.defaults, **options}
-        if effective.pop("enabled", True) is False:
+        enabled = effective.pop("enabled", True)
+        if enabled is False:
             continue
+        if enabled is not True:
+            problems.append(
+                Problem(
+                    "E009",
+                    f"Handler {name!r} ({dotted(target)}): enabled is {enabled!r:.80}.",
+                    "It is True or False.",
+                )
+            )
         handler = _handler(settings, name, target, effective, problems)
         if handler is not None:
             handlers[name] = handler
     _check_overlaps(handlers, problems)
     return handlers
+
+
+def _class_options(target: Any) -> dict[str, Any]:
+    """Return the options that a Celery task class sets itself, Celery's defaults left out."""
+    options: dict[str, Any] = {}
+    if inspect.isclass(target):
+        for cls in reversed(target.__mro__):
+            if cls is not object and not cls.__module__.startswith("celery."):
+                options.update(
+                    {
+                        key: value
+                        for key, value in vars(cls).items()
+                        if key in POLICY_OPTIONS or key in TASK_OPTIONS
+                    }
+                )
+    return options
 
 
 def _handler(
@@ -421,8 +459,9 @@ def _handler(
     for full in {namespace + queue_option, namespace + name}:
         problems.extend(conf.name_problems(full, where))
     patterns = options.get("events") or ()
-    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
-    patterns = tuple(str(getattr(pattern, "name", pattern)) for pattern in patterns)
+    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
+        patterns = (patterns,)
+    patterns = tuple(getattr(pattern, "name", pattern) for pattern in patterns)
     if not patterns:
         wrong("E006", "no event is named.", "Name the events or topic patterns that it handles.")
     for pattern in patterns:
@@ -435,9 +474,17 @@ def _handler(
     for key in ("time_limit", "soft_time_limit"):
         limit = options.get(key)
         if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, (int, float)) or limit <= 0
+            isinstance(limit, bool)
+            or not isinstance(limit, (int, float))
+            or not 0 < limit < conf.MAX
         ):
-            wrong("E009", f"{key} is {limit!r}.", "It is a number of seconds above 0.")
+            wrong("E009", f"{key} is {limit!r:.80}.", "It is a number of seconds above 0.")
+    if not _is_rate(options.get("rate_limit")):
+        wrong(
+            "E009",
+            f"rate_limit is {options['rate_limit']!r:.80}.",
+            "It is a number a second, or a text such as '10/s', '100/m' or '1000/h'.",
+        )
     hard, soft = options.get("time_limit"), options.get("soft_time_limit")
     if isinstance(hard, (int, float)) and isinstance(soft, (int, float)) and soft >= hard:
         wrong(
@@ -466,12 +513,22 @@ def _handler(
     )
 
 
+def _is_rate(value: object) -> bool:
+    """Say whether Celery can read *value* as a rate limit (celery.utils.time.rate)."""
+    if value is None:
+        return True
+    if isinstance(value, str):
+        count, _, unit = value.partition("/")
+        return unit in ("", "s", "m", "h") and re.fullmatch(r"\d+(\.\d+)?", count) is not None
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < conf.MAX
+
+
 def _policy(options: Mapping[str, Any], where: str, problems: list[Problem]) -> RetryPolicy:
     given = {key: options[key] for key in POLICY_OPTIONS if key in options}
     for key in ("autoretry_for", "dont_autoretry_for"):
         if key in given:
             items = given[key]
-            if isinstance(items, (str, type)):
+            if isinstance(items, (str, type)) or not isinstance(items, Iterable):
                 items = (items,)
             loaded = (
                 _load(item, f"{where}: {key}", problems) if isinstance(item, str) else item
@@ -486,7 +543,7 @@ def _policy(options: Mapping[str, Any], where: str, problems: list[Problem]) -> 
 
 
 def _load(path: Any, where: str, problems: list[Problem]) -> Any:
-    """Import a dotted path; what a decorator has wrapped is unwrapped."""
+    """Import a dotted path; what our decorators made of a function gives the function."""
     if isinstance(path, str):
         try:
             # Built-in exceptions are named without their module.
@@ -502,7 +559,11 @@ def _load(path: Any, where: str, problems: list[Problem]) -> Any:
             return None
     else:
         target = path
-    return target if inspect.isclass(target) else inspect.unwrap(target)
+    # Ours only (`Event`, `HandlerFunction`): a user's decorators, such as transaction.atomic,
+    # are part of the handler.
+    if type(target).__module__ == f"{__package__}.declaration":
+        return target.__wrapped__
+    return target
 
 
 def _check_overlaps(handlers: Mapping[str, Handler], problems: list[Problem]) -> None:

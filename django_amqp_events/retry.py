@@ -8,6 +8,8 @@ from .exceptions import ConfigurationError
 
 #: Delays are whole seconds from here on: a delay queue is declared per distinct delay.
 MINIMUM_DELAY = 1
+#: No option is above this many seconds (68 years): dates and AMQP's integers end somewhere.
+MAXIMUM_DELAY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class RetryPolicy:
                     f"{name} is {value!r}; it is a whole number of seconds: each distinct delay "
                     f"is a queue on the broker"
                 )
+            if getattr(self, name) > MAXIMUM_DELAY:
+                raise ConfigurationError(f"{name} is {value!r}; it is at most {MAXIMUM_DELAY}")
         if self.max_retries is not None and (
             isinstance(self.max_retries, bool)
             or not isinstance(self.max_retries, int)
