@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from types import MappingProxyType
 from typing import Any, Final
 from uuid import UUID, uuid5
 
@@ -89,7 +88,8 @@ _NAMESPACE: Final = UUID("6c0cf4a6-5d5b-5b0e-9d0f-0f3f0c1f5b58")
 
 def utc_text(moment: datetime) -> str:
     """Write an aware datetime as ISO 8601 in UTC with microseconds and ``Z``."""
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    utc = moment.astimezone(timezone.utc).replace(tzinfo=None)
+    return utc.isoformat(timespec="microseconds") + "Z"
 
 
 def parse_moment(value: object) -> datetime | None:
@@ -98,9 +98,12 @@ def parse_moment(value: object) -> datetime | None:
         return None
     try:
         moment = datetime.fromisoformat(value)
-    except ValueError:
+        # At once: a publisher's 0001-01-01T00:00+14:00 has no time in UTC.
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(
+            timezone.utc
+        )
+    except (ValueError, OverflowError):
         return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
 def task_id(source: str, event_id: str, handler: str, replay_id: str | None) -> str:
@@ -191,7 +194,7 @@ class Received:
                 "reason": _text(death.get("reason")),
                 "count": death.get("count") if isinstance(death.get("count"), int) else None,
                 "exchange": _text(death.get("exchange")),
-                "routing_keys": [_text(key) for key in death.get("routing-keys") or ()][:8],
+                "routing_keys": _texts(death.get("routing-keys")),
             }
             for death in deaths[:16]
             if isinstance(death, Mapping)
@@ -297,7 +300,7 @@ def check_headers(name: str, headers: Mapping[str, Any]) -> None:
         InvalidEventError: names the header and the reason.
     """
     for key, value in headers.items():
-        if not isinstance(key, str) or not key or len(key.encode()) > 128:
+        if not isinstance(key, str) or not key or _surrogates(key) or len(key.encode()) > 128:
             raise InvalidEventError(
                 f"header {key!r} of event {name!r}: a header's name is text of 1 to 128 bytes"
             )
@@ -310,6 +313,13 @@ def check_headers(name: str, headers: Mapping[str, Any]) -> None:
             raise InvalidEventError(
                 f"header {key!r} of event {name!r} is a {type(value).__name__}; a header is "
                 f"text, a number or a boolean"
+            )
+        if (isinstance(value, str) and _surrogates(value)) or (
+            isinstance(value, int) and not -(2**63) <= value < 2**63
+        ):
+            raise InvalidEventError(
+                f"header {key!r} of event {name!r} has a lone surrogate, or a number that does "
+                f"not fit in 64 bits"
             )
     if _size(headers) > MAX_HEADERS // 2:
         raise InvalidEventError(
@@ -355,7 +365,10 @@ def _plain(value: dict[str, Any]) -> Any:
     # kombu's encoder, used by plain Celery publishers, wraps dates, Decimal and UUID; a
     # handler gets the same plain text whoever published.
     if len(value) == 2 and "__type__" in value and "__value__" in value:
-        return value["__value__"]
+        wrapped = value["__value__"]
+        if value["__type__"] == "uuid" and isinstance(wrapped, dict):
+            return str(UUID(hex=str(wrapped.get("hex"))))
+        return wrapped
     return value
 
 
@@ -397,7 +410,7 @@ def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progr
         replay_id=progress.replay_id,
         correlation_id=_identity(headers, EVENT_CORRELATION_ID) or event_id,
         causation_id=_identity(headers, EVENT_CAUSATION_ID) or None,
-        headers=MappingProxyType(dict(_foreign(headers))),
+        headers=dict(_foreign(headers)),
     )
     return event, progress
 
@@ -535,7 +548,7 @@ def archive_copy(
         "source": event.service if event else None,
         "attempt": progress.attempt,
         "replay_id": progress.replay_id,
-        "worker": worker,
+        "worker": worker[:255],
         "first_failed_at": progress.first_failed_at or stamp,
         "last_failed_at": stamp,
         "exception": None,
@@ -554,7 +567,7 @@ def archive_copy(
     }
     if failure is not None:
         archive["exception"] = {
-            "type": failure.exception,
+            "type": failure.exception[:500],
             "message": _bounded(failure.message, 4_000),
         }
         archive["frames"] = [dict(frame) for frame in failure.frames]
@@ -677,15 +690,18 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
     """Join the original headers and the archive header below :data:`MAX_HEADERS` bytes.
 
     The traceback is cut first, then the message's history, the frames, the deaths; then the
-    largest of the publisher's headers go. What was cut is named in ``cut``.
+    largest of the publisher's headers go, then the words. What was cut is named in ``cut``.
     """
+    # Summed once: a publisher may send tens of thousands of headers.
+    sizes = {key: _size({key: value}) for key, value in kept.items()}
+    total = sum(sizes.values())
 
     def cut(what: str) -> None:
         if what not in archive["cut"]:
             archive["cut"].append(what)
 
     def room() -> int:
-        return MAX_HEADERS - _size(kept) - len(_compact(archive).encode()) - len(EVENT_ARCHIVE) - 64
+        return MAX_HEADERS - total - len(_compact(archive).encode()) - len(EVENT_ARCHIVE) - 64
 
     for limit in (MAX_TRACEBACK // 4, MAX_TRACEBACK // 16, 0):
         if room() >= 0:
@@ -697,12 +713,26 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
             break
         archive[what] = empty
         cut(what)
-    for key in sorted(kept, key=lambda name: -_size({name: kept[name]})):
-        if room() >= 0:
-            break
-        del kept[key]
+    if room() < 0 and kept:
         cut("headers")
+        missing = -room()
+        for key in sorted(kept, key=lambda name: -sizes[name]):
+            if missing <= 0:
+                break
+            del kept[key]
+            missing -= sizes[key]
+            total -= sizes[key]
+    if room() < 0:
+        # Only text that JSON writes with 12 bytes a character comes here.
+        archive["detail"] = _bounded(archive["detail"], 500)
+        if archive["exception"]:
+            archive["exception"]["message"] = _bounded(archive["exception"]["message"], 500)
+        cut("words")
     return {**kept, EVENT_ARCHIVE: _compact(archive)}
+
+
+def _surrogates(text: str) -> bool:
+    return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _bounded(text: str, limit: int) -> str:
@@ -735,3 +765,8 @@ def _size(value: object) -> int:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)[:500]
+
+
+def _texts(value: object) -> list[str | None]:
+    # Before the first death an x-death is whatever a publisher wrote.
+    return [_text(item) for item in value[:8]] if isinstance(value, list) else []
