@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 POLICY = Path("/usr/sbin/policy-rc.d")
-DENY = "#!/bin/sh\n# django_amqp_events: no service is started while its packages are installed\nexit 101\n"
+DENY = "#!/bin/sh\n# django_amqp_events: no service starts while packages are installed\nexit 101\n"
 
 
 class AptError(RuntimeError):
@@ -33,7 +33,9 @@ def install(
     """
     command = f"apt-get install --no-install-recommends {' '.join(packages)}"
     if shutil.which("apt-get") is None:
-        raise AptError(f"this is no Debian or Ubuntu, so {' '.join(packages)} cannot be installed by apt")
+        raise AptError(
+            f"this is no Debian or Ubuntu, so {' '.join(packages)} cannot be installed by apt"
+        )
     prefix: list[str] = []
     if os.geteuid() != 0:
         if shutil.which("sudo") is None:
@@ -58,14 +60,27 @@ def install(
 
 
 def _install(prefix: Sequence[str], packages: Sequence[str]) -> None:
-    apt = [*prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "Dpkg::Use-Pty=0"]
+    apt = [
+        *prefix,
+        "env",
+        "DEBIAN_FRONTEND=noninteractive",
+        "apt-get",
+        "-qq",
+        "-o",
+        "Dpkg::Use-Pty=0",
+    ]
     apt += ["-o", "DPkg::Lock::Timeout=300"]
     get = [*apt, "install", "--yes", "--no-install-recommends", *packages]
     output = ""
     # The package lists may be absent or out of date; both show in the first attempt.
     for step in (get, [*apt, "update"], get):
         done = subprocess.run(
-            step, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            step,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
         output = done.stdout
         if step is get and done.returncode == 0:
@@ -118,9 +133,11 @@ def _no_services(prefix: Sequence[str]) -> Iterator[None]:
 
 
 def _unit_exists(unit: str) -> bool:
-    name = unit.split(".")[0]
+    name = unit.split(".", maxsplit=1)[0]
     places = ("/lib/systemd/system", "/usr/lib/systemd/system", "/etc/systemd/system")
-    return any((Path(place) / unit).exists() for place in places) or Path("/etc/init.d", name).exists()
+    return (
+        any((Path(place) / unit).exists() for place in places) or Path("/etc/init.d", name).exists()
+    )
 
 
 def _silence(prefix: Sequence[str], units: Sequence[str]) -> None:
@@ -130,10 +147,14 @@ def _silence(prefix: Sequence[str], units: Sequence[str]) -> None:
             continue
         if shutil.which("systemctl"):
             now = ["--now"] if Path("/run/systemd/system").exists() else []
-            subprocess.run([*prefix, "systemctl", "disable", *now, unit], capture_output=True, check=False)
+            subprocess.run(
+                [*prefix, "systemctl", "disable", *now, unit], capture_output=True, check=False
+            )
         name = unit.removesuffix(".service")
         if Path("/etc/init.d", name).exists() and shutil.which("update-rc.d"):
-            subprocess.run([*prefix, "update-rc.d", name, "disable"], capture_output=True, check=False)
+            subprocess.run(
+                [*prefix, "update-rc.d", name, "disable"], capture_output=True, check=False
+            )
 
 
 def _pids(names: Sequence[str]) -> set[int]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A private RabbitMQ node: its own ports, data, user, cookie and epmd, nothing shared with the machine.
+"""A private RabbitMQ node: ports, data, user, cookie and epmd of its own.
 
 For the test suite and the demo. Uses nothing but the standard library, so that it runs before
 anything is installed::
@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import apt_install  # noqa: E402  (a sibling; scripts/ is no package, so that each runs on its own)
+import apt_install  # a sibling: scripts/ is no package, so that each of them runs on its own
 
 HOST = "127.0.0.1"
 MINIMUM_VERSION = (3, 10)
@@ -49,7 +49,7 @@ STOP_TIMEOUT = 20.0
 
 REMEDY = (
     "Remedies: install RabbitMQ 3.10 or newer (on Debian and Ubuntu: apt install rabbitmq-server), "
-    "or start Docker, or set AMQP_URL (and AMQP_MANAGEMENT_URL) to a broker that may be used for tests."
+    "or start Docker, or set AMQP_URL (and AMQP_MANAGEMENT_URL) to a broker that tests may use."
 )
 
 
@@ -110,7 +110,9 @@ def find_server(*, install: bool = True) -> Server:
             if found is not None and _version_tuple(found.version) >= MINIMUM_VERSION:
                 return Server(kind=found.kind, location=found.location, origin="installed by apt")
             reasons.append(
-                f"apt's RabbitMQ is {found.version}, older than 3.10" if found else "apt's package has no server scripts"
+                f"apt's RabbitMQ is {found.version}, older than 3.10"
+                if found
+                else "apt's package has no server scripts"
             )
     elif found is None:
         reasons.insert(0, "no rabbitmq-server on this machine")
@@ -126,7 +128,12 @@ def _find_scripts() -> Server | None:
     if on_path := shutil.which("rabbitmq-server"):
         candidates.append(Path(on_path).resolve().parent)
     candidates.append(Path("/usr/lib/rabbitmq/bin"))
-    for root in ("/usr/lib/rabbitmq/lib", "/opt", "/usr/local/opt/rabbitmq", "/opt/homebrew/opt/rabbitmq"):
+    for root in (
+        "/usr/lib/rabbitmq/lib",
+        "/opt",
+        "/usr/local/opt/rabbitmq",
+        "/opt/homebrew/opt/rabbitmq",
+    ):
         base = Path(root)
         candidates += sorted(base.glob("rabbitmq_server-*/sbin"), reverse=True) + [base / "sbin"]
     for candidate in candidates:
@@ -218,7 +225,7 @@ def process_birth(pid: int) -> str | None:
     fields = stat[stat.rindex(")") + 2 :].split()
     if fields[0] in "ZX":
         with contextlib.suppress(OSError):
-            return fields[19] if len(os.listdir(f"/proc/{pid}/task")) > 1 else None
+            return fields[19] if len(list(Path(f"/proc/{pid}/task").iterdir())) > 1 else None
         return None
     return fields[19]
 
@@ -306,7 +313,9 @@ class Ports:
 class Broker:
     """A RabbitMQ that answers somewhere: addresses of its vhosts, and its management API."""
 
-    def __init__(self, *, host: str, port: int, user: str, password: str, management_port: int | None) -> None:
+    def __init__(
+        self, *, host: str, port: int, user: str, password: str, management_port: int | None
+    ) -> None:
         self.host = host
         self.port = port
         self.user = user
@@ -332,18 +341,23 @@ class Broker:
 
     @property
     def _credentials(self) -> str:
-        return f"{urllib.parse.quote(self.user, safe='')}:{urllib.parse.quote(self.password, safe='')}"
+        return (
+            f"{urllib.parse.quote(self.user, safe='')}:{urllib.parse.quote(self.password, safe='')}"
+        )
 
     def amqp_url(self, vhost: str = "/") -> str:
         """The AMQP URL of a vhost, its name percent-encoded ("/" becomes %2F)."""
-        return f"amqp://{self._credentials}@{self.host}:{self.port}/{urllib.parse.quote(vhost, safe='')}"
+        path = urllib.parse.quote(vhost, safe="")
+        return f"amqp://{self._credentials}@{self.host}:{self.port}/{path}"
 
     @property
     def management_url(self) -> str | None:
         """With user and password in it, as AMQP_EVENTS["MANAGEMENT_URL"] takes it."""
         if self.management_port is None:
             return None
-        return f"http://{self._credentials}@{self.management_host or self.host}:{self.management_port}"
+        return (
+            f"http://{self._credentials}@{self.management_host or self.host}:{self.management_port}"
+        )
 
     def http(self, method: str, path: str, body: Any = None, *, timeout: float = 30) -> Any:
         """One request to the management API; the decoded answer, None where it is empty."""
@@ -365,7 +379,9 @@ class Broker:
         finally:
             connection.close()
         if response.status >= 300:
-            raise BrokerError(f"{method} {path}: {response.status} {content.decode(errors='replace')}")
+            raise BrokerError(
+                f"{method} {path}: {response.status} {content.decode(errors='replace')}"
+            )
         return json.loads(content) if content else None
 
     def add_vhost(self, name: str) -> None:
@@ -373,7 +389,9 @@ class Broker:
         vhost = urllib.parse.quote(name, safe="")
         self.http("PUT", f"/api/vhosts/{vhost}", {})
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
-        self.http("PUT", f"/api/permissions/{vhost}/{urllib.parse.quote(self.user, safe='')}", everything)
+        self.http(
+            "PUT", f"/api/permissions/{vhost}/{urllib.parse.quote(self.user, safe='')}", everything
+        )
 
     def delete_vhost(self, name: str) -> None:
         self.http("DELETE", f"/api/vhosts/{urllib.parse.quote(name, safe='')}")
@@ -439,7 +457,10 @@ class Node(Broker):
         if before is not None:
             running = cls._from_state(directory, before)
             if running.alive:
-                raise BrokerError(f"A node runs in {directory} already (pid {running.pid}): stop it, or use another.")
+                raise BrokerError(
+                    f"A node runs in {directory} already (pid {running.pid}): "
+                    "stop it, or use another directory."
+                )
             running._clean_up()
         server = server or find_server()
         chosen = ports or (Ports(**before["ports"]) if before else None)
@@ -455,7 +476,9 @@ class Node(Broker):
                 # The user is made with the data directory: an old directory knows the old password.
                 password=before["password"] if before else secrets.token_hex(12),
                 management=management,
-                config_extra=(before["config_extra"] if before else "") if config_extra is None else config_extra,
+                config_extra=(before["config_extra"] if before else "")
+                if config_extra is None
+                else config_extra,
                 die_with_parent=die_with_parent,
             )
             try:
@@ -490,7 +513,7 @@ class Node(Broker):
         return self.pid is not None
 
     def stop(self, *, timeout: float = STOP_TIMEOUT) -> None:
-        """Stop gracefully; kill what has not ended within `timeout` seconds. May be called twice."""
+        """Stop gracefully, kill after `timeout` seconds. May be called twice."""
         if self._vm is not None and self._vm.alive:
             if self.server.kind == "docker":
                 self._docker("stop", "--time", str(int(timeout)), self._container, check=False)
@@ -512,7 +535,7 @@ class Node(Broker):
                 raise BrokerError(f"RabbitMQ (pid {self._vm.pid}) survives SIGKILL.")
 
     def end(self) -> None:
-        """Kill it and everything that belongs to it: the quick end of a node whose data nobody needs."""
+        """Kill it and what belongs to it: the quick end of a node whose data nobody needs."""
         self._end_everything()
 
     def start_again(self) -> None:
@@ -549,7 +572,9 @@ class Node(Broker):
             except (OSError, BrokerError, http.client.HTTPException) as exc:
                 reason = str(exc)
             if time.monotonic() > deadline:
-                raise BrokerError(f"RabbitMQ is not ready after {timeout:.0f} s ({reason}).\n{self._log_tail()}")
+                raise BrokerError(
+                    f"RabbitMQ is not ready after {timeout:.0f} s ({reason}).\n{self._log_tail()}"
+                )
             time.sleep(0.05)
 
     def _launch(self) -> None:
@@ -557,7 +582,15 @@ class Node(Broker):
         if self.die_with_parent and (self._guard is None or not self._guard.alive):
             # Not PR_SET_PDEATHSIG: it fires when the starting *thread* ends, and knows no Docker.
             self._guard = _spawn(
-                [sys.executable, "-I", "-S", str(Path(__file__).resolve()), "_guard", str(os.getpid()), str(self.directory)],
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(Path(__file__).resolve()),
+                    "_guard",
+                    str(os.getpid()),
+                    str(self.directory),
+                ],
                 env=os.environ,
                 cwd=self.directory,
                 output=self.directory / "log" / "guard.log",
@@ -586,7 +619,9 @@ class Node(Broker):
                 output=self.directory / "log" / "epmd.log",
             )
             epmd_process = self._epmd
-            wait_until(lambda: not epmd_process.alive or _answers(self.ports.epmd), 10, interval=0.01)
+            wait_until(
+                lambda: not epmd_process.alive or _answers(self.ports.epmd), 10, interval=0.01
+            )
             if not epmd_process.alive:
                 raise BrokerError(f"The node's epmd did not start on port {self.ports.epmd}.")
         # ALLOW_INPUT makes the script become the Erlang VM (no shell stays in front of it, so the
@@ -621,8 +656,12 @@ class Node(Broker):
     def _environment(self) -> dict[str, str]:
         where = self.directory
         # Nothing of the caller's RABBITMQ_*, ERL_* reaches the node.
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_", "ERTS_"))}
-        path = os.pathsep.join([env.get("PATH", ""), "/usr/bin", "/usr/local/bin", "/usr/lib/erlang/bin"])
+        env = {
+            k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_", "ERTS_"))
+        }
+        path = os.pathsep.join(
+            [env.get("PATH", ""), "/usr/bin", "/usr/local/bin", "/usr/lib/erlang/bin"]
+        )
         return env | {
             "PATH": path,
             "HOME": str(where / "home"),  # .erlang.cookie
@@ -669,15 +708,22 @@ class Node(Broker):
             "log.file = node.log",
             "log.file.level = info",
             "log.console = false",
-            # Management sees a change within half a second instead of five.
             "collect_statistics_interval = 500",
             "disk_free_limit.absolute = 64MB",
         ]
         if self.management:
-            lines += [f"management.tcp.ip = {listen}", f"management.tcp.port = {self.ports.management}"]
+            lines += [
+                f"management.tcp.ip = {listen}",
+                f"management.tcp.port = {self.ports.management}",
+            ]
         (self.directory / "rabbitmq.conf").write_text("\n".join([*lines, self.config_extra, ""]))
-        # Quorum queues report their depth on a tick of their own.
-        (self.directory / "advanced.config").write_text("[{rabbit, [{quorum_tick_interval, 500}]}].\n")
+        # Quorum queues report their depth on a tick of their own, and management's collector reads
+        # at the interval of its finest samples (seconds); both are 5 s by default.
+        samples = "[{global, [{60, 1}]}, {basic, [{60, 1}]}, {detailed, [{60, 1}]}]"
+        (self.directory / "advanced.config").write_text(
+            f"[{{rabbit, [{{quorum_tick_interval, 500}}]}},\n"
+            f" {{rabbitmq_management, [{{sample_retention_policies, {samples}}}]}}].\n"
+        )
         (self.directory / "rabbitmq.conf").chmod(0o600)
 
     @property
@@ -752,7 +798,10 @@ class Node(Broker):
             check=False,
         )
         if done.returncode != 0:
-            raise BrokerError(f"rabbitmqctl {' '.join(args)} failed ({done.returncode}): {done.stdout}{done.stderr}")
+            raise BrokerError(
+                f"rabbitmqctl {' '.join(args)} ended with {done.returncode}: "
+                f"{done.stdout}{done.stderr}"
+            )
         return done.stdout
 
     def add_vhost(self, name: str) -> None:
@@ -781,14 +830,24 @@ class Node(Broker):
             self.ctl("enable_feature_flag", "all")
             return
         flags = self.http("GET", "/api/feature-flags")
-        wanted = [f for f in flags if f["state"] == "disabled" and f.get("stability", "stable") == "stable"]
+        wanted = [
+            f
+            for f in flags
+            if f["state"] == "disabled" and f.get("stability", "stable") == "stable"
+        ]
         for flag in wanted:
             name = urllib.parse.quote(flag["name"], safe="")
             self.http("PUT", f"/api/feature-flags/{name}/enable", {"name": flag["name"]})
         states = self.feature_flags()
-        missing = [name for name in ("quorum_queue", "stream_queue") if states.get(name, "enabled") != "enabled"]
+        missing = [
+            name
+            for name in ("quorum_queue", "stream_queue")
+            if states.get(name, "enabled") != "enabled"
+        ]
         if missing:
-            raise BrokerError(f"RabbitMQ {self.version} did not enable the feature flags {', '.join(missing)}.")
+            raise BrokerError(
+                f"RabbitMQ {self.version} did not enable the feature flags {', '.join(missing)}."
+            )
 
     # -- Docker
 
@@ -798,7 +857,12 @@ class Node(Broker):
 
     def _docker(self, *args: str, check: bool = True) -> str:
         done = subprocess.run(
-            ["docker", *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False
+            ["docker", *args],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
         )
         if check and done.returncode != 0:
             raise BrokerError(f"docker {' '.join(args[:2])} failed: {done.stderr.strip()}")
@@ -812,7 +876,8 @@ class Node(Broker):
             env = {
                 k: v
                 for k, v in self._environment().items()
-                if k.startswith(("RABBITMQ_", "ERL_")) and k not in {"RABBITMQ_ALLOW_INPUT", "ERL_EPMD_ADDRESS"}
+                if k.startswith(("RABBITMQ_", "ERL_"))
+                and k not in {"RABBITMQ_ALLOW_INPUT", "ERL_EPMD_ADDRESS"}
             }
             env["RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"] = "+S 2:2"
             env["HOME"] = str(self.directory / "home")
@@ -832,10 +897,14 @@ class Node(Broker):
                 self.server.location,
                 "rabbitmq-server",
             )
-        pid = int(self._docker("inspect", "--format", "{{.State.Pid}}", self._container).strip() or 0)
+        pid = int(
+            self._docker("inspect", "--format", "{{.State.Pid}}", self._container).strip() or 0
+        )
         birth = process_birth(pid) if pid else None
         if birth is None:
-            raise BrokerError(f"The container {self._container} ended.\n" + self._docker("logs", self._container))
+            raise BrokerError(
+                f"The container {self._container} ended.\n" + self._docker("logs", self._container)
+            )
         self._vm = Process(pid=pid, birth=birth)
 
 
@@ -860,7 +929,9 @@ def _amqp_greeting(port: int) -> str:
     with socket.create_connection((HOST, port), timeout=5) as sock:
         sock.sendall(b"AMQP\x00\x00\x09\x01")
         received = b""
-        while b"\x07versionS" not in received or len(received) < received.index(b"\x07versionS") + 16:
+        while (
+            b"\x07versionS" not in received or len(received) < received.index(b"\x07versionS") + 16
+        ):
             chunk = sock.recv(4096)
             if not chunk:
                 raise OSError("the connection was closed before the server's greeting")
@@ -909,10 +980,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "action",
         choices=["run", "start", "stop", "status"],
-        help="run: in the foreground until Ctrl-C; start: in the background; stop: may be repeated; "
-        "status: exit code 0 where a node runs, 3 otherwise",
+        help="run: in the foreground until Ctrl-C; start: in the background; "
+        "stop: may be repeated; status: exit code 0 where a node runs, 3 otherwise",
     )
-    parser.add_argument("--dir", type=Path, default=Path(".run/broker"), help="where everything of it lies")
+    parser.add_argument(
+        "--dir", type=Path, default=Path(".run/broker"), help="where everything of it lies"
+    )
     parser.add_argument("--no-management", action="store_true", help="without the HTTP API")
     parser.add_argument("--json", action="store_true", help="print the state file")
     options = parser.parse_args(argv)
@@ -931,7 +1004,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         elif node is None:
             node = Node.start(
-                options.dir, management=not options.no_management, die_with_parent=options.action == "run"
+                options.dir,
+                management=not options.no_management,
+                die_with_parent=options.action == "run",
             )
         print(node.state_file.read_text() if options.json else _describe(node), flush=True)
         if options.action == "run":

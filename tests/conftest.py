@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-from broker import Broker, Node  # noqa: E402
+from broker import Broker, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
