@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Compile requirements/dev.txt from pyproject.toml, with hashes, for all supported Pythons.
+
+    .venv/bin/python scripts/lock.py [--upgrade]
+
+uv asks the indexes that pip is configured with on this machine; no address reaches the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements" / "dev.txt"
+HEADER = """\
+# Made by `make lock` from pyproject.toml: all dependency groups and extras, Python 3.11 to 3.14.
+# Installed with: pip install --require-hashes --no-deps -r requirements/dev.txt
+"""
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as directory:
+        venv.create(directory, with_pip=True)
+        python = Path(directory) / "bin" / "python"
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "uv"], check=True)
+        LOCK.parent.mkdir(exist_ok=True)
+        subprocess.run(
+            [Path(directory) / "bin" / "uv", "pip", "compile", "--quiet", "--universal"]
+            + ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
+            + ["--no-emit-index-url", "--no-emit-find-links", "--all-extras"]
+            + ["--group", "pyproject.toml:dev", "pyproject.toml", "--output-file", str(LOCK)]
+            + [argument for argument in sys.argv[1:] if argument == "--upgrade"],
+            cwd=ROOT,
+            env=os.environ | pip_configuration(python),
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+    text = LOCK.read_text()
+    if found := re.search(
+        r"^.*(?:://|--(?:index|extra-index|find-links)|/opt/|file:).*$", text, re.MULTILINE
+    ):
+        LOCK.unlink()
+        sys.exit(f"The lock would name an address: {found[0]}")
+    LOCK.write_text(HEADER + text)
+    return 0
+
+
+def pip_configuration(python: Path) -> dict[str, str]:
+    """pip's indexes in uv's words; the machine's choice, read when this runs."""
+    listed = subprocess.run(
+        [python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
+    settings: dict[str, list[str]] = {}
+    for line in listed.stdout.splitlines():
+        key, _, value = line.partition("=")
+        settings[key.rpartition(".")[2]] = shlex.split(value)[0].split()
+    env = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # pip's way: the best of all indexes
+    for option, variable in {
+        "index-url": "UV_DEFAULT_INDEX",
+        "extra-index-url": "UV_INDEX",
+        "find-links": "UV_FIND_LINKS",
+        "cert": "SSL_CERT_FILE",
+    }.items():
+        if option in settings:
+            separator = "," if option == "find-links" else " "
+            env[variable] = separator.join(settings[option])
+    return env
+
+
+if __name__ == "__main__":
+    sys.exit(main())
