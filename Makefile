@@ -1,0 +1,49 @@
+# `make help` lists what there is. Needs python3 (3.11 or newer), make and, for a machine without
+# RabbitMQ, Docker or apt. Everything is made below .venv/ and .run/.
+
+PYTHON ?= python3
+ARGS ?=
+VENV = .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test check lint format demo lock wheel clean broker-start broker-stop
+
+help:  ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv:  ## .venv from the lock file
+	@$(PYTHON) scripts/bootstrap.py
+
+test: venv  ## The whole suite, on the wheel and a real RabbitMQ (ARGS="-k name tests/unit")
+	@$(VENV) scripts/wheel.py
+	@$(VENV) scripts/suite.py $(ARGS)
+
+check: venv  ## All gates: style, types, layers, migrations, system checks
+	@$(VENV) scripts/wheel.py
+	@$(VENV) scripts/check.py $(ARGS)
+
+lint: venv  ## Style and types alone
+	@$(VENV) scripts/check.py ruff format mypy
+
+format: venv  ## Let ruff write what it can
+	@$(VENV) -m ruff check --fix --quiet . || true
+	@$(VENV) -m ruff format --quiet .
+
+demo: venv  ## Two services, some hundred orders, failures, retries and the archive
+	@$(VENV) -m example_project.demo $(ARGS)
+
+broker-start: venv  ## A private RabbitMQ for trying things out; prints its URL
+	@$(VENV) scripts/broker.py start
+
+broker-stop:  ## Stop it
+	@$(PYTHON) scripts/broker.py stop
+
+lock:  ## Compile requirements/dev.txt anew (ARGS=--upgrade for newer versions)
+	@$(PYTHON) scripts/lock.py $(ARGS)
+
+wheel: venv  ## sdist and wheel into dist/
+	@$(VENV) scripts/wheel.py --build
+
+clean: broker-stop  ## Remove all that was made
+	@rm -rf .venv .run dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
