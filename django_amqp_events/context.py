@@ -24,7 +24,7 @@ class ReceivedEvent:
         replay_id: set when a person or a program replayed it from the archive.
         correlation_id: id shared by everything that came from one cause.
         causation_id: id of the event whose handler published this one.
-        headers: the publisher's other headers (tracing and the like), read-only.
+        headers: the publisher's other headers (tracing and the like).
     """
 
     id: str

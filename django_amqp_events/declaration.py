@@ -150,21 +150,13 @@ class HandlerFunction:
         return task_for(self.name).apply(args=args, kwargs=dict(kwargs or {}))
 
     def delay(self, *args: Any, **kwargs: Any) -> Any:
-        raise direct_call(self.name)
+        raise DirectCallError.of(self.name)
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
-        raise direct_call(self.name)
+        raise DirectCallError.of(self.name)
 
     def __repr__(self) -> str:
         return f"<handler {self.name}>"
-
-
-def direct_call(name: str) -> DirectCallError:
-    """Return the error of a handler that was run like an ordinary task."""
-    return DirectCallError(
-        f"handler {name!r} was called as a Celery task, which would go round its retries and "
-        f"its archive; publish its event instead, or call it as a function to run it here"
-    )
 
 
 def handler(

@@ -770,3 +770,11 @@ def _text(value: object) -> str | None:
 def _texts(value: object) -> list[str | None]:
     # Before the first death an x-death is whatever a publisher wrote.
     return [_text(item) for item in value[:8]] if isinstance(value, list) else []
+
+
+def without_foreign_headers(message: Message) -> Message:
+    """Return the message with our headers and Celery's identity only."""
+    kept = _OURS | {"lang", "task", "id"}
+    return replace(
+        message, headers={key: value for key, value in message.headers.items() if key in kept}
+    )

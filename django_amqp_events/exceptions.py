@@ -45,6 +45,14 @@ class InvalidEventError(AmqpEventsError, ValueError):
 class DirectCallError(AmqpEventsError, TypeError):
     """A handler was run in a way that would go round settlement; publish its event instead."""
 
+    @classmethod
+    def of(cls, handler: str) -> DirectCallError:
+        """Return the error of a handler that was run like an ordinary task."""
+        return cls(
+            f"handler {handler!r} was called as a Celery task, which would go round its retries "
+            f"and its archive; publish its event instead, or call it as a function to run it here"
+        )
+
 
 class TopologyError(AmqpEventsError):
     """The broker's exchanges, queues or bindings do not allow the operation."""

@@ -1,0 +1,43 @@
+"""The Django app: registers the checks and imports what declares events and handlers."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.core.checks import register
+from django.utils.module_loading import autodiscover_modules
+
+
+class DjangoAmqpEventsConfig(AppConfig):
+    """Registers; it queries nothing, connects to nothing and patches nothing."""
+
+    name = "django_amqp_events"
+    verbose_name = "AMQP events"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the system checks, import the declarations, connect the worker's signals."""
+        from . import checks, conf
+        from .worker import bootstrap
+
+        register(checks.check, checks.TAG)
+        register(checks.check_deployment, checks.TAG, deploy=True)
+        settings, _ = conf.load()
+        # Without a service there is nobody to handle anything, and the checks say so.
+        if settings.service:
+            discover(settings.autodiscover)
+        bootstrap.connect()
+
+
+def discover(names: tuple[str, ...]) -> None:
+    """Import the modules of these names from each installed app, where there are any.
+
+    Whatever such a module raises goes through, with a note that tells who imported it.
+    """
+    try:
+        autodiscover_modules(*names)
+    except Exception as exc:
+        exc.add_note(
+            f"django_amqp_events was importing the modules {', '.join(names)} of each installed "
+            f'app. If this one is none of its business, list others in AMQP_EVENTS["AUTODISCOVER"].'
+        )
+        raise

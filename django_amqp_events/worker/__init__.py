@@ -1,0 +1,11 @@
+"""Handling: what happens in a worker between a delivery and its settlement.
+
+The flow, in the order of the modules:
+
+``bootstrap``   installs the step in a Celery worker
+``consumer``    the step: consumes the handlers' queues, rebuilds each delivery
+``request``     Celery's request for a delivery: acks only on a verdict
+``task``        runs the handler, in the pool's child
+``verdict``     decides what becomes of the delivery: pure
+``settlement``  publishes what the verdict asks for, confirmed, then acks
+"""

@@ -1,0 +1,129 @@
+"""Installing the step in a Celery worker, by Celery's own signals.
+
+Nothing is patched: the tasks are registered in the worker's app, the step is added to the
+worker's blueprint, and ``-Q`` is read before Celery would declare our queues as its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from celery import Celery
+from celery.signals import celeryd_init, worker_init
+from celery.utils import text
+
+from ..broker import celery_app
+from ..conf import get_settings, load
+from ..exceptions import AmqpEventsError
+from ..registry import get_registry
+from .consumer import EventStep
+from .task import register
+
+logger = logging.getLogger(__name__)
+
+UNSUPPORTED_POOLS = ("gevent", "eventlet")
+
+
+def connect() -> None:
+    """Connect the signals; called when Django is ready, without any effect outside workers."""
+    celeryd_init.connect(_read_queue_options, dispatch_uid="django_amqp_events.queues", weak=False)
+    worker_init.connect(_install, dispatch_uid="django_amqp_events.install", weak=False)
+
+
+def step_class(
+    selected: frozenset[str] | None, excluded: frozenset[str]
+) -> type[EventStep]:
+    """Return the step with a choice of queues."""
+    return type("EventStep", (EventStep,), {"selected": selected, "excluded": excluded})
+
+
+def _concerns(app: Celery) -> bool:
+    """Say whether *app* is the one whose workers handle this service's events."""
+    settings, problems = load()
+    if not settings.service and not any(problem.is_error for problem in problems):
+        return False  # dormant
+    if settings.celery_app:
+        return celery_app(settings) is app
+    return True
+
+
+def _refuse(exc: AmqpEventsError) -> SystemExit:
+    # Celery's signals swallow Exception: a worker that silently handles nothing is worse than
+    # one that does not start.
+    return SystemExit(f"django_amqp_events: this worker does not start: {exc}")
+
+
+def _read_queue_options(sender: Any, instance: Any, **kwargs: Any) -> None:
+    """Take our queues out of ``-Q`` and ``-X`` before Celery reads them."""
+    if not _concerns(instance.app):
+        return
+    try:
+        known = frozenset(get_registry().by_queue())
+    except AmqpEventsError as exc:
+        raise _refuse(exc) from exc
+    original = instance.setup_queues
+
+    def setup_queues(include: Any, exclude: Any = None) -> None:
+        chosen, dropped = _names(include), _names(exclude)
+        theirs = [name for name in chosen if name not in known]
+        original(theirs, [name for name in dropped if name not in known])
+        queues = instance.app.amqp.queues
+        if chosen and not theirs:
+            queues.deselect(list(queues.consume_from))
+        instance.amqp_events_selected = known.intersection(chosen) if chosen else None
+        instance.amqp_events_excluded = known.intersection(dropped)
+
+    instance.setup_queues = setup_queues
+
+
+def _names(value: Any) -> list[str]:
+    return list(text.str_to_list(value) or ())
+
+
+def _install(sender: Any, **kwargs: Any) -> None:
+    """Register the handlers' tasks and add the step; before the worker builds its blueprint."""
+    worker = sender
+    app = worker.app
+    if not _concerns(app):
+        return
+    try:
+        get_settings()
+        registry = get_registry()
+        selected = getattr(worker, "amqp_events_selected", None)
+        excluded = getattr(worker, "amqp_events_excluded", frozenset())
+        if not registry.handlers or selected == frozenset():
+            register(app, registry.handlers)
+            return
+        _check_pool(worker)
+        _check_queues(app, registry.by_queue())
+    except AmqpEventsError as exc:
+        raise _refuse(exc) from exc
+    register(app, registry.handlers)
+    steps = app.steps["consumer"]
+    for step in [step for step in steps if issubclass(step, EventStep)]:
+        steps.discard(step)
+    steps.add(step_class(selected, excluded))
+
+
+def _check_pool(worker: Any) -> None:
+    pool = worker.pool_cls
+    module = pool if isinstance(pool, str) else pool.__module__
+    for name in UNSUPPORTED_POOLS:
+        if name in module:
+            raise AmqpEventsError(
+                f"the {name} pool is not supported: settlement publishes from a thread and is "
+                f"not proven under monkey-patching, and such a worker has no event loop; use "
+                f"--pool prefork, threads or solo, or -Q to keep this worker off the handlers' "
+                f"queues"
+            )
+
+
+def _check_queues(app: Celery, ours: Iterable[str]) -> None:
+    both = sorted(set(app.amqp.queues) & set(ours))
+    if both:
+        raise AmqpEventsError(
+            f"task_queues of the Celery app names {', '.join(both)}, which Celery would declare "
+            f"with other arguments; take the handlers' queues out of it"
+        )

@@ -1,0 +1,433 @@
+"""The consumer step: takes deliveries from the handlers' queues and gives them to Celery."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any, Final
+
+from amqp.exceptions import NotFound
+from celery import bootsteps
+from celery.exceptions import WorkerShutdown
+from celery.utils.saferepr import saferepr
+from kombu.message import Message as KombuMessage
+from vine import promise
+
+from .. import envelope, provisioning
+from ..conf import Settings, get_settings
+from ..context import ReceivedEvent
+from ..envelope import Payload, Progress, Received
+from ..exceptions import AmqpEventsError, Malformed
+from ..registry import Handler, Registry, get_registry
+from ..topology import Names, Topology, build
+from .request import Delivery, EventMessage
+from .settlement import Copies, Settler
+from .verdict import REQUEUE, Verdict
+
+logger = logging.getLogger(__name__)
+
+#: What is due within this many seconds is held for so long instead of taking another turn
+#: through the broker, whose shortest delay is a second.
+HOLDABLE: Final = 0.1
+#: Seconds between looks at a queue that is missing: doubled from the first to the last.
+MISSING_BACKOFF: Final = (1.0, 30.0)
+#: Seconds that a warm shutdown waits for copies that are not confirmed yet.
+DRAIN_TIMEOUT: Final = 20.0
+
+
+class Dispatcher:
+    """Says what a delivery is: whose, and whether now. Pure but for the time, an argument."""
+
+    def __init__(self, settings: Settings, registry: Registry, names: Names) -> None:
+        self.settings = settings
+        self.registry = registry
+        self.names = names
+        self._by_key = {handler.key: handler for handler in registry.handlers.values()}
+        self._found: dict[tuple[str, str], Handler | None] = {}
+
+    def read(
+        self, received: Received
+    ) -> tuple[ReceivedEvent | None, Progress, Handler | None, Payload | Verdict]:
+        """Read a delivery.
+
+        Returns:
+            event, progress, handler and payload; instead of the payload a verdict where it
+            cannot be handled.
+        """
+        trusted = received.exchange in (self.names.return_, self.names.replay)
+        event: ReceivedEvent | None = None
+        progress, handler = Progress(), None
+        try:
+            event, progress = envelope.identify(received, trusted=trusted)
+            handler = self._handler(received, event, progress, trusted=trusted)
+            payload = envelope.decode(received, self.settings.max_body)
+        except Malformed as exc:
+            verdict = Verdict(kind="archive", reason="malformed", detail=exc.detail)
+            return event, progress, handler, verdict
+        if handler is None:
+            wanted = progress.handler or f"event {event.name!r}"
+            verdict = Verdict(
+                kind="archive",
+                reason="unknown",
+                detail=f"no handler for {wanted} on the queue {received.queue!r}",
+            )
+            return event, progress, None, verdict
+        return event, progress, handler, payload
+
+    def _handler(
+        self, received: Received, event: ReceivedEvent, progress: Progress, *, trusted: bool
+    ) -> Handler | None:
+        if trusted:
+            if progress.handler is not None:
+                return self.registry.handlers.get(progress.handler)
+            return self._by_key.get(received.event_key)
+        name = event.name
+        if not received.exchange:
+            # Put on the queue by hand: the routing key is the queue's name.
+            header = received.headers.get(envelope.EVENT_NAME) or received.headers.get("task")
+            name = header if isinstance(header, str) else name
+        key = (received.queue, name)
+        if key not in self._found:
+            if len(self._found) > 10_000:
+                self._found.clear()
+            self._found[key] = self.registry.find(received.queue, name)
+        return self._found[key]
+
+
+def celery_headers(
+    event: ReceivedEvent, progress: Progress, handler: Handler, payload: Payload
+) -> dict[str, Any]:
+    """Return all headers that Celery gets to see; none is the publisher's."""
+    return {
+        "lang": "py",
+        "task": handler.name,
+        "id": envelope.task_id(event.service, event.id, handler.name, event.replay_id),
+        "root_id": event.correlation_id,
+        "parent_id": event.causation_id,
+        "retries": progress.attempt - 1,
+        "argsrepr": saferepr(list(payload.args), 1024),
+        "kwargsrepr": saferepr(dict(payload.kwargs), 1024),
+        "origin": event.service,
+        "ignore_result": handler.ignore_result,
+        "amqp_event": event,
+    }
+
+
+class EventStep(bootsteps.StartStopStep):
+    """Consumes the queues of this service's handlers beside Celery's own.
+
+    It starts consuming when the event loop runs: in ``start()`` deliveries would arrive while
+    later steps wait for their channels, and crash the worker. ``stop()`` only cancels, so that
+    what is in hand can still be acked while the pool drains; ``shutdown()`` closes the channel.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+    label = "AMQP events"
+
+    #: Queues to consume, ``None`` for those of all handlers; set by ``bootstrap``.
+    selected: frozenset[str] | None = None
+    excluded: frozenset[str] = frozenset()
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        self.c = c
+        self.settler: Settler | None = None
+        self.channel: Any = None
+        self._probe: Any = None
+        self._connection: Any = None
+        self._tags: dict[str, str] = {}
+        self._pending: deque[str] = deque()
+        self._missing: dict[str, float] = {}
+        self._stopping = False
+        super().__init__(c, **kwargs)
+
+    # -- life -----------------------------------------------------------------------------
+
+    def start(self, c: Any) -> None:
+        if self.settler is None:
+            self._prepare(c)
+        self.channel = self._probe = None
+        self._tags.clear()
+        self._missing.clear()
+        self._pending.clear()
+        self._stopping = False
+        self._connection = c.connection
+        if self.queues:
+            c.call_soon(self._open, c.connection)
+
+    def _prepare(self, c: Any) -> None:
+        self.settings = get_settings()
+        self.registry = get_registry()
+        self.names = Names.of(self.settings)
+        topology = build(self.settings, self.registry)
+        known = set(self.registry.by_queue())
+        wanted = known if self.selected is None else known & self.selected
+        self.queues = set(wanted - self.excluded)
+        self.dispatcher = Dispatcher(self.settings, self.registry, self.names)
+        if self.queues:
+            self._meet_topology(c, topology)
+        self.settler = Settler(
+            app=c.app,
+            settings=self.settings,
+            copies=Copies(
+                settings=self.settings,
+                names=self.names,
+                delays=topology.delays,
+                worker=c.hostname,
+            ),
+            call_soon=c.call_soon,
+            errors=c.connection_errors,
+        )
+        self._take_over_remote_control(c)
+
+    def _meet_topology(self, c: Any, topology: Topology) -> None:
+        """Do what ``TOPOLOGY`` says; a worker on a topology that does not fit would lose events."""
+        try:
+            if self.settings.topology == "auto":
+                provisioning.declare(c.app, self.settings, topology)
+            elif self.settings.topology == "verify":
+                provisioning.verify(c.app, self.settings, topology)
+            else:
+                provisioning.verify(c.app, self.settings, topology, tolerant=True)
+        except AmqpEventsError as exc:
+            logger.critical("this worker does not start: %s", exc)
+            raise WorkerShutdown(1) from exc
+
+    def stop(self, c: Any) -> None:
+        self._stopping = True
+        channel, connection = self.channel, c.connection
+        if channel is None or channel.connection is None or connection is None:
+            return
+        tags = list(self._tags.values())
+        self._tags.clear()
+        try:
+            for tag in tags[:-1]:
+                channel.basic_cancel(tag, nowait=True)
+            if tags:
+                channel.basic_cancel(tags[-1])
+        except (*c.connection_errors, *c.channel_errors) as exc:
+            logger.info("consumers not cancelled, the channel is gone: %s", exc)
+
+    terminate = stop
+
+    def shutdown(self, c: Any) -> None:
+        if self.settler is not None and not self.settler.drain(DRAIN_TIMEOUT):
+            logger.warning(
+                "shut down before every copy was confirmed; the broker delivers those events again"
+            )
+        channel, self.channel = self.channel, None
+        if channel is not None and channel.connection is not None:
+            try:
+                channel.close()
+            except (*c.connection_errors, *c.channel_errors) as exc:
+                logger.info("channel not closed, it is gone: %s", exc)
+
+    # -- consuming ------------------------------------------------------------------------
+
+    def _open(self, connection: Any) -> None:
+        if self._stale(connection):
+            return
+        self.channel = connection.channel()
+        # The body is kept byte for byte; decoding it is our own business.
+        self.channel.auto_decode = False
+        self.channel.basic_qos(0, self.prefetch_count, False)
+        self._pending.extend(sorted(self.queues))
+        self._next(connection)
+
+    @property
+    def prefetch_count(self) -> int:
+        """Unsettled deliveries per queue: small, so that a dying worker touches few innocents."""
+        budget = self.c.initial_prefetch_count or 4 * max(1, self.c.pool.num_processes)
+        return max(1, int(budget) // max(1, len(self.queues)))
+
+    def _stale(self, connection: Any) -> bool:
+        return self._stopping or self._connection is not connection
+
+    def _next(self, connection: Any) -> None:
+        """Start consuming one queue, then come back for the next: ordinary tasks go on between."""
+        if self._stale(connection) or not self._pending:
+            return
+        queue = self._pending.popleft()
+        if queue in self.queues and queue not in self._tags:
+            self._consume(connection, queue)
+        if self._pending:
+            self.c.call_soon(self._next, connection)
+
+    def _consume(self, connection: Any, queue: str) -> None:
+        if self._probe is None or self._probe.connection is None:
+            self._probe = connection.channel()
+        try:
+            # On another channel: a 404 closes the channel that asked.
+            self._probe.queue_declare(queue, passive=True)
+        except NotFound:
+            self._probe = None
+            self._retry_later(connection, queue)
+            return
+        tag = self._tags[queue] = f"{self.c.hostname}:{queue}"[:200]
+        self.channel.basic_consume(
+            queue,
+            consumer_tag=tag,
+            callback=partial(self._receive, queue),
+            on_cancel=partial(self._cancelled, connection, queue),
+        )
+        if self._missing.pop(queue, None) is not None:
+            logger.info("queue %r is there, consuming it", queue)
+
+    def _retry_later(self, connection: Any, queue: str) -> None:
+        first, last = MISSING_BACKOFF
+        wait = min(self._missing.get(queue, first / 2) * 2, last)
+        self._missing[queue] = wait
+        logger.error(
+            "queue %r is missing; its events are not handled. Run `manage.py events_declare`; "
+            "looking again in %g s",
+            queue,
+            wait,
+        )
+        self._soon(connection, queue, wait)
+
+    def _soon(self, connection: Any, queue: str, wait: float) -> None:
+        def again() -> None:
+            if not self._stale(connection):
+                self._pending.append(queue)
+                self.c.call_soon(self._next, connection)
+
+        self.c.timer.call_after(wait, again)
+
+    def _cancelled(self, connection: Any, queue: str, consumer_tag: str) -> None:
+        """The broker cancelled a consumer: the queue was deleted, or its timeout passed."""
+        self._tags.pop(queue, None)
+        logger.warning("RabbitMQ cancelled the consumer of %r; consuming it again", queue)
+        self._soon(connection, queue, MISSING_BACKOFF[0])
+
+    # -- remote control -------------------------------------------------------------------
+
+    def _take_over_remote_control(self, c: Any) -> None:
+        """Answer ``add_consumer`` and ``cancel_consumer`` for our queues ourselves.
+
+        Celery would declare a queue of that name with arguments of its own: 406, and the
+        connection is lost.
+        """
+        add, cancel = c.add_task_queue, c.cancel_task_queue
+        known = self.registry.by_queue()
+
+        def add_task_queue(queue: str, *args: Any, **kwargs: Any) -> None:
+            if queue not in known:
+                add(queue, *args, **kwargs)
+                return
+            self.queues.add(queue)
+            logger.info("consuming %r, as remote control asked", queue)
+            if self.channel is None:
+                self._open(self._connection)
+            else:
+                self._pending.append(queue)
+                self._next(self._connection)
+
+        def cancel_task_queue(queue: str) -> None:
+            if queue not in known:
+                cancel(queue)
+                return
+            self.queues.discard(queue)
+            tag = self._tags.pop(queue, None)
+            if tag is not None:
+                self.channel.basic_cancel(tag)
+            logger.info("no longer consuming %r, as remote control asked", queue)
+
+        c.add_task_queue = add_task_queue
+        c.cancel_task_queue = cancel_task_queue
+
+    # -- deliveries -----------------------------------------------------------------------
+
+    def _receive(self, queue: str, raw: Any) -> None:
+        if self._stopping:
+            return  # unsettled, so the broker has it again when the channel closes
+        info = raw.delivery_info
+        properties = dict(raw.properties)
+        headers = properties.pop("application_headers", None)
+        body = raw.body
+        received = Received(
+            queue=queue,
+            exchange=info.get("exchange", ""),
+            routing_key=info.get("routing_key", ""),
+            body=body.encode() if isinstance(body, str) else bytes(body),
+            headers=headers if isinstance(headers, dict) else {},
+            properties=properties,
+            redelivered=bool(info.get("redelivered")),
+        )
+        assert self.settler is not None
+        delivery = Delivery(
+            received=received,
+            message=KombuMessage(
+                channel=self.channel, delivery_tag=raw.delivery_tag, delivery_info=info
+            ),
+            settler=self.settler,
+        )
+        try:
+            self._dispatch(delivery)
+        except Exception:
+            # A bug of ours must neither stop the worker nor lose the event: the broker
+            # delivers it again, and past the limit it is isolated in the graveyard.
+            logger.exception("a delivery from %r was not dispatched", queue)
+            self.settler.settle(delivery, REQUEUE)
+
+    def _dispatch(self, delivery: Delivery) -> None:
+        assert self.settler is not None
+        event, progress, handler, payload = self.dispatcher.read(delivery.received)
+        delivery.event, delivery.progress, delivery.handler = event, progress, handler
+        if isinstance(payload, Verdict):
+            self.settler.settle(delivery, payload)
+            return
+        assert event is not None and handler is not None
+        if progress.due_at is not None:
+            remaining = (progress.due_at - datetime.now(timezone.utc)).total_seconds()
+            if remaining > HOLDABLE:
+                self.settler.postpone(delivery)
+                return
+            if remaining > 0:
+                self.c.timer.call_after(
+                    remaining, self._handle, (delivery, event, progress, handler, payload)
+                )
+                return
+        self._handle(delivery, event, progress, handler, payload)
+
+    def _handle(
+        self,
+        delivery: Delivery,
+        event: ReceivedEvent,
+        progress: Progress,
+        handler: Handler,
+        payload: Payload,
+    ) -> None:
+        received, message = delivery.received, delivery.message
+        clean = EventMessage.rebuilt(
+            delivery,
+            headers=celery_headers(event, progress, handler, payload),
+            delivery_info={
+                "exchange": received.exchange,
+                "routing_key": received.routing_key,
+                "redelivered": received.redelivered,
+            },
+        )
+        self.c.strategies[handler.name](
+            clean,
+            [list(payload.args), dict(payload.kwargs), {}],
+            promise(message.ack_log_error),
+            promise(message.reject_log_error),
+            self.c.on_task_message,
+        )
+
+    def info(self, c: Any) -> dict[str, Any]:
+        """What ``inspect stats`` shows."""
+        return {
+            "amqp_events": {
+                "queues": sorted(self._tags),
+                "missing": sorted(self._missing),
+                "prefetch_count": self.prefetch_count if self.settler else None,
+            }
+        }
+
+
+def queues_of(handlers: Iterable[Handler]) -> frozenset[str]:
+    """Return the queues of some handlers."""
+    return frozenset(handler.queue for handler in handlers)

@@ -1,0 +1,315 @@
+"""Celery's request for an event: acked on an explicit verdict only; anything else is requeued."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery import signals
+from celery.exceptions import TaskRevokedError, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker import state
+from celery.worker.request import Request
+from kombu.message import Message
+
+from ..context import ReceivedEvent
+from ..envelope import CONTENT_ENCODING, CONTENT_TYPE, Progress, Received
+from ..registry import Handler
+from .task import trace_event
+from .verdict import REQUEUE, Verdict, decide, describe
+
+if TYPE_CHECKING:
+    from .settlement import Settler
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Delivery:
+    """A delivery in hand: what came, who it is, and how it is settled.
+
+    Attributes:
+        message: kombu's message; acked and rejected in the main thread only.
+        event, progress, handler: ``None`` as far as they could not be read.
+        since: monotonic time of receipt; the broker's consumer timeout runs from there.
+    """
+
+    received: Received
+    message: Any
+    settler: Settler
+    event: ReceivedEvent | None = None
+    progress: Progress = Progress()
+    handler: Handler | None = None
+    since: float = field(default_factory=monotonic)
+    settled: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """The channel is gone, so the broker delivers it again: settling is out of reach."""
+        channel = self.message.channel
+        return channel is None or channel.connection is None
+
+
+class EventMessage(Message):
+    """The rebuilt message that Celery sees; nothing of the publisher's headers is in it."""
+
+    delivery: Delivery
+
+    @classmethod
+    def rebuilt(
+        cls,
+        delivery: Delivery,
+        *,
+        headers: dict[str, Any],
+        delivery_info: dict[str, Any],
+    ) -> EventMessage:
+        """Build it for *delivery*; the payload travels beside it, decoded once."""
+        message = cls(
+            channel=delivery.message.channel,
+            delivery_tag=delivery.message.delivery_tag,
+            content_type=CONTENT_TYPE,
+            content_encoding=CONTENT_ENCODING,
+            delivery_info=delivery_info,
+            headers=headers,
+        )
+        message.delivery = delivery
+        return message
+
+
+class EventRequest(Request):
+    """A handler's run, whose delivery is settled by verdicts and by nothing else."""
+
+    def __init__(self, message: EventMessage, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.delivery = message.delivery
+
+    # -- to the pool ----------------------------------------------------------------------
+
+    def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
+        if self.revoked():
+            raise TaskRevokedError(self.id)
+        task = self._task
+        result = pool.apply_async(
+            trace_event,
+            args=(self._type, self.id, self._request_dict, self._body),
+            accept_callback=self.on_accepted,
+            timeout_callback=self.on_timeout,
+            callback=self.on_success,
+            error_callback=self.on_failure,
+            soft_timeout=task.soft_time_limit,
+            timeout=task.time_limit,
+            correlation_id=self.id,
+        )
+        self._apply_result = ref(result) if result is not None else None
+        return result
+
+    # -- from the pool --------------------------------------------------------------------
+
+    def on_success(self, verdict: Verdict, **kwargs: Any) -> None:
+        """The pool returned a verdict."""
+        state.task_ready(self, successful=verdict.kind == "handled")
+        self._settle(verdict)
+        failure = verdict.failure
+        if verdict.kind == "handled":
+            self.send_event("task-succeeded", result="None", runtime=None)
+        elif verdict.kind == "retry" and failure is not None:
+            self.send_event(
+                "task-retried", exception=failure.first_line, traceback=failure.traceback
+            )
+        elif verdict.kind == "archive" and failure is not None:
+            self.send_event(
+                "task-failed", exception=failure.first_line, traceback=failure.traceback
+            )
+
+    def on_failure(
+        self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
+    ) -> None:
+        """The pool lost the run: no verdict came back."""
+        state.task_ready(self)
+        exc = exc_info.exception
+        if isinstance(exc, ExceptionWithTraceback):
+            exc = exc.exc
+        if isinstance(exc, Terminated):
+            if not self._already_cancelled and not self._already_revoked:
+                self._announce_revoked("terminated", True, str(exc), False)
+            return
+        if isinstance(exc, TimeLimitExceeded):
+            self._settle(self._decide(exc))
+            return
+        if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
+            logger.error(
+                "worker process lost with %s[%s] in hand: %s; the broker delivers it again",
+                self.name,
+                self.id,
+                exc,
+            )
+        else:
+            logger.error(
+                "no verdict for %s[%s]: %r; the broker delivers it again", self.name, self.id, exc
+            )
+        self._settle(REQUEUE)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """A time limit passed; past the hard one the pool kills the child."""
+        if soft:
+            logger.warning(
+                "Soft time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id
+            )
+            return
+        state.task_ready(self)
+        if state.should_terminate:
+            self._settle(REQUEUE)
+            return
+        logger.error("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
+        exc = TimeLimitExceeded(timeout)
+        verdict = self._decide(exc)
+        self._settle(verdict)
+        if verdict.kind == "archive":
+            self._announce_failure(exc)
+
+    def _decide(self, exc: BaseException) -> Verdict:
+        delivery = self.delivery
+        assert delivery.handler is not None
+        return decide(
+            exc,
+            delivery.handler.policy,
+            attempt=delivery.progress.attempt,
+            now=datetime.now(timezone.utc),
+            random=random.random(),
+        )
+
+    def _announce_failure(self, exc: BaseException) -> None:
+        """Do what Celery's tracer would have done in the child; a failure here changes nothing."""
+        try:
+            raise exc
+        except type(exc):
+            einfo = ExceptionInfo()
+        try:
+            self.task.backend.mark_as_failure(
+                self.id, exc, request=self._context, store_result=self.store_errors
+            )
+            self.task.on_failure(exc, self.id, self.args, self.kwargs, einfo)
+            signals.task_failure.send(
+                sender=self.task,
+                task_id=self.id,
+                exception=exc,
+                args=self.args,
+                kwargs=self.kwargs,
+                traceback=einfo.traceback,
+                einfo=einfo,
+            )
+        except Exception:
+            logger.exception("result of %s[%s] not stored; its verdict stands", self.name, self.id)
+
+    # -- settlement -----------------------------------------------------------------------
+
+    def _settle(self, verdict: Verdict) -> None:
+        self.acknowledged = True
+        self.delivery.settler.settle(self.delivery, verdict)
+
+    def acknowledge(self) -> None:
+        """Celery's own ack is never a verdict, so nothing happens here."""
+
+    def reject(self, requeue: bool = False) -> None:
+        """Whatever Celery rejects by itself goes back to the broker."""
+        self._settle(REQUEUE)
+
+    def _announce_revoked(
+        self, reason: str, terminated: bool, signum: Any, expired: bool
+    ) -> None:
+        """Revoked or terminated by remote control: archived; Celery alone would ack it away."""
+        if self._already_revoked:
+            return
+        self._already_revoked = True
+        state.task_ready(self)
+        error = TaskRevokedError(f"{reason} by remote control")
+        self._settle(
+            Verdict(
+                kind="archive",
+                reason="revoked",
+                detail=f"the task {self.id} was {reason} by remote control",
+                failure=describe(error),
+            )
+        )
+        self.send_event("task-revoked", terminated=terminated, signum=signum, expired=expired)
+        try:
+            self.task.backend.mark_as_revoked(
+                self.id, reason, request=self._context, store_result=self.store_errors
+            )
+        except Exception:
+            logger.exception("result of %s[%s] not stored; its verdict stands", self.name, self.id)
+        signals.task_revoked.send(
+            sender=self.task,
+            request=self._context,
+            terminated=terminated,
+            signum=signum,
+            expired=expired,
+        )
+
+    def _announce_cancelled(self, emit_retry: bool = True) -> None:
+        """The connection was lost and the run is killed; the broker delivers the event again."""
+        state.task_ready(self)
+        self._already_cancelled = True
+        self.send_event("task-cancelled")
+
+
+def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
+    """Celery's execution strategy for handlers (``Task.Strategy``).
+
+    As :func:`celery.worker.strategy.default`, without what an event cannot have (ETA,
+    expiry, protocol 1), and with our request as it is: Celery's own would generate a
+    subclass of it whose ``on_success`` acks.
+    """
+    hostname = consumer.hostname
+    eventer = consumer.event_dispatcher
+    handle = consumer.on_task_request
+    connection_errors = consumer.connection_errors
+    get_bucket = consumer.task_buckets.__getitem__
+
+    def handle_message(message: EventMessage, body: Any, ack: Any, reject: Any, callbacks: Any,
+                       **kwargs: Any) -> None:  # fmt: skip
+        request = EventRequest(
+            message,
+            on_ack=ack,
+            on_reject=reject,
+            app=app,
+            hostname=hostname,
+            eventer=eventer,
+            task=task,
+            connection_errors=connection_errors,
+            body=body,
+            headers=message.headers,
+            decoded=True,
+            utc=True,
+        )
+        logger.info("Event %s[%s] received", request.name, request.id)
+        if request.id in state.revoked and request.revoked():
+            return
+        signals.task_received.send(sender=consumer, request=request)
+        request.send_event(
+            "task-received",
+            name=request.name,
+            args=request.argsrepr,
+            kwargs=request.kwargsrepr,
+            root_id=request.root_id,
+            parent_id=request.parent_id,
+            retries=request.request_dict.get("retries", 0),
+            eta=None,
+            expires=None,
+        )
+        bucket = None if consumer.disable_rate_limits else get_bucket(task.name)
+        if bucket:
+            consumer._limit_task(request, bucket, 1)
+            return
+        state.task_reserved(request)
+        for callback in callbacks or ():
+            callback(request)
+        handle(request)
+
+    return handle_message

@@ -1,0 +1,393 @@
+"""Carrying out verdicts: publish the copy, wait for its confirm, then ack the delivery.
+
+One thread with a connection of its own: publishing on the consuming connection would re-enter
+deliveries while it waits. Acks and rejects are written by the main thread, which owns the
+consuming channel. A publish that fails is repeated alone, with the handler not run again, and
+the delivery stays in hand until shortly before the broker's consumer timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any, Final, Protocol
+
+from celery import Celery
+from django.db import close_old_connections
+
+from .. import envelope, signals
+from ..broker import WINDOW, ConfirmChannel
+from ..conf import Settings
+from ..context import ReceivedEvent
+from ..envelope import Message, Received
+from ..exceptions import PublishError, PublishRefusedError
+from ..registry import Handler
+from ..retry import hop
+from ..topology import Names
+from .request import Delivery
+from .verdict import Verdict
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a delivery is held while its copy cannot be published. RabbitMQ's consumer
+#: timeout is 30 minutes by default and runs from the delivery.
+HOLD: Final = 25 * 60.0
+#: Seconds between repeats of a failed publish: doubled from the first to the last.
+BACKOFF: Final = (0.5, 30.0)
+
+
+class Sink(Protocol):
+    """What publishes copies: a confirm channel, or the in-memory broker."""
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool, timeout: float
+    ) -> list[PublishError | None]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Builds what a verdict publishes. Pure but for the time, which is an argument.
+
+    Attributes:
+        worker: name of the worker, for history and archive.
+        delays: the declared delays in seconds.
+    """
+
+    settings: Settings
+    names: Names
+    delays: tuple[int, ...]
+    worker: str
+
+    def build(self, delivery: Delivery, verdict: Verdict, now: datetime) -> Message | None:
+        """Return the message of *verdict*, ``None`` where nothing is to be published."""
+        event, handler = delivery.event, delivery.handler
+        if verdict.kind == "handled":
+            if event is None or handler is None or event.replay_id is None:
+                return None
+            return envelope.outcome_message(
+                event,
+                exchange=self.names.archive,
+                handler=handler.name,
+                service=self.settings.service,
+                outcome="succeeded",
+                at=now,
+                worker=self.worker,
+            )
+        if verdict.kind == "retry":
+            assert event is not None and handler is not None and verdict.due_at is not None
+            history = delivery.progress.history
+            if verdict.failure is not None:
+                history = envelope.remember(
+                    delivery.progress, verdict.failure, at=now, worker=self.worker
+                )
+            return self.delayed(
+                delivery.received,
+                event,
+                handler,
+                attempt=delivery.progress.attempt + 1,
+                due_at=verdict.due_at,
+                history=history,
+                now=now,
+            )
+        if verdict.kind == "archive":
+            progress = delivery.progress
+            if verdict.failure is not None and handler is not None:
+                history = envelope.remember(progress, verdict.failure, at=now, worker=self.worker)
+                progress = replace(progress, history=history)
+            return envelope.archive_copy(
+                delivery.received,
+                exchange=self.names.archive,
+                reason=verdict.reason,
+                detail=verdict.detail,
+                at=now,
+                worker=self.worker,
+                service=self.settings.service,
+                event=event,
+                progress=progress,
+                handler=handler.name if handler else progress.handler,
+                failure=verdict.failure,
+            )
+        return None
+
+    def postponed(self, delivery: Delivery, now: datetime) -> Message:
+        """Return the copy that goes round again because the event is not due yet."""
+        event, handler, progress = delivery.event, delivery.handler, delivery.progress
+        assert event is not None and handler is not None and progress.due_at is not None
+        return self.delayed(
+            delivery.received,
+            event,
+            handler,
+            attempt=progress.attempt,
+            due_at=progress.due_at,
+            history=progress.history,
+            now=now,
+        )
+
+    def delayed(
+        self,
+        received: Received,
+        event: ReceivedEvent,
+        handler: Handler,
+        *,
+        attempt: int,
+        due_at: datetime,
+        history: tuple[Any, ...],
+        now: datetime,
+    ) -> Message:
+        seconds = hop((due_at - now).total_seconds(), self.delays)
+        return envelope.retry_copy(
+            received,
+            event,
+            exchange=self.names.delay(seconds),
+            routing_key=handler.key,
+            handler=handler.name,
+            attempt=attempt,
+            due_at=due_at,
+            replay_id=event.replay_id,
+            history=history,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A copy on its way, and the delivery that waits for its confirm."""
+
+    delivery: Delivery
+    verdict: Verdict | None
+    message: Message
+    failures: int = 0
+    not_before: float = 0.0
+
+
+class Settler:
+    """Settles deliveries by verdicts. :meth:`settle` may be called from any thread.
+
+    Args:
+        call_soon: runs a function in the main thread, soon.
+        errors: connection errors that an ack on a lost channel may raise.
+    """
+
+    def __init__(
+        self,
+        *,
+        app: Celery,
+        settings: Settings,
+        copies: Copies,
+        call_soon: Callable[..., Any],
+        errors: tuple[type[BaseException], ...],
+    ) -> None:
+        self.app = app
+        self.settings = settings
+        self.copies = copies
+        self.call_soon = call_soon
+        self.errors = errors
+        self._jobs: deque[Job] = deque()
+        self._busy = 0
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._channel: ConfirmChannel | None = None
+        self._done: deque[tuple[Delivery, bool]] = deque()
+
+    # -- from the worker ------------------------------------------------------------------
+
+    def settle(self, delivery: Delivery, verdict: Verdict) -> None:
+        """Carry out *verdict*; the first one for a delivery counts."""
+        if delivery.settled:
+            return
+        delivery.settled = True
+        if delivery.lost:
+            self._log_lost(delivery)
+        elif verdict.kind == "requeue":
+            self._finish(delivery, ack=False)
+        else:
+            message = self.copies.build(delivery, verdict, datetime.now(timezone.utc))
+            if message is None:
+                self._finish(delivery, ack=True)
+            else:
+                self._add(Job(delivery, verdict, message))
+
+    def postpone(self, delivery: Delivery) -> None:
+        """Send an event that came back too early round again."""
+        if not delivery.settled:
+            delivery.settled = True
+            message = self.copies.postponed(delivery, datetime.now(timezone.utc))
+            self._add(Job(delivery, None, message))
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until every copy is out and every ack is written; call it in the main thread.
+
+        Returns:
+            whether that was so within *timeout* seconds. What is left is delivered again.
+        """
+        deadline = time.monotonic() + timeout
+        with self._wake:
+            while (self._jobs or self._busy) and time.monotonic() < deadline:
+                self._wake.wait(0.1)
+            clean = not self._jobs and not self._busy
+            self._stopping = True
+            self._wake.notify_all()
+        self.flush()
+        return clean
+
+    def flush(self) -> None:
+        """Write the acks and rejects that are ready; in the main thread only."""
+        while self._done:
+            delivery, ack = self._done.popleft()
+            message = delivery.message
+            if delivery.lost:
+                self._log_lost(delivery)
+            elif ack:
+                message.ack_log_error(logger, self.errors)
+            else:
+                message.reject_log_error(logger, self.errors, requeue=True)
+
+    def _finish(self, delivery: Delivery, *, ack: bool) -> None:
+        message = delivery.message
+        if ack:
+            # Celery's warm shutdown runs callbacks of this very form while it joins the pool.
+            self.call_soon(message.ack_log_error, logger, self.errors)
+        else:
+            self.call_soon(message.reject_log_error, logger, self.errors, True)
+
+    def _log_lost(self, delivery: Delivery) -> None:
+        logger.info(
+            "the connection of %s was lost before it was settled; the broker delivers it again",
+            _name(delivery),
+        )
+
+    # -- the thread -----------------------------------------------------------------------
+
+    def _add(self, job: Job) -> None:
+        with self._wake:
+            self._jobs.append(job)
+            self._wake.notify_all()
+            if self._thread is None or not self._thread.is_alive():
+                self._stopping = False
+                self._thread = threading.Thread(
+                    target=self._run, name="amqp-events-settlement", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            batch = self._take()
+            if not batch:
+                break
+            try:
+                self._publish(batch)
+            except Exception:
+                # Never let the thread die with deliveries in hand.
+                logger.exception("settlement failed; the publishes are repeated")
+                for job in batch:
+                    self._hold(job, None)
+            finally:
+                with self._wake:
+                    self._busy = 0
+                    self._wake.notify_all()
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _take(self) -> list[Job]:
+        with self._wake:
+            while True:
+                now = time.monotonic()
+                ready = [job for job in self._jobs if job.not_before <= now][:WINDOW]
+                if ready:
+                    taken = set(map(id, ready))
+                    self._jobs = deque(job for job in self._jobs if id(job) not in taken)
+                    self._busy = len(ready)
+                    return ready
+                if self._stopping:
+                    return []
+                self._wake.wait(
+                    min((job.not_before for job in self._jobs), default=now + 3600) - now
+                )
+
+    def _publish(self, batch: list[Job]) -> None:
+        jobs = []
+        for job in batch:
+            if job.delivery.lost:
+                # Publishing now would make two of it.
+                self._log_lost(job.delivery)
+            else:
+                jobs.append(job)
+        if not jobs:
+            return
+        try:
+            if self._channel is None or not self._channel.healthy():
+                self._channel = ConfirmChannel(self.app, timeout=self.settings.confirm_timeout)
+        except PublishError as exc:
+            for job in jobs:
+                self._hold(job, exc)
+            return
+        results = self._channel.publish(
+            [job.message for job in jobs], mandatory=True, timeout=self.settings.confirm_timeout
+        )
+        if self._channel.broken:
+            self._channel.close()
+            self._channel = None
+        confirmed = []
+        for job, error in zip(jobs, results, strict=True):
+            if error is None:
+                self._done.append((job.delivery, True))
+                confirmed.append(job)
+            else:
+                self._hold(job, error)
+        if confirmed:
+            self.call_soon(self.flush)
+            for job in confirmed:
+                announce(self.settings.service, job.delivery, job.verdict)
+
+    def _hold(self, job: Job, error: PublishError | None) -> None:
+        """Keep the delivery and repeat the publish later, or give it back at the last moment."""
+        if isinstance(error, PublishRefusedError) and not job.failures:
+            # A header that cannot be written, or that the broker refuses, is not the event.
+            job.message = envelope.without_foreign_headers(job.message)
+        first, last = BACKOFF
+        wait = min(first * 2 ** min(job.failures, 16), last)
+        job.failures += 1
+        job.not_before = time.monotonic() + wait
+        what = _name(job.delivery)
+        if job.not_before > job.delivery.since + HOLD:
+            logger.error("gave %s back to the broker after %d failed publishes: %s",
+                         what, job.failures, error)  # fmt: skip
+            self._done.append((job.delivery, False))
+            self.call_soon(self.flush)
+            return
+        logger.warning("%s is held, its copy is published again in %.1f s: %s", what, wait, error)
+        with self._wake:
+            self._jobs.append(job)
+
+
+def announce(service: str, delivery: Delivery, verdict: Verdict | None) -> None:
+    """Send the signal of what has become of a delivery; receivers cannot change it."""
+    if verdict is None or verdict.kind not in ("retry", "archive"):
+        return
+    exception = verdict.failure.first_line if verdict.failure else verdict.detail
+    handler = delivery.handler.name if delivery.handler else None
+    if verdict.kind == "retry":
+        signal, extra = signals.event_retried, {"due_at": verdict.due_at}
+    else:
+        signal, extra = signals.event_archived, {"reason": verdict.reason}
+        logger.error(
+            "archived %s (%s): %s", _name(delivery), verdict.reason, exception or verdict.detail
+        )
+    responses = signal.send_robust(
+        service, handler=handler, event=delivery.event, exception=exception, **extra
+    )
+    if responses:
+        close_old_connections()
+
+
+def _name(delivery: Delivery) -> str:
+    event, handler = delivery.event, delivery.handler
+    if event is None:
+        return f"a message from {delivery.received.queue!r}"
+    return f"event {event.name!r} ({event.id}) for {handler.name if handler else 'nobody'}"

@@ -1,0 +1,323 @@
+"""Handlers as Celery tasks, and how one run of a handler becomes a verdict."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from functools import lru_cache
+from typing import Any, ClassVar, Final
+
+from asgiref.sync import async_to_sync
+from celery import Celery, Task, current_app
+from celery.app.trace import fast_trace_task, trace_task_ret
+from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+
+from ..context import ReceivedEvent, handling
+from ..exceptions import DirectCallError
+from ..registry import Handler, get_registry
+from ..retry import MINIMUM_DELAY
+from .verdict import (
+    HANDLED,
+    InvalidArguments,
+    Unsupported,
+    Verdict,
+    decide,
+)
+
+#: Attributes that configuration and ``task_annotations`` must not change: each would let
+#: Celery settle a delivery behind our back. Our Request asks none of them, but Celery's
+#: consumer does (connection loss), and a person who inspects the task should see the truth.
+PINNED: Final[Mapping[str, Any]] = {
+    "acks_late": True,
+    "acks_on_failure_or_timeout": False,
+    "acks_on_failure": False,
+    "acks_on_timeout": False,
+    "reject_on_worker_lost": True,
+    "retry_on_worker_lost": False,
+    "Request": "django_amqp_events.worker.request:EventRequest",
+    "Strategy": "django_amqp_events.worker.request:strategy",
+    "typing": False,
+    # Retries are decided by our policy; Celery's wrapper would republish to the exchange.
+    "autoretry_for": (),
+}
+
+
+class Run:
+    """What one run of a handler came to; filled in while Celery traces the task."""
+
+    __slots__ = ("storing", "verdict")
+
+    def __init__(self) -> None:
+        self.verdict: Verdict | None = None
+        self.storing = True
+
+
+class HandlerTask(Task):
+    """A handler. It is run by deliveries of its event; calling it runs the function here."""
+
+    abstract = True
+    handler: ClassVar[Handler]
+
+    @classmethod
+    def annotate(cls) -> None:
+        super().annotate()
+        for name, value in PINNED.items():
+            setattr(cls, name, value)
+
+    @property
+    def event(self) -> ReceivedEvent | None:
+        """The event in hand, ``None`` when the handler was called directly."""
+        event: ReceivedEvent | None = getattr(self.request, "amqp_event", None)
+        return event
+
+    @property
+    def store_errors_even_if_ignored(self) -> bool:
+        """Store failures although successes are ignored, but no result for a retry.
+
+        Celery would store RETRY, and nothing would ever replace it where the successful
+        result is ignored.
+        """
+        run: Run | None = getattr(self.request, "amqp_run", None)
+        return run.storing if run is not None else True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run: Run | None = getattr(self.request, "amqp_run", None)
+        event = self.event
+        if run is None or event is None:
+            return self._call(*args, **kwargs)
+        try:
+            args, kwargs = bind(self.handler, args, kwargs)
+            with handling(event):
+                result = self._call(*args, **kwargs)
+            if isinstance(pending := getattr(self.request, "amqp_retry", None), Retry):
+                raise pending
+        except (WorkerShutdown, WorkerTerminate):
+            raise
+        except BaseException as exc:
+            if terminated_by_signal(exc):
+                raise
+            shown = self._failed(run, event, exc)
+            if shown is exc:
+                raise
+            raise shown from exc
+        run.verdict = HANDLED
+        return result
+
+    def _failed(self, run: Run, event: ReceivedEvent, exc: BaseException) -> Exception:
+        """Record the verdict and return what Celery's tracer should see."""
+        run.verdict = verdict = decide(
+            exc,
+            self.handler.policy,
+            attempt=event.attempt,
+            now=datetime.now(timezone.utc),
+            random=random.random(),
+        )
+        cause = exc.__cause__ or exc if isinstance(exc, Retry) else exc
+        if verdict.kind == "retry":
+            run.storing = False
+            assert verdict.due_at is not None
+            return Retry(exc=cause, when=verdict.due_at)
+        if verdict.kind == "handled":
+            return Ignore()
+        if verdict.kind == "requeue":
+            return exc if isinstance(exc, Reject) else Reject(exc, requeue=True)
+        if isinstance(cause, Exception) and not isinstance(cause, (Retry, Reject, Ignore)):
+            return cause
+        # The tracer would let a SystemExit through, and store nothing for a Reject.
+        return HandlerFailed(f"{type(cause).__name__}: {cause}")
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        handler = self.handler
+        if handler.is_task_class:
+            return self.run(*args, **kwargs)
+        target: Callable[..., Any] = handler.target
+        if handler.is_async:
+            target = async_to_sync(target)
+        return target(self, *args, **kwargs) if handler.bind else target(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def retry(  # type: ignore[override]
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: datetime | None = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> Retry:
+        """Ask for another attempt; the broker holds the event until it is due.
+
+        Args:
+            exc: what went wrong, for history and archive.
+            countdown: seconds, at least 1; the policy's backoff where neither is given.
+            eta: aware datetime instead of *countdown*.
+            max_retries: limit for this event, instead of the policy's.
+            throw: raise at once; otherwise the attempt counts as failed when the handler
+                returns.
+
+        Raises:
+            Retry: always with *throw*; nothing after the call is run.
+            ValueError: the delay is below a second.
+        """
+        if args is not None or kwargs is not None or options:
+            raise Unsupported(
+                f"handler {self.name!r} called retry() with arguments or options "
+                f"({', '.join(options) or 'args, kwargs'}); a retry is the same event to the "
+                f"same handler: leave them out"
+            )
+        if eta is not None:
+            if eta.tzinfo is None:
+                raise ValueError(f"retry(eta={eta!r}) has no time zone; pass an aware datetime")
+            countdown = (eta - datetime.now(timezone.utc)).total_seconds()
+        if countdown is not None and countdown < MINIMUM_DELAY:
+            raise ValueError(
+                f"handler {self.name!r} asked for a retry in {countdown:g} s; delays are at "
+                f"least {MINIMUM_DELAY} s"
+            )
+        cause = exc or sys.exc_info()[1]
+        if getattr(self.request, "amqp_run", None) is None:
+            raise cause or Retry("a handler that was called directly cannot be retried")
+        retry = Retry(exc=cause, when=countdown)
+        retry.max_retries = max_retries
+        if throw:
+            raise retry from cause
+        retry.__cause__ = cause
+        self.request.amqp_retry = retry
+        return retry
+
+    def replace(self, sig: Any) -> Any:
+        raise Unsupported(
+            f"handler {self.name!r} called replace(): an event has one handler, not another "
+            f"task in its place; start that task with delay()"
+        )
+
+    def add_to_chord(self, sig: Any, lazy: bool = False) -> Any:
+        raise Unsupported(f"handler {self.name!r} called add_to_chord(): an event is in no chord")
+
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        raise DirectCallError.of(self.name)
+
+    def apply_async(self, *args: Any, **kwargs: Any) -> Any:
+        raise DirectCallError.of(self.name)
+
+
+class HandlerFailed(Exception):
+    """Stands in for what Celery's tracer cannot store: SystemExit, Reject, Retry."""
+
+
+def terminated_by_signal(exc: BaseException) -> bool:
+    """Say whether billiard's signal handler ends this pool child.
+
+    billiard.common exits with ``-(256 - signum)``; that is no verdict on the event.
+    """
+    return isinstance(exc, SystemExit) and isinstance(exc.code, int) and exc.code < -128
+
+
+def bind(handler: Handler, args: Any, kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """Fit a payload to a handler: surplus keyword arguments are dropped unless it is strict.
+
+    Raises:
+        InvalidArguments: a required argument is missing, or a strict handler got too many.
+    """
+    signature = _signature(handler)
+    given = dict(kwargs)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if not handler.strict and not takes_all:
+        given = {key: value for key, value in given.items() if key in signature.parameters}
+    try:
+        signature.bind(*args, **given)
+    except TypeError as exc:
+        raise InvalidArguments(
+            f"handler {handler.name!r} takes {signature}, which the event does not fit: {exc}"
+        ) from None
+    return tuple(args), given
+
+
+@lru_cache(maxsize=None)
+def _signature(handler: Handler) -> inspect.Signature:
+    return handler.signature
+
+
+@lru_cache(maxsize=None)
+def task_class(handler: Handler) -> type[HandlerTask]:
+    """Build the Celery task class of a handler."""
+    user = (handler.target,) if handler.is_task_class else ()
+    attributes: dict[str, Any] = {
+        **PINNED,
+        "abstract": False,
+        "name": handler.name,
+        "handler": handler,
+        "__module__": getattr(handler.target, "__module__", __name__),
+        "__doc__": getattr(handler.target, "__doc__", None),
+        "max_retries": handler.policy.max_retries,
+        "default_retry_delay": handler.policy.default_retry_delay,
+        "ignore_result": handler.ignore_result,
+        "time_limit": handler.time_limit,
+        "soft_time_limit": handler.soft_time_limit,
+        "rate_limit": handler.rate_limit,
+    }
+    if handler.is_task_class:
+        attributes["run"] = handler.target.run  # type: ignore[attr-defined]
+    name = getattr(handler.target, "__name__", "Handler")
+    return type(str(name), (HandlerTask, *user), attributes)
+
+
+def register(app: Celery, handlers: Mapping[str, Handler]) -> None:
+    """Register the tasks of *handlers* in a Celery app; again is harmless."""
+    for name, handler in handlers.items():
+        known = app.tasks.get(name)
+        if known is not None and getattr(known, "handler", None) is handler:
+            continue
+        app.register_task(task_class(handler)())
+
+
+def task_for(name: str) -> HandlerTask:
+    """Return the task of a handler of this service, registered in the current app."""
+    app = current_app._get_current_object()
+    register(app, {name: get_registry().handlers[name]})
+    task: HandlerTask = app.tasks[name]
+    return task
+
+
+def trace_event(name: str, task_id: str, request: dict[str, Any], body: Any) -> Verdict:
+    """Run one handler in the pool and return its verdict; what the pool calls.
+
+    Celery's own tracer does the run: signals, results, logging, the Django fixup's database
+    connections. Its outcome is ignored: the verdict was recorded before a result is stored,
+    so a result store that fails changes nothing.
+    """
+    app = current_app._get_current_object()
+    run = Run()
+    request["amqp_run"] = run
+    error: BaseException | None = None
+    try:
+        trace = fast_trace_task if app.use_fast_trace_task else trace_task_ret
+        _, result, _ = trace(name, task_id, request, body, None, None)
+        error = getattr(result, "exception", None)
+        error = getattr(error, "exc", error)
+    except (WorkerShutdown, WorkerTerminate):
+        raise
+    except BaseException as exc:
+        if run.verdict is None and terminated_by_signal(exc):
+            raise
+        error = exc
+    finally:
+        request.pop("amqp_run", None)
+    if run.verdict is not None:
+        return run.verdict
+    # The handler itself was not reached: before_start or the tracer's own machinery raised.
+    event: ReceivedEvent = request["amqp_event"]
+    return decide(
+        error if error is not None else RuntimeError("the handler was not run"),
+        app.tasks[name].handler.policy,
+        attempt=event.attempt,
+        now=datetime.now(timezone.utc),
+        random=random.random(),
+    )

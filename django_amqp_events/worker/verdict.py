@@ -1,0 +1,167 @@
+"""What becomes of a delivery: a pure decision from policy, attempt, exception and time."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Final, Literal
+
+from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry
+
+from ..envelope import MAX_TRACEBACK, Failure
+from ..exceptions import ControlFlow
+from ..retry import RetryPolicy
+
+MAX_FRAMES: Final = 30
+MAX_MESSAGE: Final = 4_000
+
+Kind = Literal["handled", "retry", "archive", "requeue"]
+
+
+class InvalidArguments(ControlFlow):
+    """The payload cannot be bound to the handler; no retry will change that."""
+
+
+class Unsupported(ControlFlow):
+    """The handler asked for something that makes no sense for an event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is done with a delivery.
+
+    Plain data, so that it travels from a pool child whatever the handler raised.
+
+    Attributes:
+        kind: ``handled`` and ``requeue`` settle it at once; ``retry`` and ``archive``
+            publish a copy first.
+        due_at: when the next attempt is due (``retry``).
+        reason: the archive's reason (``archive``).
+        detail: a sentence for a person.
+        failure: what was raised.
+    """
+
+    kind: Kind
+    due_at: datetime | None = None
+    reason: str = ""
+    detail: str = ""
+    failure: Failure | None = None
+
+
+HANDLED: Final = Verdict(kind="handled")
+REQUEUE: Final = Verdict(kind="requeue")
+
+
+def decide(
+    exc: BaseException,
+    policy: RetryPolicy,
+    *,
+    attempt: int,
+    now: datetime,
+    random: float,
+) -> Verdict:
+    """Say what becomes of a delivery whose handler raised *exc*.
+
+    Args:
+        attempt: the attempt that raised; 1 is the first run.
+        now: aware; the retry is due from here.
+        random: a number in [0, 1] for jitter.
+    """
+    if isinstance(exc, Reject):
+        if exc.requeue:
+            return REQUEUE
+        cause = exc.reason if isinstance(exc.reason, BaseException) else exc
+        return _retry_or_archive(cause, policy, attempt, policy.delay(attempt, random), now)
+    if isinstance(exc, Ignore):
+        return HANDLED
+    if isinstance(exc, Retry):
+        return _asked(exc, policy, attempt, now, random)
+    if isinstance(exc, InvalidArguments):
+        return Verdict(
+            kind="archive", reason="arguments", detail=str(exc), failure=describe(exc)
+        )
+    if isinstance(exc, Unsupported):
+        return Verdict(
+            kind="archive", reason="unsupported", detail=str(exc), failure=describe(exc)
+        )
+    limits = (SoftTimeLimitExceeded, TimeLimitExceeded)
+    if isinstance(exc, limits) or policy.retries(exc):
+        return _retry_or_archive(exc, policy, attempt, policy.delay(attempt, random), now)
+    return Verdict(
+        kind="archive",
+        reason="failed",
+        detail=f"{type(exc).__name__} is not retried by this handler's policy",
+        failure=describe(exc),
+    )
+
+
+def _asked(
+    exc: Retry, policy: RetryPolicy, attempt: int, now: datetime, random: float
+) -> Verdict:
+    """Decide for a handler that called ``self.retry(…)``."""
+    cause = exc.__cause__
+    if isinstance(exc.when, datetime):
+        delay = (exc.when - now).total_seconds()
+    elif exc.when is None:
+        delay = policy.delay(attempt, random)
+    else:
+        delay = float(exc.when)
+    limit = getattr(exc, "max_retries", None)
+    return _retry_or_archive(cause or exc, policy, attempt, delay, now, limit)
+
+
+def _retry_or_archive(
+    exc: BaseException,
+    policy: RetryPolicy,
+    attempt: int,
+    delay: float,
+    now: datetime,
+    max_retries: int | None = None,
+) -> Verdict:
+    failure = describe(exc)
+    if policy.exhausted(attempt, max_retries):
+        return Verdict(
+            kind="archive",
+            reason="exhausted",
+            detail=f"attempt {attempt} failed, and it was the last one",
+            failure=failure,
+        )
+    return Verdict(kind="retry", due_at=now + timedelta(seconds=delay), failure=failure)
+
+
+def describe(exc: BaseException, tb: TracebackType | None = None) -> Failure:
+    """Put an exception into words, bounded, whatever its ``__str__`` does."""
+    tb = tb or exc.__traceback__
+    cls = type(exc)
+    name = cls.__qualname__ if cls.__module__ == "builtins" else (
+        f"{cls.__module__}.{cls.__qualname__}"
+    )  # fmt: skip
+    frames = [
+        {
+            "file": frame.f_code.co_filename[-300:],
+            "line": line,
+            "function": frame.f_code.co_name[:200],
+            "module": str(frame.f_globals.get("__name__", ""))[:200],
+        }
+        for frame, line in list(traceback.walk_tb(tb))[-MAX_FRAMES:]
+    ]
+    try:
+        text = "".join(traceback.format_exception(cls, exc, tb, limit=-2 * MAX_FRAMES))
+    except Exception as error:
+        text = f"{name}: no traceback, because formatting it raised {type(error).__name__}"
+    return Failure(
+        exception=name,
+        message=_say(exc)[:MAX_MESSAGE],
+        traceback=text if len(text) <= MAX_TRACEBACK else text[-MAX_TRACEBACK:],
+        frames=tuple(frames),
+    )
+
+
+def _say(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as error:
+        return f"<no text: str() raised {type(error).__name__}>"
