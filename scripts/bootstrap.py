@@ -34,12 +34,15 @@ def main() -> int:
     python = options.venv / "bin" / "python"
     stamp = options.venv / "stamp"
     wanted = _fingerprint([LOCK, *options.constraint])
-    if python.exists() and stamp.exists() and stamp.read_text() == wanted:
+    known = stamp.read_text() if python.exists() and stamp.exists() else ""
+    if known == wanted:
         return 0
 
     began = f"making {_shown(options.venv)} from {_shown(LOCK)} ..."
     print(began, file=sys.stderr, flush=True)
-    _make_venv(options.venv)
+    if known.partition("\n")[0] != wanted.partition("\n")[0]:  # another Python
+        _make_venv(options.venv)
+    stamp.unlink(missing_ok=True)
     constraints = [arg for file in options.constraint for arg in ("--constraint", str(file))]
     _quietly(
         [str(python), "-m", "pip", "install", "--require-hashes", "--only-binary", ":all:"]
@@ -50,10 +53,10 @@ def main() -> int:
 
 
 def _fingerprint(files: list[Path]) -> str:
-    digest = hashlib.sha256(f"{sys.version} {sys.base_prefix}".encode())
+    digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
-    return digest.hexdigest()
+    return f"{sys.version.splitlines()[0]} {sys.base_prefix}\n{digest.hexdigest()}\n"
 
 
 def _shown(path: Path) -> str:

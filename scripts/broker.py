@@ -412,7 +412,7 @@ class Node(Broker):
         password: str,
         management: bool,
         config_extra: str,
-        die_with_parent: bool,
+        owner: int | None,
     ) -> None:
         super().__init__(
             host=HOST,
@@ -426,7 +426,7 @@ class Node(Broker):
         self.ports = ports
         self.management = management
         self.config_extra = config_extra
-        self.die_with_parent = die_with_parent
+        self.owner = owner
         self.version = server.version or ""
         self._vm: Process | None = None
         self._epmd: Process | None = None
@@ -444,12 +444,13 @@ class Node(Broker):
         config_extra: str | None = None,
         server: Server | None = None,
         die_with_parent: bool = True,
+        owner: int | None = None,
     ) -> Node:
         """Start a node on a directory, new or left by a stopped node, and wait until it is ready.
 
         `config_extra` is added to rabbitmq.conf, for instance "consumer_timeout = 5000" (its unit
-        is the millisecond). With `die_with_parent` a guard process ends the node when this process
-        is gone, however it went.
+        is the millisecond). With `die_with_parent` a guard process ends the node when this process,
+        or the one whose pid is `owner`, is gone, however it went.
         """
         directory = Path(directory).resolve()
         directory.mkdir(parents=True, exist_ok=True)
@@ -479,7 +480,7 @@ class Node(Broker):
                 config_extra=(before["config_extra"] if before else "")
                 if config_extra is None
                 else config_extra,
-                die_with_parent=die_with_parent,
+                owner=(owner or os.getpid()) if die_with_parent else None,
             )
             try:
                 node._launch()
@@ -521,11 +522,19 @@ class Node(Broker):
             else:
                 self._vm.send(signal.SIGTERM)
             if not self._vm.wait(timeout):
-                self.kill()
+                self.kill(at_once=True)
         self._clean_up()
 
-    def kill(self) -> None:
-        """End the Erlang VM with SIGKILL, as a power cut would. `start_again` brings it back."""
+    def kill(self, *, at_once: bool = False) -> None:
+        """End the Erlang VM with SIGKILL, as a power cut would. `start_again` brings it back.
+
+        Waits before, unless `at_once`, for quorum queues declared a moment ago: RabbitMQ writes
+        their names to disk with a second's delay, and one that is killed earlier comes back with
+        a queue that answers nobody.
+        """
+        if not at_once and self.alive:
+            with contextlib.suppress(BrokerError, OSError, http.client.HTTPException):
+                wait_until(self._queues_on_disk, 5)
         if self._vm is not None:
             if self.server.kind == "docker":
                 self._docker("kill", "--signal", "KILL", self._container, check=False)
@@ -533,6 +542,20 @@ class Node(Broker):
                 self._vm.send(signal.SIGKILL)
             if not self._vm.wait(15):
                 raise BrokerError(f"RabbitMQ (pid {self._vm.pid}) survives SIGKILL.")
+
+    def _queues_on_disk(self) -> bool:
+        """Whether Raft's register of names holds every quorum queue (True where nobody can say)."""
+        registers = list((self.directory / "data").glob("*/quorum/*/names.dets"))
+        if not self.management or not registers:
+            return True
+        names = b"".join(register.read_bytes() for register in registers)
+        queues = self.http("GET", "/api/queues?columns=name,vhost,type", timeout=5)
+        return all(
+            f"{queue['vhost'].replace('/', '%2F', queue['vhost'] == '/')}_{queue['name']}".encode()
+            in names
+            for queue in queues
+            if queue.get("type") == "quorum" and (queue["vhost"] + queue["name"]).isascii()
+        )
 
     def end(self) -> None:
         """Kill it and what belongs to it: the quick end of a node whose data nobody needs."""
@@ -579,7 +602,7 @@ class Node(Broker):
 
     def _launch(self) -> None:
         self._write_files()
-        if self.die_with_parent and (self._guard is None or not self._guard.alive):
+        if self.owner is not None and (self._guard is None or not self._guard.alive):
             # Not PR_SET_PDEATHSIG: it fires when the starting *thread* ends, and knows no Docker.
             self._guard = _spawn(
                 [
@@ -588,7 +611,7 @@ class Node(Broker):
                     "-S",
                     str(Path(__file__).resolve()),
                     "_guard",
-                    str(os.getpid()),
+                    str(self.owner),
                     str(self.directory),
                 ],
                 env=os.environ,
@@ -648,7 +671,7 @@ class Node(Broker):
 
     def _end_everything(self) -> None:
         with contextlib.suppress(BrokerError):
-            self.kill()
+            self.kill(at_once=True)
         self._clean_up()
 
     # -- files
@@ -764,7 +787,7 @@ class Node(Broker):
             password=state["password"],
             management=state["management"],
             config_extra=state["config_extra"],
-            die_with_parent=False,
+            owner=None,
         )
         node.version = state["version"]
         node._vm = Process(**state["vm"]) if state["vm"] else None
@@ -955,9 +978,10 @@ def _interrupted_by(*numbers: int) -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def _guard(parent: int, directory: Path) -> int:
-    """Wait until the process that started us is gone, then end the node of the directory."""
-    while os.getppid() == parent:
+def _guard(owner: int, directory: Path) -> int:
+    """Wait until the owner is gone, then end the node of the directory."""
+    born = process_birth(owner)
+    while born is not None and process_birth(owner) == born:
         time.sleep(0.25)
     state = _read_state(directory)
     if state is not None and state["guard"] is not None and state["guard"]["pid"] == os.getpid():

@@ -29,10 +29,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         venv.create(directory, with_pip=True)
         python = Path(directory) / "bin" / "python"
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "uv"], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "uv"], check=True)
         LOCK.parent.mkdir(exist_ok=True)
         subprocess.run(
-            [Path(directory) / "bin" / "uv", "pip", "compile", "--quiet", "--universal"]
+            [str(Path(directory) / "bin" / "uv"), "pip", "compile", "--quiet", "--universal"]
             + ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
             + ["--no-emit-index-url", "--no-emit-find-links", "--all-extras"]
             + ["--group", "pyproject.toml:dev", "pyproject.toml", "--output-file", str(LOCK)]

@@ -45,6 +45,8 @@ def main() -> int:
 def build(target: Path) -> tuple[Path, Path]:
     """Build sdist and wheel into the directory; their paths."""
     target.mkdir(parents=True, exist_ok=True)
+    # The backend looks for its program on the PATH.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     with _working_in(ROOT):
         sdist = target / uv_build.build_sdist(str(target))
     with tempfile.TemporaryDirectory() as unpacked:
@@ -96,7 +98,6 @@ def _working_in(directory: Path) -> Iterator[None]:
     before = Path.cwd()
     os.chdir(directory)
     try:
-        # The backend is a program that writes to standard output.
         yield
     finally:
         os.chdir(before)

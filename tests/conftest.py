@@ -5,10 +5,13 @@ A broker that cannot be had is a failure, never a skip: a suite that skips prove
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +38,29 @@ class Vhost:
         return self.url.rpartition("/")[2]
 
 
+# Under pytest-xdist all processes share one node, which the controller ends.
+SHARED = "AMQP_EVENTS_SHARED_NODE"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", None):
+        os.environ[SHARED] = tempfile.mkdtemp(prefix="rabbit-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput") and (shared := os.environ.pop(SHARED, None)):
+        if node := Node.attach(shared):
+            node.end()
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+def _shared_node(directory: Path) -> Node:
+    """The node of all test processes; the first one starts it. It ends with the controller."""
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return Node.attach(directory) or Node.start(directory, owner=os.getppid())
+
+
 @pytest.fixture(scope="session")
 def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """The broker of this session: AMQP_URL (and AMQP_MANAGEMENT_URL) if set, else a private node.
@@ -43,6 +69,9 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """
     if url := os.environ.get("AMQP_URL"):
         yield Broker.from_urls(url, os.environ.get("AMQP_MANAGEMENT_URL"))
+        return
+    if shared := os.environ.get(SHARED):
+        yield _shared_node(Path(shared))
         return
     node = Node.start(tmp_path_factory.mktemp("rabbit"))
     yield node

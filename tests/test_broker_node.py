@@ -18,6 +18,7 @@ import pytest
 
 import broker
 from broker import BrokerError, Node
+from tests.conftest import Vhost
 
 SCRIPT = Path(broker.__file__)
 
@@ -296,3 +297,13 @@ def test_an_old_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RABBITMQ_SERVER_HOME", str(old.parent))
     with pytest.raises(BrokerError, match=r"3\.9\.13"):
         broker.find_server(install=False)
+
+
+def test_the_vhost_of_this_module(vhost: Vhost) -> None:
+    assert vhost.name in {found["name"] for found in vhost.node.http("GET", "/api/vhosts")}
+    assert vhost.url == vhost.node.amqp_url(vhost.name)
+    assert vhost.node.http("GET", f"/api/queues/{vhost.path}") == []
+
+
+def test_each_test_may_have_a_vhost(fresh_vhost: Vhost, vhost: Vhost) -> None:
+    assert fresh_vhost.name != vhost.name
