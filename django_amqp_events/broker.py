@@ -49,6 +49,12 @@ IDLE_CONNECTIONS: Final = 10
 _ENCODE_ERRORS = (TypeError, ValueError, KeyError, AttributeError, OverflowError)
 
 
+def current_celery_app() -> Celery:
+    """Return the current Celery app itself: the proxy has another identity in each thread."""
+    app: Celery = current_app._get_current_object()  # noqa: SLF001 - Celery has no other way
+    return app
+
+
 def celery_app(settings: Settings) -> Celery:
     """Return the project's Celery app: ``CELERY_APP``, or the current one.
 
@@ -56,7 +62,7 @@ def celery_app(settings: Settings) -> Celery:
         ConfigurationError: ``CELERY_APP`` cannot be imported or is no Celery app.
     """
     if not settings.celery_app:
-        return current_app._get_current_object()
+        return current_celery_app()
     try:
         app = import_string(settings.celery_app)
     except ImportError as exc:
@@ -81,7 +87,7 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
     """
-    connection = app.connection_for_write(
+    connection: Connection = app.connection_for_write(
         connect_timeout=timeout,
         transport_options={
             # Confirms are matched here, by delivery tag.

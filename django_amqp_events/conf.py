@@ -162,7 +162,7 @@ class Reader:
         return self.take(key, default, lambda v: v in names, what)
 
     def seconds(self, key: str, default: float | None) -> float | None:
-        value = self.raw.get(key, default)
+        value: object = self.raw.get(key, default)
         if isinstance(value, timedelta):
             value = value.total_seconds()
         if value is default:
@@ -422,7 +422,7 @@ def describe(problems: Iterable[Problem]) -> str:
     return "\n".join(f"{problem.message} {problem.hint}" for problem in problems)
 
 
-def _reload(*, setting: str, **kwargs: Any) -> None:
+def _reload(*, setting: str, **_: Any) -> None:
     if setting in (SETTING, "DEBUG"):
         load.cache_clear()
 

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID, uuid5
 
@@ -65,10 +65,12 @@ _BROKER_HEADER = re.compile(
 )
 #: Celery's headers; an event's copy gets fresh ones.
 _CELERY_HEADERS = frozenset(
-    """lang task id shadow eta expires group group_index retries timelimit root_id parent_id
-    argsrepr kwargsrepr origin ignore_result stamped_headers stamps replaced_task_nesting meth
-    compression""".split()
-)
+    {
+        "lang", "task", "id", "shadow", "eta", "expires", "group", "group_index", "retries",
+        "timelimit", "root_id", "parent_id", "argsrepr", "kwargsrepr", "origin", "ignore_result",
+        "stamped_headers", "stamps", "replaced_task_nesting", "meth", "compression",
+    }
+)  # fmt: skip
 #: Celery's native delayed delivery puts 28 one-bit words before the routing key
 #: (kombu.transport.native_delayed_delivery.calculate_routing_key).
 _DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
@@ -88,7 +90,7 @@ _NAMESPACE: Final = UUID("6c0cf4a6-5d5b-5b0e-9d0f-0f3f0c1f5b58")
 
 def utc_text(moment: datetime) -> str:
     """Write an aware datetime as ISO 8601 in UTC with microseconds and ``Z``."""
-    utc = moment.astimezone(timezone.utc).replace(tzinfo=None)
+    utc = moment.astimezone(UTC).replace(tzinfo=None)
     return utc.isoformat(timespec="microseconds") + "Z"
 
 
@@ -99,9 +101,7 @@ def parse_moment(value: object) -> datetime | None:
     try:
         moment = datetime.fromisoformat(value)
         # At once: a publisher's 0001-01-01T00:00+14:00 has no time in UTC.
-        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(
-            timezone.utc
-        )
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 

@@ -139,7 +139,7 @@ class UnroutableError(PublishError):
     published = False
 
 
-class ControlFlow(Exception):  # noqa: N818 - steers, is not an error
+class ControlFlow(Exception):
     """Root of exceptions that steer and are not errors."""
 
 

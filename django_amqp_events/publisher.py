@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -211,7 +211,7 @@ def _message(
         body=body,
         event_id=event_id,
         service=settings.service,
-        published_at=datetime.now(timezone.utc),
+        published_at=datetime.now(UTC),
         correlation_id=options.correlation_id or (cause.correlation_id if cause else None),
         causation_id=options.causation_id or (cause.id if cause else None),
         headers=options.headers,

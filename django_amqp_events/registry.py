@@ -11,11 +11,12 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import MappingProxyType
 from typing import Any
 
 from django.apps import apps
+from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from . import conf
@@ -89,7 +90,7 @@ class Handler:
     target: Callable[..., Any]
     bind: bool = False
     strict: bool = False
-    policy: RetryPolicy = RetryPolicy()
+    policy: RetryPolicy = field(default_factory=RetryPolicy)
     time_limit: float | None = None
     soft_time_limit: float | None = None
     rate_limit: str | int | float | None = None
@@ -159,7 +160,7 @@ def patterns_overlap(first: str, second: str, *, literal: bool = False) -> bool:
     """
     left, right = tuple(first.split(".")), tuple(second.split("."))
 
-    @lru_cache(maxsize=None)
+    @cache
     def meet(i: int, j: int) -> bool:
         hash_left = i < len(left) and left[i] == "#"
         hash_right = not literal and j < len(right) and right[j] == "#"
@@ -340,8 +341,7 @@ def _handlers(
             problems.append(
                 Problem(
                     "E008",
-                    f"Two handlers are named {name!r}: {dotted(other)} and "
-                    f"{declaration.source}.",
+                    f"Two handlers are named {name!r}: {dotted(other)} and {declaration.source}.",
                     "Give one of them another name=…; one handler takes several events as "
                     "@handler('a', 'b').",
                 )
@@ -548,7 +548,7 @@ def _load(path: Any, where: str, problems: list[Problem]) -> Any:
         try:
             # Built-in exceptions are named without their module.
             target = import_string(path if "." in path else f"builtins.{path}")
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - importing runs the user's module
             problems.append(
                 Problem(
                     "E007",
@@ -606,9 +606,9 @@ def get_registry() -> Registry:
     return registry
 
 
-def _forget(*, setting: str, **kwargs: Any) -> None:
+def _forget(*, setting: str, **_: Any) -> None:
     if setting in (conf.SETTING, "DEBUG"):
         get_registry.cache_clear()
 
 
-conf.setting_changed.connect(_forget, dispatch_uid="django_amqp_events.registry")
+setting_changed.connect(_forget, dispatch_uid="django_amqp_events.registry")

@@ -39,9 +39,7 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         for name in ("retry_backoff", "retry_backoff_max", "default_retry_delay"):
             value = getattr(self, name)
-            if isinstance(value, bool):
-                object.__setattr__(self, name, int(value))
-            elif isinstance(value, float) and value.is_integer():
+            if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
                 object.__setattr__(self, name, int(value))
             elif not isinstance(value, int):
                 raise ConfigurationError(
@@ -108,7 +106,7 @@ class RetryPolicy:
         if not self.retry_backoff:
             return float(self.default_retry_delay)
         # 2 ** 62 overflows nothing and is beyond every cap; attempts may go on without end.
-        backoff = min(self.retry_backoff * 2 ** min(attempt - 1, 62), self.retry_backoff_max)
+        backoff: int = min(self.retry_backoff * 2 ** min(attempt - 1, 62), self.retry_backoff_max)
         if self.retry_jitter:
             return max(float(MINIMUM_DELAY), backoff * random)
         return float(backoff)

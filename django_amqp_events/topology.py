@@ -230,9 +230,7 @@ def build(settings: Settings, registry: Registry) -> Topology:
         queues.append(
             Queue(
                 name=name,
-                arguments=arguments(
-                    message_ttl=seconds * 1000, dead_letter_exchange=names.return_
-                ),
+                arguments=arguments(message_ttl=seconds * 1000, dead_letter_exchange=names.return_),
                 role="delay",
             )
         )

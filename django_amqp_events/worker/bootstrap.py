@@ -32,9 +32,7 @@ def connect() -> None:
     worker_init.connect(_install, dispatch_uid="django_amqp_events.install", weak=False)
 
 
-def step_class(
-    selected: frozenset[str] | None, excluded: frozenset[str]
-) -> type[EventStep]:
+def step_class(selected: frozenset[str] | None, excluded: frozenset[str]) -> type[EventStep]:
     """Return the step with a choice of queues."""
     return type("EventStep", (EventStep,), {"selected": selected, "excluded": excluded})
 
@@ -55,7 +53,7 @@ def _refuse(exc: AmqpEventsError) -> SystemExit:
     return SystemExit(f"django_amqp_events: this worker does not start: {exc}")
 
 
-def _read_queue_options(sender: Any, instance: Any, **kwargs: Any) -> None:
+def _read_queue_options(instance: Any, **_: Any) -> None:
     """Take our queues out of ``-Q`` and ``-X`` before Celery reads them."""
     if not _concerns(instance.app):
         return
@@ -82,7 +80,7 @@ def _names(value: Any) -> list[str]:
     return list(text.str_to_list(value) or ())
 
 
-def _install(sender: Any, **kwargs: Any) -> None:
+def _install(sender: Any, **_: Any) -> None:
     """Register the handlers' tasks and add the step; before the worker builds its blueprint."""
     worker = sender
     app = worker.app
@@ -92,7 +90,7 @@ def _install(sender: Any, **kwargs: Any) -> None:
         get_settings()
         registry = get_registry()
         selected = getattr(worker, "amqp_events_selected", None)
-        excluded = getattr(worker, "amqp_events_excluded", frozenset())
+        excluded: frozenset[str] = getattr(worker, "amqp_events_excluded", frozenset())
         if not registry.handlers or selected == frozenset():
             register(app, registry.handlers)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -131,9 +131,16 @@ class EventStep(bootsteps.StartStopStep):
     selected: frozenset[str] | None = None
     excluded: frozenset[str] = frozenset()
 
+    settings: Settings
+    registry: Registry
+    names: Names
+    queues: set[str]
+    dispatcher: Dispatcher
+    settler: Settler
+
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self.c = c
-        self.settler: Settler | None = None
+        self._prepared = False
         self.channel: Any = None
         self._probe: Any = None
         self._connection: Any = None
@@ -146,7 +153,7 @@ class EventStep(bootsteps.StartStopStep):
     # -- life -----------------------------------------------------------------------------
 
     def start(self, c: Any) -> None:
-        if self.settler is None:
+        if not self._prepared:
             self._prepare(c)
         self.channel = self._probe = None
         self._tags.clear()
@@ -181,6 +188,7 @@ class EventStep(bootsteps.StartStopStep):
             errors=c.connection_errors,
         )
         self._take_over_remote_control(c)
+        self._prepared = True
 
     def _meet_topology(self, c: Any, topology: Topology) -> None:
         """Do what ``TOPOLOGY`` says; a worker on a topology that does not fit would lose events."""
@@ -190,8 +198,12 @@ class EventStep(bootsteps.StartStopStep):
             elif self.settings.topology == "verify":
                 provisioning.verify(c.app, self.settings, topology)
             else:
-                provisioning.verify(c.app, self.settings, topology, tolerant=True)
+                provisioning.verify(c.app, self.settings, topology)
         except AmqpEventsError as exc:
+            if self.settings.topology == "external":
+                # Somebody else declares; a queue that is missing is looked for again and again.
+                logger.warning("%s", exc)
+                return
             logger.critical("this worker does not start: %s", exc)
             raise WorkerShutdown(1) from exc
 
@@ -213,7 +225,7 @@ class EventStep(bootsteps.StartStopStep):
     terminate = stop
 
     def shutdown(self, c: Any) -> None:
-        if self.settler is not None and not self.settler.drain(DRAIN_TIMEOUT):
+        if self._prepared and not self.settler.drain(DRAIN_TIMEOUT):
             logger.warning(
                 "shut down before every copy was confirmed; the broker delivers those events again"
             )
@@ -355,7 +367,6 @@ class EventStep(bootsteps.StartStopStep):
             properties=properties,
             redelivered=bool(info.get("redelivered")),
         )
-        assert self.settler is not None
         delivery = Delivery(
             received=received,
             message=KombuMessage(
@@ -372,15 +383,14 @@ class EventStep(bootsteps.StartStopStep):
             self.settler.settle(delivery, REQUEUE)
 
     def _dispatch(self, delivery: Delivery) -> None:
-        assert self.settler is not None
         event, progress, handler, payload = self.dispatcher.read(delivery.received)
         delivery.event, delivery.progress, delivery.handler = event, progress, handler
         if isinstance(payload, Verdict):
             self.settler.settle(delivery, payload)
             return
-        assert event is not None and handler is not None
+        event, handler = delivery.known
         if progress.due_at is not None:
-            remaining = (progress.due_at - datetime.now(timezone.utc)).total_seconds()
+            remaining = (progress.due_at - datetime.now(UTC)).total_seconds()
             if remaining > HOLDABLE:
                 self.settler.postpone(delivery)
                 return
@@ -423,7 +433,7 @@ class EventStep(bootsteps.StartStopStep):
             "amqp_events": {
                 "queues": sorted(self._tags),
                 "missing": sorted(self._missing),
-                "prefetch_count": self.prefetch_count if self.settler else None,
+                "prefetch_count": self.prefetch_count if self._prepared else None,
             }
         }
 

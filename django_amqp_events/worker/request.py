@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -44,10 +44,21 @@ class Delivery:
     message: Any
     settler: Settler
     event: ReceivedEvent | None = None
-    progress: Progress = Progress()
+    progress: Progress = field(default_factory=Progress)
     handler: Handler | None = None
     since: float = field(default_factory=monotonic)
     settled: bool = False
+
+    @property
+    def known(self) -> tuple[ReceivedEvent, Handler]:
+        """Event and handler of a delivery that got as far as a handler.
+
+        Raises:
+            LookupError: it did not; only its raw bytes can be archived.
+        """
+        if self.event is None or self.handler is None:
+            raise LookupError(f"a delivery from {self.received.queue!r} has no handler")
+        return self.event, self.handler
 
     @property
     def lost(self) -> bool:
@@ -84,6 +95,9 @@ class EventMessage(Message):
 
 class EventRequest(Request):
     """A handler's run, whose delivery is settled by verdicts and by nothing else."""
+
+    _already_revoked: bool
+    _already_cancelled: bool
 
     def __init__(self, message: EventMessage, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
@@ -158,9 +172,7 @@ class EventRequest(Request):
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A time limit passed; past the hard one the pool kills the child."""
         if soft:
-            logger.warning(
-                "Soft time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id
-            )
+            logger.warning("Soft time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
             return
         state.task_ready(self)
         if state.should_terminate:
@@ -175,12 +187,12 @@ class EventRequest(Request):
 
     def _decide(self, exc: BaseException) -> Verdict:
         delivery = self.delivery
-        assert delivery.handler is not None
+        _, handler = delivery.known
         return decide(
             exc,
-            delivery.handler.policy,
+            handler.policy,
             attempt=delivery.progress.attempt,
-            now=datetime.now(timezone.utc),
+            now=datetime.now(UTC),
             random=random.random(),
         )
 
@@ -220,9 +232,7 @@ class EventRequest(Request):
         """Whatever Celery rejects by itself goes back to the broker."""
         self._settle(REQUEUE)
 
-    def _announce_revoked(
-        self, reason: str, terminated: bool, signum: Any, expired: bool
-    ) -> None:
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Revoked or terminated by remote control: archived; Celery alone would ack it away."""
         if self._already_revoked:
             return
@@ -273,7 +283,7 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
     get_bucket = consumer.task_buckets.__getitem__
 
     def handle_message(message: EventMessage, body: Any, ack: Any, reject: Any, callbacks: Any,
-                       **kwargs: Any) -> None:  # fmt: skip
+                       **_: Any) -> None:  # fmt: skip
         request = EventRequest(
             message,
             on_ack=ack,
@@ -305,7 +315,7 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
         )
         bucket = None if consumer.disable_rate_limits else get_bucket(task.name)
         if bucket:
-            consumer._limit_task(request, bucket, 1)
+            consumer._limit_task(request, bucket, 1)  # noqa: SLF001 - as Celery's strategy does
             return
         state.task_reserved(request)
         for callback in callbacks or ():

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from celery import Celery
@@ -79,7 +79,7 @@ class Copies:
                 worker=self.worker,
             )
         if verdict.kind == "retry":
-            assert event is not None and handler is not None and verdict.due_at is not None
+            event, handler = delivery.known
             history = delivery.progress.history
             if verdict.failure is not None:
                 history = envelope.remember(
@@ -90,7 +90,7 @@ class Copies:
                 event,
                 handler,
                 attempt=delivery.progress.attempt + 1,
-                due_at=verdict.due_at,
+                due_at=verdict.due_at or now,
                 history=history,
                 now=now,
             )
@@ -116,14 +116,14 @@ class Copies:
 
     def postponed(self, delivery: Delivery, now: datetime) -> Message:
         """Return the copy that goes round again because the event is not due yet."""
-        event, handler, progress = delivery.event, delivery.handler, delivery.progress
-        assert event is not None and handler is not None and progress.due_at is not None
+        event, handler = delivery.known
+        progress = delivery.progress
         return self.delayed(
             delivery.received,
             event,
             handler,
             attempt=progress.attempt,
-            due_at=progress.due_at,
+            due_at=progress.due_at or now,
             history=progress.history,
             now=now,
         )
@@ -206,7 +206,7 @@ class Settler:
         elif verdict.kind == "requeue":
             self._finish(delivery, ack=False)
         else:
-            message = self.copies.build(delivery, verdict, datetime.now(timezone.utc))
+            message = self.copies.build(delivery, verdict, datetime.now(UTC))
             if message is None:
                 self._finish(delivery, ack=True)
             else:
@@ -216,7 +216,7 @@ class Settler:
         """Send an event that came back too early round again."""
         if not delivery.settled:
             delivery.settled = True
-            message = self.copies.postponed(delivery, datetime.now(timezone.utc))
+            message = self.copies.postponed(delivery, datetime.now(UTC))
             self._add(Job(delivery, None, message))
 
     def drain(self, timeout: float) -> bool:
@@ -372,6 +372,7 @@ def announce(service: str, delivery: Delivery, verdict: Verdict | None) -> None:
         return
     exception = verdict.failure.first_line if verdict.failure else verdict.detail
     handler = delivery.handler.name if delivery.handler else None
+    extra: dict[str, Any]
     if verdict.kind == "retry":
         signal, extra = signals.event_retried, {"due_at": verdict.due_at}
     else:

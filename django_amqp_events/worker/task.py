@@ -6,15 +6,16 @@ import inspect
 import random
 import sys
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
-from functools import lru_cache
+from datetime import UTC, datetime
+from functools import cache
 from typing import Any, ClassVar, Final
 
 from asgiref.sync import async_to_sync
-from celery import Celery, Task, current_app
+from celery import Celery, Task
 from celery.app.trace import fast_trace_task, trace_task_ret
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 
+from ..broker import current_celery_app
 from ..context import ReceivedEvent, handling
 from ..exceptions import DirectCallError
 from ..registry import Handler, get_registry
@@ -112,18 +113,21 @@ class HandlerTask(Task):
             exc,
             self.handler.policy,
             attempt=event.attempt,
-            now=datetime.now(timezone.utc),
+            now=datetime.now(UTC),
             random=random.random(),
         )
         cause = exc.__cause__ or exc if isinstance(exc, Retry) else exc
+        shown: Exception
         if verdict.kind == "retry":
             run.storing = False
-            assert verdict.due_at is not None
-            return Retry(exc=cause, when=verdict.due_at)
+            shown = Retry(exc=cause, when=verdict.due_at)
+            return shown
         if verdict.kind == "handled":
-            return Ignore()
+            shown = Ignore()
+            return shown
         if verdict.kind == "requeue":
-            return exc if isinstance(exc, Reject) else Reject(exc, requeue=True)
+            shown = exc if isinstance(exc, Reject) else Reject(exc, requeue=True)
+            return shown
         if isinstance(cause, Exception) and not isinstance(cause, (Retry, Reject, Ignore)):
             return cause
         # The tracer would let a SystemExit through, and store nothing for a Reject.
@@ -141,7 +145,7 @@ class HandlerTask(Task):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
-    def retry(  # type: ignore[override]
+    def retry(
         self,
         args: Any = None,
         kwargs: Any = None,
@@ -175,7 +179,7 @@ class HandlerTask(Task):
         if eta is not None:
             if eta.tzinfo is None:
                 raise ValueError(f"retry(eta={eta!r}) has no time zone; pass an aware datetime")
-            countdown = (eta - datetime.now(timezone.utc)).total_seconds()
+            countdown = (eta - datetime.now(UTC)).total_seconds()
         if countdown is not None and countdown < MINIMUM_DELAY:
             raise ValueError(
                 f"handler {self.name!r} asked for a retry in {countdown:g} s; delays are at "
@@ -220,7 +224,9 @@ def terminated_by_signal(exc: BaseException) -> bool:
     return isinstance(exc, SystemExit) and isinstance(exc.code, int) and exc.code < -128
 
 
-def bind(handler: Handler, args: Any, kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+def bind(
+    handler: Handler, args: Any, kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Fit a payload to a handler: surplus keyword arguments are dropped unless it is strict.
 
     Raises:
@@ -240,12 +246,12 @@ def bind(handler: Handler, args: Any, kwargs: Mapping[str, Any]) -> tuple[tuple[
     return tuple(args), given
 
 
-@lru_cache(maxsize=None)
+@cache
 def _signature(handler: Handler) -> inspect.Signature:
     return handler.signature
 
 
-@lru_cache(maxsize=None)
+@cache
 def task_class(handler: Handler) -> type[HandlerTask]:
     """Build the Celery task class of a handler."""
     user = (handler.target,) if handler.is_task_class else ()
@@ -280,7 +286,7 @@ def register(app: Celery, handlers: Mapping[str, Handler]) -> None:
 
 def task_for(name: str) -> HandlerTask:
     """Return the task of a handler of this service, registered in the current app."""
-    app = current_app._get_current_object()
+    app = current_celery_app()
     register(app, {name: get_registry().handlers[name]})
     task: HandlerTask = app.tasks[name]
     return task
@@ -293,7 +299,7 @@ def trace_event(name: str, task_id: str, request: dict[str, Any], body: Any) -> 
     connections. Its outcome is ignored: the verdict was recorded before a result is stored,
     so a result store that fails changes nothing.
     """
-    app = current_app._get_current_object()
+    app = current_celery_app()
     run = Run()
     request["amqp_run"] = run
     error: BaseException | None = None
@@ -318,6 +324,6 @@ def trace_event(name: str, task_id: str, request: dict[str, Any], body: Any) -> 
         error if error is not None else RuntimeError("the handler was not run"),
         app.tasks[name].handler.policy,
         attempt=event.attempt,
-        now=datetime.now(timezone.utc),
+        now=datetime.now(UTC),
         random=random.random(),
     )

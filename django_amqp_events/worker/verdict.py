@@ -80,13 +80,9 @@ def decide(
     if isinstance(exc, Retry):
         return _asked(exc, policy, attempt, now, random)
     if isinstance(exc, InvalidArguments):
-        return Verdict(
-            kind="archive", reason="arguments", detail=str(exc), failure=describe(exc)
-        )
+        return Verdict(kind="archive", reason="arguments", detail=str(exc), failure=describe(exc))
     if isinstance(exc, Unsupported):
-        return Verdict(
-            kind="archive", reason="unsupported", detail=str(exc), failure=describe(exc)
-        )
+        return Verdict(kind="archive", reason="unsupported", detail=str(exc), failure=describe(exc))
     limits = (SoftTimeLimitExceeded, TimeLimitExceeded)
     if isinstance(exc, limits) or policy.retries(exc):
         return _retry_or_archive(exc, policy, attempt, policy.delay(attempt, random), now)
@@ -98,9 +94,7 @@ def decide(
     )
 
 
-def _asked(
-    exc: Retry, policy: RetryPolicy, attempt: int, now: datetime, random: float
-) -> Verdict:
+def _asked(exc: Retry, policy: RetryPolicy, attempt: int, now: datetime, random: float) -> Verdict:
     """Decide for a handler that called ``self.retry(…)``."""
     cause = exc.__cause__
     if isinstance(exc.when, datetime):
@@ -150,7 +144,7 @@ def describe(exc: BaseException, tb: TracebackType | None = None) -> Failure:
     ]
     try:
         text = "".join(traceback.format_exception(cls, exc, tb, limit=-2 * MAX_FRAMES))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever the user's exception does
         text = f"{name}: no traceback, because formatting it raised {type(error).__name__}"
     return Failure(
         exception=name,
@@ -163,5 +157,5 @@ def describe(exc: BaseException, tb: TracebackType | None = None) -> Failure:
 def _say(exc: BaseException) -> str:
     try:
         return str(exc)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever the user's exception does
         return f"<no text: str() raised {type(error).__name__}>"
