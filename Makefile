@@ -6,7 +6,7 @@ ARGS ?=
 VENV = .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check lint format demo lock wheel clean broker-start broker-stop
+.PHONY: help venv test check lint format matrix demo lock wheel clean broker-start broker-stop
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ lint: venv  ## Style and types alone
 format: venv  ## Let ruff write what it can
 	@$(VENV) -m ruff check --fix --quiet . || true
 	@$(VENV) -m ruff format --quiet .
+
+matrix:  ## The suite on fresh Debian 12, 13 and forky, and on PostgreSQL (ARGS="debian12 -- -k x")
+	@$(PYTHON) scripts/matrix.py $(ARGS)
 
 demo: venv  ## Two services, some hundred orders, failures, retries and the archive
 	@$(VENV) -m example_project.demo $(ARGS)

@@ -265,9 +265,9 @@ def test_a_taken_port_is_exchanged(
     picks = [taken]
     real = broker.Ports.pick
     monkeypatch.setattr(broker.Ports, "pick", lambda: picks.pop() if picks else real())
-    with socket.create_server(("127.0.0.1", taken.amqp)):
+    with socket.create_server(("127.0.0.1", taken.epmd)):
         node = make_node(management=False)
-        assert node.port != taken.amqp
+        assert node.ports.epmd != taken.epmd
     node.end()
 
 
@@ -286,6 +286,22 @@ def test_without_any_server_the_error_names_the_remedies(monkeypatch: pytest.Mon
     with pytest.raises(BrokerError, match="AMQP_URL") as caught:
         broker.find_server(install=False)
     assert "no rabbitmq-server" in str(caught.value)
+
+
+def test_docker_counts_only_where_its_daemon_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(broker, "_find_scripts", lambda: None)
+    for answer, found in (("exit 1", False), ("exit 0", False), ("echo 28.0", True)):
+        docker.write_text(f"#!/bin/sh\n{answer}\n")
+        docker.chmod(0o755)
+        if found:
+            assert broker.find_server(install=False).kind == "docker"
+        else:
+            with pytest.raises(BrokerError, match="no Docker daemon answers"):
+                broker.find_server(install=False)
 
 
 def test_an_old_server_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
