@@ -531,10 +531,13 @@ def _policy(options: Mapping[str, Any], where: str, problems: list[Problem]) -> 
             if isinstance(items, (str, type)) or not isinstance(items, Iterable):
                 items = (items,)
             loaded = (
-                _load(item, f"{where}: {key}", problems) if isinstance(item, str) else item
+                (item, _load(item, f"{where}: {key}", problems) if isinstance(item, str) else item)
                 for item in items
             )
-            given[key] = tuple(item for item in loaded if item is not None)
+            # A path that could not be imported has its problem already.
+            given[key] = tuple(
+                target for item, target in loaded if target is not None or item is None
+            )
     try:
         return RetryPolicy(**given)
     except ConfigurationError as exc:
