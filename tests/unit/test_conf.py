@@ -1,0 +1,375 @@
+"""AMQP_EVENTS: every key, what is wrong with it, and the environment."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_django import Settings as DjangoSettings
+
+from django_amqp_events import conf
+from django_amqp_events.conf import ArchiveSettings, Settings, from_env, parse
+from django_amqp_events.exceptions import ConfigurationError
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def codes(raw: object) -> list[str]:
+    return [problem.code for problem in parse(raw)[1]]
+
+
+def read(**keys: Any) -> Settings:
+    """Parse settings that must have no problem."""
+    settings, problems = parse({"SERVICE": "billing", **keys})
+    assert problems == ()
+    return settings
+
+
+def problem(**keys: Any) -> conf.Problem:
+    """Parse settings that must have one problem."""
+    _, problems = parse({"SERVICE": "billing", **keys})
+    assert len(problems) == 1, problems
+    assert problems[0].hint
+    return problems[0]
+
+
+@pytest.mark.parametrize("raw", [None, {}])
+def test_absent_is_dormant(raw: object) -> None:
+    settings, problems = parse(raw)
+    assert settings.service == ""
+    assert [problem.code for problem in problems] == ["W001"]
+
+
+@pytest.mark.parametrize("raw", ["billing", 5, ["billing"], object()])
+def test_no_dict(raw: object) -> None:
+    assert codes(raw) == ["E003"]
+
+
+def test_defaults() -> None:
+    assert read() == Settings(service="billing")
+    assert read().publish == "on_commit"
+    assert read().confirm_timeout == 10
+    assert read().max_body == 1024 * 1024
+    assert read().autodiscover == ("events", "handlers")
+    assert read().archive == ArchiveSettings(ttl=None, max_length=None)
+
+
+def test_every_key_is_read() -> None:
+    raw = {
+        "SERVICE": "billing",
+        "EVENTS": {"shop.order.created": {"CONTRACT": "shop.events.order_created"}},
+        "HANDLERS": {"billing.invoice": {"EVENTS": ["shop.#"], "MAX_RETRIES": 3}},
+        "DEFAULTS": {"MAX_RETRIES": 4, "QUEUE": "all"},
+        "AUTODISCOVER": ["signals"],
+        "PUBLISH": "immediate",
+        "UNROUTED": "raise",
+        "BACKEND": "memory",
+        "CONFIRM_TIMEOUT": timedelta(seconds=2.5),
+        "MAX_BODY": 4096,
+        "PREFIX": "test-",
+        "EXCHANGE": "facts",
+        "QUEUE_TYPE": "classic",
+        "TOPOLOGY": "external",
+        "ARCHIVE": {"TTL": timedelta(days=1), "MAX_LENGTH": 7},
+        "MANAGEMENT_URL": "https://me:secret@rabbit.example:15671",
+        "CELERY_APP": "project.celery.app",
+        "DATABASE": "orders",
+    }
+    assert set(raw) == set(conf.KEYS)
+    settings, problems = parse(raw)
+    assert problems == ()
+    assert settings == Settings(
+        service="billing",
+        events={"shop.order.created": {"contract": "shop.events.order_created"}},
+        handlers={"billing.invoice": {"events": ["shop.#"], "max_retries": 3}},
+        defaults={"max_retries": 4, "queue": "all"},
+        autodiscover=("signals",),
+        publish="immediate",
+        unrouted="raise",
+        backend="memory",
+        confirm_timeout=2.5,
+        max_body=4096,
+        prefix="test-",
+        exchange="facts",
+        queue_type="classic",
+        topology="external",
+        archive=ArchiveSettings(ttl=86400, max_length=7),
+        management_url="https://me:secret@rabbit.example:15671",
+        celery_app="project.celery.app",
+        database="orders",
+    )
+
+
+def test_topology_is_automatic_in_debug_only() -> None:
+    assert parse({"SERVICE": "a"}, debug=True)[0].topology == "auto"
+    assert parse({"SERVICE": "a"}, debug=False)[0].topology == "verify"
+    assert parse({"SERVICE": "a", "TOPOLOGY": "verify"}, debug=True)[0].topology == "verify"
+
+
+def test_missing_service() -> None:
+    assert codes({"EXCHANGE": "facts"}) == ["E001"]
+
+
+@pytest.mark.parametrize(
+    "service", ["", "a.b", "a:b", "a b", "ä", "-a", "a\n", "amq.", "*", "a/b", 5, None]
+)
+def test_forbidden_service(service: object) -> None:
+    assert "E004" in codes({"SERVICE": service})
+
+
+@pytest.mark.parametrize("service", ["a", "shop", "shop-2", "Shop_EU", "9"])
+def test_allowed_service(service: str) -> None:
+    assert codes({"SERVICE": service}) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "near"),
+    [
+        ({"HANDLER": {}}, "'HANDLERS'"),
+        ({"service": "x"}, "'SERVICE'"),
+        ({"CONFIRM_TIME_OUT": 5}, "'CONFIRM_TIMEOUT'"),
+        ({"ARCHIVE": {"TLL": 5}}, "'TTL'"),
+        ({"DEFAULTS": {"MAX_RETRY": 5}}, "'MAX_RETRIES'"),
+        ({"DEFAULTS": {"max_retries": 5}}, "'MAX_RETRIES'"),
+        ({"HANDLERS": {"a.b": {"AUTORETRY": ()}}}, "'AUTORETRY_FOR'"),
+        ({"EVENTS": {"a.b": {"CONTRACTS": "x"}}}, "'CONTRACT'"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(keys: dict[str, Any], near: str) -> None:
+    found = problem(**keys)
+    assert found.code == "E002"
+    assert near in found.hint
+
+
+def test_an_unknown_key_like_none_names_them_all() -> None:
+    found = problem(ZZZZ=1)
+    assert found.code == "E002"
+    assert all(key in found.hint for key in conf.KEYS)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"EVENTS": []},
+        {"EVENTS": {"a.b": None}},
+        {"EVENTS": {5: {}}},
+        {"HANDLERS": "x"},
+        {"HANDLERS": {"a.b": "x"}},
+        {"DEFAULTS": 5},
+        {"AUTODISCOVER": "events"},
+        {"AUTODISCOVER": 5},
+        {"AUTODISCOVER": [5]},
+        {"AUTODISCOVER": None},
+        {"PUBLISH": "later"},
+        {"PUBLISH": True},
+        {"UNROUTED": "hold"},
+        {"BACKEND": "redis"},
+        {"CONFIRM_TIMEOUT": 0},
+        {"CONFIRM_TIMEOUT": -1},
+        {"CONFIRM_TIMEOUT": True},
+        {"CONFIRM_TIMEOUT": "5"},
+        {"CONFIRM_TIMEOUT": None},
+        {"CONFIRM_TIMEOUT": float("nan")},
+        {"CONFIRM_TIMEOUT": float("inf")},
+        {"CONFIRM_TIMEOUT": 10**400},
+        {"CONFIRM_TIMEOUT": timedelta(0)},
+        {"MAX_BODY": 0},
+        {"MAX_BODY": 1.5},
+        {"MAX_BODY": 2**63},
+        {"MAX_BODY": True},
+        {"PREFIX": 5},
+        {"EXCHANGE": ""},
+        {"EXCHANGE": 5},
+        {"QUEUE_TYPE": "stream"},
+        {"TOPOLOGY": "never"},
+        {"TOPOLOGY": []},
+        {"ARCHIVE": 5},
+        {"ARCHIVE": {"TTL": 0}},
+        {"ARCHIVE": {"TTL": timedelta(days=-1)}},
+        {"ARCHIVE": {"MAX_LENGTH": 0}},
+        {"ARCHIVE": {"MAX_LENGTH": 2**63}},
+        {"MANAGEMENT_URL": "rabbit:15672"},
+        {"MANAGEMENT_URL": "ftp://rabbit"},
+        {"CELERY_APP": 5},
+        {"DATABASE": None},
+    ],
+)
+def test_wrong_values(keys: dict[str, Any]) -> None:
+    found = problem(**keys)
+    assert found.code == "E003"
+    assert next(iter(keys)) in found.message
+
+
+def test_autodiscover_imports_nothing_when_it_is_wrong() -> None:
+    assert parse({"SERVICE": "a", "AUTODISCOVER": "events"})[0].autodiscover == ()
+    assert read(AUTODISCOVER=[]).autodiscover == ()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"EXCHANGE": "amq.topic"},
+        {"PREFIX": "amq."},
+        {"EXCHANGE": "billing:archive"},
+        {"EXCHANGE": "facts\x07"},
+        {"EXCHANGE": "facts\ud800"},
+    ],
+)
+def test_reserved_names(keys: dict[str, Any]) -> None:
+    assert set(codes({"SERVICE": "billing", **keys})) == {"E004"}
+
+
+@pytest.mark.parametrize("keys", [{"EXCHANGE": "x" * 256}, {"EXCHANGE": "ä" * 128}])
+def test_long_names(keys: dict[str, Any]) -> None:
+    assert problem(**keys).code == "E005"
+
+
+def test_the_prefix_counts() -> None:
+    assert "E005" in codes({"SERVICE": "b", "PREFIX": "x" * 250, "EXCHANGE": "events"})
+    assert codes({"SERVICE": "b" * 255}) == []
+    assert codes({"SERVICE": "b" * 256}) == ["E005"]
+
+
+simple = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.binary(max_size=5),
+    st.timedeltas(),
+)
+hostile = st.recursive(
+    simple,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.one_of(st.sampled_from(("TTL", "EVENTS", "HANDLER", "a.b")), simple),
+            inner,
+            max_size=3,
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@given(raw=st.dictionaries(st.one_of(st.sampled_from(conf.KEYS), simple), hostile, max_size=6))
+def test_parsing_never_raises(raw: dict[Any, Any]) -> None:
+    settings, problems = parse(raw)
+    assert isinstance(settings, Settings)
+    for found in problems:
+        assert re.fullmatch(r"[EW]\d{3}", found.code)
+        assert found.message
+        assert found.hint
+
+
+# -- the process's settings ---------------------------------------------------------------
+
+
+def test_settings_are_read_anew_when_they_change(settings: DjangoSettings) -> None:
+    settings.AMQP_EVENTS = {"SERVICE": "one"}
+    first = conf.get_settings()
+    assert first.service == "one"
+    assert conf.get_settings() is first
+    settings.AMQP_EVENTS = {"SERVICE": "two"}
+    assert conf.get_settings().service == "two"
+    settings.DEBUG = True
+    assert conf.get_settings().topology == "auto"
+
+
+def test_get_settings_names_every_error(settings: DjangoSettings) -> None:
+    settings.AMQP_EVENTS = {"PUBLISH": "later", "HANDLER": {}}
+    with pytest.raises(ConfigurationError) as info:
+        conf.get_settings()
+    text = str(info.value)
+    assert "SERVICE" in text
+    assert "'later'" in text
+    assert "'HANDLERS'" in text
+
+
+def test_get_settings_while_dormant(settings: DjangoSettings) -> None:
+    del settings.AMQP_EVENTS
+    with pytest.raises(ConfigurationError, match="AMQP_EVENTS is not set"):
+        conf.get_settings()
+
+
+# -- the environment ----------------------------------------------------------------------
+
+
+def test_from_env_leaves_settings_alone_without_variables() -> None:
+    given_ = {"SERVICE": "billing", "DEFAULTS": {"STRICT": True}}
+    assert from_env(given_, {}) == given_
+    assert from_env(given_, {"AMQP_EVENTS_MAX_RETRIES": " "}) == given_
+
+
+def test_from_env_puts_variables_in() -> None:
+    given_ = {"SERVICE": "billing", "DEFAULTS": {"STRICT": True}, "ARCHIVE": {"MAX_LENGTH": 1}}
+    merged = from_env(
+        given_,
+        {
+            "AMQP_EVENTS_MAX_RETRIES": "0",
+            "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "1500",
+            "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "20",
+        },
+    )
+    assert merged == {
+        "SERVICE": "billing",
+        "DEFAULTS": {"STRICT": True, "MAX_RETRIES": 0},
+        "ARCHIVE": {"TTL": timedelta(milliseconds=1500), "MAX_LENGTH": 20},
+    }
+    assert given_["DEFAULTS"] == {"STRICT": True}
+    settings, problems = parse(merged)
+    assert problems == ()
+    assert settings.archive == ArchiveSettings(ttl=1.5, max_length=20)
+    assert settings.defaults["max_retries"] == 0
+
+
+def test_from_env_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMQP_EVENTS_MAX_RETRIES", "3")
+    assert from_env({"SERVICE": "a"}) == {"SERVICE": "a", "DEFAULTS": {"MAX_RETRIES": 3}}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AMQP_EVENTS_MAX_RETRIES",
+        "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL",
+        "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH",
+    ],
+)
+@pytest.mark.parametrize("value", ["many", "-1", "1.5", "1h"])
+def test_from_env_names_a_variable_that_is_wrong(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        from_env({"SERVICE": "a"}, {name: value})
+
+
+def test_the_library_itself_reads_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMQP_EVENTS_MAX_RETRIES", "3")
+    assert read().defaults == {}
+
+
+# -- the documentation --------------------------------------------------------------------
+
+
+def documented(text: str, heading: str) -> set[str]:
+    """Return the first words in code of a table below a heading."""
+    section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return set(re.findall(r"^\| `([A-Z_]+)` \|", section, re.MULTILINE))
+
+
+def test_every_setting_is_documented() -> None:
+    text = (DOCS / "settings.md").read_text()
+    assert documented(text, "Keys") == set(conf.KEYS)
+    handler = {name.upper() for name in conf.HANDLER_OPTIONS}
+    assert documented(text, "Handlers") == handler
+    assert documented(text, "Events") == {name.upper() for name in conf.EVENT_OPTIONS}
+    for name in handler - {option.upper() for option in conf.DEFAULT_OPTIONS}:
+        rows = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+        assert any("not in `DEFAULTS`" in row for row in rows), name
+    for variable in re.findall(r'"(AMQP_EVENTS_[A-Z_]+)"', Path(conf.__file__).read_text()):
+        assert f"`{variable}`" in text

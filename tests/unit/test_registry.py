@@ -1,0 +1,505 @@
+"""Decorators and settings, put together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from celery import Task
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_django import Settings as DjangoSettings
+
+from django_amqp_events import conf, registry
+from django_amqp_events.declaration import Event, HandlerFunction
+from django_amqp_events.exceptions import ConfigurationError
+from django_amqp_events.registry import (
+    EventDeclaration,
+    Handler,
+    HandlerDeclaration,
+    Registry,
+    build,
+    declarations,
+    default_name,
+)
+
+HERE = __name__
+
+
+def contract(order_id: int) -> None: ...
+
+
+def other_contract(order_id: int) -> None: ...
+
+
+def invoice(order_id: int) -> None: ...
+
+
+def mail(order_id: int) -> None: ...
+
+
+async def asynchronous(order_id: int) -> None: ...
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand for a user's decorator, such as transaction.atomic."""
+
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return inner
+
+
+@logged
+def decorated(order_id: int) -> None: ...
+
+
+class InvoiceTask(Task):
+    max_retries = 3
+    time_limit = 60
+    autoretry_for = (OSError,)
+
+    def run(self, order_id: int) -> None: ...
+
+
+declared_event = Event("shop.order.created", contract)
+declared_handler = HandlerFunction(
+    HandlerDeclaration(target=invoice, name="billing.invoice", options={})
+)
+
+
+def declaration(
+    target: Callable[..., Any] = invoice, name: str = "billing.invoice", **options: Any
+) -> HandlerDeclaration:
+    return HandlerDeclaration(
+        target=target, name=name, options={"events": ("shop.order.created",), **options}
+    )
+
+
+def put_together(
+    *handlers: HandlerDeclaration,
+    events: tuple[EventDeclaration, ...] = (),
+    **keys: Any,
+) -> Registry:
+    settings, problems = conf.parse({"SERVICE": "billing", **keys})
+    assert problems == ()
+    return build(settings, events, handlers)
+
+
+def clean(*handlers: HandlerDeclaration, **keys: Any) -> Mapping[str, Handler]:
+    """Build a registry that must have no problem, and return its handlers."""
+    found = put_together(*handlers, **keys)
+    assert found.problems == ()
+    return found.handlers
+
+
+def codes(*handlers: HandlerDeclaration, **keys: Any) -> list[str]:
+    found = put_together(*handlers, **keys)
+    assert all(problem.hint for problem in found.problems)
+    return [problem.code for problem in found.problems]
+
+
+# -- handlers -----------------------------------------------------------------------------
+
+
+def test_a_decorator_alone() -> None:
+    handlers = clean(declaration(max_retries=5, retry_backoff=30, strict=True))
+    handler = handlers["billing.invoice"]
+    assert handler.key == handler.queue == "billing.billing.invoice"
+    assert handler.patterns == ("shop.order.created",)
+    assert handler.target is invoice
+    assert handler.policy.max_retries == 5
+    assert handler.policy.retry_backoff == 30
+    assert handler.strict
+    assert handler.ignore_result
+    assert not handler.bind
+
+
+def test_settings_alone_have_the_same_power() -> None:
+    by_settings = clean(
+        HANDLERS={
+            "billing.invoice": {
+                "EVENTS": ["shop.order.created"],
+                "HANDLER": f"{HERE}.invoice",
+                "BIND": True,
+                "STRICT": True,
+                "QUEUE": "mail",
+                "MAX_RETRIES": 5,
+                "RETRY_BACKOFF": 30,
+                "RETRY_BACKOFF_MAX": 300,
+                "RETRY_JITTER": True,
+                "DEFAULT_RETRY_DELAY": 9,
+                "AUTORETRY_FOR": ["OSError", "decimal.InvalidOperation"],
+                "DONT_AUTORETRY_FOR": "ValueError",
+                "TIME_LIMIT": 60,
+                "SOFT_TIME_LIMIT": 50,
+                "RATE_LIMIT": "10/m",
+                "IGNORE_RESULT": False,
+            }
+        }
+    )
+    from decimal import InvalidOperation
+
+    by_decorator = clean(
+        declaration(
+            bind=True,
+            strict=True,
+            queue="mail",
+            max_retries=5,
+            retry_backoff=30,
+            retry_backoff_max=300,
+            retry_jitter=True,
+            default_retry_delay=9,
+            autoretry_for=(OSError, InvalidOperation),
+            dont_autoretry_for=ValueError,
+            time_limit=60,
+            soft_time_limit=50,
+            rate_limit="10/m",
+            ignore_result=False,
+        )
+    )
+    assert by_settings == by_decorator
+    handler = by_settings["billing.invoice"]
+    assert handler.queue == "billing.mail"
+    assert handler.key == "billing.billing.invoice"
+    assert handler.policy.autoretry_for == (OSError, InvalidOperation)
+
+
+def test_settings_win_key_by_key() -> None:
+    handlers = clean(
+        declaration(max_retries=5, retry_backoff=30),
+        HANDLERS={"billing.invoice": {"MAX_RETRIES": 1}},
+    )
+    assert handlers["billing.invoice"].policy.max_retries == 1
+    assert handlers["billing.invoice"].policy.retry_backoff == 30
+    assert handlers["billing.invoice"].target is invoice
+
+
+def test_settings_may_name_the_decorated_function() -> None:
+    for path in (f"{HERE}.invoice", f"{HERE}.declared_handler"):
+        handlers = clean(declaration(), HANDLERS={"billing.invoice": {"HANDLER": path}})
+        assert handlers["billing.invoice"].target is invoice
+
+
+def test_defaults_stand_behind_both() -> None:
+    defaults = {"MAX_RETRIES": 2, "RETRY_BACKOFF": 7, "STRICT": True}
+    handlers = clean(
+        declaration(max_retries=5),
+        declaration(mail, "billing.mail"),
+        DEFAULTS=defaults,
+        HANDLERS={"billing.mail": {"RETRY_BACKOFF": 8}},
+    )
+    assert handlers["billing.invoice"].policy.max_retries == 5
+    assert handlers["billing.invoice"].policy.retry_backoff == 7
+    assert handlers["billing.mail"].policy.max_retries == 2
+    assert handlers["billing.mail"].policy.retry_backoff == 8
+    assert handlers["billing.mail"].strict
+
+
+def test_a_different_callable_under_one_name() -> None:
+    assert codes(declaration(), HANDLERS={"billing.invoice": {"HANDLER": f"{HERE}.mail"}}) == [
+        "E008"
+    ]
+    assert codes(declaration(), declaration(mail)) == ["E008"]
+    assert codes(declaration(), declaration()) == ["E008"]
+
+
+def test_enabled_false_silences_a_handler() -> None:
+    silent = {"billing.invoice": {"ENABLED": False}}
+    assert clean(declaration(), HANDLERS=silent) == {}
+    assert clean(HANDLERS=silent) == {}
+    assert clean(declaration(enabled=False)) == {}
+    assert set(clean(declaration(), HANDLERS={"billing.invoice": {"ENABLED": True}})) == {
+        "billing.invoice"
+    }
+
+
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_enabled_is_a_boolean(value: object) -> None:
+    assert codes(declaration(), HANDLERS={"billing.invoice": {"ENABLED": value}}) == ["E009"]
+
+
+def test_the_default_name_is_app_label_and_function() -> None:
+    from django.contrib.auth.models import User
+
+    assert default_name(User) == "auth.User"
+    assert default_name(invoice) == "tests.invoice"
+    assert set(clean(declaration(name=""))) == {"tests.invoice"}
+
+
+def test_the_prefix_is_in_front() -> None:
+    handlers = clean(declaration(queue="mail"), PREFIX="eu-")
+    assert handlers["billing.invoice"].queue == "eu-billing.mail"
+    assert handlers["billing.invoice"].key == "eu-billing.billing.invoice"
+
+
+def test_several_handlers_of_one_event_and_of_one_queue() -> None:
+    found = put_together(
+        declaration(queue="all"),
+        declaration(mail, "billing.mail", queue="all", events=("shop.order.paid", "shop.a.#")),
+        declaration(mail, "billing.other"),
+    )
+    assert found.problems == ()
+    queues = found.by_queue()
+    assert {queue: [h.name for h in handlers] for queue, handlers in queues.items()} == {
+        "billing.all": ["billing.invoice", "billing.mail"],
+        "billing.billing.other": ["billing.other"],
+    }
+
+    def name_of(queue: str, event: str) -> str | None:
+        handler = found.find(queue, event)
+        return handler.name if handler else None
+
+    assert name_of("billing.all", "shop.order.created") == "billing.invoice"
+    assert name_of("billing.all", "shop.order.paid") == "billing.mail"
+    assert name_of("billing.all", "shop.a") == "billing.mail"
+    assert name_of("billing.billing.other", "shop.order.created") == "billing.other"
+    assert name_of("billing.all", "shop.order.lost") is None
+    assert name_of("billing.none", "shop.order.created") is None
+
+
+@pytest.mark.parametrize(
+    ("patterns", "overlap"),
+    [
+        (("shop.order.created",), True),
+        (("shop.*.created",), True),
+        (("#",), True),
+        (("shop.order.paid", "#.created"), True),
+        (("shop.order.paid",), False),
+        (("shop.*",), False),
+    ],
+)
+def test_an_overlap_on_one_queue(patterns: tuple[str, ...], overlap: bool) -> None:
+    pair = (
+        declaration(queue="all"),
+        declaration(mail, "billing.mail", queue="all", events=patterns),
+    )
+    assert codes(*pair) == (["E010"] if overlap else [])
+
+
+def test_an_event_may_be_given_as_the_object() -> None:
+    handlers = clean(declaration(events=(declared_event,)))
+    assert handlers["billing.invoice"].patterns == ("shop.order.created",)
+    handlers = clean(declaration(events=declared_event))
+    assert handlers["billing.invoice"].patterns == ("shop.order.created",)
+    handlers = clean(declaration(events="shop.#"))
+    assert handlers["billing.invoice"].patterns == ("shop.#",)
+
+
+def test_a_users_decorator_is_part_of_the_handler() -> None:
+    handlers = clean(HANDLERS={"billing.x": {"EVENTS": ["a.b"], "HANDLER": f"{HERE}.decorated"}})
+    assert handlers["billing.x"].target is decorated
+
+
+def test_signatures_leave_the_task_out() -> None:
+    def bound(self: object, order_id: int) -> None: ...
+
+    handlers = clean(
+        declaration(),
+        declaration(bound, "billing.bound", bind=True),
+        declaration(asynchronous, "billing.asynchronous"),
+        declaration(InvoiceTask, "billing.task"),
+    )
+    for handler in handlers.values():
+        assert list(handler.signature.parameters) == ["order_id"]
+    assert [h.name for h in handlers.values() if h.is_async] == ["billing.asynchronous"]
+    assert [h.name for h in handlers.values() if h.is_task_class] == ["billing.task"]
+
+
+def test_options_of_a_task_class_stand_behind_the_decorator() -> None:
+    handlers = clean(declaration(InvoiceTask, time_limit=30), DEFAULTS={"MAX_RETRIES": 9})
+    handler = handlers["billing.invoice"]
+    assert handler.policy.max_retries == 3
+    assert handler.policy.autoretry_for == (OSError,)
+    assert handler.time_limit == 30
+    # Celery's own defaults on the base class say nothing.
+    assert handler.policy.retry_backoff == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"events": ()}, "E006"),
+        ({"events": None}, "E006"),
+        ({"events": 5}, "E006"),
+        ({"events": ("shop..x",)}, "E006"),
+        ({"events": (5,)}, "E006"),
+        ({"events": ("shop.ord*",)}, "E006"),
+        ({"max_retry": 5}, "E002"),
+        ({"queue": "a:b"}, "E004"),
+        ({"queue": 5}, "E004"),
+        ({"queue": " "}, "E004"),
+        ({"queue": "x" * 255}, "E005"),
+        ({"queue": "x\x00"}, "E004"),
+        ({"bind": 1}, "E009"),
+        ({"strict": "yes"}, "E009"),
+        ({"ignore_result": None}, "E009"),
+        ({"time_limit": 0}, "E009"),
+        ({"time_limit": True}, "E009"),
+        ({"time_limit": "5"}, "E009"),
+        ({"time_limit": float("nan")}, "E009"),
+        ({"soft_time_limit": -1}, "E009"),
+        ({"time_limit": 5, "soft_time_limit": 5}, "E009"),
+        ({"rate_limit": "often"}, "E009"),
+        ({"rate_limit": "10/d"}, "E009"),
+        ({"rate_limit": -1}, "E009"),
+        ({"rate_limit": ()}, "E009"),
+        ({"max_retries": -1}, "E009"),
+        ({"retry_backoff": 0.5}, "E009"),
+        ({"retry_backoff": 600}, "E009"),
+        ({"autoretry_for": 5}, "E009"),
+        ({"autoretry_for": None}, "E009"),
+        ({"autoretry_for": [int]}, "E009"),
+        ({"autoretry_for": "no.such.Error"}, "E007"),
+        ({"autoretry_for": "NoSuchError"}, "E007"),
+        ({"dont_autoretry_for": ["ValueError", "x.y"]}, "E007"),
+    ],
+)
+def test_wrong_options(options: dict[str, Any], code: str) -> None:
+    assert codes(declaration(**options)) == [code]
+
+
+@pytest.mark.parametrize("rate", [None, 5, 0.5, "10", "10/s", "100/m", "0.5/h"])
+def test_rate_limits_that_celery_reads(rate: Any) -> None:
+    from celery.utils.time import rate as celery_rate
+
+    assert clean(declaration(rate_limit=rate))["billing.invoice"].rate_limit == rate
+    celery_rate(rate)
+
+
+@pytest.mark.parametrize(
+    "name", ["a:b", "a b", "a\x00", "a..b", ".a", "a.", "a.*", "#", "a.b\ud800"]
+)
+def test_forbidden_handler_names(name: str) -> None:
+    assert "E004" in codes(declaration(name=name))
+
+
+def test_handlers_that_are_not_there() -> None:
+    events = {"EVENTS": ["a.b"]}
+    assert codes(HANDLERS={"a.b": events}) == ["E007"]
+    assert codes(HANDLERS={"a.b": {**events, "HANDLER": "no.such.module"}}) == ["E007"]
+    assert codes(HANDLERS={"a.b": {**events, "HANDLER": f"{HERE}.nothing"}}) == ["E007"]
+    assert codes(HANDLERS={"a.b": {**events, "HANDLER": f"{HERE}.HERE"}}) == ["E007"]
+    assert codes(HANDLERS={"a.b": {**events, "HANDLER": 5}}) == ["E007"]
+
+
+def test_a_module_that_fails_is_named() -> None:
+    found = put_together(HANDLERS={"a.b": {"EVENTS": ["a.b"], "HANDLER": "tests.unit.broken.x"}})
+    assert [problem.code for problem in found.problems] == ["E007"]
+    assert "RuntimeError: broken on purpose" in found.problems[0].message
+
+
+# -- events -------------------------------------------------------------------------------
+
+
+def test_events_by_decorator_and_by_settings() -> None:
+    found = put_together(
+        events=(EventDeclaration(name="a.b", contract=contract),),
+        EVENTS={"a.b": {}, "a.c": {"CONTRACT": f"{HERE}.contract"}, "a.d": {}},
+    )
+    assert found.problems == ()
+    assert {name: event.contract for name, event in found.events.items()} == {
+        "a.b": contract,
+        "a.c": contract,
+        "a.d": None,
+    }
+
+
+def test_settings_may_name_the_declared_event() -> None:
+    found = put_together(
+        events=(EventDeclaration(name="shop.order.created", contract=contract),),
+        EVENTS={"shop.order.created": {"CONTRACT": f"{HERE}.declared_event"}},
+    )
+    assert found.problems == ()
+    assert found.events["shop.order.created"].contract is contract
+
+
+def test_one_event_with_two_contracts() -> None:
+    two = (
+        EventDeclaration(name="a.b", contract=contract),
+        EventDeclaration(name="a.b", contract=other_contract),
+    )
+    assert codes(events=two) == ["E008"]
+    assert codes(events=(two[0], two[0])) == []
+    by_settings = {"a.b": {"CONTRACT": f"{HERE}.other_contract"}}
+    assert codes(events=two[:1], EVENTS=by_settings) == ["E008"]
+
+
+@pytest.mark.parametrize("name", ["a.*", "#", "", "a..b", "a b", "x" * 256])
+def test_forbidden_event_names(name: str) -> None:
+    assert codes(EVENTS={name: {}}) == ["E006"]
+    assert codes(events=(EventDeclaration(name=name, contract=contract),)) == ["E006"]
+
+
+@pytest.mark.parametrize("path", ["no.such.module", f"{HERE}.HERE", 5, ""])
+def test_contracts_that_are_none(path: object) -> None:
+    assert codes(EVENTS={"a.b": {"CONTRACT": path}}) == ["E007"]
+
+
+# -- hostile ------------------------------------------------------------------------------
+
+anything = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), st.binary()
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=2)
+    ),
+    max_leaves=5,
+)
+
+
+@given(
+    options=st.dictionaries(st.sampled_from([*conf.HANDLER_OPTIONS, "x"]), anything, max_size=6),
+    defaults=st.dictionaries(
+        st.sampled_from([name.upper() for name in conf.DEFAULT_OPTIONS]), anything, max_size=4
+    ),
+    name=st.text(max_size=8),
+)
+def test_building_never_raises(
+    options: dict[str, Any], defaults: dict[str, Any], name: str
+) -> None:
+    settings, _ = conf.parse(
+        {
+            "SERVICE": "billing",
+            "DEFAULTS": defaults,
+            "EVENTS": {name: {"CONTRACT": options.get("handler")}},
+            "HANDLERS": {name: {key.upper(): value for key, value in options.items()}},
+        }
+    )
+    found = build(settings, (), [HandlerDeclaration(target=mail, name="x.y", options=options)])
+    assert all(problem.message and problem.hint for problem in found.problems)
+
+
+# -- the process's registry ---------------------------------------------------------------
+
+
+def test_the_registry_of_the_process(settings: DjangoSettings) -> None:
+    before = declarations.snapshot()
+    try:
+        settings.AMQP_EVENTS = {"SERVICE": "billing"}
+        declarations.restore(((), ()))
+        assert dict(registry.get_registry().handlers) == {}
+        declarations.add_event(EventDeclaration(name="a.b", contract=contract))
+        declarations.add_handler(declaration())
+        found = registry.get_registry()
+        assert set(found.events) == {"a.b"}
+        assert found.handlers["billing.invoice"].queue == "billing.billing.invoice"
+        assert registry.get_registry() is found
+        settings.AMQP_EVENTS = {"SERVICE": "other"}
+        assert registry.get_registry().handlers["billing.invoice"].queue == "other.billing.invoice"
+        declarations.add_handler(declaration(mail, "billing.mail", max_retries=-1))
+        with pytest.raises(ConfigurationError, match="max_retries"):
+            registry.get_registry()
+    finally:
+        declarations.restore(before)
+
+
+def test_dotted() -> None:
+    assert registry.dotted(invoice) == f"{HERE}.invoice"
+    assert "partial" in registry.dotted(functools.partial(invoice))
+    assert inspect.signature(decorated) == inspect.signature(invoice)

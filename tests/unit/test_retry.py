@@ -1,0 +1,179 @@
+"""The retry schedule, and the hops through delay queues that make it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_amqp_events.exceptions import ConfigurationError
+from django_amqp_events.retry import MAXIMUM_DELAY, MINIMUM_DELAY, RetryPolicy, hop
+from django_amqp_events.topology import POWER_DELAYS
+
+policies = st.builds(
+    RetryPolicy,
+    max_retries=st.one_of(st.none(), st.integers(0, 200)),
+    retry_backoff=st.integers(0, 60),
+    retry_backoff_max=st.integers(60, 10_000),
+    default_retry_delay=st.integers(1, 10_000),
+)
+jittery = st.builds(
+    RetryPolicy,
+    retry_jitter=st.just(True),
+    retry_backoff=st.integers(1, 60),
+    retry_backoff_max=st.integers(60, 10_000),
+)
+
+
+def test_the_default_doubles_from_one_second_to_512() -> None:
+    assert RetryPolicy().schedule() == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+def test_the_cap_holds_from_then_on() -> None:
+    policy = RetryPolicy(max_retries=6, retry_backoff=30, retry_backoff_max=300)
+    assert policy.schedule() == (30, 60, 120, 240, 300, 300)
+    assert policy.distinct_delays() == {30, 60, 120, 240, 300}
+
+
+def test_without_backoff_each_retry_waits_the_same() -> None:
+    for off in (0, False):
+        policy = RetryPolicy(max_retries=3, retry_backoff=off, default_retry_delay=7)
+        assert policy.schedule() == (7, 7, 7)
+        assert policy.distinct_delays() == {7}
+
+
+def test_true_is_one_second_as_in_celery() -> None:
+    assert RetryPolicy(retry_backoff=True).schedule() == RetryPolicy().schedule()
+
+
+def test_no_retries_no_delays() -> None:
+    assert RetryPolicy(max_retries=0).schedule() == ()
+    assert RetryPolicy(max_retries=0).distinct_delays() == frozenset()
+
+
+@given(policy=policies, attempt=st.integers(1, 10**9))
+def test_a_delay_is_what_the_formula_says(policy: RetryPolicy, attempt: int) -> None:
+    delay = policy.delay(attempt)
+    if policy.retry_backoff:
+        exponent = min(attempt - 1, 20)  # the largest cap here is reached by then
+        expected = min(policy.retry_backoff * 2**exponent, policy.retry_backoff_max)
+        assert delay == expected
+    else:
+        assert delay == policy.default_retry_delay
+    assert isinstance(delay, float)
+
+
+@given(policy=policies)
+def test_the_schedule_never_falls_and_its_delays_have_queues(policy: RetryPolicy) -> None:
+    schedule = policy.schedule()
+    assert list(schedule) == sorted(schedule)
+    assert len(schedule) == (64 if policy.max_retries is None else min(policy.max_retries, 64))
+    assert {int(delay) for delay in schedule} == policy.distinct_delays()
+    # What comes after the end of a long schedule has a queue as well.
+    if policy.max_retries != 0:
+        assert int(policy.delay(10_000)) in policy.distinct_delays() | {policy.retry_backoff_max}
+
+
+@given(policy=jittery, attempt=st.integers(1, 100), random=st.floats(0, 1))
+def test_jitter_lies_between_the_shortest_delay_and_the_whole(
+    policy: RetryPolicy, attempt: int, random: float
+) -> None:
+    whole = RetryPolicy(
+        retry_backoff=policy.retry_backoff, retry_backoff_max=policy.retry_backoff_max
+    ).delay(attempt)
+    delay = policy.delay(attempt, random)
+    assert MINIMUM_DELAY <= delay <= whole
+    assert delay == max(MINIMUM_DELAY, whole * random)
+
+
+@given(attempt=st.integers(1, 100), random=st.floats(0, 1))
+def test_without_jitter_the_random_number_means_nothing(attempt: int, random: float) -> None:
+    assert RetryPolicy().delay(attempt, random) == RetryPolicy().delay(attempt)
+
+
+def test_exhausted_counts_the_first_run_as_attempt_one() -> None:
+    policy = RetryPolicy(max_retries=3)
+    assert [policy.exhausted(attempt) for attempt in (1, 2, 3, 4, 5)] == [False] * 3 + [True] * 2
+    assert RetryPolicy(max_retries=0).exhausted(1)
+    assert not RetryPolicy(max_retries=None).exhausted(10**9)
+    assert policy.exhausted(2, max_retries=1)
+    assert not policy.exhausted(4, max_retries=10)
+
+
+def test_what_is_retried() -> None:
+    policy = RetryPolicy(autoretry_for=(OSError, LookupError), dont_autoretry_for=(KeyError,))
+    assert policy.retries(ConnectionResetError())
+    assert policy.retries(IndexError())
+    assert not policy.retries(KeyError())
+    assert not policy.retries(ValueError())
+    # These say something about the process, not about the event.
+    assert policy.retries(SystemExit())
+    assert policy.retries(KeyboardInterrupt())
+    assert not RetryPolicy(dont_autoretry_for=(SystemExit,)).retries(SystemExit())
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"max_retries": -1}, "max_retries"),
+        ({"max_retries": True}, "max_retries"),
+        ({"max_retries": 1.5}, "max_retries"),
+        ({"max_retries": "3"}, "max_retries"),
+        ({"retry_backoff": -1}, "retry_backoff"),
+        ({"retry_backoff": 0.5}, "retry_backoff"),
+        ({"retry_backoff": "1"}, "retry_backoff"),
+        ({"retry_backoff": None}, "retry_backoff"),
+        ({"retry_backoff": float("nan")}, "retry_backoff"),
+        ({"retry_backoff": float("inf")}, "retry_backoff"),
+        ({"retry_backoff": 600}, "retry_backoff_max"),
+        ({"retry_backoff_max": 0}, "retry_backoff_max"),
+        ({"retry_backoff_max": 2**31}, "retry_backoff_max"),
+        ({"default_retry_delay": 0}, "default_retry_delay"),
+        ({"default_retry_delay": 10**30}, "default_retry_delay"),
+        ({"retry_jitter": 1}, "retry_jitter"),
+        ({"autoretry_for": (5,)}, "autoretry_for"),
+        ({"dont_autoretry_for": (int,)}, "dont_autoretry_for"),
+    ],
+)
+def test_policies_that_make_no_sense(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        RetryPolicy(**options)
+
+
+def test_the_longest_delay_is_allowed() -> None:
+    assert RetryPolicy(retry_backoff_max=MAXIMUM_DELAY).delay(1000) == MAXIMUM_DELAY
+
+
+@given(
+    delay=st.floats(0.001, 20_000),
+    exact=st.frozensets(st.integers(1, 5_000), max_size=4),
+)
+def test_hops_are_never_early_and_less_than_a_second_late(
+    delay: float, exact: frozenset[int]
+) -> None:
+    delays = tuple(sorted(exact.union(POWER_DELAYS)))
+    waited, hops = 0.0, 0
+    while delay - waited > 0:
+        waited += hop(delay - waited, delays)
+        hops += 1
+        assert hops <= 20
+    assert delay <= waited < delay + 1
+
+
+@given(policy=policies)
+def test_a_declared_delay_takes_one_hop(policy: RetryPolicy) -> None:
+    delays = tuple(sorted(policy.distinct_delays().union(POWER_DELAYS)))
+    for delay in policy.schedule():
+        # A due time is written in microseconds and read back a moment later.
+        assert hop(delay, delays) == delay
+        assert hop(delay - 5e-7, delays) == delay
+
+
+def test_hops_of_a_long_countdown() -> None:
+    assert hop(100, POWER_DELAYS) == 64
+    assert hop(3600, POWER_DELAYS) == 2048
+    assert hop(0.2, POWER_DELAYS) == 1
+    assert hop(1.9, POWER_DELAYS) == 1
+    assert hop(100_000, POWER_DELAYS) == 4096
