@@ -96,9 +96,9 @@ def _install(sender: Any, **_: Any) -> None:
             return
         _check_pool(worker)
         _check_queues(app, registry.by_queue())
+        register(app, registry.handlers)
     except AmqpEventsError as exc:
         raise _refuse(exc) from exc
-    register(app, registry.handlers)
     steps = app.steps["consumer"]
     for step in [step for step in steps if issubclass(step, EventStep)]:
         steps.discard(step)

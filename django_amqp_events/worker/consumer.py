@@ -246,6 +246,13 @@ class EventStep(bootsteps.StartStopStep):
         self.channel.auto_decode = False
         self.channel.basic_qos(0, self.prefetch_count, False)
         self._pending.extend(sorted(self.queues))
+        logger.info(
+            "service %s: consuming %d queues, prefetch count %d each: %s",
+            self.settings.service,
+            len(self.queues),
+            self.prefetch_count,
+            ", ".join(self._pending),
+        )
         self._next(connection)
 
     @property

@@ -17,7 +17,7 @@ from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTermi
 
 from ..broker import current_celery_app
 from ..context import ReceivedEvent, handling
-from ..exceptions import DirectCallError
+from ..exceptions import ConfigurationError, DirectCallError
 from ..registry import Handler, get_registry
 from ..retry import MINIMUM_DELAY
 from .verdict import (
@@ -276,11 +276,21 @@ def task_class(handler: Handler) -> type[HandlerTask]:
 
 
 def register(app: Celery, handlers: Mapping[str, Handler]) -> None:
-    """Register the tasks of *handlers* in a Celery app; again is harmless."""
+    """Register the tasks of *handlers* in a Celery app; again is harmless.
+
+    Raises:
+        ConfigurationError: an ordinary task of the app has the name of a handler.
+    """
     for name, handler in handlers.items():
         known = app.tasks.get(name)
-        if known is not None and getattr(known, "handler", None) is handler:
-            continue
+        if isinstance(known, HandlerTask):
+            if known.handler is handler:
+                continue
+        elif known is not None:
+            raise ConfigurationError(
+                f"handler {name!r} has the name of the Celery task {type(known).__module__}."
+                f"{name.rpartition('.')[2]}; give one of them another name"
+            )
         app.register_task(task_class(handler)())
 
 
