@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -29,7 +28,7 @@ class Command(BaseCommand):
     )
     # The worker's own start says what is wrong, and two of the errors are about settings that
     # this command sets for its own process.
-    requires_system_checks: Sequence[str] = ()
+    requires_system_checks: tuple[str, ...] = ()
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
