@@ -1,0 +1,77 @@
+"""What both services have in common. `shop.py` and `billing.py` say what each of them is.
+
+The environment of the example (the library itself reads none):
+
+AMQP_URL              the broker, amqp://user:password@host:5672/vhost
+AMQP_MANAGEMENT_URL   its management API, for exact answers of events_declare and events_status
+EXAMPLE_DATA          folder of databases and mails, .run/example by default
+DJANGO_SECRET_KEY     made anew for each process where it is not set: the example has no sessions
+DJANGO_DEBUG          1 for development
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(os.environ.get("EXAMPLE_DATA") or ROOT / ".run" / "example")
+DATA.mkdir(parents=True, exist_ok=True)
+
+DEBUG = os.environ.get("DJANGO_DEBUG") == "1"
+SECRET_KEY = os.environ.get("DJANGO_SECRET_KEY") or secrets.token_urlsafe(64)
+ALLOWED_HOSTS = ["localhost", "127.0.0.1"]
+USE_TZ = True
+TIME_ZONE = "UTC"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+CSRF_COOKIE_SECURE = SESSION_COOKIE_SECURE = SECURE_SSL_REDIRECT = not DEBUG
+SECURE_HSTS_SECONDS = 0 if DEBUG else 365 * 24 * 60 * 60
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = not DEBUG
+
+SHARED_APPS = [
+    "django.contrib.contenttypes",
+    "django_celery_results",
+    "django_amqp_events",
+    "example_project.ledger",
+]
+
+
+def database(service: str) -> dict[str, dict[str, Any]]:
+    """A SQLite database for the service, set for many processes that write."""
+    return {
+        "default": {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": DATA / f"{service}.sqlite3",
+            "OPTIONS": {
+                # Wait for the other writers, and take the lock when the transaction begins: one
+                # that reads first and then wants to write is refused at once, not after the wait.
+                "timeout": 30,
+                "transaction_mode": "IMMEDIATE",
+                "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+            },
+        }
+    }
+
+
+# -- Celery -----------------------------------------------------------------------------------
+
+CELERY_BROKER_URL = os.environ.get("AMQP_URL") or "amqp://example:example@127.0.0.1:5672/"
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_RESULT_BACKEND = "django-db"
+CELERY_RESULT_EXTENDED = True
+CELERY_TASK_IGNORE_RESULT = True  # ordinary tasks; handlers ignore theirs by default
+CELERY_TASK_STORE_ERRORS_EVEN_IF_IGNORED = True
+# What events ask of a worker; `manage.py check` reminds you.
+CELERY_BROKER_CHANNEL_ERROR_RETRY = True
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
+
+MANAGEMENT_URL = os.environ.get("AMQP_MANAGEMENT_URL", "")

@@ -1,0 +1,20 @@
+"""Settings of the service `billing`: it invoices orders, books revenue and reports the tax."""
+
+from __future__ import annotations
+
+from .base import *  # noqa: F403
+from .base import MANAGEMENT_URL, SHARED_APPS, database
+
+INSTALLED_APPS = [*SHARED_APPS, "example_project.invoices"]
+DATABASES = database("billing")
+
+CELERY_TASK_DEFAULT_QUEUE = "tasks-billing"
+
+AMQP_EVENTS = {
+    "SERVICE": "billing",
+    "MANAGEMENT_URL": MANAGEMENT_URL,
+    "HANDLERS": {
+        # Merged over the decorator's options: four attempts, after 1, 2 and 4 seconds.
+        "invoices.register_sale": {"MAX_RETRIES": 3, "RETRY_BACKOFF": 1},
+    },
+}

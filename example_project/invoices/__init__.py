@@ -1,0 +1,1 @@
+"""Billing: invoices, revenue and the tax office."""

@@ -1,0 +1,1 @@
+"""What the shop sells: orders, and the events about them."""

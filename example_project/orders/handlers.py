@@ -1,0 +1,34 @@
+"""What the shop's orders do when something happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.mail import EmailMessage
+
+from .events import invoice_issued, order_created
+from .models import Confirmation, Order
+
+
+@order_created.handler(max_retries=3, dont_autoretry_for=[ValueError])
+async def send_confirmation(
+    number: str, customer: dict[str, Any], currency: str, total: str
+) -> None:
+    """Mail the customer. A name that no mail can carry will not get better, so: no retry."""
+    if await Confirmation.objects.filter(number=number).aexists():
+        return  # delivered again; "at least once" means that this happens
+    mail = EmailMessage(
+        subject=f"Your order {number}, {customer['name']}",
+        body=f"Thank you for your order {number}: {total} {currency}.",
+        to=[customer["email"]],
+    )
+    await sync_to_async(mail.send)()
+    await Confirmation.objects.aget_or_create(number=number)
+
+
+@invoice_issued.handler
+def mark_invoiced(order_number: str, invoice_number: str) -> None:
+    """Note the invoice's number; the same twice changes nothing."""
+    if not Order.objects.filter(number=order_number).update(invoice_number=invoice_number):
+        raise Order.DoesNotExist(f"invoice {invoice_number}: there is no order {order_number}")

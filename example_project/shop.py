@@ -1,0 +1,35 @@
+"""Settings of the service `shop`: it takes orders, reserves stock and confirms by mail."""
+
+from __future__ import annotations
+
+from .base import *  # noqa: F403
+from .base import DATA, MANAGEMENT_URL, SHARED_APPS, database
+
+INSTALLED_APPS = [
+    *SHARED_APPS,
+    "example_project.orders",
+    "example_project.stock",
+    "example_project.audit",
+]
+DATABASES = database("shop")
+
+# Services that share a vhost need a queue of their own for ordinary tasks. Its name does not
+# begin with "shop.", which is where the handlers' queues are.
+CELERY_TASK_DEFAULT_QUEUE = "tasks-shop"
+
+AMQP_EVENTS = {
+    "SERVICE": "shop",
+    "MANAGEMENT_URL": MANAGEMENT_URL,
+    "HANDLERS": {
+        # Declared here instead of by a decorator: audit knows nothing of events.
+        "audit.record": {
+            "EVENTS": ["shop.order.#"],
+            "HANDLER": "example_project.audit.trail.record",
+            "BIND": True,
+        },
+    },
+}
+
+EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+EMAIL_FILE_PATH = DATA / "mail"
+DEFAULT_FROM_EMAIL = "orders@shop.example"
