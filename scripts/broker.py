@@ -643,7 +643,7 @@ class Node(Broker):
             )
             epmd_process = self._epmd
             wait_until(
-                lambda: not epmd_process.alive or _answers(self.ports.epmd), 10, interval=0.01
+                lambda: not epmd_process.alive or _epmd_answers(self.ports.epmd), 10, interval=0.01
             )
             if not epmd_process.alive:
                 raise BrokerError(f"The node's epmd did not start on port {self.ports.epmd}.")
@@ -939,12 +939,14 @@ def _read_state(directory: Path) -> dict[str, Any] | None:
     return state if isinstance(state, dict) else None
 
 
-def _answers(port: int) -> bool:
+def _epmd_answers(port: int) -> bool:
+    """Whether an epmd listens there: asked for the names it knows, it begins with its port."""
     try:
-        socket.create_connection((HOST, port), timeout=1).close()
+        with socket.create_connection((HOST, port), timeout=1) as sock:
+            sock.sendall(b"\x00\x01n")
+            return sock.recv(4) == port.to_bytes(4, "big")
     except OSError:
         return False
-    return True
 
 
 def _amqp_greeting(port: int) -> str:

@@ -3,7 +3,9 @@
 
     .venv/bin/python scripts/lock.py [--upgrade]
 
-uv asks the indexes that pip is configured with on this machine; no address reaches the lock.
+uv asks pip's main index, as configured on this machine; no address reaches the lock. Not the
+additional ones: uv takes the hashes of a version from one place, and a folder that holds the
+wheel of one Python would leave the others without.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def main() -> int:
 
 
 def pip_configuration(python: Path) -> dict[str, str]:
-    """pip's indexes in uv's words; the machine's choice, read when this runs."""
+    """pip's index in uv's words; the machine's choice, read when this runs."""
     listed = subprocess.run(
         [python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )
@@ -61,17 +63,8 @@ def pip_configuration(python: Path) -> dict[str, str]:
     for line in listed.stdout.splitlines():
         key, _, value = line.partition("=")
         settings[key.rpartition(".")[2]] = shlex.split(value)[0].split()
-    env = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # pip's way: the best of all indexes
-    for option, variable in {
-        "index-url": "UV_DEFAULT_INDEX",
-        "extra-index-url": "UV_INDEX",
-        "find-links": "UV_FIND_LINKS",
-        "cert": "SSL_CERT_FILE",
-    }.items():
-        if option in settings:
-            separator = "," if option == "find-links" else " "
-            env[variable] = separator.join(settings[option])
-    return env
+    names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
+    return {names[option]: value[0] for option, value in settings.items() if option in names}
 
 
 if __name__ == "__main__":

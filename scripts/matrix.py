@@ -128,7 +128,9 @@ def bootstrap(system: System, root: Path) -> None:
     scripts = Path("/usr/share/debootstrap/scripts")
     script = scripts / system.suite
     done = subprocess.run(
-        ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", system.suite, root, mirror]
+        # Its mounts of /proc and /sys end with a namespace of its own.
+        ["unshare", "--mount", "debootstrap", "--variant=minbase", f"--include={PACKAGES}"]
+        + [system.suite, str(root), mirror]
         # An older debootstrap does not know the newest release, but how releases are made.
         + ([] if script.exists() else [str(scripts / "sid")]),
         stdin=subprocess.DEVNULL,
@@ -182,6 +184,8 @@ def machine(root: Path) -> tuple[dict[str, str], list[Path]]:
         environment["PIP_" + option.upper().replace("-", "_")] = value
         for word in value.split():
             path = Path(word.removeprefix("file://"))
+            if path.name == "simple":  # an index, whose files lie beside it
+                path = path.parent
             if path.is_absolute() and path.exists() and path not in mounts:
                 mounts.append(path)
     if certificate := os.environ.get("SSL_CERT_FILE"):

@@ -14,6 +14,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from broker import BrokerError, find_server
+
 ROOT = Path(__file__).resolve().parent.parent
 STAGE = ROOT / ".run" / "suite"
 LEFT_OUT = {
@@ -33,6 +35,11 @@ LEFT_OUT = {
 
 
 def main() -> int:
+    if not os.environ.get("AMQP_URL"):
+        try:
+            find_server()  # here, where a question may be asked and an installation be seen
+        except BrokerError as exc:
+            sys.exit(f"{exc}")
     stage()
     # -B: the copy is made anew each time.
     command = [sys.executable, "-B", "-m", "pytest", *parallelism(sys.argv[1:]), *sys.argv[1:]]
