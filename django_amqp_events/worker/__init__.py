@@ -4,8 +4,10 @@ The flow, in the order of the modules:
 
 ``bootstrap``   installs the step in a Celery worker
 ``consumer``    the step: consumes the handlers' queues, rebuilds each delivery
+``dispatch``    says what a delivery is: whose, and whether now: pure
 ``request``     Celery's request for a delivery: acks only on a verdict
 ``task``        runs the handler, in the pool's child
 ``verdict``     decides what becomes of the delivery: pure
+``copies``      builds what a verdict publishes: pure
 ``settlement``  publishes what the verdict asks for, confirmed, then acks
 """

@@ -12,108 +12,28 @@ from typing import Any, Final
 from amqp.exceptions import NotFound
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
-from celery.utils.saferepr import saferepr
 from kombu.message import Message as KombuMessage
 from vine import promise
 
-from .. import envelope, provisioning
+from .. import provisioning
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..envelope import Payload, Progress, Received
-from ..exceptions import AmqpEventsError, Malformed
+from ..exceptions import AmqpEventsError
 from ..registry import Handler, Registry, get_registry
 from ..topology import Names, Topology, build
+from .copies import Copies
+from .dispatch import HOLDABLE, Dispatcher, celery_headers
 from .request import Delivery, EventMessage
-from .settlement import Copies, Settler
+from .settlement import Settler
 from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
-#: What is due within this many seconds is held for so long instead of taking another turn
-#: through the broker, whose shortest delay is a second.
-HOLDABLE: Final = 0.1
 #: Seconds between looks at a queue that is missing: doubled from the first to the last.
 MISSING_BACKOFF: Final = (1.0, 30.0)
 #: Seconds that a warm shutdown waits for copies that are not confirmed yet.
 DRAIN_TIMEOUT: Final = 20.0
-
-
-class Dispatcher:
-    """Says what a delivery is: whose, and whether now. Pure but for the time, an argument."""
-
-    def __init__(self, settings: Settings, registry: Registry, names: Names) -> None:
-        self.settings = settings
-        self.registry = registry
-        self.names = names
-        self._by_key = {handler.key: handler for handler in registry.handlers.values()}
-        self._found: dict[tuple[str, str], Handler | None] = {}
-
-    def read(
-        self, received: Received
-    ) -> tuple[ReceivedEvent | None, Progress, Handler | None, Payload | Verdict]:
-        """Read a delivery.
-
-        Returns:
-            event, progress, handler and payload; instead of the payload a verdict where it
-            cannot be handled.
-        """
-        trusted = received.exchange in (self.names.return_, self.names.replay)
-        event: ReceivedEvent | None = None
-        progress, handler = Progress(), None
-        try:
-            event, progress = envelope.identify(received, trusted=trusted)
-            handler = self._handler(received, event, progress, trusted=trusted)
-            payload = envelope.decode(received, self.settings.max_body)
-        except Malformed as exc:
-            verdict = Verdict(kind="archive", reason="malformed", detail=exc.detail)
-            return event, progress, handler, verdict
-        if handler is None:
-            wanted = progress.handler or f"event {event.name!r}"
-            verdict = Verdict(
-                kind="archive",
-                reason="unknown",
-                detail=f"no handler for {wanted} on the queue {received.queue!r}",
-            )
-            return event, progress, None, verdict
-        return event, progress, handler, payload
-
-    def _handler(
-        self, received: Received, event: ReceivedEvent, progress: Progress, *, trusted: bool
-    ) -> Handler | None:
-        if trusted:
-            if progress.handler is not None:
-                return self.registry.handlers.get(progress.handler)
-            return self._by_key.get(received.event_key)
-        name = event.name
-        if not received.exchange:
-            # Put on the queue by hand: the routing key is the queue's name.
-            header = received.headers.get(envelope.EVENT_NAME) or received.headers.get("task")
-            name = header if isinstance(header, str) else name
-        key = (received.queue, name)
-        if key not in self._found:
-            if len(self._found) > 10_000:
-                self._found.clear()
-            self._found[key] = self.registry.find(received.queue, name)
-        return self._found[key]
-
-
-def celery_headers(
-    event: ReceivedEvent, progress: Progress, handler: Handler, payload: Payload
-) -> dict[str, Any]:
-    """Return all headers that Celery gets to see; none is the publisher's."""
-    return {
-        "lang": "py",
-        "task": handler.name,
-        "id": envelope.task_id(event.service, event.id, handler.name, event.replay_id),
-        "root_id": event.correlation_id,
-        "parent_id": event.causation_id,
-        "retries": progress.attempt - 1,
-        "argsrepr": saferepr(list(payload.args), 1024),
-        "kwargsrepr": saferepr(dict(payload.kwargs), 1024),
-        "origin": event.service,
-        "ignore_result": handler.ignore_result,
-        "amqp_event": event,
-    }
 
 
 class EventStep(bootsteps.StartStopStep):
@@ -396,17 +316,15 @@ class EventStep(bootsteps.StartStopStep):
             self.settler.settle(delivery, payload)
             return
         event, handler = delivery.known
-        if progress.due_at is not None:
-            remaining = (progress.due_at - datetime.now(UTC)).total_seconds()
-            if remaining > HOLDABLE:
-                self.settler.postpone(delivery)
-                return
-            if remaining > 0:
-                self.c.timer.call_after(
-                    remaining, self._handle, (delivery, event, progress, handler, payload)
-                )
-                return
-        self._handle(delivery, event, progress, handler, payload)
+        remaining = delivery.remaining(datetime.now(UTC))
+        if remaining > HOLDABLE:
+            self.settler.postpone(delivery)
+        elif remaining > 0:
+            self.c.timer.call_after(
+                remaining, self._handle, (delivery, event, progress, handler, payload)
+            )
+        else:
+            self._handle(delivery, event, progress, handler, payload)
 
     def _handle(
         self,

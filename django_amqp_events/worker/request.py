@@ -18,9 +18,8 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.message import Message
 
-from ..context import ReceivedEvent
-from ..envelope import CONTENT_ENCODING, CONTENT_TYPE, Progress, Received
-from ..registry import Handler
+from ..envelope import CONTENT_ENCODING, CONTENT_TYPE
+from .dispatch import Reading
 from .task import trace_event
 from .verdict import REQUEUE, Verdict, decide, describe
 
@@ -31,34 +30,18 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Delivery:
+class Delivery(Reading):
     """A delivery in hand: what came, who it is, and how it is settled.
 
     Attributes:
         message: kombu's message; acked and rejected in the main thread only.
-        event, progress, handler: ``None`` as far as they could not be read.
         since: monotonic time of receipt; the broker's consumer timeout runs from there.
     """
 
-    received: Received
     message: Any
     settler: Settler
-    event: ReceivedEvent | None = None
-    progress: Progress = field(default_factory=Progress)
-    handler: Handler | None = None
     since: float = field(default_factory=monotonic)
     settled: bool = False
-
-    @property
-    def known(self) -> tuple[ReceivedEvent, Handler]:
-        """Event and handler of a delivery that got as far as a handler.
-
-        Raises:
-            LookupError: it did not; only its raw bytes can be archived.
-        """
-        if self.event is None or self.handler is None:
-            raise LookupError(f"a delivery from {self.received.queue!r} has no handler")
-        return self.event, self.handler
 
     @property
     def lost(self) -> bool:

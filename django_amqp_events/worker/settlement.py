@@ -12,23 +12,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from celery import Celery
 from django.db import close_old_connections
 
-from .. import envelope, signals
+from .. import envelope
 from ..broker import WINDOW, ConfirmChannel
 from ..conf import Settings
-from ..context import ReceivedEvent
-from ..envelope import Message, Received
+from ..envelope import Message
 from ..exceptions import PublishError, PublishRefusedError
-from ..registry import Handler
-from ..retry import hop
-from ..topology import Names
+from .copies import Copies, announce
 from .request import Delivery
 from .verdict import Verdict
 
@@ -39,118 +36,6 @@ logger = logging.getLogger(__name__)
 HOLD: Final = 25 * 60.0
 #: Seconds between repeats of a failed publish: doubled from the first to the last.
 BACKOFF: Final = (0.5, 30.0)
-
-
-class Sink(Protocol):
-    """What publishes copies: a confirm channel, or the in-memory broker."""
-
-    def publish(
-        self, messages: Sequence[Message], *, mandatory: bool, timeout: float
-    ) -> list[PublishError | None]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
-    """Builds what a verdict publishes. Pure but for the time, which is an argument.
-
-    Attributes:
-        worker: name of the worker, for history and archive.
-        delays: the declared delays in seconds.
-    """
-
-    settings: Settings
-    names: Names
-    delays: tuple[int, ...]
-    worker: str
-
-    def build(self, delivery: Delivery, verdict: Verdict, now: datetime) -> Message | None:
-        """Return the message of *verdict*, ``None`` where nothing is to be published."""
-        event, handler = delivery.event, delivery.handler
-        if verdict.kind == "handled":
-            if event is None or handler is None or event.replay_id is None:
-                return None
-            return envelope.outcome_message(
-                event,
-                exchange=self.names.archive,
-                handler=handler.name,
-                service=self.settings.service,
-                outcome="succeeded",
-                at=now,
-                worker=self.worker,
-            )
-        if verdict.kind == "retry":
-            event, handler = delivery.known
-            history = delivery.progress.history
-            if verdict.failure is not None:
-                history = envelope.remember(
-                    delivery.progress, verdict.failure, at=now, worker=self.worker
-                )
-            return self.delayed(
-                delivery.received,
-                event,
-                handler,
-                attempt=delivery.progress.attempt + 1,
-                due_at=verdict.due_at or now,
-                history=history,
-                now=now,
-            )
-        if verdict.kind == "archive":
-            progress = delivery.progress
-            if verdict.failure is not None and handler is not None:
-                history = envelope.remember(progress, verdict.failure, at=now, worker=self.worker)
-                progress = replace(progress, history=history)
-            return envelope.archive_copy(
-                delivery.received,
-                exchange=self.names.archive,
-                reason=verdict.reason,
-                detail=verdict.detail,
-                at=now,
-                worker=self.worker,
-                service=self.settings.service,
-                event=event,
-                progress=progress,
-                handler=handler.name if handler else progress.handler,
-                failure=verdict.failure,
-            )
-        return None
-
-    def postponed(self, delivery: Delivery, now: datetime) -> Message:
-        """Return the copy that goes round again because the event is not due yet."""
-        event, handler = delivery.known
-        progress = delivery.progress
-        return self.delayed(
-            delivery.received,
-            event,
-            handler,
-            attempt=progress.attempt,
-            due_at=progress.due_at or now,
-            history=progress.history,
-            now=now,
-        )
-
-    def delayed(
-        self,
-        received: Received,
-        event: ReceivedEvent,
-        handler: Handler,
-        *,
-        attempt: int,
-        due_at: datetime,
-        history: tuple[Any, ...],
-        now: datetime,
-    ) -> Message:
-        seconds = hop((due_at - now).total_seconds(), self.delays)
-        return envelope.retry_copy(
-            received,
-            event,
-            exchange=self.names.delay(seconds),
-            routing_key=handler.key,
-            handler=handler.name,
-            attempt=attempt,
-            due_at=due_at,
-            replay_id=event.replay_id,
-            history=history,
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -258,7 +143,7 @@ class Settler:
     def _log_lost(self, delivery: Delivery) -> None:
         logger.info(
             "the connection of %s was lost before it was settled; the broker delivers it again",
-            _name(delivery),
+            delivery.title,
         )
 
     # -- the thread -----------------------------------------------------------------------
@@ -343,7 +228,8 @@ class Settler:
         if confirmed:
             self.call_soon(self.flush)
             for job in confirmed:
-                announce(self.settings.service, job.delivery, job.verdict)
+                if announce(self.settings.service, job.delivery, job.verdict):
+                    close_old_connections()
 
     def _hold(self, job: Job, error: PublishError | None) -> None:
         """Keep the delivery and repeat the publish later, or give it back at the last moment."""
@@ -354,7 +240,7 @@ class Settler:
         wait = min(first * 2 ** min(job.failures, 16), last)
         job.failures += 1
         job.not_before = time.monotonic() + wait
-        what = _name(job.delivery)
+        what = job.delivery.title
         if job.not_before > job.delivery.since + HOLD:
             logger.error("gave %s back to the broker after %d failed publishes: %s",
                          what, job.failures, error)  # fmt: skip
@@ -364,31 +250,3 @@ class Settler:
         logger.warning("%s is held, its copy is published again in %.1f s: %s", what, wait, error)
         with self._wake:
             self._jobs.append(job)
-
-
-def announce(service: str, delivery: Delivery, verdict: Verdict | None) -> None:
-    """Send the signal of what has become of a delivery; receivers cannot change it."""
-    if verdict is None or verdict.kind not in ("retry", "archive"):
-        return
-    exception = verdict.failure.first_line if verdict.failure else verdict.detail
-    handler = delivery.handler.name if delivery.handler else None
-    extra: dict[str, Any]
-    if verdict.kind == "retry":
-        signal, extra = signals.event_retried, {"due_at": verdict.due_at}
-    else:
-        signal, extra = signals.event_archived, {"reason": verdict.reason}
-        logger.error(
-            "archived %s (%s): %s", _name(delivery), verdict.reason, exception or verdict.detail
-        )
-    responses = signal.send_robust(
-        service, handler=handler, event=delivery.event, exception=exception, **extra
-    )
-    if responses:
-        close_old_connections()
-
-
-def _name(delivery: Delivery) -> str:
-    event, handler = delivery.event, delivery.handler
-    if event is None:
-        return f"a message from {delivery.received.queue!r}"
-    return f"event {event.name!r} ({event.id}) for {handler.name if handler else 'nobody'}"

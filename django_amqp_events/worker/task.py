@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from asgiref.sync import async_to_sync
 from celery import Celery, Task
-from celery.app.trace import fast_trace_task, trace_task_ret
+from celery.app.trace import build_tracer, fast_trace_task, trace_task_ret
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 
 from ..broker import current_celery_app
@@ -46,14 +46,37 @@ PINNED: Final[Mapping[str, Any]] = {
 }
 
 
+def utc_now() -> datetime:
+    """Return the time of the wall clock."""
+    return datetime.now(UTC)
+
+
+#: Not about the event: they end the process that runs it, and the broker delivers it again.
+ENDINGS: Final = (WorkerShutdown, WorkerTerminate)
+
+
 class Run:
-    """What one run of a handler came to; filled in while Celery traces the task."""
+    """One run of a handler; what it came to is filled in while Celery traces the task.
 
-    __slots__ = ("storing", "verdict")
+    Args:
+        now: the time; retries are due from there.
+        storing: failures go to the result store although successes are ignored.
+        endings: exceptions that are no verdict and go through.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("endings", "now", "storing", "verdict")
+
+    def __init__(
+        self,
+        now: Callable[[], datetime] = utc_now,
+        *,
+        storing: bool = True,
+        endings: tuple[type[BaseException], ...] = ENDINGS,
+    ) -> None:
+        self.now = now
+        self.storing = storing
+        self.endings = endings
         self.verdict: Verdict | None = None
-        self.storing = True
 
 
 class HandlerTask(Task):
@@ -95,7 +118,7 @@ class HandlerTask(Task):
                 result = self._call(*args, **kwargs)
             if isinstance(pending := getattr(self.request, "amqp_retry", None), Retry):
                 raise pending
-        except (WorkerShutdown, WorkerTerminate):
+        except run.endings:
             raise
         except BaseException as exc:
             if terminated_by_signal(exc):
@@ -113,7 +136,7 @@ class HandlerTask(Task):
             exc,
             self.handler.policy,
             attempt=event.attempt,
-            now=datetime.now(UTC),
+            now=run.now(),
             random=random.random(),
         )
         cause = exc.__cause__ or exc if isinstance(exc, Retry) else exc
@@ -176,17 +199,18 @@ class HandlerTask(Task):
                 f"({', '.join(options) or 'args, kwargs'}); a retry is the same event to the "
                 f"same handler: leave them out"
             )
+        run: Run | None = getattr(self.request, "amqp_run", None)
         if eta is not None:
             if eta.tzinfo is None:
                 raise ValueError(f"retry(eta={eta!r}) has no time zone; pass an aware datetime")
-            countdown = (eta - datetime.now(UTC)).total_seconds()
+            countdown = (eta - (run.now() if run else utc_now())).total_seconds()
         if countdown is not None and countdown < MINIMUM_DELAY:
             raise ValueError(
                 f"handler {self.name!r} asked for a retry in {countdown:g} s; delays are at "
                 f"least {MINIMUM_DELAY} s"
             )
         cause = exc or sys.exc_info()[1]
-        if getattr(self.request, "amqp_run", None) is None:
+        if run is None:
             raise cause or Retry("a handler that was called directly cannot be retried")
         retry = Retry(exc=cause, when=countdown)
         retry.max_retries = max_retries
@@ -310,15 +334,51 @@ def trace_event(name: str, task_id: str, request: dict[str, Any], body: Any) -> 
     so a result store that fails changes nothing.
     """
     app = current_celery_app()
-    run = Run()
+    trace = fast_trace_task if app.use_fast_trace_task else trace_task_ret
+
+    def traced() -> Any:
+        return trace(name, task_id, request, body, None, None)[1]
+
+    return _verdict(app.tasks[name], request, Run(), traced)
+
+
+def trace_here(
+    task: HandlerTask,
+    request: dict[str, Any],
+    body: Any,
+    *,
+    now: Callable[[], datetime],
+    worker: str,
+) -> Verdict:
+    """Run one handler in this process, without a worker, and return its verdict.
+
+    As :func:`trace_event`, but nothing is stored in a result backend, and what stops a
+    person's own process (KeyboardInterrupt) goes through.
+
+    Args:
+        now: the time, so that a test's clock decides when a retry is due.
+        worker: name of the worker that the handler sees.
+    """
+    args, kwargs, _ = body
+    request.update(args=args, kwargs=kwargs, hostname=worker, is_eager=False, ignore_result=True)
+    run = Run(now, storing=False, endings=(*ENDINGS, KeyboardInterrupt))
+    trace = build_tracer(task.name, task, eager=True, app=task.app)
+
+    def traced() -> Any:
+        return trace(request["id"], args, kwargs, request)[0]
+
+    return _verdict(task, request, run, traced)
+
+
+def _verdict(
+    task: HandlerTask, request: dict[str, Any], run: Run, traced: Callable[[], Any]
+) -> Verdict:
     request["amqp_run"] = run
     error: BaseException | None = None
     try:
-        trace = fast_trace_task if app.use_fast_trace_task else trace_task_ret
-        _, result, _ = trace(name, task_id, request, body, None, None)
-        error = getattr(result, "exception", None)
+        error = getattr(traced(), "exception", None)
         error = getattr(error, "exc", error)
-    except (WorkerShutdown, WorkerTerminate):
+    except run.endings:
         raise
     except BaseException as exc:
         if run.verdict is None and terminated_by_signal(exc):
@@ -332,8 +392,8 @@ def trace_event(name: str, task_id: str, request: dict[str, Any], body: Any) -> 
     event: ReceivedEvent = request["amqp_event"]
     return decide(
         error if error is not None else RuntimeError("the handler was not run"),
-        app.tasks[name].handler.policy,
+        task.handler.policy,
         attempt=event.attempt,
-        now=datetime.now(UTC),
+        now=run.now(),
         random=random.random(),
     )

@@ -1,0 +1,141 @@
+"""What a delivery is: whose, how far, and whether now. No broker and no Celery worker in it.
+
+The worker's consumer and the in-memory broker read deliveries with the same code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from celery.utils.saferepr import saferepr
+
+from .. import envelope
+from ..conf import Settings
+from ..context import ReceivedEvent
+from ..envelope import Payload, Progress, Received
+from ..exceptions import Malformed
+from ..registry import Handler, Registry
+from ..topology import Names
+from .verdict import Verdict
+
+#: What is due within this many seconds is held for so long instead of taking another turn
+#: through the broker, whose shortest delay is a second.
+HOLDABLE: Final = 0.1
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Reading:
+    """A delivery as it was read.
+
+    Attributes:
+        event, handler: ``None`` as far as they could not be read.
+    """
+
+    received: Received
+    event: ReceivedEvent | None = None
+    progress: Progress = field(default_factory=Progress)
+    handler: Handler | None = None
+
+    @property
+    def known(self) -> tuple[ReceivedEvent, Handler]:
+        """Event and handler of a delivery that got as far as a handler.
+
+        Raises:
+            LookupError: it did not; only its raw bytes can be archived.
+        """
+        if self.event is None or self.handler is None:
+            raise LookupError(f"a delivery from {self.received.queue!r} has no handler")
+        return self.event, self.handler
+
+    @property
+    def title(self) -> str:
+        """Who it is, for logs."""
+        if self.event is None:
+            return f"a message from {self.received.queue!r}"
+        handler = self.handler.name if self.handler else "nobody"
+        return f"event {self.event.name!r} ({self.event.id}) for {handler}"
+
+    def remaining(self, now: datetime) -> float:
+        """Return the seconds until it is due; 0 or less where it is."""
+        due_at = self.progress.due_at
+        return 0.0 if due_at is None else (due_at - now).total_seconds()
+
+
+class Dispatcher:
+    """Says what a delivery is: whose, and whether now. Pure but for the time, an argument."""
+
+    def __init__(self, settings: Settings, registry: Registry, names: Names) -> None:
+        self.settings = settings
+        self.registry = registry
+        self.names = names
+        self._by_key = {handler.key: handler for handler in registry.handlers.values()}
+        self._found: dict[tuple[str, str], Handler | None] = {}
+
+    def read(
+        self, received: Received
+    ) -> tuple[ReceivedEvent | None, Progress, Handler | None, Payload | Verdict]:
+        """Read a delivery.
+
+        Returns:
+            event, progress, handler and payload; instead of the payload a verdict where it
+            cannot be handled.
+        """
+        trusted = received.exchange in (self.names.return_, self.names.replay)
+        event: ReceivedEvent | None = None
+        progress, handler = Progress(), None
+        try:
+            event, progress = envelope.identify(received, trusted=trusted)
+            handler = self._handler(received, event, progress, trusted=trusted)
+            payload = envelope.decode(received, self.settings.max_body)
+        except Malformed as exc:
+            verdict = Verdict(kind="archive", reason="malformed", detail=exc.detail)
+            return event, progress, handler, verdict
+        if handler is None:
+            wanted = progress.handler or f"event {event.name!r}"
+            verdict = Verdict(
+                kind="archive",
+                reason="unknown",
+                detail=f"no handler for {wanted} on the queue {received.queue!r}",
+            )
+            return event, progress, None, verdict
+        return event, progress, handler, payload
+
+    def _handler(
+        self, received: Received, event: ReceivedEvent, progress: Progress, *, trusted: bool
+    ) -> Handler | None:
+        if trusted:
+            if progress.handler is not None:
+                return self.registry.handlers.get(progress.handler)
+            return self._by_key.get(received.event_key)
+        name = event.name
+        if not received.exchange:
+            # Put on the queue by hand: the routing key is the queue's name.
+            header = received.headers.get(envelope.EVENT_NAME) or received.headers.get("task")
+            name = header if isinstance(header, str) else name
+        key = (received.queue, name)
+        if key not in self._found:
+            if len(self._found) > 10_000:
+                self._found.clear()
+            self._found[key] = self.registry.find(received.queue, name)
+        return self._found[key]
+
+
+def celery_headers(
+    event: ReceivedEvent, progress: Progress, handler: Handler, payload: Payload
+) -> dict[str, Any]:
+    """Return all headers that Celery gets to see; none is the publisher's."""
+    return {
+        "lang": "py",
+        "task": handler.name,
+        "id": envelope.task_id(event.service, event.id, handler.name, event.replay_id),
+        "root_id": event.correlation_id,
+        "parent_id": event.causation_id,
+        "retries": progress.attempt - 1,
+        "argsrepr": saferepr(list(payload.args), 1024),
+        "kwargsrepr": saferepr(dict(payload.kwargs), 1024),
+        "origin": event.service,
+        "ignore_result": handler.ignore_result,
+        "amqp_event": event,
+    }
