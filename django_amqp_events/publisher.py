@@ -7,13 +7,15 @@ validation, ids, headers and the waiting for a commit, is the same for all of th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
 from django.db import transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from . import envelope
@@ -41,6 +43,9 @@ class Backend(Protocol):
         self, messages: Sequence[Message], *, mandatory: bool
     ) -> Sequence[PublishError | None]:
         """Publish *messages*; one entry per message, ``None`` where it was accepted."""
+
+    def now(self) -> datetime:
+        """Return the time, aware; events are stamped with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,39 +128,65 @@ def publish_many(
         as :func:`publish_event`.
     """
     settings = get_settings()
+    target, watch = _target(settings)
+    published_at = target.now()
     messages = [
-        _message(settings, name, payload, options, validate=validate) for payload in payloads
+        _message(settings, name, payload, options, published_at, validate=validate)
+        for payload in payloads
     ]
     if options.event_id is not None and len(messages) > 1:
         raise InvalidEventError("one event_id cannot stand for several events; leave it out")
-    pending = Pending(messages=tuple(messages))
     mode = options.mode or settings.publish
     if not messages:
         return []
-    recorder = _recorder()
-    if recorder is not None:
-        recorder(pending, mode, options.using or settings.database)
-    elif mode == "on_commit":
-        transaction.on_commit(pending, using=options.using or settings.database)
+    if mode == "on_commit":
+        connection = transaction.get_connection(options.using or settings.database)
+        pending = Pending(
+            messages=tuple(messages), backend=target, mode=mode, connection=connection
+        )
+        watch(pending)
+        connection.on_commit(pending)
     else:
+        pending = Pending(messages=tuple(messages), backend=target, mode=mode)
+        watch(pending)
         pending()
     return [message.event_id for message in messages]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Pending:
-    """Messages that are built and validated; calling it publishes them.
+    """Messages that are built and validated; calling it publishes them, once.
 
     Also the callback that waits for a commit, which is how tests recognise it.
+
+    Attributes:
+        backend: where they go; settled when the event was published, not at the commit.
+        connection: the database connection whose commit they wait for, if any.
+        called: whether it was called; again does nothing.
     """
 
     messages: tuple[Message, ...]
+    backend: Backend
+    mode: PublishMode
+    connection: BaseDatabaseWrapper | None = None
+    called: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Say whether it waits for a commit: neither published nor rolled back."""
+        if self.called or self.connection is None:
+            return False
+        return any(entry[1] is self for entry in self.connection.run_on_commit)
 
     def __call__(self) -> None:
+        if self.called:
+            return
+        self.called = True
         settings = get_settings()
-        errors = backend(settings).publish(self.messages, mandatory=settings.unrouted != "ignore")
+        errors = self.backend.publish(self.messages, mandatory=settings.unrouted != "ignore")
         failed: dict[str, PublishError] = {}
-        for message, error in zip(self.messages, errors, strict=True):
+        for message, outcome in zip(self.messages, errors, strict=True):
+            error = outcome
             if isinstance(error, UnroutableError):
                 event_unrouted.send(settings.service, event_id=message.event_id, name=message.name)
                 if settings.unrouted == "warn":
@@ -164,9 +195,7 @@ class Pending:
                 elif settings.unrouted == "ignore":
                     error = None
             elif error is None:
-                event_published.send(
-                    settings.service, event_id=message.event_id, name=message.name
-                )
+                event_published.send(settings.service, event_id=message.event_id, name=message.name)
             if error is not None:
                 logger.error("event not published: %s", error)
                 failed[message.event_id] = error
@@ -179,7 +208,13 @@ class Pending:
 
 
 def _message(
-    settings: Settings, name: str, payload: Mapping[str, Any], options: Options, *, validate: bool
+    settings: Settings,
+    name: str,
+    payload: Mapping[str, Any],
+    options: Options,
+    published_at: datetime,
+    *,
+    validate: bool,
 ) -> Message:
     wrong = pattern_problem(name)
     if wrong or is_pattern(name):
@@ -211,7 +246,7 @@ def _message(
         body=body,
         event_id=event_id,
         service=settings.service,
-        published_at=datetime.now(UTC),
+        published_at=published_at,
         correlation_id=options.correlation_id or (cause.correlation_id if cause else None),
         causation_id=options.causation_id or (cause.id if cause else None),
         headers=options.headers,
@@ -266,6 +301,9 @@ class AmqpBackend:
     ) -> Sequence[PublishError | None]:
         return publisher_pool(self.settings).publish(messages, mandatory=mandatory)
 
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
 
 #: Dotted paths, imported when first used: publishing to RabbitMQ needs no in-memory broker.
 BACKENDS: Final[Mapping[str, str]] = {
@@ -276,8 +314,8 @@ BACKENDS: Final[Mapping[str, str]] = {
 
 _instances: dict[str, Backend] = {}
 
-Recorder = Callable[[Pending, PublishMode, str], None]
-_recorders: list[Recorder] = []
+Watch = Callable[[Pending], object]
+_diversions: list[tuple[Backend, Watch]] = []
 
 
 def backend(settings: Settings) -> Backend:
@@ -288,14 +326,26 @@ def backend(settings: Settings) -> Backend:
     return found
 
 
-def _recorder() -> Recorder | None:
-    return _recorders[-1] if _recorders else None
+def _target(settings: Settings) -> tuple[Backend, Watch]:
+    return _diversions[-1] if _diversions else (backend(settings), _unwatched)
 
 
-def push_recorder(recorder: Recorder) -> None:
-    """Hand everything that is published to *recorder* instead (tests)."""
-    _recorders.append(recorder)
+def _unwatched(pending: Pending) -> None:
+    """Nobody looks."""
 
 
-def pop_recorder(recorder: Recorder) -> None:
-    _recorders.remove(recorder)
+@contextmanager
+def diverted(to: Backend, watch: Watch = _unwatched) -> Iterator[None]:
+    """Publish to another backend for the time of a block, in all threads (tests).
+
+    What is published in the block goes there, even where its commit comes later.
+
+    Args:
+        watch: called with each :class:`Pending` before it is published or waits for a commit.
+    """
+    diversion = (to, watch)
+    _diversions.append(diversion)
+    try:
+        yield
+    finally:
+        _diversions.remove(diversion)
