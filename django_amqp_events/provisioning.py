@@ -6,561 +6,360 @@ topology when it starts. Two ways of seeing:
 * **plain AMQP** (always there): existence and arguments of every declared exchange and queue.
   It can neither see bindings nor what is left over, and says ``unknown``.
 * **the management API** (``MANAGEMENT_URL``): exact, bindings, policies and left-overs included.
-
-How arguments are read without changing anything: RabbitMQ compares the arguments of a queue that
-exists before it validates those of one that does not (rabbit_amqqueue.erl, ``declare`` and
-``assert_args_equivalence``). A redeclare that carries one more argument, invalid and meaningless
-for these queue types, is therefore answered with ok (identical), with "inequivalent arg"
-(different) or with "invalid arg" (missing), and can never create a queue.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
-import amqp
 from amqp import exceptions as amqp_errors
 from celery import Celery
-from kombu import Connection
 
-from . import broker
+from . import drift
+from .amqp_api import Amqp, requirements, session
 from .conf import Settings
-from .exceptions import (
-    BrokerRequirementError,
-    BrokerUnavailableError,
-    TopologyDriftError,
-    TopologyError,
-)
+from .drift import Difference, Item, Plan, Report, Step, Trouble, plan
+from .exceptions import BrokerRequirementError, TopologyDriftError, TopologyError
+from .management_api import ManagementApi, ManagementApiError
+from .replacement import Replacement
 from .topology import Binding, Exchange, Names, Queue, Role, Topology
+
+__all__ = [
+    "Applied",
+    "Difference",
+    "Item",
+    "ManagementApi",
+    "ManagementApiError",
+    "Plan",
+    "QueueStatus",
+    "Report",
+    "Status",
+    "Step",
+    "Trouble",
+    "apply",
+    "declare",
+    "inspect",
+    "management",
+    "plan",
+    "prepare",
+    "requirements",
+    "status",
+    "verify",
+]
 
 logger = logging.getLogger(__name__)
 
-#: Oldest broker whose quorum queues dead-letter at least once.
-MINIMUM_VERSION: Final = (3, 10)
-#: From here on the feature flags are always enabled.
-FLAGS_REQUIRED_VERSION: Final = (3, 12)
-#: Seconds without an answer to one declare or bind; a cluster may elect a leader in between.
-ANSWER_TIMEOUT: Final = 60.0
-
-# An argument of streams; for other queues it is validated only when a queue is created.
-_GUARD: Final = {"x-max-age": "never-created"}
-_INEQUIVALENT = re.compile(
-    r"inequivalent arg '(?P<argument>[^']+)' for .*: "
-    r"received (?P<declared>.*?) but current is (?P<found>.*)$",
-    re.DOTALL,
-)
-_VALUE = re.compile(r"^(?:the value )?'(?P<value>.*?)'(?: of type '\w+')?$", re.DOTALL)
 _REMEDY: Final = "run manage.py events_declare"
 
-State = Literal["ok", "missing", "different", "stale", "unknown"]
-Kind = Literal["exchange", "queue", "binding"]
-Action = Literal["declare", "bind", "unbind", "delete", "recreate", "drain"]
-T = TypeVar("T")
 
+def management(app: Celery, settings: Settings) -> ManagementApi | None:
+    """Return the management API of the Celery app's vhost, ``None`` without ``MANAGEMENT_URL``.
 
-# -- what was seen ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One argument that is something else on the broker; texts, ``none`` where it is not set."""
-
-    argument: str
-    declared: str
-    found: str
-
-    def __str__(self) -> str:
-        return f"{self.argument} is {self.found}, declared is {self.declared}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """One exchange, queue or binding and its state.
-
-    Attributes:
-        entity: as declared; as found on the broker where it is stale.
-        state: ``ok``; ``missing``; ``different`` (see *differences*); ``stale``: it belongs to
-            this service and is not declared any more; ``unknown``: it could not be seen.
-        differences: over plain AMQP only the first one, RabbitMQ tells no more.
-        note: a sentence for a person, or ``""``.
+    Raises:
+        ManagementApiError: the URL cannot be one.
     """
-
-    entity: Exchange | Queue | Binding
-    state: State
-    differences: tuple[Difference, ...] = ()
-    note: str = ""
-
-    @property
-    def kind(self) -> Kind:
-        if isinstance(self.entity, Exchange):
-            return "exchange"
-        return "queue" if isinstance(self.entity, Queue) else "binding"
-
-    @property
-    def name(self) -> str:
-        """The entity's name; for a binding ``exchange → queue [routing key]``."""
-        if isinstance(self.entity, Binding):
-            key = f" [{self.entity.routing_key}]" if self.entity.routing_key else ""
-            return f"{self.entity.exchange} → {self.entity.queue}{key}"
-        return self.entity.name
-
-    @property
-    def role(self) -> Role | None:
-        return None if isinstance(self.entity, Binding) else self.entity.role
-
-    def __str__(self) -> str:
-        details = "; ".join([*map(str, self.differences), *([self.note] if self.note else [])])
-        return f"{self.kind} {self.name}: {self.state}{f' ({details})' if details else ''}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Something about the broker itself, or a policy, that is wrong or cannot be seen.
-
-    Attributes:
-        severity: ``error`` where nothing may be declared before it is put right.
-    """
-
-    severity: Literal["error", "unknown"]
-    message: str
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.message}; {self.remedy}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What is on the broker beside what is declared.
-
-    Attributes:
-        items: exchanges, queues, bindings in the order in which they are declared, then
-            what is stale.
-        exact: the management API was read, so bindings and left-overs are known.
-        version: of RabbitMQ, as it says itself.
-    """
-
-    topology: Topology
-    items: tuple[Item, ...]
-    troubles: tuple[Trouble, ...] = ()
-    exact: bool = False
-    version: str = ""
-    vhost: str = "/"
-
-    def having(self, *states: State) -> tuple[Item, ...]:
-        """Return the items in one of *states*."""
-        return tuple(item for item in self.items if item.state in states)
-
-    @property
-    def errors(self) -> tuple[Trouble, ...]:
-        return tuple(trouble for trouble in self.troubles if trouble.severity == "error")
-
-    @property
-    def drifted(self) -> bool:
-        """Something is missing, different, stale or refused."""
-        return bool(self.errors or self.having("missing", "different", "stale"))
-
-    @property
-    def unknown(self) -> bool:
-        """Something could not be seen."""
-        return bool(self.having("unknown")) or any(
-            trouble.severity == "unknown" for trouble in self.troubles
-        )
-
-    @property
-    def result(self) -> Literal["identical", "drift", "unknown"]:
-        if self.drifted:
-            return "drift"
-        return "unknown" if self.unknown else "identical"
-
-    def lines(self, *states: State) -> list[str]:
-        """Describe the troubles that are errors, and the items in one of *states*."""
-        return [str(trouble) for trouble in self.errors] + [
-            str(item) for item in self.having(*states)
-        ]
-
-
-# -- plain AMQP ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """What a passive declare tells: messages that are ready, and consumers."""
-
-    ready: int
-    consumers: int
-
-
-class Amqp:
-    """A connection for declaring and asking; each refusal costs its channel.
-
-    Raises (from every method):
-        BrokerUnavailableError: the connection broke, or no answer came.
-    """
-
-    def __init__(self, conn: Connection) -> None:
-        self.vhost: str = conn.virtual_host or "/"
-        self._amqp: amqp.Connection = conn.connection
-        self._channel: amqp.Channel | None = None
-        with suppress(AttributeError):
-            self._amqp.transport.sock.settimeout(ANSWER_TIMEOUT)
-
-    @property
-    def server(self) -> Mapping[str, Any]:
-        """What the broker says about itself."""
-        return self._amqp.server_properties or {}
-
-    def call(self, function: Callable[[amqp.Channel], T]) -> T:
-        """Run *function* on a channel that is reused until the broker closes it.
-
-        Raises:
-            amqp.exceptions.ChannelError: what was asked is refused.
-        """
-        try:
-            if self._channel is None:
-                self._channel = self._amqp.channel()
-            return function(self._channel)
-        except amqp_errors.ChannelError:
-            # py-amqp reopens a closed channel by itself; a fresh one has no past.
-            channel, self._channel = self._channel, None
-            if channel is not None:
-                with suppress(amqp_errors.ChannelError):
-                    channel.close()
-            raise
-        except (OSError, amqp_errors.ConnectionError) as exc:
-            raise BrokerUnavailableError(
-                f"the connection to RabbitMQ (vhost {self.vhost!r}) broke: "
-                f"{type(exc).__name__}: {exc}; check the broker, then repeat"
-            ) from exc
-
-    def declare_queue(self, queue: Queue, extra: Mapping[str, Any] | None = None) -> None:
-        self.call(
-            lambda channel: channel.queue_declare(
-                queue.name,
-                durable=True,
-                exclusive=False,
-                auto_delete=False,
-                arguments={**queue.arguments, **(extra or {})},
-            )
-        )
-
-    def declare_exchange(self, exchange: Exchange) -> None:
-        self.call(
-            lambda channel: channel.exchange_declare(
-                exchange.name,
-                exchange.type,
-                durable=True,
-                auto_delete=False,
-                arguments=dict(exchange.arguments),
-            )
-        )
-
-    def bind(self, binding: Binding) -> None:
-        self.call(
-            lambda channel: channel.queue_bind(binding.queue, binding.exchange, binding.routing_key)
-        )
-
-    def depth(self, name: str) -> Depth | None:
-        """Return how many messages are ready and how many consume; ``None`` without the queue."""
-        try:
-            answer = self.call(lambda channel: channel.queue_declare(name, passive=True))
-        except amqp_errors.NotFound:
-            return None
-        return Depth(answer.message_count, answer.consumer_count)
-
-    def exchange_exists(self, name: str) -> bool:
-        try:
-            # The type is not looked at.
-            self.call(lambda channel: channel.exchange_declare(name, "direct", passive=True))
-        except amqp_errors.NotFound:
-            return False
-        return True
-
-    def inspect_queue(self, queue: Queue) -> Item:
-        """Compare a queue's arguments; nothing is created."""
-        try:
-            self.declare_queue(queue, _GUARD)
-        except amqp_errors.PreconditionFailed as exc:
-            difference = _difference(exc)
-            if difference is not None:
-                return Item(entity=queue, state="different", differences=(difference,))
-        except amqp_errors.ResourceLocked:
-            difference = Difference(argument="exclusive", declared="false", found="true")
-            return Item(entity=queue, state="different", differences=(difference,))
-        except amqp_errors.AccessRefused:
-            return self._unreadable(queue, self._exists(queue.name))
-        else:
-            return Item(entity=queue, state="ok")
-        if not self._exists(queue.name):
-            return Item(entity=queue, state="missing")
-        # A broker that validates first, against what was read of 3.10: ask without the guard.
-        return self._redeclare(queue, self.declare_queue)
-
-    def inspect_exchange(self, exchange: Exchange) -> Item:
-        """Compare an exchange's type and arguments.
-
-        There is no guard for exchanges: one that somebody deletes between the question whether
-        it exists and the redeclare comes back, as it is declared.
-        """
-        try:
-            exists = self.exchange_exists(exchange.name)
-        except amqp_errors.AccessRefused:
-            return self._unreadable(exchange, None)
-        if not exists:
-            return Item(entity=exchange, state="missing")
-        return self._redeclare(exchange, self.declare_exchange)
-
-    def _exists(self, name: str) -> bool | None:
-        try:
-            return self.depth(name) is not None
-        except amqp_errors.ResourceLocked:
-            return True
-        except amqp_errors.AccessRefused:
-            return None
-
-    def _redeclare(self, entity: Any, declare: Callable[[Any], None]) -> Item:
-        try:
-            declare(entity)
-        except amqp_errors.PreconditionFailed as exc:
-            difference = _difference(exc)
-            if difference is None:
-                return Item(entity=entity, state="different", note=exc.reply_text)
-            return Item(entity=entity, state="different", differences=(difference,))
-        except amqp_errors.AccessRefused:
-            return self._unreadable(entity, True)
-        return Item(entity=entity, state="ok")
-
-    @staticmethod
-    def _unreadable(entity: Exchange | Queue, exists: bool | None) -> Item:
-        if exists is False:
-            return Item(entity=entity, state="missing")
-        what = "it exists, but its arguments" if exists else "it"
-        return Item(
-            entity=entity,
-            state="unknown",
-            note=f"{what} cannot be read: this user has no configure permission on the name",
-        )
-
-
-def _difference(exc: amqp_errors.PreconditionFailed) -> Difference | None:
-    match = _INEQUIVALENT.search(exc.reply_text or "")
-    if match is None:
+    if not settings.management_url:
         return None
-
-    def plain(text: str) -> str:
-        value = _VALUE.match(text)
-        return value["value"] if value else text
-
-    return Difference(
-        argument=match["argument"], declared=plain(match["declared"]), found=plain(match["found"])
-    )
-
-
-@contextmanager
-def session(app: Celery, settings: Settings) -> Iterator[Amqp]:
-    """Open a connection for declaring and asking, for the time of a block."""
-    with broker.connection(app, timeout=settings.confirm_timeout) as conn:
-        yield Amqp(conn)
-
-
-# -- what the broker must be able to do ---------------------------------------------------
-
-
-def version_of(server: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return RabbitMQ's version as numbers; ``()`` where the broker is something else."""
-    if server.get("product") != "RabbitMQ":
-        return ()
-    return tuple(int(part) for part in re.findall(r"\d+", str(server.get("version", "")))[:3])
-
-
-def requirements(session: Amqp, names: Names, *, queue_type: str = "quorum") -> tuple[Trouble, ...]:
-    """Say what the broker lacks that nothing-is-lost rests on.
-
-    Before 3.12 at-least-once dead-lettering needs the feature flag ``stream_queue``: without it
-    a queue silently loses what its dead-letter target does not take. Whether it is enabled is
-    asked by declaring a stream that RabbitMQ can never create (streams are not exclusive): with
-    the flag the answer is a refused property, without it an internal error that closes the
-    connection of its own on which it is asked.
-    """
-    product = session.server.get("product", "an unknown broker")
-    version = str(session.server.get("version", ""))
-    numbers = version_of(session.server)
-    if not numbers:
-        return (
-            Trouble(
-                severity="error",
-                message=f"the broker is {product} {version}, not RabbitMQ",
-                remedy="use RabbitMQ 3.10 or newer: delays and dead letters rest on what it does",
-            ),
-        )
-    if numbers < MINIMUM_VERSION:
-        return (
-            Trouble(
-                severity="error",
-                message=f"RabbitMQ {version} is older than 3.10, whose quorum queues were the "
-                f"first to dead-letter at least once",
-                remedy="upgrade it",
-            ),
-        )
-    if numbers >= FLAGS_REQUIRED_VERSION or queue_type != "quorum":
-        return ()
-    troubles = []
-    for kind, flag in (("quorum", "quorum_queue"), ("stream", "stream_queue")):
-        enabled = _flag_enabled(session, f"{names.infrastructure('probe')}.{kind}", kind)
-        if enabled is None:
-            troubles.append(
-                Trouble(
-                    severity="unknown",
-                    message=f"whether RabbitMQ {version} has the feature flag {flag} enabled "
-                    f"cannot be seen with this user's permissions",
-                    remedy=f"ask its administrator: rabbitmqctl list_feature_flags, {flag}",
-                )
-            )
-        elif not enabled:
-            troubles.append(
-                Trouble(
-                    severity="error",
-                    message=f"RabbitMQ {version} has the feature flag {flag} disabled, without "
-                    f"which dead letters can be lost",
-                    remedy=f"run rabbitmqctl enable_feature_flag {flag}",
-                )
-            )
-            # The question has cost the connection.
-            break
-    return tuple(troubles)
-
-
-def _flag_enabled(session: Amqp, probe: str, queue_type: str) -> bool | None:
-    try:
-        session.call(
-            lambda channel: channel.queue_declare(
-                probe,
-                durable=False,
-                exclusive=True,
-                auto_delete=False,
-                arguments={"x-queue-type": queue_type},
-            )
-        )
-    except amqp_errors.PreconditionFailed as exc:
-        return "invalid property" in (exc.reply_text or "") or None
-    except amqp_errors.ChannelError:
-        return None
-    except BrokerUnavailableError as exc:
-        if isinstance(exc.__cause__, amqp_errors.InternalError):
-            return False
-        raise
-    return None
-
-
-def _check_requirements(app: Celery, settings: Settings, names: Names) -> tuple[Trouble, ...]:
-    with session(app, settings) as asking:
-        return requirements(asking, names, queue_type=settings.queue_type)
+    vhost = app.connection_for_write().virtual_host or "/"
+    return ManagementApi(settings.management_url, vhost=vhost)
 
 
 # -- inspect ------------------------------------------------------------------------------
 
 
-def inspect(app: Celery, settings: Settings, topology: Topology) -> Report:
+def inspect(
+    app: Celery, settings: Settings, topology: Topology, *, api: ManagementApi | None = None
+) -> Report:
     """Compare what is declared with what is on the broker; nothing is changed.
+
+    Args:
+        api: see bindings, policies and left-overs too; without it they are ``unknown``.
 
     Raises:
         BrokerUnavailableError: no connection, or it broke.
+        ManagementApiError: the management API cannot be read, or is that of another broker.
     """
-    troubles = _check_requirements(app, settings, topology.names)
-    with session(app, settings) as amqp_session:
+    with session(app, settings) as asking:
+        # On a connection of its own: the answer may be that it is closed.
+        troubles = requirements(asking, topology.names, queue_type=settings.queue_type)
+    with session(app, settings) as amqp:
         items = [
-            *(amqp_session.inspect_exchange(exchange) for exchange in topology.exchanges),
-            *(amqp_session.inspect_queue(queue) for queue in topology.queues),
+            *(amqp.inspect_exchange(exchange) for exchange in topology.exchanges),
+            *(amqp.inspect_queue(queue) for queue in topology.queues),
         ]
-        states = {(item.kind, item.name): item.state for item in items}
-        for binding in topology.bindings:
-            gone = "missing" in (
-                states["queue", binding.queue],
-                states["exchange", binding.exchange],
+        if api is not None:
+            api.check_cluster(amqp.server)
+            if amqp.vhost != api.vhost:
+                raise ManagementApiError(
+                    f"the management API was asked for vhost {api.vhost!r}, but the Celery app "
+                    f"is connected to vhost {amqp.vhost!r}"
+                )
+        report = Report(
+            topology=topology,
+            items=(*items, *_unseen_bindings(topology, items)),
+            troubles=troubles,
+            version=str(amqp.server.get("version", "")),
+            vhost=amqp.vhost,
+        )
+    return report if api is None else _exact(report, items, api)
+
+
+def _unseen_bindings(topology: Topology, items: Sequence[Item]) -> list[Item]:
+    missing = {(item.kind, item.name) for item in items if item.state == "missing"}
+    return [
+        Item(entity=binding, state="missing")
+        if ("queue", binding.queue) in missing or ("exchange", binding.exchange) in missing
+        else Item(
+            entity=binding,
+            state="unknown",
+            note="plain AMQP cannot see bindings; set MANAGEMENT_URL",
+        )
+        for binding in topology.bindings
+    ]
+
+
+def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
+    """Add what only the management API shows."""
+    topology, names = report.topology, report.topology.names
+    queues = {queue["name"]: queue for queue in api.queues()}
+    exchanges = {exchange["name"]: exchange for exchange in api.exchanges()}
+    bindings = [
+        found
+        for found in api.bindings()
+        if found.get("source") and found.get("destination_type") == "queue"
+    ]
+    seen = [_with_arguments(item, queues if item.kind == "queue" else exchanges) for item in items]
+    declared_queues = {queue.name for queue in topology.queues}
+    declared_exchanges = {exchange.name for exchange in topology.exchanges}
+    found_bindings = {_binding(found): found for found in bindings}
+    for binding in topology.bindings:
+        found = found_bindings.get(binding)
+        state: Literal["ok", "missing"] = "missing" if found is None else "ok"
+        seen.append(Item(entity=binding, state=state))
+    declared_bindings = set(topology.bindings)
+    for binding, found in found_bindings.items():
+        if (
+            binding.queue in declared_queues
+            and (binding not in declared_bindings or found.get("arguments"))
+            and not drift.is_shadow(names, binding.exchange)
+        ):
+            seen.append(Item(entity=binding, state="stale", note="not declared any more"))
+    for name, queue in queues.items():
+        if name not in declared_queues and drift.left_over_queue(
+            names, name, queue.get("arguments") or {}
+        ):
+            entity = Queue(
+                name=name, arguments=queue.get("arguments") or {}, role=_role(names, name)
             )
-            items.append(
-                Item(entity=binding, state="missing")
-                if gone
-                else Item(
-                    entity=binding,
-                    state="unknown",
-                    note="plain AMQP cannot see bindings; set MANAGEMENT_URL",
+            seen.append(Item(entity=entity, state="stale", note=_why_stale(names, name)))
+    for name, exchange in exchanges.items():
+        if name not in declared_exchanges and drift.left_over_exchange(names, name):
+            entity_x = Exchange(name=name, type=exchange["type"], role="delay")
+            seen.append(Item(entity=entity_x, state="stale", note=_why_stale(names, name)))
+    troubles = [trouble for trouble in report.troubles if trouble.severity == "error"]
+    troubles += _unknown_flags(report, api)
+    troubles += _policies(topology, queues, exchanges, api)
+    return replace(report, items=tuple(seen), troubles=tuple(troubles), exact=True)
+
+
+def _binding(found: Mapping[str, Any]) -> Binding:
+    return Binding(
+        exchange=found["source"], queue=found["destination"], routing_key=found["routing_key"]
+    )
+
+
+def _role(names: Names, name: str) -> Role:
+    return "delay" if name.startswith(names.infrastructure("delay.")) else "handler"
+
+
+def _why_stale(names: Names, name: str) -> str:
+    if drift.is_shadow(names, name):
+        return "left by an interrupted --recreate-empty; events_declare moves what it holds back"
+    return "not declared any more"
+
+
+def _with_arguments(item: Item, found: Mapping[str, Mapping[str, Any]]) -> Item:
+    """Replace the one difference that RabbitMQ told by all that the management API shows."""
+    entity = item.entity
+    there = found.get(item.name)
+    if there is None or item.state == "missing" or isinstance(entity, Binding):
+        # The API lists what exists a moment later; AMQP knows better.
+        return item
+    if isinstance(entity, Queue):
+        declared: dict[str, Any] = dict(entity.arguments)
+        actual = {"x-queue-type": there.get("type"), **(there.get("arguments") or {})}
+    else:
+        declared = {"type": entity.type, "internal": False, **entity.arguments}
+        actual = {
+            "type": there.get("type"),
+            "internal": bool(there.get("internal")),
+            **(there.get("arguments") or {}),
+        }
+    declared |= {"durable": True, "auto_delete": False}
+    actual |= {key: there.get(key) for key in ("durable", "auto_delete")}
+    differences = tuple(
+        Difference(argument=key, declared=_text(declared, key), found=_text(actual, key))
+        for key in sorted(declared.keys() | actual.keys())
+        if _text(declared, key) != _text(actual, key)
+    )
+    own = [difference for difference in differences if difference.argument in declared]
+    if item.state == "different" or own:
+        return replace(item, state="different", differences=differences or item.differences)
+    # Arguments that RabbitMQ does not compare, such as where a leader is placed.
+    note = "; ".join(map(str, differences))
+    return replace(item, state="ok", note=note)
+
+
+def _text(values: Mapping[str, Any], key: str) -> str:
+    value = values.get(key)
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unknown_flags(report: Report, api: ManagementApi) -> list[Trouble]:
+    """Ask the API about feature flags that could not be probed."""
+    unknown = [trouble for trouble in report.troubles if trouble.severity == "unknown"]
+    if not unknown:
+        return []
+    flags = api.feature_flags()
+    if flags is None:
+        return unknown
+    return [
+        Trouble(
+            severity="error",
+            message=f"RabbitMQ {report.version} has the feature flag {flag} disabled, without "
+            f"which dead letters can be lost",
+            remedy=f"run rabbitmqctl enable_feature_flag {flag}",
+        )
+        for flag in ("quorum_queue", "stream_queue")
+        if flags.get(flag, "enabled") != "enabled"
+    ]
+
+
+def _policies(
+    topology: Topology,
+    queues: Mapping[str, Mapping[str, Any]],
+    exchanges: Mapping[str, Mapping[str, Any]],
+    api: ManagementApi,
+) -> list[Trouble]:
+    """Find policies that would change what becomes of events."""
+    policies = api.policies()
+    hits: dict[tuple[str, str], list[str]] = {}
+    unseen = False
+    for queue in topology.queues:
+        found = queues.get(queue.name)
+        if found is not None:
+            effective = found.get("effective_policy_definition") or {}
+            keys = sorted(drift.POLICY_CONFLICTS.intersection(effective))
+            if keys:
+                by = [found.get("policy"), found.get("operator_policy")]
+                who = " and ".join(repr(name) for name in by if name)
+                hits.setdefault((who, ", ".join(keys)), []).append(queue.name)
+        elif policies is None:
+            unseen = True
+        else:
+            for policy in _effective(policies, queue):
+                keys = sorted(drift.POLICY_CONFLICTS.intersection(policy.get("definition") or {}))
+                if keys:
+                    hits.setdefault((repr(policy["name"]), ", ".join(keys)), []).append(queue.name)
+    troubles = [
+        Trouble(
+            severity="error",
+            message=f"policy {who} sets {keys} on {_some(names)}, which changes what becomes of "
+            f"events (one queue that refuses or drops is felt by all)",
+            remedy="narrow its pattern so that it leaves this service's queues alone, or clear it",
+        )
+        for (who, keys), names in hits.items()
+    ]
+    replay = exchanges.get(topology.names.replay, {})
+    for policy in policies or ():
+        if policy["name"] == replay.get("policy") and "alternate-exchange" in policy["definition"]:
+            troubles.append(
+                Trouble(
+                    severity="error",
+                    message=f"policy {policy['name']!r} gives {topology.names.replay} an "
+                    f"alternate exchange, so that a replay to nowhere would seem to arrive",
+                    remedy="narrow its pattern so that it leaves this exchange alone, or clear it",
                 )
             )
-        return Report(
-            topology=topology,
-            items=tuple(items),
-            troubles=troubles,
-            version=str(amqp_session.server.get("version", "")),
-            vhost=amqp_session.vhost,
+    if unseen:
+        troubles.append(
+            Trouble(
+                severity="unknown",
+                message=f"user {api.user!r} may not see policies, so whether one will limit the "
+                f"queues that are missing is not known",
+                remedy="give it the tag 'policymaker' or 'administrator', or look again once "
+                "they are declared",
+            )
         )
+    return troubles
 
 
-# -- plan and apply -----------------------------------------------------------------------
+def _effective(policies: Iterable[Mapping[str, Any]], queue: Queue) -> list[Mapping[str, Any]]:
+    """Return the policy and the operator policy that a queue will get when it is declared."""
+    kind = queue.arguments.get("x-queue-type", "quorum")
+    chosen: dict[bool, Mapping[str, Any]] = {}
+    for policy in sorted(policies, key=lambda policy: policy.get("priority") or 0):
+        if policy.get("apply-to") not in ("all", "queues", f"{kind}_queues"):
+            continue
+        try:
+            matches = re.search(policy["pattern"], queue.name)
+        except re.error:  # PCRE that Python does not know: better a warning too many
+            matches = True  # type: ignore[assignment]
+        if matches:
+            chosen[bool(policy.get("operator"))] = policy
+    return list(chosen.values())
+
+
+def _some(names: Sequence[str], limit: int = 3) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
+
+
+# -- apply --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One change, or one that may be none (a binding that plain AMQP cannot see)."""
-
-    action: Action
-    item: Item
-
-    def __str__(self) -> str:
-        return f"{self.action} {self.item.kind} {self.item.name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What would be done.
+class Applied:
+    """What became of a plan.
 
     Attributes:
-        refusals: what RabbitMQ would refuse, or must not be done; with any of them nothing
-            is done at all.
+        done: the steps that were carried out.
+        refused: steps that were left undone, each with the reason: queues that turned out to
+            hold messages or to have consumers. They are bound as before.
     """
 
-    report: Report
-    steps: tuple[Step, ...] = ()
-    refusals: tuple[str, ...] = ()
-
-
-def plan(report: Report) -> Plan:
-    """Decide what to do about a report. Pure."""
-    steps = [
-        Step(action="bind" if item.kind == "binding" else "declare", item=item)
-        for item in report.items
-        if item.state == "missing" or (item.state == "unknown" and item.kind == "binding")
-    ]
-    refusals = [str(trouble) for trouble in report.errors]
-    refusals += [f"{item}; {_immutable(item)}" for item in report.having("different")]
-    return Plan(report=report, steps=tuple(steps), refusals=tuple(refusals))
-
-
-def _immutable(item: Item) -> str:
-    if item.role == "events":
-        return (
-            "other services share this exchange, so it is not ours to delete: choose another "
-            'AMQP_EVENTS["EXCHANGE"], or agree with them'
-        )
-    return (
-        "arguments cannot be changed: let it run empty, then run manage.py events_declare "
-        "--recreate-empty, or restore the setting that it was declared with"
-    )
+    done: tuple[Step, ...] = ()
+    refused: tuple[tuple[Step, str], ...] = ()
 
 
 Progress = Callable[[Step, int, int], None]
 
 
-def apply(app: Celery, settings: Settings, plan: Plan, *, progress: Progress | None = None) -> None:
+def apply(
+    app: Celery,
+    settings: Settings,
+    plan: Plan,
+    *,
+    api: ManagementApi | None = None,
+    progress: Progress | None = None,
+    notice: Callable[[str], None] | None = None,
+    wait: float = 0.0,
+    patience: float = 60.0,
+) -> Applied:
     """Carry out a plan.
 
     Args:
+        api: needed for steps that delete or recreate.
         progress: called after each step with the step, its number and the number of steps.
+        notice: called with a sentence when something is waited for.
+        wait: seconds that a queue is given to run empty, and its consumers to leave.
+        patience: seconds to wait for fresh figures of the management API.
 
     Raises:
         TopologyDriftError: the plan has refusals; nothing was changed.
@@ -568,45 +367,106 @@ def apply(app: Celery, settings: Settings, plan: Plan, *, progress: Progress | N
         BrokerUnavailableError: no connection, or it broke.
     """
     if plan.refusals:
-        raise TopologyDriftError("nothing was changed: " + _joined(plan.refusals))
+        raise TopologyDriftError("nothing was changed:" + _joined(plan.refusals))
     if not plan.steps:
-        return
-    with session(app, settings) as amqp_session:
-        for number, step in enumerate(_ordered(plan), 1):
-            try:
-                _carry_out(amqp_session, step)
-            except amqp_errors.ChannelError as exc:
-                raise TopologyError(
-                    f"RabbitMQ refused to {step}: {exc.reply_text}; {_permission_hint(exc)}"
-                ) from exc
-            if progress is not None:
-                progress(step, number, len(plan.steps))
+        return Applied()
+    done: list[Step] = []
+    refused: list[tuple[Step, str]] = []
+
+    def finish(step: Step, reason: str = "") -> None:
+        if reason:
+            refused.append((step, reason))
+        else:
+            done.append(step)
+        if progress is not None:
+            progress(step, len(done) + len(refused), len(plan.steps))
+
+    with session(app, settings) as amqp:
+        current = plan.steps[0]
+        try:
+            later = []
+            for step in plan.steps:
+                current = step
+                if step.action in ("recreate", "drain", "delete"):
+                    later.append(step)
+                else:
+                    _change(amqp, step)
+                    finish(step)
+            if not later:
+                return Applied(done=tuple(done))
+            current = later[0]
+            if api is None:
+                raise TopologyError(f"to {current} the management API is needed")
+            replacement = Replacement(
+                app,
+                settings,
+                plan.report.topology,
+                amqp,
+                api,
+                wait=wait,
+                patience=patience,
+                notice=notice,
+            )
+            _replace(replacement, amqp, plan, finish)
+        except amqp_errors.ChannelError as exc:
+            raise TopologyError(
+                f"RabbitMQ refused to {current}: {exc.reply_text}; {_hint(exc)}"
+            ) from exc
+    return Applied(done=tuple(done), refused=tuple(refused))
 
 
-def _ordered(plan: Plan) -> list[Step]:
-    # Bindings to the shared exchange come last: the first event that they bring finds its way
-    # back, its graveyard and its archive.
-    events = plan.report.topology.names.events
-
-    def rank(step: Step) -> int:
-        if isinstance(step.item.entity, Binding):
-            return 3 if step.item.entity.exchange == events else 2
-        return 0 if step.item.kind == "exchange" else 1
-
-    return sorted(plan.steps, key=rank)
-
-
-def _carry_out(amqp_session: Amqp, step: Step) -> None:
+def _change(amqp: Amqp, step: Step) -> None:
     entity = step.item.entity
     if isinstance(entity, Exchange):
-        amqp_session.declare_exchange(entity)
+        amqp.declare_exchange(entity)
     elif isinstance(entity, Queue):
-        amqp_session.declare_queue(entity)
+        amqp.declare_queue(entity)
+    elif step.action == "unbind":
+        amqp.unbind(entity)
     else:
-        amqp_session.bind(entity)
+        amqp.bind(entity)
 
 
-def _permission_hint(exc: amqp_errors.ChannelError) -> str:
+def _replace(
+    replacement: Replacement, amqp: Amqp, plan: Plan, finish: Callable[[Step, str], None]
+) -> None:
+    def steps(action: str) -> dict[str, Step]:
+        return {
+            step.item.name: step
+            for step in plan.steps
+            if step.action == action and isinstance(step.item.entity, Queue)
+        }
+
+    recreate = steps("recreate")
+    reasons = replacement.recreate(
+        [step.item.entity for step in recreate.values() if isinstance(step.item.entity, Queue)]
+    )
+    for name, step in recreate.items():
+        finish(step, reasons.get(name, ""))
+    for step in plan.steps:
+        if step.action == "drain":
+            for queue in plan.report.topology.queues:
+                if drift.shadow(plan.report.topology.names, queue.name) == step.item.name:
+                    replacement.drain(queue)
+            finish(step, "")
+    delete = steps("delete")
+    reasons = replacement.delete(delete)
+    for name, step in delete.items():
+        finish(step, reasons.get(name, ""))
+    for step in plan.steps:
+        if step.action == "delete" and isinstance(step.item.entity, Exchange):
+            finish(step, _delete_exchange(amqp, step.item.name))
+
+
+def _delete_exchange(amqp: Amqp, name: str) -> str:
+    try:
+        amqp.call(lambda channel: channel.exchange_delete(name, if_unused=True))
+    except amqp_errors.PreconditionFailed:
+        return "something is still bound to it"
+    return ""
+
+
+def _hint(exc: amqp_errors.ChannelError) -> str:
     if isinstance(exc, amqp_errors.AccessRefused):
         return (
             "give this user the configure, write and read permissions, or have somebody else "
@@ -615,7 +475,7 @@ def _permission_hint(exc: amqp_errors.ChannelError) -> str:
     return f"look at the broker's log, then {_REMEDY} again"
 
 
-def _joined(lines: tuple[str, ...] | list[str], limit: int = 20) -> str:
+def _joined(lines: Sequence[str], limit: int = 20) -> str:
     shown = [*lines[:limit], *([f"… and {len(lines) - limit} more"] if len(lines) > limit else [])]
     return "".join(f"\n  - {line}" for line in shown)
 
@@ -677,3 +537,217 @@ def prepare(app: Celery, settings: Settings, topology: Topology) -> Report:
     if settings.topology == "auto":
         return declare(app, settings, topology)
     return verify(app, settings, topology)
+
+
+# -- status -------------------------------------------------------------------------------
+
+Severity = Literal["ok", "warning", "error", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    """One queue and what its figures mean.
+
+    Attributes:
+        state: as in a :class:`Report`; ``missing`` queues have no figures.
+        ready: messages that wait for a consumer.
+        unacked: messages in the hands of consumers; ``None`` without the management API.
+        total: all messages, dead letters under way included; ``None`` likewise. Management
+            figures are some seconds old.
+        consumers: live.
+        meaning: one sentence.
+    """
+
+    name: str
+    role: Role
+    state: Literal["ok", "missing", "stale", "unknown"]
+    severity: Severity
+    meaning: str
+    ready: int | None = None
+    unacked: int | None = None
+    total: int | None = None
+    consumers: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """All queues of a service.
+
+    Attributes:
+        exact: the management API was read: totals, and queues that are left over.
+    """
+
+    queues: tuple[QueueStatus, ...]
+    exact: bool
+    version: str = ""
+    vhost: str = "/"
+
+    @property
+    def result(self) -> Literal["ok", "error", "unknown"]:
+        """The worst of all: an error first, then what could not be seen."""
+        severities = {queue.severity for queue in self.queues}
+        if "error" in severities:
+            return "error"
+        return "unknown" if "unknown" in severities else "ok"
+
+
+def status(
+    app: Celery, settings: Settings, topology: Topology, *, api: ManagementApi | None = None
+) -> Status:
+    """Say how many messages wait where, who consumes them, and what that means.
+
+    Raises:
+        BrokerUnavailableError: no connection, or it broke.
+        ManagementApiError: the management API cannot be read, or is that of another broker.
+    """
+    names = topology.names
+    with session(app, settings) as amqp:
+        figures: dict[str, dict[str, Any]] = {}
+        queues: list[tuple[Queue, bool]] = [(queue, False) for queue in topology.queues]
+        if api is not None:
+            api.check_cluster(amqp.server)
+            figures = {queue["name"]: queue for queue in api.queues()}
+            declared = {queue.name for queue in topology.queues}
+            queues += [
+                (Queue(name=name, role=_role(names, name)), True)
+                for name, found in figures.items()
+                if name not in declared
+                and drift.left_over_queue(names, name, found.get("arguments") or {})
+            ]
+        found_queues = tuple(
+            _status_of(amqp, names, queue, figures.get(queue.name, {}), stale=stale)
+            for queue, stale in queues
+        )
+        return Status(
+            queues=found_queues,
+            exact=api is not None,
+            version=str(amqp.server.get("version", "")),
+            vhost=amqp.vhost,
+        )
+
+
+def _status_of(
+    amqp: Amqp, names: Names, queue: Queue, figures: Mapping[str, Any], *, stale: bool
+) -> QueueStatus:
+    try:
+        depth = amqp.depth(queue.name)
+    except amqp_errors.ChannelError as exc:
+        return QueueStatus(
+            name=queue.name,
+            role=queue.role,
+            state="unknown",
+            severity="unknown",
+            meaning=f"cannot be seen: {exc.reply_text}",
+        )
+    if depth is None:
+        return QueueStatus(
+            name=queue.name,
+            role=queue.role,
+            state="missing",
+            severity="error",
+            meaning=f"missing: {_REMEDY}",
+        )
+    unacked = figures.get("messages_unacknowledged")
+    stuck = 0
+    if figures.get("messages") is not None:
+        # Ready and consumers are live; the rest is as old as the API's figures.
+        ready_then = figures.get("messages_ready") or 0
+        stuck = max(0, figures["messages"] - ready_then - (unacked or 0))
+    total = depth.ready + (unacked or 0) + stuck if figures.get("messages") is not None else None
+    severity, meaning = _meaning(
+        names,
+        queue,
+        ready=depth.ready,
+        consumers=depth.consumers,
+        unacked=unacked or 0,
+        stuck=stuck,
+    )
+    if stale:
+        severity, meaning = _stale_meaning(names, queue, total or depth.ready, depth.consumers)
+    return QueueStatus(
+        name=queue.name,
+        role=queue.role,
+        state="stale" if stale else "ok",
+        severity=severity,
+        meaning=meaning,
+        ready=depth.ready,
+        unacked=unacked,
+        total=total,
+        consumers=depth.consumers,
+    )
+
+
+def _stale_meaning(
+    names: Names, queue: Queue, messages: int, consumers: int
+) -> tuple[Severity, str]:
+    if drift.is_shadow(names, queue.name):
+        return "error", f"a recreation was interrupted: {_REMEDY} to finish it"
+    if queue.role == "delay" and messages:
+        return "ok", f"not declared any more; {messages} delayed return by themselves"
+    if messages and not consumers:
+        return "error", (
+            f"not declared any more, and {_events(messages)} in it: declare the handler again "
+            f"and start a worker"
+        )
+    return "warning", f"not declared any more: {_REMEDY} --delete-stale"
+
+
+def _meaning(
+    names: Names, queue: Queue, *, ready: int, consumers: int, unacked: int, stuck: int
+) -> tuple[Severity, str]:
+    own = queue.name.removeprefix(names.prefix)
+    match queue.role:
+        case "handler":
+            if stuck:
+                return "error", (
+                    f"{_events(stuck)} on the way to {names.graveyard}: if that lasts, "
+                    f"{_REMEDY} --check"
+                )
+            if ready and not consumers:
+                return "error", (
+                    f"{_events(ready, verb=True)} for {own}, nobody consumes: start a worker"
+                )
+            if ready:
+                return "ok", f"{_events(ready, verb=True)} for {own}, consumed"
+            if unacked:
+                return "ok", f"{_events(unacked)} being handled"
+            return "ok", "empty" if consumers else "empty, nobody consumes"
+        case "delay":
+            seconds = (queue.arguments.get("x-message-ttl") or 0) // 1000
+            if stuck:
+                return "error", (
+                    f"{_events(stuck)} past due and not returned: if that lasts, {_REMEDY} --check"
+                )
+            if ready:
+                return "ok", f"{ready} delayed, the next returns within {seconds} s"
+            return "ok", "empty"
+        case "archive":
+            return _emptied_by(ready, consumers, "failed", "be mirrored", "events_mirror")
+        case "graveyard":
+            return _emptied_by(
+                ready, consumers, "dead-lettered", "be run alone", "events_worker (the reaper)"
+            )
+        case "dead" | "abyss" if ready or unacked or stuck:
+            number = max(ready, unacked + stuck, 1)
+            return "error", (
+                f"poison: {_events(number)} that killed whoever took them; look at the workers' "
+                f"logs, {'start the reaper' if queue.role == 'dead' else 'run events_recover'}"
+            )
+        case _:
+            return "ok", "empty"
+
+
+def _emptied_by(
+    ready: int, consumers: int, kind: str, purpose: str, who: str
+) -> tuple[Severity, str]:
+    if not ready:
+        return "ok", "empty"
+    waiting = f"{ready} {kind} event{'' if ready == 1 else 's'} wait{'s' if ready == 1 else ''}"
+    if consumers:
+        return "ok", f"{waiting} to {purpose}, consumed"
+    return "error", f"{waiting} to {purpose}, nobody consumes: start {who}"
+
+
+def _events(number: int, *, verb: bool = False) -> str:
+    noun = "event" if number == 1 else "events"
+    return f"{number} {noun}" + (f" wait{'s' if number == 1 else ''}" if verb else "")

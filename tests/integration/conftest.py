@@ -1,0 +1,235 @@
+"""A service on a real broker, described as a user would, and a look behind the curtain.
+
+Use::
+
+    def test_it(service, fresh_vhost):
+        billing = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
+        billing.declare()
+        billing.publish("events", "shop.order.created", b"…")
+        billing.wait_for_ready("billing.send_invoice", 1)
+        code, out, err = billing.command("events_status")
+
+``service(vhost, **keys)`` takes the keys of AMQP_EVENTS. SERVICE is ``billing`` and MANAGEMENT_URL
+that of the vhost unless given (``MANAGEMENT_URL=""`` for plain AMQP). A handler that is given as a
+list of events gets a function that takes anything. The settings are in force until the test ends;
+of several services, those of the last one, and `Service.active()` switches for a block.
+`tests.celery_app.app` is the Celery app.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from dataclasses import dataclass, field
+from typing import Any
+
+import amqp
+import pytest
+from celery import Celery
+from django.core.management import CommandError, call_command
+from django.test import override_settings
+from kombu.utils.url import parse_url
+
+from django_amqp_events import conf, provisioning
+from django_amqp_events.management_api import ManagementApi
+from django_amqp_events.registry import Registry, get_registry
+from django_amqp_events.topology import Names, Topology, build
+from tests.celery_app import app as celery_app
+from tests.conftest import Vhost
+
+DEADLINE = 20.0
+
+
+def wait_until(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any:
+    """Return the first truthy answer; fail after *deadline* seconds."""
+    end = time.monotonic() + deadline
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > end:
+            pytest.fail(f"not within {deadline:g} s: {what}")
+        time.sleep(0.05)
+
+
+@dataclass
+class Service:
+    """One service's settings and topology on a vhost, and raw access to the broker."""
+
+    vhost: Vhost
+    raw: dict[str, Any]
+    app: Celery
+    settings: conf.Settings
+    registry: Registry
+    topology: Topology
+    stack: ExitStack = field(repr=False)
+    _connection: amqp.Connection | None = None
+
+    @property
+    def names(self) -> Names:
+        return self.topology.names
+
+    @property
+    def api(self) -> ManagementApi:
+        return ManagementApi(self.vhost.management_url, vhost=self.vhost.name)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Put this service's settings and vhost in force for a block."""
+        before = self.app.conf.broker_url
+        self.app.conf.broker_url = self.vhost.url
+        try:
+            with override_settings(AMQP_EVENTS=self.raw):
+                yield
+        finally:
+            self.app.conf.broker_url = before
+
+    # -- provisioning
+
+    def inspect(self, *, exact: bool = True) -> provisioning.Report:
+        with self.active():
+            return provisioning.inspect(
+                self.app, self.settings, self.topology, api=self.api if exact else None
+            )
+
+    def declare(self) -> None:
+        with self.active():
+            provisioning.declare(self.app, self.settings, self.topology)
+
+    def command(self, name: str, *args: str, **options: Any) -> tuple[int, str, str]:
+        """Run a management command; its exit code, stdout and stderr."""
+        out, err = io.StringIO(), io.StringIO()
+        code = 0
+        with self.active(), redirect_stderr(err):
+            try:
+                call_command(name, *args, stdout=out, stderr=err, **options)
+            except CommandError as exc:
+                code = exc.returncode
+                err.write(str(exc))
+            except SystemExit as exc:
+                code = exc.code if isinstance(exc.code, int) else 1
+        return code, out.getvalue(), err.getvalue()
+
+    # -- raw AMQP
+
+    def connect(self) -> amqp.Connection:
+        """Open a connection of the test's own; it is closed with the test."""
+        parts = parse_url(self.vhost.url)
+        connection = amqp.Connection(
+            host=f"{parts['hostname']}:{parts['port']}",
+            userid=parts["userid"],
+            password=parts["password"],
+            virtual_host=self.vhost.name,
+        )
+        connection.connect()
+        self.stack.callback(connection.collect)
+        return connection
+
+    def channel(self) -> amqp.Channel:
+        """Return a new channel; one that the broker closed is no loss."""
+        if self._connection is None:
+            self._connection = self.connect()
+        return self._connection.channel()
+
+    def publish(
+        self,
+        exchange: str,
+        routing_key: str,
+        body: bytes = b"[[],{},{}]",
+        headers: dict[str, Any] | None = None,
+        **properties: Any,
+    ) -> None:
+        """Publish a raw message, confirmed, mandatory."""
+        channel = self.channel()
+        channel.confirm_select()
+        message = amqp.Message(
+            body,
+            application_headers=headers or {},
+            **{"delivery_mode": 2, "content_type": "application/json", **properties},
+        )
+        returned: list[Any] = []
+        channel.events["basic_return"].add(lambda *args: returned.append(args))
+        channel.basic_publish_confirm(message, exchange, routing_key, mandatory=True)
+        channel.close()
+        assert not returned, f"unroutable: {exchange!r} {routing_key!r}"
+
+    def ready(self, queue: str) -> int:
+        channel = self.channel()
+        count: int = channel.queue_declare(queue, passive=True).message_count
+        channel.close()
+        return count
+
+    def exists(self, queue: str) -> bool:
+        try:
+            self.ready(queue)
+        except amqp.NotFound:
+            return False
+        return True
+
+    def wait_for_ready(self, queue: str, count: int, deadline: float = DEADLINE) -> None:
+        wait_until(lambda: self.ready(queue) == count, f"{count} ready in {queue}", deadline)
+
+    def take(self, queue: str, deadline: float = DEADLINE) -> amqp.Message:
+        """Get one message and ack it."""
+        channel = self.channel()
+        message = wait_until(lambda: channel.basic_get(queue), f"a message in {queue}", deadline)
+        channel.basic_ack(message.delivery_tag)
+        channel.close()
+        return message
+
+    def take_all(self, queue: str) -> list[amqp.Message]:
+        channel = self.channel()
+        messages = []
+        while (message := channel.basic_get(queue)) is not None:
+            channel.basic_ack(message.delivery_tag)
+            messages.append(message)
+        channel.close()
+        return messages
+
+    def set_policy(self, name: str, pattern: str, definition: dict[str, Any], **more: Any) -> None:
+        self.vhost.node.http(
+            "PUT",
+            f"/api/policies/{self.vhost.path}/{name}",
+            {"pattern": pattern, "definition": definition, "apply-to": "all", **more},
+        )
+
+
+@pytest.fixture
+def service() -> Iterator[Callable[..., Service]]:
+    """Make services; see the top of this module."""
+    before = celery_app.conf.broker_url
+    with ExitStack() as stack:
+
+        def make(vhost: Vhost, **keys: Any) -> Service:
+            raw: dict[str, Any] = {
+                "SERVICE": "billing",
+                "MANAGEMENT_URL": vhost.management_url,
+                "CELERY_APP": "tests.celery_app.app",
+                "AUTODISCOVER": [],
+                "HANDLERS": {},
+                **keys,
+            }
+            raw["HANDLERS"] = {
+                name: {"EVENTS": options, "HANDLER": "tests.integration.handlers.handle"}
+                if isinstance(options, list)
+                else options
+                for name, options in raw["HANDLERS"].items()
+            }
+            celery_app.conf.broker_url = vhost.url
+            stack.enter_context(override_settings(AMQP_EVENTS=raw))
+            settings = conf.get_settings()
+            declared = get_registry()
+            return Service(
+                vhost=vhost,
+                raw=raw,
+                app=celery_app,
+                settings=settings,
+                registry=declared,
+                topology=build(settings, declared),
+                stack=stack,
+            )
+
+        yield make
+    celery_app.conf.broker_url = before
