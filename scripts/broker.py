@@ -244,8 +244,8 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        if self.child is not None and self.child.poll() is not None:
-            return False
+        if self.child is not None:  # asking also collects it
+            return self.child.poll() is None
         return process_birth(self.pid) == self.birth
 
     def send(self, number: int) -> None:

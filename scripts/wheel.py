@@ -51,7 +51,9 @@ def build(target: Path) -> tuple[Path, Path]:
         sdist = target / uv_build.build_sdist(str(target))
     with tempfile.TemporaryDirectory() as unpacked:
         with tarfile.open(sdist) as archive:
-            archive.extractall(unpacked, filter="data")
+            if hasattr(tarfile, "data_filter"):  # not in Debian 12's Python
+                archive.extraction_filter = tarfile.data_filter
+            archive.extractall(unpacked)  # noqa: S202 (we made it a moment ago)
         [source] = Path(unpacked).iterdir()
         with _working_in(source):
             wheel = target / uv_build.build_wheel(str(target))
