@@ -21,6 +21,7 @@ from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.db import DEFAULT_DB_ALIAS
+from kombu.transport import supports_librabbitmq
 
 from . import broker, conf, registry, topology
 from .conf import Problem, Settings
@@ -163,16 +164,31 @@ def is_fallback(app: Celery) -> bool:
 
 
 def _servers(app: Celery) -> Iterator[Server]:
-    """Yield every broker that the app may connect to, without connecting."""
-    for connect in (app.connection_for_read, app.connection_for_write):
-        first = connect()
-        for connection in [connect(url) for url in first.alt] or [first]:
+    """Yield every broker that the app may connect to.
+
+    No kombu connection is made: it would import the transport's client library.
+    """
+    options = app.conf
+    for urls in (options.broker_read_url, options.broker_write_url):
+        for url in urls.split(";") if isinstance(urls, str) else urls or [""]:
+            scheme, separator, _ = str(url).partition("://")
+            transport = scheme if separator else str(options.get("broker_transport") or "amqp")
+            if transport == "amqp" and supports_librabbitmq():
+                transport = "librabbitmq"
+            # py-amqp logs in as guest where nobody is named (amqp.Connection).
+            user = _url_user(str(url)) or options.get("broker_user") or "guest"
             yield Server(
-                transport=str(connection.transport_cls),
-                # py-amqp logs in as guest where nobody is named (amqp.Connection).
-                user=connection.userid or "guest",
-                login_method=str(connection.login_method or ""),
+                transport=transport,
+                user=str(user),
+                login_method=str(options.get("broker_login_method") or ""),
             )
+
+
+def _url_user(url: str) -> str:
+    try:
+        return urlsplit(url).username or ""
+    except ValueError:
+        return ""
 
 
 # -- handlers and contracts ---------------------------------------------------------------

@@ -293,7 +293,7 @@ def test_get_settings_names_every_error(settings: DjangoSettings) -> None:
 
 
 def test_get_settings_while_dormant(settings: DjangoSettings) -> None:
-    del settings.AMQP_EVENTS
+    settings.AMQP_EVENTS = None
     with pytest.raises(ConfigurationError, match="AMQP_EVENTS is not set"):
         conf.get_settings()
 

@@ -1,0 +1,140 @@
+"""AppConfig.ready(), each time in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SETTINGS = """
+SECRET_KEY = "not a secret: tests only"
+INSTALLED_APPS = ["django_amqp_events", "shop"]
+DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}}}
+{}
+"""
+PROJECT = """
+from celery import Celery
+app = Celery("project", broker="pyamqp://me@127.0.0.1:1//")
+app.conf.broker_channel_error_retry = True
+app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
+app.conf.accept_content = ["json"]
+"""
+CONFIGURED = 'AMQP_EVENTS = {"SERVICE": "shop", "CELERY_APP": "project.app"}'
+REPORT = """
+import sys
+import django
+django.setup()
+print(sorted(name for name in sys.modules if name.startswith("shop.")))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    for name in ("__init__", "events", "handlers", "signals"):
+        (shop / f"{name}.py").write_text("")
+    (tmp_path / "project.py").write_text(PROJECT)
+    configure(tmp_path, CONFIGURED)
+    return tmp_path
+
+
+def configure(project: Path, text: str) -> None:
+    (project / "settings.py").write_text(SETTINGS.format(text))
+
+
+def python(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(project), *sys.path]))
+    return subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", *arguments],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "settings"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def imported(project: Path) -> str:
+    done = python(project, "-c", REPORT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_declarations_are_found(project: Path) -> None:
+    assert imported(project) == "['shop.events', 'shop.handlers']"
+
+
+def test_other_modules_may_be_named(project: Path) -> None:
+    configure(project, CONFIGURED.replace("}", ', "AUTODISCOVER": ["signals"]}'))
+    assert imported(project) == "['shop.signals']"
+
+
+@pytest.mark.parametrize("text", ["", 'AMQP_EVENTS = {"AUTODISCOVER": ["events"]}'])
+def test_without_a_service_nothing_is_imported(project: Path, text: str) -> None:
+    configure(project, text)
+    assert imported(project) == "[]"
+
+
+@pytest.mark.parametrize("value", ["[]", '"events"', "5", "None"])
+def test_autodiscovery_can_be_off_and_is_off_when_wrong(project: Path, value: str) -> None:
+    configure(project, CONFIGURED.replace("}", f', "AUTODISCOVER": {value}}}'))
+    assert imported(project) == "[]"
+
+
+@pytest.mark.parametrize("line", ["import no_such_module", "1 / 0"])
+def test_a_module_that_fails_says_who_imported_it(project: Path, line: str) -> None:
+    (project / "shop" / "events.py").write_text(line)
+    done = python(project, "-m", "django", "check")
+    assert done.returncode == 1
+    assert "no_such_module" in done.stderr or "ZeroDivisionError" in done.stderr
+    assert "shop/events.py" in done.stderr
+    assert 'AMQP_EVENTS["AUTODISCOVER"]' in done.stderr
+
+
+def test_manage_py_check_with_a_tag(project: Path) -> None:
+    done = python(project, "-m", "django", "check", "--tag", "amqp_events")
+    assert done.returncode == 0, done.stderr
+    assert "no issues" in done.stdout
+    (project / "shop" / "handlers.py").write_text(
+        "from django_amqp_events import handler\n"
+        "@handler('shop.order.created', bind=True)\n"
+        "def nothing(): ...\n"
+    )
+    done = python(project, "-m", "django", "check")
+    assert done.returncode == 1
+    assert "django_amqp_events.E014" in done.stderr
+    assert "HINT" in done.stderr
+
+
+def test_deployment_checks_need_the_option(project: Path) -> None:
+    (project / "project.py").write_text(PROJECT.replace("me@", ""))
+    for option, there in ((), False), (("--deploy",), True):
+        done = python(project, "-m", "django", "check", "--tag", "amqp_events", *option)
+        assert done.returncode == 0, done.stderr
+        assert ("django_amqp_events.W020" in done.stderr) is there
+
+
+def test_a_settings_module_may_use_from_env(project: Path) -> None:
+    configure(
+        project,
+        "from django_amqp_events.conf import from_env\n"
+        'AMQP_EVENTS = from_env({"SERVICE": "shop"}, {"AMQP_EVENTS_MAX_RETRIES": "3"})',
+    )
+    assert imported(project) == "['shop.events', 'shop.handlers']"
+
+
+def test_ready_opens_no_connection(project: Path) -> None:
+    audit = (
+        "import sys\n"
+        "def hook(event, args):\n"
+        "    if event in ('socket.connect', 'sqlite3.connect'):\n"
+        "        raise SystemExit(event)\n"
+        "sys.addaudithook(hook)\n" + REPORT
+    )
+    done = python(project, "-c", audit)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,276 @@
+"""What a service declares, argument by argument; DESIGN.md has the table."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_amqp_events import conf, registry, topology
+from django_amqp_events.registry import HandlerDeclaration
+from django_amqp_events.topology import (
+    DEAD_LIMIT,
+    DELIVERY_LIMIT,
+    GRAVEYARD_LIMIT,
+    NO_LIMIT,
+    POWER_DELAYS,
+    Binding,
+    Names,
+    Topology,
+)
+
+
+def invoice(order_id: int) -> None: ...
+
+
+def mail(order_id: int) -> None: ...
+
+
+def declaration(target: Any, name: str, *events: str, **options: Any) -> HandlerDeclaration:
+    return HandlerDeclaration(target=target, name=name, options={"events": events, **options})
+
+
+INVOICE = declaration(invoice, "billing.invoice", "shop.order.created", retry_backoff=30)
+MAIL = declaration(mail, "billing.mail", "shop.order.*", "shop.#", queue="mail", max_retries=0)
+
+
+def build(*handlers: HandlerDeclaration, **keys: Any) -> Topology:
+    settings, problems = conf.parse({"SERVICE": "svc", **keys})
+    assert problems == ()
+    declared = registry.build(settings, (), handlers)
+    assert declared.problems == ()
+    return topology.build(settings, declared)
+
+
+def arguments(built: Topology, name: str) -> dict[str, Any]:
+    queue = built.queue(name)
+    assert queue is not None, name
+    return dict(queue.arguments)
+
+
+SAFE = {
+    "x-queue-type": "quorum",
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+}
+
+
+def test_a_handlers_queue() -> None:
+    assert arguments(build(INVOICE), "svc.billing.invoice") == {
+        **SAFE,
+        "x-delivery-limit": DELIVERY_LIMIT,
+        "x-dead-letter-exchange": "svc:graveyard",
+        "x-dead-letter-routing-key": "svc.billing.invoice",
+    }
+
+
+def test_a_handlers_bindings() -> None:
+    built = build(INVOICE, MAIL)
+    own = "svc.billing.invoice"
+    assert {b for b in built.bindings if b.queue == own} == {
+        Binding(exchange="events", queue=own, routing_key="shop.order.created"),
+        Binding(exchange="svc:return", queue=own, routing_key=own),
+        Binding(exchange="svc:replay", queue=own, routing_key=own),
+    }
+    assert {b for b in built.bindings if b.queue == "svc.mail"} == {
+        Binding(exchange="events", queue="svc.mail", routing_key="shop.order.*"),
+        Binding(exchange="events", queue="svc.mail", routing_key="shop.#"),
+        Binding(exchange="svc:return", queue="svc.mail", routing_key="svc.billing.mail"),
+        Binding(exchange="svc:replay", queue="svc.mail", routing_key="svc.billing.mail"),
+    }
+
+
+def test_handlers_that_share_a_queue_keep_keys_of_their_own() -> None:
+    built = build(
+        declaration(invoice, "a.x", "shop.created", queue="all"),
+        declaration(mail, "a.y", "shop.paid", queue="all"),
+    )
+    keys = {(b.exchange, b.routing_key) for b in built.bindings if b.queue == "svc.all"}
+    assert keys == {
+        ("events", "shop.created"),
+        ("events", "shop.paid"),
+        ("svc:return", "svc.a.x"),
+        ("svc:return", "svc.a.y"),
+        ("svc:replay", "svc.a.x"),
+        ("svc:replay", "svc.a.y"),
+    }
+    assert [queue.name for queue in built.queues if queue.role == "handler"] == ["svc.all"]
+
+
+def test_delay_queues() -> None:
+    built = build(INVOICE)
+    exact = {30, 60, 120, 240, 480, 512}
+    assert built.delays == tuple(sorted(exact.union(POWER_DELAYS)))
+    for seconds in built.delays:
+        name = f"svc:delay.{seconds}s"
+        assert arguments(built, name) == {
+            **SAFE,
+            "x-message-ttl": seconds * 1000,
+            "x-dead-letter-exchange": "svc:return",
+        }
+        assert Binding(exchange=name, queue=name) in built.bindings
+        assert exchange(built, name) == ("fanout", {})
+
+
+def test_powers_of_two_from_a_second_to_more_than_an_hour() -> None:
+    assert POWER_DELAYS[0] == 1
+    assert POWER_DELAYS[-1] >= 3600
+    assert all(second == 2 * first for first, second in pairwise(POWER_DELAYS))
+    assert build().delays == POWER_DELAYS
+    assert build(MAIL).delays == POWER_DELAYS
+
+
+def exchange(built: Topology, name: str) -> tuple[str, dict[str, Any]]:
+    (found,) = [exchange for exchange in built.exchanges if exchange.name == name]
+    return found.type, dict(found.arguments)
+
+
+def test_exchanges() -> None:
+    built = build(INVOICE)
+    assert exchange(built, "events") == ("topic", {})
+    # A delayed event whose handler is gone is archived; an unroutable replay is seen at once.
+    assert exchange(built, "svc:return") == ("direct", {"alternate-exchange": "svc:archive"})
+    assert exchange(built, "svc:replay") == ("direct", {})
+    for name in ("svc:archive", "svc:graveyard", "svc:dead", "svc:abyss"):
+        assert exchange(built, name) == ("fanout", {})
+        assert Binding(exchange=name, queue=name) in built.bindings
+
+
+def test_the_archive_has_no_limits_by_default() -> None:
+    assert arguments(build(), "svc:archive") == {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": NO_LIMIT,
+    }
+
+
+def test_limits_of_the_archive_where_asked_for() -> None:
+    built = build(ARCHIVE={"TTL": 1.5, "MAX_LENGTH": 10})
+    assert arguments(built, "svc:archive") == {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": NO_LIMIT,
+        "x-message-ttl": 1500,
+        "x-max-length": 10,
+        # reject-publish would refuse the newest: the worker could then archive nothing.
+        "x-overflow": "drop-head",
+    }
+    assert "x-overflow" not in arguments(build(ARCHIVE={"TTL": 5}), "svc:archive")
+
+
+def test_the_chain_of_dead_letters() -> None:
+    built = build(INVOICE)
+    assert arguments(built, "svc:graveyard") == {
+        **SAFE,
+        "x-delivery-limit": GRAVEYARD_LIMIT,
+        "x-dead-letter-exchange": "svc:dead",
+    }
+    assert arguments(built, "svc:dead") == {
+        **SAFE,
+        "x-delivery-limit": DEAD_LIMIT,
+        "x-dead-letter-exchange": "svc:abyss",
+    }
+    assert arguments(built, "svc:abyss") == {
+        "x-queue-type": "quorum",
+        "x-delivery-limit": NO_LIMIT,
+    }
+    assert (
+        Binding(exchange="svc:return", queue="svc:graveyard", routing_key="svc:graveyard")
+        in built.bindings
+    )
+    # 4.3 carries the count along, so each limit leaves room above the one before.
+    assert DELIVERY_LIMIT < GRAVEYARD_LIMIT < DEAD_LIMIT < NO_LIMIT < 2**31
+
+
+def test_no_handler_queue_can_refuse_a_publish() -> None:
+    for queue in build(INVOICE, MAIL).queues:
+        if queue.role == "handler":
+            assert not {"x-max-length", "x-max-length-bytes", "x-expires"} & set(queue.arguments)
+
+
+def test_classic_queues_have_no_arguments_that_only_quorum_queues_know() -> None:
+    built = build(INVOICE, QUEUE_TYPE="classic")
+    for queue in built.queues:
+        assert queue.arguments["x-queue-type"] == "classic"
+        assert "x-delivery-limit" not in queue.arguments
+        assert "x-dead-letter-strategy" not in queue.arguments
+        assert "x-overflow" not in queue.arguments
+    assert arguments(built, "svc.billing.invoice")["x-dead-letter-exchange"] == "svc:graveyard"
+
+
+def test_the_prefix_is_in_front_of_everything() -> None:
+    built = build(INVOICE, PREFIX="eu-", EXCHANGE="facts")
+    names = [exchange.name for exchange in built.exchanges] + [q.name for q in built.queues]
+    assert all(name.startswith("eu-") for name in names)
+    assert "eu-facts" in names
+    assert "eu-svc.billing.invoice" in names
+    for queue in built.queues:
+        for key in ("x-dead-letter-exchange", "x-dead-letter-routing-key"):
+            assert str(queue.arguments.get(key, "eu-")).startswith("eu-")
+
+
+def test_whose_a_name_is() -> None:
+    built = build(INVOICE, PREFIX="eu-")
+    assert built.owns("eu-svc.anything")
+    assert built.owns("eu-svc:delay.7s")
+    for other in ("svc.anything", "eu-svc2.x", "eu-svc", "eu-events", "events", "celery"):
+        assert not built.owns(other)
+
+
+def test_what_a_role_is() -> None:
+    built = build(INVOICE)
+    assert built.queue("nothing") is None
+    roles = {queue.name: queue.role for queue in built.queues}
+    assert roles["svc.billing.invoice"] == "handler"
+    assert roles["svc:delay.1s"] == "delay"
+    for role in ("archive", "graveyard", "dead", "abyss"):
+        assert roles[f"svc:{role}"] == role
+
+
+services = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,8}", fullmatch=True)
+words = st.from_regex(r"[a-z0-9_]{1,6}(\.[a-z0-9_]{1,6}){0,2}", fullmatch=True)
+
+
+@given(service=services, names=st.lists(words, max_size=4, unique=True), backoff=st.integers(1, 99))
+def test_everything_refers_to_something(service: str, names: list[str], backoff: int) -> None:
+    settings, problems = conf.parse({"SERVICE": service, "DEFAULTS": {"RETRY_BACKOFF": backoff}})
+    assert problems == ()
+    declared = registry.build(
+        settings, (), [declaration(invoice, name, "shop.#") for name in names]
+    )
+    assert declared.problems == ()
+    built = topology.build(settings, declared)
+    exchanges = [exchange.name for exchange in built.exchanges]
+    queues = [queue.name for queue in built.queues]
+    assert len(set(exchanges)) == len(exchanges)
+    assert len(set(queues)) == len(queues)
+    assert len(set(built.bindings)) == len(built.bindings)
+    for binding in built.bindings:
+        assert binding.exchange in exchanges
+        assert binding.queue in queues
+    for queue in built.queues:
+        if target := queue.arguments.get("x-dead-letter-exchange"):
+            assert target in exchanges
+        assert any(binding.queue == queue.name for binding in built.bindings)
+    for one in built.exchanges:
+        if alternate := one.arguments.get("alternate-exchange"):
+            assert alternate in exchanges
+    # Declared in this order, a dead letter never lacks its exchange; names cannot meet.
+    assert all(built.owns(name) for name in queues)
+    infrastructure = {queue.name for queue in built.queues if queue.role != "handler"}
+    assert all(":" in name for name in infrastructure)
+    assert all(":" not in name for name in set(queues) - infrastructure)
+
+
+@pytest.mark.parametrize("prefix", ["", "eu-"])
+def test_names(prefix: str) -> None:
+    names = Names(prefix, "svc", f"{prefix}events")
+    assert names.archive == f"{prefix}svc:archive"
+    assert names.graveyard == f"{prefix}svc:graveyard"
+    assert names.dead == f"{prefix}svc:dead"
+    assert names.abyss == f"{prefix}svc:abyss"
+    assert names.return_ == f"{prefix}svc:return"
+    assert names.replay == f"{prefix}svc:replay"
+    assert names.delay(8) == f"{prefix}svc:delay.8s"
+    assert names.handlers == f"{prefix}svc."
