@@ -17,6 +17,7 @@ from ..retry import RetryPolicy
 
 MAX_FRAMES: Final = 30
 MAX_MESSAGE: Final = 4_000
+_CUT: Final = "\n… cut by django_amqp_events …\n"
 
 Kind = Literal["handled", "retry", "archive", "requeue"]
 
@@ -74,7 +75,9 @@ def decide(
         if exc.requeue:
             return REQUEUE
         cause = exc.reason if isinstance(exc.reason, BaseException) else exc
-        return _retry_or_archive(cause, policy, attempt, policy.delay(attempt, random), now)
+        return _retry_or_archive(
+            cause, policy, attempt, policy.delay(attempt, random), now, at=exc.__traceback__
+        )
     if isinstance(exc, Ignore):
         return HANDLED
     if isinstance(exc, Retry):
@@ -104,7 +107,7 @@ def _asked(exc: Retry, policy: RetryPolicy, attempt: int, now: datetime, random:
     else:
         delay = float(exc.when)
     limit = getattr(exc, "max_retries", None)
-    return _retry_or_archive(cause or exc, policy, attempt, delay, now, limit)
+    return _retry_or_archive(cause or exc, policy, attempt, delay, now, limit, at=exc.__traceback__)
 
 
 def _retry_or_archive(
@@ -114,8 +117,11 @@ def _retry_or_archive(
     delay: float,
     now: datetime,
     max_retries: int | None = None,
+    at: TracebackType | None = None,
 ) -> Verdict:
-    failure = describe(exc)
+    # retry(exc=ValueError()) and Reject(ValueError()) carry an exception that was never raised:
+    # the place is where the handler gave up.
+    failure = describe(exc, exc.__traceback__ or at)
     if policy.exhausted(attempt, max_retries):
         return Verdict(
             kind="archive",
@@ -149,9 +155,17 @@ def describe(exc: BaseException, tb: TracebackType | None = None) -> Failure:
     return Failure(
         exception=name,
         message=_say(exc)[:MAX_MESSAGE],
-        traceback=text if len(text) <= MAX_TRACEBACK else text[-MAX_TRACEBACK:],
+        traceback=_ends(text, MAX_TRACEBACK),
         frames=tuple(frames),
     )
+
+
+def _ends(text: str, limit: int) -> str:
+    """Cut the middle out: the frames come first, and a long message must not push them out."""
+    if len(text) <= limit:
+        return text
+    half = (limit - len(_CUT)) // 2
+    return text[:half] + _CUT + text[-half:]
 
 
 def _say(exc: BaseException) -> str:
