@@ -1,0 +1,84 @@
+"""Fixtures of the acceptance tests; a failing test shows the ends of its workers' logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import Node
+from tests.conftest import Vhost
+
+from .harness import STARTED, Archive, Eyes, Service
+
+Make = Callable[..., Service]
+
+
+@pytest.fixture(scope="module")
+def eyes(vhost: Vhost) -> Iterator[Eyes]:
+    looking = Eyes(vhost.node, vhost.name)
+    yield looking
+    looking.close()
+
+
+@pytest.fixture
+def fresh_eyes(fresh_vhost: Vhost) -> Iterator[Eyes]:
+    """Eyes on a vhost that this test alone uses."""
+    looking = Eyes(fresh_vhost.node, fresh_vhost.name)
+    yield looking
+    looking.close()
+
+
+@pytest.fixture
+def node_eyes(private_node: Node) -> Iterator[Eyes]:
+    """Eyes on a node that may be stopped and killed."""
+    looking = Eyes(private_node, "/")
+    yield looking
+    looking.close()
+
+
+@pytest.fixture
+def archive(eyes: Eyes) -> Archive:
+    return Archive(eyes)
+
+
+def _service(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    def make(eyes: Eyes, name: str = "core", **options: Any) -> Service:
+        where = options.pop("where", None) or tmp_path_factory.mktemp(name)
+        return Service(url=eyes.url, where=Path(where), name=name, **options)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def module_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Make services whose workers may live as long as the module."""
+    before = len(STARTED)
+    yield _service(tmp_path_factory)
+    _end(before)
+
+
+@pytest.fixture
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    """Make services; their workers are killed after the test."""
+    before = len(STARTED)
+    yield _service(tmp_path_factory)
+    _end(before)
+
+
+def _end(before: int) -> None:
+    for worker in STARTED[before:]:
+        worker.kill()
+    del STARTED[before:]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Any:
+    report = yield
+    if report.failed:
+        for worker in STARTED:
+            tail = "\n".join(worker.log.splitlines()[-60:])
+            report.sections.append((f"log of {worker.name} ({worker.log_path})", tail))
+    return report

@@ -1,0 +1,362 @@
+"""Worker processes, their ledger, and eyes on the broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+import amqp
+from celery import Celery
+from kombu import Connection
+
+import django_amqp_events
+from broker import Broker
+from django_amqp_events import envelope
+from django_amqp_events.broker import ConfirmChannel
+from django_amqp_events.envelope import Message
+
+PROJECT = Path(__file__).resolve().parent / "project"
+PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
+
+T = TypeVar("T")
+
+#: Workers of this process that run or ran; their logs are shown where a test fails.
+STARTED: list[Worker] = []
+
+
+def until(condition: Callable[[], T], seconds: float = 20, what: str = "") -> T:
+    """Wait until *condition* is true and return what it returned."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:g} s: {what or condition}: {value!r}")
+        time.sleep(0.03)
+
+
+@dataclass
+class Worker:
+    """A ``celery worker`` in a process group of its own."""
+
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    name: str
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def children(self) -> list[int]:
+        """Pids of the pool's processes."""
+        listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        return [int(pid) for pid in listed.split()]
+
+    def wait_ready(self, seconds: float = 30) -> Worker:
+        def ready() -> bool:
+            assert self.alive, f"{self.name} ended with {self.process.returncode}:\n{self.log}"
+            return " ready." in self.log
+
+        until(ready, seconds, f"{self.name} is ready")
+        return self
+
+    def signal(self, number: int) -> None:
+        if self.alive:
+            self.process.send_signal(number)
+
+    def wait(self, seconds: float = 30) -> int:
+        """Return the exit code."""
+        return self.process.wait(seconds)
+
+    def stop(self, seconds: float = 30) -> int:
+        """Warm shutdown."""
+        self.signal(signal.SIGTERM)
+        try:
+            return self.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} did not stop:\n{self.log[-4000:]}") from None
+
+    def kill(self) -> None:
+        """SIGKILL for it and its pool processes, as the kernel's memory killer would."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+@dataclass
+class Service:
+    """A service of the test project on one vhost; its processes share a ledger."""
+
+    url: str
+    where: Path
+    name: str = "core"
+    handlers: str = "core"
+    events: Mapping[str, Any] = field(default_factory=dict)
+    celery: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    _count: int = 0
+
+    def __post_init__(self) -> None:
+        self.where.mkdir(parents=True, exist_ok=True)
+
+    def env(self) -> dict[str, str]:
+        return {
+            **{key: value for key, value in os.environ.items() if not key.startswith("AMQP_")},
+            "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PACKAGE)]),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "DJANGO_SETTINGS_MODULE": "testproject.settings",
+            "TESTPROJECT_DIR": str(self.where),
+            "TESTPROJECT_SERVICE": self.name,
+            "TESTPROJECT_HANDLERS": self.handlers,
+            "TESTPROJECT_BROKER": self.url,
+            "TESTPROJECT_EVENTS": json.dumps(dict(self.events)),
+            "TESTPROJECT_CELERY": json.dumps(dict(self.celery)),
+            **self.environ,
+        }
+
+    def worker(self, pool: str = "prefork", concurrency: int = 2, *arguments: str) -> Worker:
+        """Start a worker; it is not waited for."""
+        self._count += 1
+        name = f"{self.name}-{pool}-{self._count}"
+        log_path = self.where / f"{name}.log"
+        command = [sys.executable, "-m", "celery", "-A", "testproject", "worker"]
+        command += ["--pool", pool, "--concurrency", str(concurrency), "--loglevel", "INFO"]
+        command += ["--hostname", f"{name}@localhost", "--without-gossip", "--without-mingle"]
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [*command, *arguments],
+                env=self.env(),
+                cwd=self.where,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        worker = Worker(process, log_path, name)
+        STARTED.append(worker)
+        return worker
+
+    def python(self, code: str, *, check: bool = True) -> str:
+        """Run a program of this service with Django set up and return what it prints."""
+        done = subprocess.run(
+            [sys.executable, "-c", f"import testproject, django; django.setup()\n{code}"],
+            env=self.env(),
+            cwd=self.where,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def declare(self) -> None:
+        """Declare the topology, as events_declare does."""
+        self.python(
+            "from django_amqp_events import broker, conf, provisioning, registry, topology\n"
+            "s, r = conf.get_settings(), registry.get_registry()\n"
+            "provisioning.declare(broker.celery_app(s), s, topology.build(s, r))"
+        )
+
+    def control(self, *arguments: str, seconds: int = 5) -> str:
+        """``celery control`` or ``celery inspect``."""
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "testproject", *arguments,
+             "--timeout", str(seconds)],
+            env=self.env(), cwd=self.where, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    # -- what ran
+
+    def ledger(self, **wanted: Any) -> list[dict[str, Any]]:
+        """Lines of all processes in order of time, those with these values."""
+        lines: list[dict[str, Any]] = []
+        for path in self.where.glob("ledger.*.jsonl"):
+            text = path.read_text()
+            # A killed process may leave half a line.
+            lines += [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        lines.sort(key=lambda line: line["at"])
+        return [
+            line for line in lines if all(line.get(key) == value for key, value in wanted.items())
+        ]
+
+    def runs(self, event_id: str, what: str = "start", **wanted: Any) -> list[dict[str, Any]]:
+        return self.ledger(event=event_id, what=what, **wanted)
+
+
+class Eyes:
+    """Looks at a vhost and puts messages on it, over plain AMQP and the management API."""
+
+    def __init__(self, node: Broker, vhost: str) -> None:
+        self.node = node
+        self.vhost = vhost
+        self.url = node.amqp_url(vhost)
+        self.app = Celery("eyes", broker=self.url, set_as_current=False)
+        self._channel: ConfirmChannel | None = None
+        self._connection: Connection | None = None
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        if self._connection is not None:
+            with suppress(Exception):
+                self._connection.close()
+        self._channel = self._connection = None
+
+    # -- publishing
+
+    def send(self, *messages: Message, mandatory: bool = True) -> None:
+        """Publish, confirmed."""
+        if self._channel is None or not self._channel.healthy():
+            self._channel = ConfirmChannel(self.app, timeout=20)
+        errors = self._channel.publish(messages, mandatory=mandatory, timeout=20)
+        failed = [error for error in errors if error is not None]
+        assert not failed, failed
+
+    def event(self, name: str, payload: Mapping[str, Any], **more: Any) -> str:
+        """Publish an event and return its id."""
+        message = self.message(name, payload, **more)
+        self.send(message)
+        return message.event_id
+
+    def message(
+        self, name: str, payload: Mapping[str, Any], *, event_id: str = "", **more: Any
+    ) -> Message:
+        return envelope.event_message(
+            exchange="events",
+            name=name,
+            body=envelope.encode_payload(name, payload),
+            event_id=event_id or str(uuid4()),
+            service="tests",
+            published_at=datetime.now(UTC),
+            **more,
+        )
+
+    # -- looking
+
+    def http(self, method: str, path: str, body: Any = None) -> Any:
+        return self.node.http(method, path.replace("{vhost}", quote(self.vhost, safe="")), body)
+
+    def channel(self) -> amqp.Channel:
+        """A fresh channel: a passive declare that fails closes it."""
+        if self._connection is None or not self._connection.connected:
+            self._connection = Connection(self.url)
+            self._connection.connect()
+        return self._connection.connection.channel()
+
+    def declared(self, queue: str) -> tuple[int, int] | None:
+        """Ready messages and consumers of a queue, at this moment; None where there is none."""
+        channel = self.channel()
+        try:
+            answer = channel.queue_declare(queue, passive=True)
+        except amqp.exceptions.NotFound:
+            return None
+        channel.close()
+        return answer.message_count, answer.consumer_count
+
+    def consumers(self, queue: str) -> int:
+        answer = self.declared(queue)
+        return answer[1] if answer else 0
+
+    def ready(self, queue: str) -> int:
+        answer = self.declared(queue)
+        return answer[0] if answer else 0
+
+    def queue(self, name: str) -> dict[str, Any]:
+        """What the management API says about a queue."""
+        found: dict[str, Any] = self.http("GET", f"/api/queues/{{vhost}}/{quote(name, safe='')}")
+        return found
+
+    def totals(self, prefix: str = "") -> dict[str, int]:
+        """All messages of each queue (ready, in hand and stuck), by the management API."""
+        return {
+            queue["name"]: queue.get("messages", 0)
+            for queue in self.http("GET", "/api/queues/{vhost}")
+            if queue["name"].startswith(prefix)
+        }
+
+    def empty(self, *queues: str, seconds: float = 20) -> None:
+        """Wait until nothing is left in the queues, in hand or ready."""
+        until(
+            lambda: all(self.totals().get(queue, 0) == 0 for queue in queues),
+            seconds,
+            f"{queues} are empty",
+        )
+
+    def take(self, queue: str, limit: int = 100_000) -> list[Any]:
+        """Take messages off a queue, acked."""
+        channel = self.channel()
+        # basic_get decodes text bodies otherwise.
+        channel.auto_decode = False
+        taken: list[Any] = []
+        while len(taken) < limit and (message := channel.basic_get(queue)) is not None:
+            channel.basic_ack(message.delivery_tag)
+            message.body = bytes(message.body or b"")  # py-amqp reads an empty one as text
+            taken.append(message)
+        channel.close()
+        return taken
+
+    def connections(self) -> list[dict[str, Any]]:
+        return [c for c in self.http("GET", "/api/connections") if c.get("vhost") == self.vhost]
+
+    def cut(self, connection: Mapping[str, Any], reason: str = "cut by a test") -> None:
+        """Close a connection from the broker's side."""
+        self.http("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
+
+
+class Archive:
+    """What arrived in a service's archive queue so far."""
+
+    def __init__(self, eyes: Eyes, service: str = "core") -> None:
+        self.eyes = eyes
+        self.queue = f"{service}:archive"
+        self.messages: list[Any] = []
+
+    def collect(self) -> list[dict[str, Any]]:
+        """Take what is there and return all entries, each with the message it came in."""
+        self.messages += self.eyes.take(self.queue)
+        return [
+            {**json.loads(message.headers[envelope.EVENT_ARCHIVE]), "message": message}
+            for message in self.messages
+            if envelope.EVENT_ARCHIVE in message.headers
+        ]
+
+    def of(self, event_id: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.collect() if entry["event_id"] == event_id]
+
+    def wait(self, event_id: str, seconds: float = 20) -> dict[str, Any]:
+        """The one archived entry of an event."""
+        found = until(lambda: self.of(event_id), seconds, f"{event_id} is archived")
+        assert len(found) == 1, found
+        return found[0]
+
+
+def by_event(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(line.get("event", ""), []).append(line)
+    return found

@@ -1,0 +1,35 @@
+"""The project's Celery app: configured as a user's would be, and by TESTPROJECT_CELERY."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from celery import Celery
+from kombu import Exchange, Queue
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+
+app = Celery("testproject", broker=os.environ["TESTPROJECT_BROKER"])
+app.conf.update(
+    broker_channel_error_retry=True,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    worker_hijack_root_logger=True,
+    task_default_queue="ordinary",
+    # A worker that dies must not take its log lines with it.
+    worker_redirect_stdouts=False,
+)
+given = json.loads(os.environ.get("TESTPROJECT_CELERY", "{}"))
+quorum = given.pop("quorum_queues", None)
+app.conf.update(**given)
+if quorum:
+    # A project with quorum queues of its own: Celery's native delayed delivery goes on.
+    app.conf.task_queues = [
+        Queue(
+            name, Exchange(name, type="topic"), routing_key=name,
+            queue_arguments={"x-queue-type": "quorum"},
+        )
+        for name in quorum
+    ]  # fmt: skip
+app.autodiscover_tasks(["testproject"])

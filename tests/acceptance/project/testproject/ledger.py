@@ -1,0 +1,46 @@
+"""What really ran: one append-only file per process, on the disk before the handler goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from typing import Any
+
+from django_amqp_events import current_event
+
+_lock = threading.Lock()
+_files: dict[int, int] = {}
+
+
+def write(what: str, **more: Any) -> None:
+    """Add a line: time, process, what, and the event in hand."""
+    event = current_event()
+    line: dict[str, Any] = {
+        "at": time.time(),
+        "pid": os.getpid(),
+        "service": os.environ["TESTPROJECT_SERVICE"],
+        "what": what,
+    }
+    if event is not None:
+        line |= {"event": event.id, "name": event.name, "attempt": event.attempt}
+    text = json.dumps({**line, **more}, default=str) + "\n"
+    with _lock:
+        pid = os.getpid()
+        if pid not in _files:
+            path = f"{os.environ['TESTPROJECT_DIR']}/ledger.{pid}.jsonl"
+            _files[pid] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(_files[pid], text.encode())
+        os.fsync(_files[pid])
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 - the parent may have held it
+    _lock = threading.Lock()
+    for descriptor in _files.values():
+        os.close(descriptor)
+    _files.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

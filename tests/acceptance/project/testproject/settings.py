@@ -1,0 +1,37 @@
+"""Settings of one service; `tests.acceptance.harness` fills the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+WHERE = os.environ["TESTPROJECT_DIR"]
+EXTRA: dict[str, Any] = json.loads(os.environ.get("TESTPROJECT_EVENTS", "{}"))
+
+SECRET_KEY = "not a secret: tests only"
+DEBUG = False
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+INSTALLED_APPS = [
+    "django.contrib.contenttypes",
+    "django_celery_results",
+    "django_amqp_events",
+    "testproject",
+]
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.path.join(WHERE, "db.sqlite3"),  # noqa: PTH118
+        "OPTIONS": {"timeout": 20},
+    }
+}
+AMQP_EVENTS = {
+    "SERVICE": os.environ["TESTPROJECT_SERVICE"],
+    # testproject.<name> declares the handlers.
+    "AUTODISCOVER": [os.environ["TESTPROJECT_HANDLERS"]],
+    "PUBLISH": "immediate",
+    "TOPOLOGY": "auto",
+    "CONFIRM_TIMEOUT": 5,
+    **EXTRA,
+}

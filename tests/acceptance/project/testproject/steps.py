@@ -1,0 +1,171 @@
+"""What a handler can be told to do: an event's payload has a plan, one step per attempt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+
+from django_amqp_events import current_event
+
+from . import ledger
+
+WHERE = Path(os.environ["TESTPROJECT_DIR"])
+
+
+class Unspeakable(Exception):
+    """Its text cannot be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+class Unpicklable(Exception):
+    """Cannot travel between processes."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} and {two}")
+        self.hook = lambda: one
+
+
+class Never(Exception):
+    """In `dont_autoretry_for` of some handlers."""
+
+
+def perform(task: Any, plan: list[str], **more: Any) -> str:
+    """Do this attempt's step: the last one is for all attempts after it."""
+    event = current_event()
+    assert event is not None
+    redelivered = task.request.delivery_info.get("redelivered") if task is not None else None
+    handler = task.name if task is not None else more.pop("handler", None)
+    ledger.write("start", handler=handler, redelivered=redelivered, **more)
+    step = plan[min(event.attempt, len(plan)) - 1]
+    word, _, argument = step.partition(":")
+    STEPS[word](task, argument)
+    ledger.write("end", handler=handler, redelivered=redelivered, **more)
+    return f"did {step}"
+
+
+def wait_for_file(name: str, seconds: float = 60) -> None:
+    """Hold the handler until the test makes a file of that name."""
+    deadline = time.monotonic() + seconds
+    while not (WHERE / name).exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody made {name}")
+        time.sleep(0.02)
+
+
+def _fail(task: Any, argument: str) -> None:
+    raise ValueError(argument or "no")
+
+
+def _raiser(exc: Any) -> Any:
+    def run(task: Any, argument: str) -> None:
+        raise exc() if callable(exc) else exc
+
+    return run
+
+
+def _countdown(task: Any, argument: str) -> None:
+    task.retry(countdown=float(argument))
+
+
+def _eta(task: Any, argument: str) -> None:
+    task.retry(eta=datetime.now(UTC) + timedelta(seconds=float(argument)))
+
+
+def _retry_exc(task: Any, argument: str) -> None:
+    try:
+        raise KeyError("the cause")
+    except KeyError as exc:
+        task.retry(exc=exc, countdown=1)
+
+
+def _retry_new_exc(task: Any, argument: str) -> None:
+    task.retry(exc=KeyError("never raised"), countdown=1)
+
+
+def _retry_limit(task: Any, argument: str) -> None:
+    task.retry(max_retries=int(argument), countdown=1)
+
+
+def _retry_no_throw(task: Any, argument: str) -> None:
+    task.retry(throw=False, countdown=1)
+    ledger.write("went on", handler=task.name)
+
+
+def _sleep(task: Any, argument: str) -> None:
+    time.sleep(float(argument))
+
+
+def _deaf(task: Any, argument: str) -> None:
+    """Take no notice of the soft limit, so that the hard one has to come."""
+    until = time.monotonic() + float(argument)
+    while time.monotonic() < until:
+        with suppress(SoftTimeLimitExceeded):
+            time.sleep(0.05)
+
+
+def _kill_self(task: Any, argument: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_once(task: Any, argument: str) -> None:
+    mark = WHERE / f"killed-{argument}"
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit_once(task: Any, argument: str) -> None:
+    mark = WHERE / f"exited-{argument}"
+    if not mark.exists():
+        mark.touch()
+        os._exit(3)
+
+
+def _requeue_once(task: Any, argument: str) -> None:
+    mark = WHERE / f"requeued-{argument}"
+    if not mark.exists():
+        mark.touch()
+        raise Reject("not now", requeue=True)
+
+
+STEPS: dict[str, Any] = {
+    "ok": lambda task, argument: None,
+    "fail": _fail,
+    "big": _raiser(lambda: ValueError("x" * 1_000_000)),
+    "unspeakable": _raiser(Unspeakable),
+    "unpicklable": _raiser(lambda: Unpicklable("one", "two")),
+    "never": _raiser(lambda: Never("never again")),
+    "memory": _raiser(lambda: MemoryError("no more")),
+    "interrupt": _raiser(KeyboardInterrupt),
+    "sysexit": lambda task, argument: sys.exit(int(argument or 3)),
+    "ignore": _raiser(Ignore),
+    "reject": _raiser(lambda: Reject(ValueError("rejected"), requeue=False)),
+    "requeue_once": _requeue_once,
+    "requeue": _raiser(lambda: Reject("not ever", requeue=True)),
+    "countdown": _countdown,
+    "eta": _eta,
+    "retry_exc": _retry_exc,
+    "retry_new_exc": _retry_new_exc,
+    "retry_limit": _retry_limit,
+    "retry_no_throw": _retry_no_throw,
+    "retry_args": lambda task, argument: task.retry(args=(1,)),
+    "retry_early": lambda task, argument: task.retry(countdown=0.2),
+    "replace": lambda task, argument: task.replace(None),
+    "chord": lambda task, argument: task.add_to_chord(None),
+    "sleep": _sleep,
+    "deaf": _deaf,
+    "file": lambda task, argument: wait_for_file(argument),
+    "kill": _kill_self,
+    "kill_once": _kill_once,
+    "exit_once": _exit_once,
+}
