@@ -248,6 +248,12 @@ class Process:
             return self.child.poll() is None
         return process_birth(self.pid) == self.birth
 
+    def release(self) -> None:
+        """No longer ours to collect: Python would complain that it outlives us."""
+        if self.child is not None:
+            self.child.returncode = 0
+            self.child = None
+
     def send(self, number: int) -> None:
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
@@ -542,6 +548,12 @@ class Node(Broker):
                 self._vm.send(signal.SIGKILL)
             if not self._vm.wait(15):
                 raise BrokerError(f"RabbitMQ (pid {self._vm.pid}) survives SIGKILL.")
+
+    def disown(self) -> None:
+        """Let it run on without this process: somebody else attaches to it and ends it."""
+        for process in (self._vm, self._epmd, self._guard):
+            if process is not None:
+                process.release()
 
     def _queues_on_disk(self) -> bool:
         """Whether Raft's register of names holds every quorum queue (True where nobody can say)."""
@@ -1034,6 +1046,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 management=not options.no_management,
                 die_with_parent=options.action == "run",
             )
+            if options.action == "start":
+                node.disown()
         print(node.state_file.read_text() if options.json else _describe(node), flush=True)
         if options.action == "run":
             with _interrupted_by(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as interrupted:

@@ -58,7 +58,11 @@ def _shared_node(directory: Path) -> Node:
     """The node of all test processes; the first one starts it. It ends with the controller."""
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return Node.attach(directory) or Node.start(directory, owner=os.getppid())
+        if (running := Node.attach(directory)) is not None:
+            return running
+        node = Node.start(directory, owner=os.getppid())
+        node.disown()
+        return node
 
 
 @pytest.fixture(scope="session")

@@ -51,3 +51,10 @@ def test_the_wheel_holds_the_package_and_nothing_else() -> None:
     ]
     assert strangers == []
     assert not [name for name in files if "/tests/" in name]
+
+
+@pytest.mark.skipif(not ON_WHEEL, reason="entry points belong to the wheel")
+def test_pytest_finds_our_plugin_where_there_is_one() -> None:
+    declared = {point.value for point in metadata.entry_points(group="pytest11")}
+    there = (Path(django_amqp_events.__file__).parent / "pytest_plugin.py").exists()
+    assert ("django_amqp_events.pytest_plugin" in declared) == there
