@@ -127,8 +127,13 @@ class Copies:
         )
 
 
-def announce(service: str, reading: Reading, verdict: Verdict | None) -> bool:
-    """Send the signal of what has become of a delivery; receivers cannot change it.
+def announce(
+    service: str, reading: Reading, verdict: Verdict | None, *, with_traceback: bool = False
+) -> bool:
+    """Log and send the signal of what has become of a delivery; receivers cannot change it.
+
+    Args:
+        with_traceback: log the traceback too, where Celery's own log goes nowhere.
 
     Returns:
         whether anybody listened, who may have left a database connection behind.
@@ -142,9 +147,10 @@ def announce(service: str, reading: Reading, verdict: Verdict | None) -> bool:
         signal, extra = signals.event_retried, {"due_at": verdict.due_at}
     else:
         signal, extra = signals.event_archived, {"reason": verdict.reason}
-        logger.error(
-            "archived %s (%s): %s", reading.title, verdict.reason, exception or verdict.detail
-        )
+        shown = exception or verdict.detail
+        if with_traceback and verdict.failure is not None and verdict.failure.traceback:
+            shown = f"{verdict.detail}\n{verdict.failure.traceback.rstrip()}"
+        logger.error("archived %s (%s): %s", reading.title, verdict.reason, shown)
     return bool(
         signal.send_robust(
             service, handler=handler, event=reading.event, exception=exception, **extra

@@ -1,0 +1,321 @@
+"""What RabbitMQ does with a topology, in memory: routing, delays and dead letters.
+
+Only what our topology asks for, and that as RabbitMQ does it. Each rule has its counterpart in
+tests/contract, which runs on both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from ..envelope import Message, Received
+from ..exceptions import ExchangeMissingError, PublishError, UnroutableError
+from ..registry import pattern_matches
+from ..topology import Binding, Exchange, Queue, Topology
+
+Death = Literal["expired", "rejected", "delivery_limit", "maxlen"]
+
+
+class Clock:
+    """A time that stands still until it is moved; it starts at *start*, the present by default."""
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._now = start or datetime.now(UTC)
+
+    def now(self) -> datetime:
+        """Return the time, aware."""
+        return self._now
+
+    def move_to(self, moment: datetime) -> None:
+        """Move on to *moment*; what has passed stays passed."""
+        self._now = max(self._now, moment)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Stored:
+    """One queue's copy of a message.
+
+    Attributes:
+        sequence: order of arrival over all queues.
+        expires_at: when the queue's time to live ends it.
+        delivery_count: how often it was given back.
+    """
+
+    queue: str
+    exchange: str
+    routing_key: str
+    body: bytes
+    headers: dict[str, Any]
+    properties: Mapping[str, Any]
+    sequence: int
+    expires_at: datetime | None = None
+    delivery_count: int = 0
+
+    def received(self) -> Received:
+        """Return it as a consumer gets it."""
+        headers = dict(self.headers)
+        if self.delivery_count:
+            headers["x-delivery-count"] = self.delivery_count
+        return Received(
+            queue=self.queue,
+            exchange=self.exchange,
+            routing_key=self.routing_key,
+            body=self.body,
+            headers=headers,
+            properties=dict(self.properties),
+            redelivered=self.delivery_count > 0,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    definition: Queue
+    ready: deque[Stored] = field(default_factory=deque)
+    #: Dead letters without a route: at-least-once keeps them until there is one.
+    stuck: list[tuple[Stored, Death]] = field(default_factory=list)
+
+    def argument(self, name: str) -> Any:
+        return self.definition.arguments.get(name)
+
+
+class MemoryBroker:
+    """Exchanges, queues and bindings with messages in them. Safe to use from several threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self._lock = threading.RLock()
+        self._exchanges: dict[str, Exchange] = {}
+        self._queues: dict[str, _Queue] = {}
+        self._bindings: list[Binding] = []
+        self._sequence = itertools.count(1)
+
+    def declare(self, topology: Topology) -> None:
+        """Declare a topology; messages stay, and bindings that it has no more are gone."""
+        with self._lock:
+            self._exchanges = {exchange.name: exchange for exchange in topology.exchanges}
+            for definition in topology.queues:
+                known = self._queues.get(definition.name)
+                if known is None:
+                    self._queues[definition.name] = _Queue(definition)
+                else:
+                    known.definition = definition
+            self._bindings = list(topology.bindings)
+
+    def clear(self) -> None:
+        """Drop every message."""
+        with self._lock:
+            for queue in self._queues.values():
+                queue.ready.clear()
+                queue.stuck.clear()
+
+    # -- publishing -----------------------------------------------------------------------
+
+    def publish(self, message: Message, *, mandatory: bool) -> PublishError | None:
+        """Route a message to queues; returns what a publisher would be told, ``None`` if well."""
+        ids = {"event_id": message.event_id, "event_name": message.name}
+        what = f"{message.name or message.routing_key!r} ({message.event_id or 'no id'})"
+        with self._lock:
+            if message.exchange and message.exchange not in self._exchanges:
+                return ExchangeMissingError(
+                    f"no exchange {message.exchange!r}: {what} was not published", **ids
+                )
+            queues = self._route(message.exchange, message.routing_key)
+            for queue in queues:
+                self._store(
+                    queue,
+                    exchange=message.exchange,
+                    routing_key=message.routing_key,
+                    body=message.body,
+                    headers=dict(message.headers),
+                    properties=dict(message.properties),
+                )
+        if not queues and mandatory:
+            return UnroutableError(
+                f"no queue is bound for {what} (exchange {message.exchange!r}, routing key "
+                f"{message.routing_key!r}); this service has no handler for it",
+                **ids,
+            )
+        return None
+
+    def _route(self, exchange: str, key: str) -> list[str]:
+        """Return the queues, each once however many bindings match."""
+        if not exchange:
+            return [key] if key in self._queues else []
+        definition = self._exchanges.get(exchange)
+        if definition is None:
+            return []
+        found = dict.fromkeys(
+            binding.queue
+            for binding in self._bindings
+            if binding.exchange == exchange and _matches(definition.type, binding.routing_key, key)
+        )
+        alternate = definition.arguments.get("alternate-exchange")
+        if not found and alternate:
+            return self._route(alternate, key)
+        return list(found)
+
+    def _store(
+        self,
+        queue: str,
+        *,
+        exchange: str,
+        routing_key: str,
+        body: bytes,
+        headers: dict[str, Any],
+        properties: Mapping[str, Any],
+    ) -> None:
+        held = self._queues[queue]
+        limits = [held.argument("x-message-ttl"), properties.get("expiration")]
+        ttl = min((int(limit) for limit in limits if limit is not None), default=None)
+        expires_at = None if ttl is None else self.clock.now() + timedelta(milliseconds=ttl)
+        held.ready.append(
+            Stored(
+                queue=queue,
+                exchange=exchange,
+                routing_key=routing_key,
+                body=body,
+                headers=headers,
+                properties=properties,
+                sequence=next(self._sequence),
+                expires_at=expires_at,
+            )
+        )
+        most = held.argument("x-max-length")
+        while most is not None and len(held.ready) > most:
+            self._die(held, held.ready.popleft(), "maxlen")
+
+    # -- consuming ------------------------------------------------------------------------
+
+    def take(self, queues: Iterable[str]) -> Stored | None:
+        """Take the oldest ready message of some queues; it is gone until it is rejected."""
+        with self._lock:
+            heads = [
+                queue
+                for name in queues
+                if (queue := self._queues.get(name)) is not None and queue.ready
+            ]
+            if not heads:
+                return None
+            return min(heads, key=lambda queue: queue.ready[0].sequence).ready.popleft()
+
+    def reject(self, stored: Stored, *, requeue: bool) -> None:
+        """Give a message back; past the queue's delivery limit it is a dead letter.
+
+        A delivery limit of N means N + 1 deliveries.
+        """
+        with self._lock:
+            queue = self._queues[stored.queue]
+            if not requeue:
+                self._die(queue, stored, "rejected")
+                return
+            stored.delivery_count += 1
+            limit = queue.argument("x-delivery-limit")
+            if limit is not None and stored.delivery_count > limit:
+                self._die(queue, stored, "delivery_limit")
+            else:
+                queue.ready.appendleft(stored)
+
+    # -- time and death -------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """Dead-letter what has lived its time, in the order in which it did."""
+        with self._lock:
+            for queue in self._queues.values():
+                stuck, queue.stuck = queue.stuck, []
+                for stored, death in stuck:
+                    self._die(queue, stored, death)
+            while (first := min(self._expiring(), key=_expiry, default=None)) is not None:
+                if _expiry(first) > self.clock.now():
+                    return
+                queue = self._queues[first.queue]
+                queue.ready.popleft()
+                self._die(queue, first, "expired")
+
+    def next_expiry(self) -> datetime | None:
+        """Return when the next message expires, ``None`` where none does."""
+        with self._lock:
+            return min(map(_expiry, self._expiring()), default=None)
+
+    def _expiring(self) -> Iterator[Stored]:
+        # A queue looks at its head only, as a quorum queue does.
+        for queue in self._queues.values():
+            if queue.ready and queue.ready[0].expires_at is not None:
+                yield queue.ready[0]
+
+    def _die(self, queue: _Queue, stored: Stored, death: Death) -> None:
+        exchange = queue.argument("x-dead-letter-exchange")
+        if exchange is None:
+            return
+        key = queue.argument("x-dead-letter-routing-key")
+        key = stored.routing_key if key is None else key
+        targets = self._route(exchange, key)
+        if not targets:
+            if queue.argument("x-dead-letter-strategy") == "at-least-once":
+                queue.stuck.append((stored, death))
+            return
+        for target in targets:
+            self._store(
+                target,
+                exchange=exchange,
+                routing_key=key,
+                body=stored.body,
+                headers=_with_death(stored, death, self.clock.now()),
+                properties={k: v for k, v in stored.properties.items() if k != "expiration"},
+            )
+
+    # -- looking --------------------------------------------------------------------------
+
+    def peek(self, queue: str) -> list[tuple[Received, datetime | None]]:
+        """Return a queue's messages, oldest first, each with the time when it expires."""
+        with self._lock:
+            held = self._queues.get(queue)
+            return [(item.received(), item.expires_at) for item in held.ready] if held else []
+
+    def depths(self) -> dict[str, int]:
+        """Return how many messages each queue has, those without any left out."""
+        with self._lock:
+            return {
+                name: count
+                for name, queue in self._queues.items()
+                if (count := len(queue.ready) + len(queue.stuck))
+            }
+
+
+def _matches(kind: str, pattern: str, key: str) -> bool:
+    if kind == "fanout":
+        return True
+    return pattern == key if kind == "direct" else pattern_matches(pattern, key)
+
+
+def _expiry(stored: Stored) -> datetime:
+    return stored.expires_at or datetime.max.replace(tzinfo=UTC)
+
+
+def _with_death(stored: Stored, death: Death, now: datetime) -> dict[str, Any]:
+    """Return the headers with the broker's own death history brought up to date."""
+    headers = dict(stored.headers)
+    deaths = [dict(entry) for entry in headers.get("x-death") or ()]
+    entry = next(
+        (e for e in deaths if e["queue"] == stored.queue and e["reason"] == death), None
+    ) or {
+        "count": 0,
+        "reason": death,
+        "queue": stored.queue,
+        "time": now,
+        "exchange": stored.exchange,
+        "routing-keys": [stored.routing_key],
+    }
+    entry["count"] += 1
+    headers["x-death"] = [entry, *(other for other in deaths if other is not entry)]
+    headers.setdefault("x-first-death-exchange", stored.exchange)
+    headers.setdefault("x-first-death-queue", stored.queue)
+    headers.setdefault("x-first-death-reason", death)
+    if stored.delivery_count:
+        headers["x-delivery-count"] = stored.delivery_count
+    return headers

@@ -1,0 +1,33 @@
+"""pytest fixtures: ``captured_events`` and ``memory_events``; see docs/testing.md.
+
+Loaded by pytest wherever django_amqp_events is installed; nothing of it is imported before a
+test asks for a fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .testing import CapturedEvents, MemoryBackend
+
+
+@pytest.fixture
+def captured_events() -> Iterator[CapturedEvents]:
+    """The events that the test publishes; none of them reaches a broker."""
+    from .testing import capture_events
+
+    with capture_events() as events:
+        yield events
+
+
+@pytest.fixture(name="memory_events")
+def memory_events_fixture() -> Iterator[MemoryBackend]:
+    """A broker in memory for the test's events, and a worker that runs when it is told to."""
+    from .testing import memory_events
+
+    with memory_events() as broker:
+        yield broker
