@@ -270,6 +270,15 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
             )
         )
     prefix = read.text("PREFIX")
+    if prefix and not _SERVICE.fullmatch(prefix):
+        problems.append(
+            Problem(
+                "E004",
+                f'AMQP_EVENTS["PREFIX"] is {prefix!r}.',
+                "It is letters, digits, - and _, such as staging-; with a dot or a colon these "
+                "names would look like those of a service without a prefix.",
+            )
+        )
     exchange = read.text("EXCHANGE", "events")
     if not exchange:
         read.wrong("EXCHANGE", exchange, "the name of a topic exchange")

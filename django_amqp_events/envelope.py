@@ -192,6 +192,7 @@ class Received:
             {
                 "queue": _text(death.get("queue")),
                 "reason": _text(death.get("reason")),
+                "at": _death_time(death.get("time")),
                 "count": death.get("count") if isinstance(death.get("count"), int) else None,
                 "exchange": _text(death.get("exchange")),
                 "routing_keys": _texts(death.get("routing-keys")),
@@ -761,6 +762,16 @@ def _size(value: object) -> int:
     if isinstance(value, (list, tuple)):
         return 5 + sum(_size(item) for item in value)
     return 16
+
+
+def _death_time(value: object) -> str | None:
+    """Write the broker's time of a death; py-amqp reads AMQP's seconds as UTC, naive."""
+    if not isinstance(value, datetime):
+        return None
+    try:
+        return utc_text(value if value.tzinfo else value.replace(tzinfo=UTC))
+    except (ValueError, OverflowError):
+        return None
 
 
 def _text(value: object) -> str | None:

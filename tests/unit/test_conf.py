@@ -215,6 +215,8 @@ def test_autodiscover_imports_nothing_when_it_is_wrong() -> None:
     [
         {"EXCHANGE": "amq.topic"},
         {"PREFIX": "amq."},
+        {"PREFIX": "eu."},  # eu.billing.… would be a handler's queue of a service named eu
+        {"PREFIX": "eu:"},
         {"EXCHANGE": "billing:archive"},
         {"EXCHANGE": "facts\x07"},
         {"EXCHANGE": "facts\ud800"},
