@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from .exceptions import ConfigurationError
 
 #: Delays are whole seconds from here on: a delay queue is declared per distinct delay.
 MINIMUM_DELAY = 1
+#: Seconds that pass between a failure and the hop that it asks for: on its way from the pool,
+#: what remains of 4 s is 3.99, and must find the 4 s queue instead of going 2 + 1 + 1.
+SLACK: Final = 0.25
 #: No option is above this many seconds (68 years): dates and AMQP's integers end somewhere.
 MAXIMUM_DELAY = 2**31 - 1
 
@@ -126,14 +130,13 @@ class RetryPolicy:
 def hop(remaining: float, delays: tuple[int, ...]) -> int:
     """Choose the delay queue for an event that is due in *remaining* seconds.
 
-    The largest one not above what remains; on return the event goes round again until it
-    is due. What remains below the shortest delay waits in the shortest, so an event is
-    never early and less than a second late.
+    The largest one not above what remains, give or take :data:`SLACK`; on return the event
+    goes round again until it is due. What remains below the shortest delay waits in the
+    shortest, so an event is never early and less than a second late.
 
     Args:
         remaining: seconds until due, above 0.
         delays: the declared delays in seconds, not empty.
     """
-    # A due time is written in whole microseconds: 4.0 s must find the 4 s queue.
-    fitting = [delay for delay in delays if delay <= remaining + 1e-6]
+    fitting = [delay for delay in delays if delay <= remaining + SLACK]
     return max(fitting) if fitting else min(delays)

@@ -166,14 +166,15 @@ def test_hops_are_never_early_and_less_than_a_second_late(
 def test_a_declared_delay_takes_one_hop(policy: RetryPolicy) -> None:
     delays = tuple(sorted(policy.distinct_delays().union(POWER_DELAYS)))
     for delay in policy.schedule():
-        # A due time is written in microseconds and read back a moment later.
         assert hop(delay, delays) == delay
-        assert hop(delay - 5e-7, delays) == delay
+        # The failure travels from the pool before its copy is built.
+        assert hop(delay - 0.2, delays) == delay
 
 
 def test_hops_of_a_long_countdown() -> None:
     assert hop(100, POWER_DELAYS) == 64
     assert hop(3600, POWER_DELAYS) == 2048
     assert hop(0.2, POWER_DELAYS) == 1
-    assert hop(1.9, POWER_DELAYS) == 1
+    assert hop(1.7, POWER_DELAYS) == 1
+    assert hop(1.9, POWER_DELAYS) == 2
     assert hop(100_000, POWER_DELAYS) == 4096
