@@ -1,0 +1,619 @@
+"""What every broker and worker must do: each case on the in-memory broker and on RabbitMQ.
+
+A case is a generator: what it publishes stands before its ``yield``, what must have come of it
+after. All cases publish first, then time passes once, for all of them together.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from django_amqp_events import envelope
+from django_amqp_events.archive import Archived
+from django_amqp_events.conf import get_settings
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.envelope import Message, Received
+from django_amqp_events.exceptions import (
+    ExchangeMissingError,
+    InvalidEventError,
+    MessageTooLargeError,
+    UnroutableError,
+)
+from django_amqp_events.registry import get_registry
+from django_amqp_events.testing import override_events
+from django_amqp_events.topology import Names
+
+from .worlds import World, memory_world, rabbit_world
+
+Case = Callable[[World], Generator[None]]
+CASES: list[Case] = []
+#: Seconds of the longest chain of delays: 1 + 2 + 4.
+DELAYS = 7.0
+
+
+def case(function: Case) -> Case:
+    CASES.append(function)
+    return function
+
+
+class Played:
+    """A world after all cases have published and time has passed."""
+
+    def __init__(self, world: World) -> None:
+        self.running: dict[str, Generator[None] | Exception] = {}
+        for function in CASES:
+            running = function(world)
+            try:
+                next(running)
+            except Exception as exc:  # noqa: BLE001 - raised in the test of that case
+                self.running[function.__name__] = exc
+            else:
+                self.running[function.__name__] = running
+        world.advance(DELAYS)
+
+    def check(self, name: str) -> None:
+        running = self.running[name]
+        if isinstance(running, Exception):
+            raise running
+        with pytest.raises(StopIteration):
+            next(running)
+
+
+@pytest.fixture(scope="module", params=["memory", "rabbitmq"])
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Played]:
+    where = tmp_path_factory.mktemp(request.param)
+    world = (
+        memory_world(where)
+        if request.param == "memory"
+        else rabbit_world(where, request.getfixturevalue("vhost"))
+    )
+    with world as entered:
+        yield Played(entered)
+
+
+def one(world: World, event_id: str) -> Archived:
+    found = world.archived(event_id)
+    assert len(found) == 1, found
+    return found[0]
+
+
+def attempts(world: World, handler: str, event_id: str) -> list[int]:
+    return [run["attempt"] for run in world.runs(handler, event_id)]
+
+
+# -- handling -----------------------------------------------------------------------------
+
+
+@case
+def handled_once(world: World) -> Generator[None]:
+    event = world.publish("case.once", {"number": 1, "text": "ä", "when": datetime(2026, 1, 2)})  # noqa: DTZ001
+    yield
+    (run,) = world.runs("once", event)
+    assert run["payload"] == {"number": 1, "text": "ä", "when": "2026-01-02T00:00:00"}
+    assert run["attempt"] == 1
+    assert run["due_at"] is None
+    assert world.archived(event) == []
+
+
+@case
+def every_handler_gets_the_event_and_only_the_failing_one_its_retries(
+    world: World,
+) -> Generator[None]:
+    event = world.publish("case.trio")
+    yield
+    assert attempts(world, "first", event) == [1]
+    assert attempts(world, "second", event) == [1]
+    assert attempts(world, "third", event) == [1, 2, 3, 4]
+    assert world.archived(event) == []
+
+
+@case
+def retries_come_when_they_are_due(world: World) -> Generator[None]:
+    event = world.publish("case.backoff")
+    yield
+    runs = world.runs("backoff", event)
+    assert [run["attempt"] for run in runs] == [1, 2, 3, 4]
+    at = [datetime.fromisoformat(run["at"]) for run in runs]
+    due = [datetime.fromisoformat(run["due_at"]) for run in runs[1:]]
+    for before, due_at, after, delay in zip(at, due, at[1:], (1, 2, 4), strict=False):
+        # The attempt failed a moment after it wrote that it ran.
+        assert delay <= (due_at - before).total_seconds() <= delay + 0.5
+        assert 0 <= (after - due_at).total_seconds() <= world.late
+    assert world.archived(event) == []
+
+
+@case
+def exhausted_is_archived(world: World) -> Generator[None]:
+    event = world.publish("case.exhausted", {"reason": "nothing"}, headers={"tenant": "x"})
+    yield
+    assert attempts(world, "exhausted", event) == [1, 2, 3]
+    found = one(world, event)
+    assert found.reason == "exhausted"
+    assert found.handler == "c.exhausted"
+    assert found.attempts == 3
+    assert found.exception == "LookupError"
+    assert found.message == "nothing 3\nsecond line"
+    assert 'raise LookupError(f"{reason} {_attempt()}' in found.traceback
+    assert found.payload == {"reason": "nothing"}
+    assert found.body == b'[[],{"reason":"nothing"},{}]'
+    assert found.headers["tenant"] == "x"
+    assert [entry["attempt"] for entry in found.history] == [1, 2, 3]
+    assert [entry["message"] for entry in found.history] == ["nothing 1", "nothing 2", "nothing 3"]
+    moments = [envelope.parse_moment(entry["at"]) for entry in found.history]
+    assert found.first_failed_at == moments[0]
+    assert found.last_failed_at == moments[2]
+    assert found.event is not None
+    assert found.event.name == "case.exhausted"
+    assert found.document["queue"] == "contract.c.exhausted"
+    assert found.document["deaths"][0]["reason"] == "expired"
+    assert found.document["deaths"][0]["queue"] == "contract:delay.2s"
+
+
+@case
+def what_is_never_retried_is_archived_at_once(world: World) -> Generator[None]:
+    event = world.publish("case.never")
+    yield
+    assert attempts(world, "never", event) == [1]
+    found = one(world, event)
+    assert (found.reason, found.attempts) == ("failed", 1)
+    assert found.exception == "tests.contract.handlers.RefusedError"
+    assert "RefusedError is not retried" in found.detail
+
+
+@case
+def a_long_and_broken_message_is_archived(world: World) -> Generator[None]:
+    event = world.publish("case.loud")
+    yield
+    found = one(world, event)
+    assert found.message.startswith("\ud800 lone surrogate xxx")
+    assert len(found.message) <= 4_000
+
+
+# -- what a handler asks for --------------------------------------------------------------
+
+
+@case
+def retry_with_countdown(world: World) -> Generator[None]:
+    event = world.publish("case.countdown", {"seconds": 3})
+    yield
+    first, second = world.runs("countdown", event)
+    gap = datetime.fromisoformat(second["at"]) - datetime.fromisoformat(first["at"])
+    # No queue has 3 s: 2 s and 1 s.
+    assert 3 <= gap.total_seconds() < 3 + world.late + 0.5
+    assert second["attempt"] == 2
+
+
+@case
+def retry_with_eta(world: World) -> Generator[None]:
+    event = world.publish("case.eta")
+    yield
+    first, second = world.runs("eta", event)
+    gap = datetime.fromisoformat(second["at"]) - datetime.fromisoformat(first["at"])
+    assert 2 <= gap.total_seconds() < 2 + world.late + 0.5
+
+
+@case
+def retry_with_exception_and_limit(world: World) -> Generator[None]:
+    event = world.publish("case.retry_exc")
+    yield
+    assert attempts(world, "retry_exc", event) == [1, 2]
+    found = one(world, event)
+    assert (found.reason, found.attempts) == ("exhausted", 2)
+    assert (found.exception, found.message) == ("KeyError", "'lost'")
+
+
+@case
+def retry_without_throwing(world: World) -> Generator[None]:
+    event = world.publish("case.no_throw")
+    yield
+    assert attempts(world, "no_throw", event) == [1, 2]
+    assert len(world.runs("no_throw_went_on", event)) == 1
+    assert world.archived(event) == []
+
+
+@case
+def a_delay_below_a_second_is_an_error(world: World) -> Generator[None]:
+    event = world.publish("case.too_short")
+    yield
+    found = one(world, event)
+    assert found.exception == "ValueError"
+    assert "delays are at least 1 s" in found.message
+
+
+@case
+def ignore_is_handled(world: World) -> Generator[None]:
+    event = world.publish("case.ignore")
+    yield
+    assert attempts(world, "ignore", event) == [1]
+    assert world.archived(event) == []
+
+
+@case
+def reject_is_a_failure(world: World) -> Generator[None]:
+    event = world.publish("case.reject")
+    yield
+    assert attempts(world, "reject", event) == [1, 2]
+    assert one(world, event).reason == "exhausted"
+
+
+@case
+def reject_with_requeue_comes_again_as_the_same_attempt(world: World) -> Generator[None]:
+    event = world.publish("case.requeue")
+    yield
+    assert attempts(world, "requeue", event) == [1, 1]
+    assert world.archived(event) == []
+
+
+@case
+def what_is_requeued_for_ever_ends_in_the_graveyard(world: World) -> Generator[None]:
+    event = world.publish("case.poison")
+    yield
+    # A delivery limit of 5 means 6 deliveries.
+    assert attempts(world, "poison", event) == [1] * 6
+    assert world.depth("contract:graveyard") == 1
+    assert world.archived(event) == []
+
+
+@case
+def replace_makes_no_sense(world: World) -> Generator[None]:
+    event = world.publish("case.replace")
+    yield
+    assert attempts(world, "replace", event) == [1]
+    assert one(world, event).reason == "unsupported"
+
+
+# -- arguments ----------------------------------------------------------------------------
+
+
+@case
+def a_missing_argument_is_archived_without_a_run(world: World) -> Generator[None]:
+    event = world.publish("case.missing", {"order_id": 1})
+    yield
+    assert world.runs("missing", event) == []
+    found = one(world, event)
+    assert (found.reason, found.attempts) == ("arguments", 1)
+    assert "'customer'" in found.detail
+
+
+@case
+def surplus_arguments_are_dropped(world: World) -> Generator[None]:
+    event = world.publish("case.surplus", {"order_id": 1, "new": 2})
+    yield
+    assert [run["order_id"] for run in world.runs("surplus", event)] == [1]
+
+
+@case
+def a_strict_handler_refuses_surplus_arguments(world: World) -> Generator[None]:
+    event = world.publish("case.strict", {"order_id": 1, "new": 2})
+    yield
+    assert world.runs("strict", event) == []
+    assert one(world, event).reason == "arguments"
+
+
+# -- kinds of handlers --------------------------------------------------------------------
+
+
+@case
+def an_async_handler(world: World) -> Generator[None]:
+    event = world.publish("case.asynchronous", {"order_id": 5})
+    yield
+    assert attempts(world, "asynchronous", event) == [1, 2]
+
+
+@case
+def a_task_class_with_options_of_its_own(world: World) -> Generator[None]:
+    event = world.publish("case.task_class", {"order_id": 5})
+    yield
+    assert [run["retries"] for run in world.runs("task_class", event)] == [0, 1]
+    assert one(world, event).reason == "exhausted"
+
+
+@case
+def a_bound_handler(world: World) -> Generator[None]:
+    event = world.publish("case.bound", {"order_id": 5}, headers={"tenant": "x"})
+    yield
+    (run,) = world.runs("bound", event)
+    assert run["own"] == event
+    assert run["task"] == "c.bound"
+    assert run["task_id"] == envelope.task_id("contract", event, "c.bound", None)
+    assert run["headers"] == {"tenant": "x"}
+    assert run["service"] == "contract"
+
+
+# -- routing ------------------------------------------------------------------------------
+
+
+@case
+def topic_patterns(world: World) -> Generator[None]:
+    one_word = world.publish("case.pattern.one")
+    two_words = world.publish("case.pattern.one.two")
+    no_word = world.publish("case.pattern")
+    yield
+    assert [len(world.runs("star", event)) for event in (one_word, two_words, no_word)] == [1, 0, 0]
+    # Two of its patterns match case.pattern.one; a queue gets one copy.
+    assert [len(world.runs("hashed", event)) for event in (one_word, two_words, no_word)] == [1] * 3
+
+
+@case
+def several_handlers_on_one_queue(world: World) -> Generator[None]:
+    a, b = world.publish("case.mail.a"), world.publish("case.mail.b")
+    yield
+    assert [len(world.runs("mail_a", event)) for event in (a, b)] == [1, 0]
+    assert [len(world.runs("mail_b", event)) for event in (a, b)] == [0, 1]
+
+
+@case
+def an_event_that_nobody_on_the_queue_handles(world: World) -> Generator[None]:
+    message = raw(world, "case.mail.zzz", event_id="unknown-1")
+    assert world.send(replace(message, exchange="", routing_key="contract.mail")) is None
+    yield
+    found = one(world, "unknown-1")
+    assert (found.reason, found.handler) == ("unknown", None)
+    assert found.body == message.body
+
+
+@case
+def unrouted_raise(world: World) -> Generator[None]:
+    with override_events(UNROUTED="raise"), pytest.raises(UnroutableError) as caught:
+        world.publish("nobody.listens", event_id="unrouted-1")
+    assert caught.value.event_id == "unrouted-1"
+    assert caught.value.published is False
+    yield
+
+
+@case
+def unrouted_warn_and_ignore(world: World) -> Generator[None]:
+    records: list[logging.LogRecord] = []
+    log = logging.getLogger("django_amqp_events.publisher")
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[assignment]
+    log.addHandler(handler)
+    try:
+        with override_events(UNROUTED="warn"):
+            world.publish("nobody.listens")
+        warned = [record.levelname for record in records]
+        with override_events(UNROUTED="ignore"):
+            world.publish("nobody.listens")
+    finally:
+        log.removeHandler(handler)
+    yield
+    assert warned == ["WARNING"]
+    assert len(records) == 1
+
+
+@case
+def a_missing_exchange(world: World) -> Generator[None]:
+    error = world.send(replace(raw(world, "case.once"), exchange="not-there"))
+    yield
+    assert isinstance(error, ExchangeMissingError)
+    assert error.published is False
+
+
+@case
+def an_unroutable_replay_is_an_error(world: World) -> Generator[None]:
+    error = world.send(
+        replace(raw(world, "case.once"), exchange=names().replay, routing_key="contract.gone")
+    )
+    yield
+    assert isinstance(error, UnroutableError)
+
+
+@case
+def a_delayed_event_whose_handler_is_gone_is_archived(world: World) -> Generator[None]:
+    message = raw(world, "case.once", event_id="gone-1")
+    message = replace(message, exchange=names().delay(1), routing_key="contract.c.gone")
+    message = replace(message, headers={**message.headers, "event-handler": "c.gone"})
+    assert world.send(message) is None
+    yield
+    found = one(world, "gone-1")
+    assert (found.reason, found.handler) == ("unknown", "c.gone")
+
+
+@case
+def invalid_events_are_refused(world: World) -> Generator[None]:
+    with pytest.raises(InvalidEventError):
+        world.publish("case.*")
+    with pytest.raises(InvalidEventError):
+        world.publish("case.once", {"thing": object()})
+    with pytest.raises(MessageTooLargeError):
+        world.publish("case.once", {"text": "x" * 200_001})
+    yield
+
+
+# -- messages -----------------------------------------------------------------------------
+
+
+@case
+def an_event_published_by_a_handler_knows_its_cause(world: World) -> Generator[None]:
+    event = world.publish("case.cause", correlation_id="the-order")
+    yield
+    runs = [run for run in world.runs("effect_seen") if run["payload"]["from"] == event]
+    assert len(runs) == 1
+    assert runs[0]["correlation_id"] == "the-order"
+    assert runs[0]["causation_id"] == event
+    assert runs[0]["event"] != event
+
+
+BROKEN: dict[str, tuple[bytes, dict[str, Any]]] = {
+    "no-json": (b"\xff\x00 not json", {}),
+    "not-three": (b'{"a": 1}', {}),
+    "args-no-list": (b"[{}, [], {}]", {}),
+    "pickle": (b"\x80\x04K\x01.", {"content_type": "application/x-python-serialize"}),
+    "latin": (b"[[], {}, {}]", {"content_encoding": "latin-1"}),
+    "too-large": (b"[[], {}, {}]" + b" " * 200_001, {}),
+}
+
+
+@case
+def malformed_bodies_are_archived_byte_for_byte(world: World) -> Generator[None]:
+    for name, (body, properties) in BROKEN.items():
+        message = raw(world, "case.once", event_id=f"broken-{name}")
+        message = replace(message, body=body, properties={**message.properties, **properties})
+        assert world.send(message) is None
+    yield
+    for name, (body, _) in BROKEN.items():
+        found = one(world, f"broken-{name}")
+        assert found.reason == "malformed"
+        assert found.body == body
+        assert found.handler == "c.once"
+        assert world.runs("once", f"broken-{name}") == []
+
+
+@case
+def a_message_without_an_id_is_archived(world: World) -> Generator[None]:
+    assert (
+        world.send(
+            Message(
+                exchange=names().events,
+                routing_key="case.once",
+                body=b"no id at all",
+                headers={},
+                properties={"content_type": "text/plain"},
+            )
+        )
+        is None
+    )
+    yield
+    (found,) = [item for item in world.all_archived() if item.body == b"no id at all"]
+    assert found.reason == "malformed"
+    assert found.event is None
+
+
+@case
+def our_headers_are_not_believed_from_a_publisher(world: World) -> Generator[None]:
+    message = raw(world, "case.once", event_id="liar-1")
+    lies = {
+        "event-attempt": 9,
+        "event-handler": "c.never",
+        "event-due-at": "2099-01-01T00:00:00Z",
+        "event-replay-id": "forged",
+        "eta": "2099-01-01T00:00:00Z",
+        "expires": "2001-01-01T00:00:00Z",
+        "task": "os.system",
+        "ignore_result": False,
+    }
+    assert world.send(replace(message, headers={**message.headers, **lies})) is None
+    yield
+    (run,) = world.runs("once", "liar-1")
+    assert (run["attempt"], run["replay_id"]) == (1, None)
+    assert world.runs("never", "liar-1") == []
+
+
+@case
+def a_plain_celery_message_is_an_event(world: World) -> Generator[None]:
+    assert (
+        world.send(
+            Message(
+                exchange=names().events,
+                routing_key="case.once",
+                body=json.dumps(
+                    [[], {"total": {"__type__": "decimal", "__value__": "1.5"}}, {}]
+                ).encode(),
+                headers={"task": "case.once", "id": "plain-1", "lang": "py"},
+                properties={"content_type": "application/json", "content_encoding": "utf-8"},
+            )
+        )
+        is None
+    )
+    yield
+    (run,) = world.runs("once", "plain-1")
+    assert run["payload"] == {"total": "1.5"}
+
+
+@case
+def attempts_are_exact_over_many_events(world: World) -> Generator[None]:
+    events = [world.publish("case.many", {"number": number}) for number in range(20)]
+    yield
+    for number, event in enumerate(events):
+        expected = [1, 2, 3] if number == 7 else [1, 2] if number % 2 else [1]
+        assert attempts(world, "many", event) == expected
+    assert one(world, events[7]).attempts == 3
+    assert [event for event in events if world.archived(event)] == [events[7]]
+
+
+# -- replays ------------------------------------------------------------------------------
+
+
+@case
+def a_replay_that_ends_well_is_reported(world: World) -> Generator[None]:
+    assert world.send(replay(world, "case.replayed", "c.replayed", "replayed-1", "r-1")) is None
+    yield
+    (run,) = world.runs("replayed", "replayed-1")
+    assert (run["replay_id"], run["attempt"]) == ("r-1", 1)
+    (outcome,) = world.outcomes("replayed-1")
+    assert (outcome.outcome, outcome.handler) == ("succeeded", "c.replayed")
+    assert outcome.event.replay_id == "r-1"
+
+
+@case
+def a_replay_that_fails_is_archived_under_its_id(world: World) -> Generator[None]:
+    assert world.send(replay(world, "case.x", "c.replay_fails", "replayed-2", "r-2")) is None
+    yield
+    found = one(world, "replayed-2")
+    assert found.event is not None
+    assert (found.reason, found.event.replay_id) == ("failed", "r-2")
+    assert world.outcomes("replayed-2") == []
+
+
+@case
+def an_ordinary_success_is_not_reported(world: World) -> Generator[None]:
+    event = world.publish("case.replayed")
+    yield
+    assert len(world.runs("replayed", event)) == 1
+    assert world.outcomes(event) == []
+
+
+# -- tools --------------------------------------------------------------------------------
+
+
+def names() -> Names:
+    return Names.of(get_settings())
+
+
+def raw(world: World, name: str, event_id: str = "raw") -> Message:
+    return envelope.event_message(
+        exchange=names().events,
+        name=name,
+        body=b"[[],{},{}]",
+        event_id=event_id,
+        service="elsewhere",
+        published_at=world.now(),
+    )
+
+
+def replay(world: World, name: str, handler: str, event_id: str, replay_id: str) -> Message:
+    """Build what the admin would publish to replay an archived event."""
+    message = raw(world, name, event_id)
+    event = ReceivedEvent(id=event_id, name=name, service="elsewhere")
+    return envelope.retry_copy(
+        Received(
+            queue="",
+            exchange="",
+            routing_key="",
+            body=message.body,
+            headers={},
+            properties=message.properties,
+        ),
+        event,
+        exchange=names().replay,
+        routing_key=get_registry().handlers[handler].key,
+        handler=handler,
+        attempt=1,
+        due_at=world.now(),
+        replay_id=replay_id,
+        history=(),
+    )
+
+
+@pytest.mark.parametrize("name", [function.__name__ for function in CASES])
+def test_contract(played: Played, name: str) -> None:
+    played.check(name)

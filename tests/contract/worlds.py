@@ -1,0 +1,230 @@
+"""Two worlds with one interface: the in-memory broker, and RabbitMQ with a real worker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from django_amqp_events import archive, broker, provisioning, publish_event, topology
+from django_amqp_events.archive import Archived, Outcome
+from django_amqp_events.conf import get_settings
+from django_amqp_events.envelope import Message, Received
+from django_amqp_events.exceptions import PublishError
+from django_amqp_events.memory import MemoryBackend
+from django_amqp_events.publisher import Options, diverted
+from django_amqp_events.registry import get_registry
+from django_amqp_events.testing import memory_events, override_events
+from tests.acceptance.harness import STARTED, Eyes, Worker, until
+from tests.celery_app import app
+from tests.conftest import Vhost
+
+from . import ledger
+from .handlers import AMQP_EVENTS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class World(Protocol):
+    """What a case may do and see."""
+
+    #: Seconds by which a run may come after its due time.
+    late: float
+
+    def now(self) -> datetime: ...
+    def publish(self, name: str, payload: Mapping[str, Any] | None = None, /,
+                **using: Any) -> str: ...  # fmt: skip
+    def send(self, message: Message) -> PublishError | None: ...
+    def advance(self, seconds: float) -> None: ...
+    def runs(self, handler: str, event_id: str | None = None) -> list[dict[str, Any]]: ...
+    def archived(self, event_id: str) -> list[Archived]: ...
+    def all_archived(self) -> list[Archived]: ...
+    def outcomes(self, event_id: str) -> list[Outcome]: ...
+    def depth(self, queue: str) -> int: ...
+
+
+class _World:
+    def publish(self, name: str, payload: Mapping[str, Any] | None = None, /, **using: Any) -> str:
+        return publish_event(name, payload or {}, options=Options(**using))
+
+    def runs(self, handler: str, event_id: str | None = None) -> list[dict[str, Any]]:
+        return ledger.lines(handler, event_id)
+
+    def all_archived(self) -> list[Archived]:
+        return [item for item in self.archive() if isinstance(item, Archived)]
+
+    def archived(self, event_id: str) -> list[Archived]:
+        return [item for item in self.all_archived() if item.event and item.event.id == event_id]
+
+    def outcomes(self, event_id: str) -> list[Outcome]:
+        return [
+            item
+            for item in self.archive()
+            if isinstance(item, Outcome) and item.event.id == event_id
+        ]
+
+    def archive(self) -> list[Archived | Outcome]:
+        raise NotImplementedError
+
+
+class MemoryWorld(_World):
+    late = 0.001
+
+    def __init__(self, backend: MemoryBackend) -> None:
+        self.backend = backend
+
+    def now(self) -> datetime:
+        return self.backend.now()
+
+    def send(self, message: Message) -> PublishError | None:
+        return self.backend.publish([message], mandatory=True)[0]
+
+    def advance(self, seconds: float) -> None:
+        self.backend.advance(seconds)
+
+    def archive(self) -> list[Archived | Outcome]:
+        return [*self.backend.archived, *self.backend.outcomes]
+
+    def depth(self, queue: str) -> int:
+        return self.backend.depths.get(queue, 0)
+
+
+class RabbitWorld(_World):
+    late = 1.0
+    #: Where messages end; everything else is empty once all is handled.
+    ends = ("contract:archive", "contract:graveyard")
+
+    def __init__(self, eyes: Eyes) -> None:
+        self.eyes = eyes
+        self._archive: list[Archived | Outcome] = []
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def send(self, message: Message) -> PublishError | None:
+        return broker.publisher_pool(get_settings()).publish([message], mandatory=True)[0]
+
+    def advance(self, seconds: float) -> None:
+        """Wait until everything came to its end; *seconds* are what its delays add up to."""
+        quiet_since = time.monotonic()
+
+        def quiet() -> bool:
+            nonlocal quiet_since
+            totals = self.eyes.totals()
+            if any(count for name, count in totals.items() if name not in self.ends):
+                quiet_since = time.monotonic()
+            return time.monotonic() - quiet_since > 1.0
+
+        until(quiet, seconds + 20, "all queues but the archive are empty")
+
+    def archive(self) -> list[Archived | Outcome]:
+        for message in self.eyes.take("contract:archive"):
+            properties = dict(message.properties)
+            headers = properties.pop("application_headers", {})
+            info = message.delivery_info
+            self._archive.append(
+                archive.read(
+                    Received(
+                        queue="contract:archive",
+                        exchange=info["exchange"],
+                        routing_key=info["routing_key"],
+                        body=message.body,
+                        headers=headers,
+                        properties=properties,
+                    )
+                )
+            )
+        return self._archive
+
+    def depth(self, queue: str) -> int:
+        return self.eyes.ready(queue)
+
+
+@contextmanager
+def memory_world(where: Path) -> Iterator[World]:
+    """The in-memory broker; its clock is the ledger's."""
+    with _settings(where), memory_events() as backend:
+        before, ledger.now = ledger.now, backend.now
+        try:
+            yield MemoryWorld(backend)
+        finally:
+            ledger.now = before
+
+
+@contextmanager
+def rabbit_world(where: Path, vhost: Vhost) -> Iterator[World]:
+    """A vhost with the topology declared and a prefork worker on it."""
+    eyes = Eyes(vhost.node, vhost.name)
+    before = app.conf.broker_url
+    app.conf.broker_url = vhost.url
+    started = len(STARTED)
+    try:
+        with _settings(where), diverted(_Amqp()):
+            settings = get_settings()
+            provisioning.declare(app, settings, topology.build(settings, get_registry()))
+            _worker(where, vhost.url).wait_ready()
+            yield RabbitWorld(eyes)
+            STARTED[started].stop()
+    finally:
+        for worker in STARTED[started:]:
+            worker.kill()
+        del STARTED[started:]
+        broker.close_pools()
+        app.conf.broker_url = before
+        eyes.close()
+
+
+class _Amqp:
+    """RabbitMQ, whatever else the suite publishes to."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def publish(self, messages: Any, *, mandatory: bool) -> Any:
+        return broker.publisher_pool(get_settings()).publish(messages, mandatory=mandatory)
+
+
+@contextmanager
+def _settings(where: Path) -> Iterator[None]:
+    before = os.environ.get(ledger.PATH)
+    os.environ[ledger.PATH] = str(where / "ledger.jsonl")
+    try:
+        with override_events(handlers=list(AMQP_EVENTS["HANDLERS"]), events=[], **AMQP_EVENTS):
+            yield
+    finally:
+        if before is None:
+            del os.environ[ledger.PATH]
+        else:
+            os.environ[ledger.PATH] = before
+
+
+def _worker(where: Path, url: str) -> Worker:
+    log_path = where / "worker.log"
+    command = [sys.executable, "-m", "celery", "-A", "tests.celery_app", "-b", url, "worker"]
+    command += ["--pool", "prefork", "--concurrency", "2", "--loglevel", "INFO"]
+    command += ["--hostname", "contract@localhost", "--without-gossip", "--without-mingle"]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("AMQP_")}
+    env |= {
+        "DJANGO_SETTINGS_MODULE": "tests.contract.settings",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]),
+        "PYTHONUNBUFFERED": "1",
+    }
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    worker = Worker(process, log_path, "contract")
+    STARTED.append(worker)
+    return worker
