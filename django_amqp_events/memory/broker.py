@@ -231,7 +231,7 @@ class MemoryBroker:
                 for stored, death in stuck:
                     self._die(queue, stored, death)
             while (first := min(self._expiring(), key=_expiry, default=None)) is not None:
-                if _expiry(first) > self.clock.now():
+                if _expiry(first)[0] > self.clock.now():
                     return
                 queue = self._queues[first.queue]
                 queue.ready.popleft()
@@ -240,7 +240,8 @@ class MemoryBroker:
     def next_expiry(self) -> datetime | None:
         """Return when the next message expires, ``None`` where none does."""
         with self._lock:
-            return min(map(_expiry, self._expiring()), default=None)
+            first = min(self._expiring(), key=_expiry, default=None)
+            return first.expires_at if first else None
 
     def _expiring(self) -> Iterator[Stored]:
         # A queue looks at its head only, as a quorum queue does.
@@ -293,8 +294,8 @@ def _matches(kind: str, pattern: str, key: str) -> bool:
     return pattern == key if kind == "direct" else pattern_matches(pattern, key)
 
 
-def _expiry(stored: Stored) -> datetime:
-    return stored.expires_at or datetime.max.replace(tzinfo=UTC)
+def _expiry(stored: Stored) -> tuple[datetime, int]:
+    return stored.expires_at or datetime.max.replace(tzinfo=UTC), stored.sequence
 
 
 def _with_death(stored: Stored, death: Death, now: datetime) -> dict[str, Any]:

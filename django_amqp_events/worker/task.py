@@ -310,6 +310,8 @@ def register(app: Celery, handlers: Mapping[str, Handler]) -> None:
         if isinstance(known, HandlerTask):
             if known.handler is handler:
                 continue
+            # Declared anew, in a test: registering over it would be a warning of Celery's.
+            app.tasks.pop(name, None)
         elif known is not None:
             raise ConfigurationError(
                 f"handler {name!r} has the name of the Celery task {type(known).__module__}."

@@ -1,0 +1,816 @@
+"""The in-memory broker and the backends on it, as far as the contract does not say it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from celery import current_app
+from django.contrib.auth.models import Group
+from django.db import IntegrityError, connection, transaction
+
+from django_amqp_events import (
+    ConfigurationError,
+    ExchangeMissingError,
+    UnroutableError,
+    current_event,
+    event,
+    handler,
+    publish_event,
+    publisher,
+    signals,
+)
+from django_amqp_events.conf import get_settings
+from django_amqp_events.envelope import Message
+from django_amqp_events.memory import Clock, InlineBackend, MemoryBackend, MemoryBroker
+from django_amqp_events.memory import backend as memory_backend
+from django_amqp_events.memory.backend import EndlessEventsError
+from django_amqp_events.publisher import Options
+from django_amqp_events.testing import memory_events, override_events
+from django_amqp_events.topology import Binding, Exchange, Names, Queue, Topology
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NOW = Options(mode="immediate")
+
+
+# -- the broker ---------------------------------------------------------------------------
+
+
+def broker_with(
+    exchanges: list[Exchange], queues: list[Queue], bindings: list[Binding]
+) -> tuple[MemoryBroker, Clock]:
+    clock = Clock(START)
+    broker = MemoryBroker(clock)
+    broker.declare(
+        Topology(
+            names=Names("", "t", "events"),
+            exchanges=tuple(exchanges),
+            queues=tuple(queues),
+            bindings=tuple(bindings),
+            delays=(1,),
+        )
+    )
+    return broker, clock
+
+
+def message(exchange: str, key: str = "", body: bytes = b"x", **properties: Any) -> Message:
+    return Message(exchange=exchange, routing_key=key, body=body, headers={}, properties=properties)
+
+
+def queue(name: str, **arguments: Any) -> Queue:
+    return Queue(
+        name=name,
+        arguments={f"x-{key.replace('_', '-')}": value for key, value in arguments.items()},
+    )
+
+
+def bodies(broker: MemoryBroker, name: str) -> list[bytes]:
+    return [received.body for received, _ in broker.peek(name)]
+
+
+def test_direct_fanout_topic_and_default_exchanges() -> None:
+    broker, _ = broker_with(
+        [
+            Exchange(name="direct", type="direct"),
+            Exchange(name="fanout", type="fanout"),
+            Exchange(name="topic", type="topic"),
+        ],
+        [queue("a"), queue("b")],
+        [
+            Binding(exchange="direct", queue="a", routing_key="k"),
+            Binding(exchange="fanout", queue="a"),
+            Binding(exchange="fanout", queue="b"),
+            Binding(exchange="topic", queue="b", routing_key="x.*"),
+            Binding(exchange="topic", queue="b", routing_key="x.#"),
+        ],
+    )
+    assert broker.publish(message("direct", "k", b"1"), mandatory=True) is None
+    assert broker.publish(message("fanout", "any", b"2"), mandatory=True) is None
+    assert broker.publish(message("topic", "x.y", b"3"), mandatory=True) is None
+    assert broker.publish(message("", "b", b"4"), mandatory=True) is None
+    assert bodies(broker, "a") == [b"1", b"2"]
+    assert bodies(broker, "b") == [b"2", b"3", b"4"]  # one copy, though two bindings match
+    assert isinstance(broker.publish(message("direct", "K"), mandatory=True), UnroutableError)
+    assert broker.publish(message("direct", "K"), mandatory=False) is None
+    assert isinstance(broker.publish(message("", "c"), mandatory=True), UnroutableError)
+    assert isinstance(broker.publish(message("no"), mandatory=False), ExchangeMissingError)
+    assert broker.depths() == {"a": 2, "b": 3}
+
+
+def test_an_alternate_exchange_takes_what_has_no_route() -> None:
+    broker, _ = broker_with(
+        [
+            Exchange(name="main", type="direct", arguments={"alternate-exchange": "other"}),
+            Exchange(name="other", type="fanout"),
+        ],
+        [queue("rest")],
+        [Binding(exchange="other", queue="rest")],
+    )
+    assert broker.publish(message("main", "k"), mandatory=True) is None
+    ((received, _),) = broker.peek("rest")
+    assert (received.exchange, received.routing_key) == ("main", "k")
+
+
+def test_a_time_to_live_ends_in_the_dead_letter_exchange() -> None:
+    broker, clock = broker_with(
+        [Exchange(name="dlx", type="direct")],
+        [
+            queue("kept", message_ttl=2000, dead_letter_exchange="dlx"),
+            queue("put", message_ttl=1000, dead_letter_exchange="dlx", dead_letter_routing_key="k"),
+            queue("gone", message_ttl=1000),
+            queue("end"),
+        ],
+        [
+            Binding(exchange="dlx", queue="end", routing_key="kept"),
+            Binding(exchange="dlx", queue="end", routing_key="k"),
+        ],
+    )
+    for name in ("kept", "put", "gone"):
+        broker.publish(message("", name, name.encode()), mandatory=True)
+    assert broker.next_expiry() == START + timedelta(seconds=1)
+    clock.move_to(START + timedelta(milliseconds=999))
+    broker.expire()
+    assert broker.depths() == {"kept": 1, "put": 1, "gone": 1}
+    clock.move_to(START + timedelta(seconds=9))
+    broker.expire()
+    assert broker.depths() == {"end": 2}
+    (first, _), (second, _) = broker.peek("end")
+    assert (first.body, first.routing_key, first.exchange) == (b"put", "k", "dlx")
+    assert (second.body, second.routing_key) == (b"kept", "kept")
+    death = first.headers["x-death"][0]
+    assert (death["queue"], death["reason"], death["count"]) == ("put", "expired", 1)
+    assert death["exchange"] == ""
+    assert death["routing-keys"] == ["put"]
+    assert first.headers["x-first-death-queue"] == "put"
+
+
+def test_only_the_head_of_a_queue_expires() -> None:
+    broker, clock = broker_with([], [queue("a")], [])
+    broker.publish(message("", "a", b"stays"), mandatory=True)
+    broker.publish(message("", "a", b"short", expiration="10"), mandatory=True)
+    clock.move_to(START + timedelta(seconds=1))
+    broker.expire()
+    assert bodies(broker, "a") == [b"stays", b"short"]
+
+
+def test_deaths_are_counted_along_the_chain() -> None:
+    broker, clock = broker_with(
+        [Exchange(name="dlx", type="fanout")],
+        [queue("a", message_ttl=1000, dead_letter_exchange="dlx"), queue("b")],
+        [Binding(exchange="dlx", queue="a"), Binding(exchange="dlx", queue="b")],
+    )
+    broker.publish(message("", "a"), mandatory=True)
+    for second in (1, 2):
+        clock.move_to(START + timedelta(seconds=second))
+        broker.expire()
+    counts = [received.headers["x-death"][0]["count"] for received, _ in broker.peek("b")]
+    assert counts == [1, 2]
+
+
+def test_a_dead_letter_without_a_route_waits_for_one() -> None:
+    held = queue(
+        "a", message_ttl=1000, dead_letter_exchange="dlx", dead_letter_strategy="at-least-once"
+    )
+    lossy = queue("b", message_ttl=1000, dead_letter_exchange="dlx")
+    broker, clock = broker_with([], [held, lossy], [])
+    broker.publish(message("", "a"), mandatory=True)
+    broker.publish(message("", "b"), mandatory=True)
+    clock.move_to(START + timedelta(seconds=1))
+    broker.expire()
+    assert broker.depths() == {"a": 1}
+    broker.declare(
+        Topology(
+            names=Names("", "t", "events"),
+            exchanges=(Exchange(name="dlx", type="fanout"),),
+            queues=(held, lossy, queue("end")),
+            bindings=(Binding(exchange="dlx", queue="end"),),
+            delays=(1,),
+        )
+    )
+    broker.expire()
+    assert broker.depths() == {"end": 1}
+
+
+def test_rejects_and_the_delivery_limit() -> None:
+    broker, _ = broker_with(
+        [Exchange(name="dlx", type="fanout")],
+        [queue("a", delivery_limit=2, dead_letter_exchange="dlx"), queue("dead")],
+        [Binding(exchange="dlx", queue="dead")],
+    )
+    broker.publish(message("", "a", b"1"), mandatory=True)
+    broker.publish(message("", "a", b"2"), mandatory=True)
+    deliveries = 0
+    while (taken := broker.take(["a"])) and taken.body == b"1":
+        assert taken.received().redelivered is (deliveries > 0)
+        assert taken.received().headers.get("x-delivery-count", 0) == deliveries
+        deliveries += 1
+        broker.reject(taken, requeue=True)
+    assert deliveries == 3
+    assert taken is not None
+    broker.reject(taken, requeue=False)
+    reasons = [received.headers["x-death"][0]["reason"] for received, _ in broker.peek("dead")]
+    assert reasons == ["delivery_limit", "rejected"]
+
+
+def test_a_full_queue_drops_its_head() -> None:
+    broker, _ = broker_with([], [queue("a", max_length=2, overflow="drop-head")], [])
+    for number in range(4):
+        broker.publish(message("", "a", str(number).encode()), mandatory=True)
+    assert bodies(broker, "a") == [b"2", b"3"]
+
+
+def test_the_oldest_message_of_several_queues_comes_first() -> None:
+    broker, _ = broker_with([], [queue("a"), queue("b")], [])
+    for name in ("b", "a", "b"):
+        broker.publish(message("", name, name.encode()), mandatory=True)
+    taken = [broker.take(["a", "b", "missing"]) for _ in range(4)]
+    assert [item.body if item else None for item in taken] == [b"b", b"a", b"b", None]
+
+
+def test_a_clock_never_goes_back() -> None:
+    clock = Clock(START)
+    clock.move_to(START - timedelta(days=1))
+    assert clock.now() == START
+
+
+# -- handlers on it -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def declared() -> Iterator[None]:
+    """Declarations of a test are forgotten after it."""
+    with override_events(handlers=[], events=[], PUBLISH="immediate"):
+        yield
+
+
+@pytest.fixture
+def broker(declared: None) -> Iterator[MemoryBackend]:
+    with memory_events(START) as backend:
+        yield backend
+
+
+def test_events_are_stamped_by_the_clock(broker: MemoryBackend) -> None:
+    seen = []
+
+    @handler("a.b", name="t.x")
+    def x() -> None:
+        current = current_event()
+        assert current is not None
+        seen.append(current.published_at)
+
+    publish_event("a.b", {})
+    broker.advance(60)
+    publish_event("a.b", {})
+    assert broker.run() == 1
+    assert seen == [START, START + timedelta(seconds=60)]
+
+
+@pytest.mark.parametrize(
+    ("countdown", "hops"),
+    [(100, [64, 32, 4]), (3600, [2048, 1024, 512, 16]), (1.5, [1, 1]), (5, [4, 1])],
+)
+def test_a_countdown_is_never_early(
+    broker: MemoryBackend, countdown: float, hops: list[int]
+) -> None:
+    runs = []
+
+    @handler("a.b", name="t.x", bind=True)
+    def x(self: Any) -> None:
+        runs.append((broker.now() - START).total_seconds())
+        if len(runs) == 1:
+            self.retry(countdown=countdown)
+
+    publish_event("a.b", {})
+    broker.run()
+    seen = []
+    while broker.waiting:
+        (name,) = (name for name in broker.depths if ":delay." in name)
+        seen.append(int(name.rpartition(".")[2].rstrip("s")))
+        (waits,) = broker.waiting
+        assert waits.due_at == START + timedelta(seconds=countdown)
+        assert (waits.handler, waits.attempt) == ("t.x", 2)
+        due = broker.broker.next_expiry()
+        assert due is not None
+        broker.advance((due - broker.now()).total_seconds() - 0.001)
+        assert len(runs) == 1
+        broker.advance(0.001)
+    assert seen == hops
+    assert len(runs) == 2
+    assert countdown <= runs[1] < countdown + 1
+
+
+def test_what_is_nearly_due_is_held_instead_of_going_round(broker: MemoryBackend) -> None:
+    runs = []
+
+    @handler("a.b", name="t.x", bind=True)
+    def x(self: Any) -> None:
+        runs.append((broker.now() - START).total_seconds())
+        if len(runs) == 1:
+            self.retry(countdown=1.0625)
+
+    publish_event("a.b", {})
+    broker.advance(1)
+    assert len(runs) == 1
+    assert broker.waiting == []
+    broker.advance(10)
+    assert runs == [0, 1.0625]
+    assert broker.now() == START + timedelta(seconds=11)
+
+
+def test_the_clock_stops_where_something_is_due(broker: MemoryBackend) -> None:
+    order = []
+
+    def failing(name: str) -> Callable[[], None]:
+        def fail() -> None:
+            current = current_event()
+            assert current is not None
+            order.append((name, (broker.now() - START).total_seconds(), current.attempt))
+            raise RuntimeError(name)
+
+        return fail
+
+    handler("a.b", name="t.slow", retry_backoff=3, max_retries=1)(failing("slow"))
+    handler("a.b", name="t.fast", retry_backoff=1, max_retries=2)(failing("fast"))
+    publish_event("a.b", {})
+    assert broker.advance(100) == 5
+    assert order == [
+        ("slow", 0, 1),
+        ("fast", 0, 1),
+        ("fast", 1, 2),
+        ("slow", 3, 2),
+        ("fast", 3, 3),
+    ]
+    assert broker.now() == START + timedelta(seconds=100)
+    assert [item.attempts for item in broker.archived] == [2, 3]
+
+
+def test_what_waits_can_be_looked_at(broker: MemoryBackend) -> None:
+    @handler("a.b", name="t.x")
+    def x(number: int) -> None:
+        raise ValueError("bad number")
+
+    publish_event("a.b", {"number": 3})
+    assert broker.depths == {"testing.t.x": 1}
+    broker.run()
+    (waits,) = broker.waiting
+    assert waits.exception == "ValueError: bad number"
+    assert waits.payload == {"number": 3}
+    assert broker.depths == {"testing:delay.1s": 1}
+    broker.clear()
+    assert broker.waiting == []
+    assert broker.advance(10) == 0
+
+
+def test_handlers_that_publish_without_end_are_found_out(broker: MemoryBackend) -> None:
+    @handler("a.b", name="t.x")
+    def x() -> None:
+        publish_event("a.b", {})
+
+    publish_event("a.b", {})
+    with pytest.raises(EndlessEventsError, match="50 deliveries"):
+        broker.run(limit=50)
+
+
+def test_a_handler_that_comes_later_and_one_that_goes(broker: MemoryBackend) -> None:
+    with override_events():
+
+        @handler("a.b", name="t.x")
+        def x() -> None:
+            raise ValueError
+
+        publish_event("a.b", {})
+        broker.run()
+    # Gone: what waits for it comes back to nobody.
+    broker.advance(1)
+    (archived,) = broker.archived
+    assert (archived.reason, archived.handler) == ("unknown", "t.x")
+
+
+def test_a_keyboard_interrupt_goes_through_and_loses_nothing(broker: MemoryBackend) -> None:
+    runs = []
+
+    @handler("a.b", name="t.x")
+    def x() -> None:
+        runs.append(1)
+        if len(runs) == 1:
+            raise KeyboardInterrupt
+
+    publish_event("a.b", {})
+    with pytest.raises(KeyboardInterrupt):
+        broker.run()
+    assert broker.run() == 1
+    assert len(runs) == 2
+
+
+def test_a_system_exit_is_a_verdict(broker: MemoryBackend) -> None:
+    @handler("a.b", name="t.x", max_retries=0)
+    def x() -> None:
+        raise SystemExit(3)
+
+    publish_event("a.b", {})
+    broker.run()
+    assert broker.archived[0].exception == "SystemExit"
+
+
+def test_no_socket_is_opened_and_no_result_is_stored(
+    broker: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def connect(self: Any, address: Any) -> None:
+        opened.append(address)
+        raise AssertionError
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    app = current_app._get_current_object()
+    stored = []
+    monkeypatch.setattr(
+        type(app.backend), "store_result", lambda *args, **kwargs: stored.append(args)
+    )
+
+    @handler("a.b", name="t.good", ignore_result=False)
+    def good() -> int:
+        return 1
+
+    @handler("a.b", name="t.bad", max_retries=1, ignore_result=False)
+    def bad() -> None:
+        raise ValueError
+
+    publish_event("a.b", {})
+    assert broker.advance(5) == 3
+    assert len(broker.archived) == 1
+    assert opened == []
+    assert stored == []
+
+
+def test_a_handler_sees_a_celery_request(broker: MemoryBackend) -> None:
+    seen: dict[str, Any] = {}
+
+    @handler("a.b", name="t.x", bind=True)
+    def x(self: Any, number: int) -> None:
+        request = self.request
+        seen.update(
+            id=request.id,
+            kwargs=request.kwargs,
+            hostname=request.hostname,
+            retries=request.retries,
+            exchange=request.delivery_info["exchange"],
+            eager=request.is_eager,
+        )
+
+    publish_event("a.b", {"number": 1})
+    broker.run()
+    assert seen.pop("id")
+    assert seen == {
+        "kwargs": {"number": 1},
+        "hostname": "memory",
+        "retries": 0,
+        "exchange": "events",
+        "eager": False,
+    }
+
+
+def test_signals_are_sent_as_by_a_worker(broker: MemoryBackend) -> None:
+    seen: list[tuple[str, Any]] = []
+
+    def on_retry(handler: str, due_at: datetime, **kwargs: Any) -> None:
+        seen.append((handler, (due_at - START).total_seconds()))
+
+    def on_archive(handler: str, reason: str, exception: str, **kwargs: Any) -> None:
+        seen.append((handler, (reason, exception)))
+
+    @handler("a.b", name="t.x", max_retries=1)
+    def x() -> None:
+        raise ValueError("no")
+
+    signals.event_retried.connect(on_retry)
+    signals.event_archived.connect(on_archive)
+    try:
+        publish_event("a.b", {})
+        broker.advance(1)
+    finally:
+        signals.event_retried.disconnect(on_retry)
+        signals.event_archived.disconnect(on_archive)
+    assert seen == [("t.x", 1.0), ("t.x", ("exhausted", "ValueError: no"))]
+
+
+@pytest.mark.django_db
+def test_a_database_error_of_a_handler_breaks_no_transaction_but_its_own(
+    broker: MemoryBackend,
+) -> None:
+    @handler("a.b", name="t.x", max_retries=1)
+    def x(name: str) -> None:
+        Group.objects.create(name=name)
+        Group.objects.create(name=name)
+
+    @handler("a.b", name="t.y")
+    def y(name: str) -> None:
+        Group.objects.create(name=name + "-y")
+
+    assert connection.in_atomic_block
+    publish_event("a.b", {"name": "double"})
+    broker.advance(1)
+    (archived,) = broker.archived
+    assert archived.exception.endswith("IntegrityError")
+    assert list(Group.objects.values_list("name", flat=True)) == ["double-y"]
+
+
+@pytest.mark.django_db
+def test_a_failure_without_a_database_error_keeps_what_was_written(broker: MemoryBackend) -> None:
+    # As in a worker, where a handler without a transaction of its own is in autocommit.
+    @handler("a.b", name="t.x", max_retries=0)
+    def x() -> None:
+        Group.objects.create(name="written")
+        raise ValueError
+
+    publish_event("a.b", {})
+    broker.run()
+    assert Group.objects.filter(name="written").exists()
+
+
+def test_threads_publish_and_run_together(broker: MemoryBackend) -> None:
+    runs: list[int] = []
+
+    @handler("a.b", name="t.x", max_retries=1)
+    def x(number: int) -> None:
+        runs.append(number)
+        if number % 10 == 0:
+            raise ValueError
+
+    def work(first: int) -> None:
+        for number in range(first, first + 50):
+            publish_event("a.b", {"number": number})
+        broker.run()
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(0, 200, 50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    broker.run()
+    assert sorted(runs) == list(range(200))
+    broker.advance(1)
+    assert len(runs) == 220
+    assert len(broker.archived) == 20
+
+
+def test_the_setting_backend_memory(declared: None) -> None:
+    runs = []
+
+    @handler("a.b", name="t.x")
+    def x() -> None:
+        runs.append(1)
+
+    with override_events(BACKEND="memory"):
+        publish_event("a.b", {})
+        backend = publisher.backend(get_settings())
+        assert isinstance(backend, MemoryBackend)
+        assert publisher.backend(get_settings()) is backend
+        assert runs == []
+        assert backend.run() == 1
+    assert runs == [1]
+
+
+def test_a_handler_with_the_name_of_an_ordinary_task(broker: MemoryBackend) -> None:
+    @current_app.task(name="t.ordinary", shared=False)
+    def ordinary() -> None: ...
+
+    @handler("a.b", name="t.ordinary")
+    def x() -> None: ...
+
+    publish_event("a.b", {})
+    try:
+        with pytest.raises(ConfigurationError, match=r"t\.ordinary"):
+            broker.run()
+    finally:
+        current_app.tasks.unregister("t.ordinary")
+
+
+# -- inline -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def inline(declared: None) -> Iterator[InlineBackend]:
+    with override_events(BACKEND="inline"):
+        backend = publisher.backend(get_settings())
+        assert isinstance(backend, InlineBackend)
+        yield backend
+
+
+def test_inline_runs_every_handler_and_retries_at_once(inline: InlineBackend) -> None:
+    runs: list[tuple[str, int, float | None]] = []
+
+    def note(name: str) -> None:
+        current = current_event()
+        assert current is not None
+        assert current.published_at is not None
+        due_at = current.due_at
+        waited = round((due_at - current.published_at).total_seconds(), 1) if due_at else None
+        runs.append((name, current.attempt, waited))
+
+    @handler("a.b", name="t.good")
+    def good() -> None:
+        note("good")
+
+    @handler("a.b", name="t.bad", max_retries=2)
+    def bad() -> None:
+        note("bad")
+        raise ValueError("no")
+
+    before = datetime.now(UTC)
+    publish_event("a.b", {"number": 1})
+    # 1 s and 2 s later, had it waited.
+    assert runs == [("good", 1, None), ("bad", 1, None), ("bad", 2, 1.0), ("bad", 3, 3.0)]
+    assert (datetime.now(UTC) - before).total_seconds() < 1
+    (failed,) = inline.failed
+    assert (failed.reason, failed.handler, failed.attempts) == ("exhausted", "t.bad", 3)
+    assert failed.payload == {"number": 1}
+
+
+def test_inline_logs_what_finally_fails_with_its_traceback_once(
+    inline: InlineBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    @handler("a.b", name="t.bad", max_retries=1)
+    def bad() -> None:
+        raise ValueError("look at me")
+
+    caplog.set_level(logging.INFO)
+    publish_event("a.b", {})
+    ours = [
+        record
+        for record in caplog.records
+        if record.name.startswith("django_amqp_events") and record.levelno == logging.ERROR
+    ]
+    (record,) = ours
+    text = record.getMessage()
+    assert "event 'a.b'" in text
+    assert "exhausted" in text
+    assert "Traceback (most recent call last)" in text
+    assert 'raise ValueError("look at me")' in text
+
+
+def test_inline_an_event_of_a_handler_is_handled_after_it(inline: InlineBackend) -> None:
+    order = []
+
+    @handler("a.b", name="t.first")
+    def first() -> None:
+        order.append("first begins")
+        publish_event("a.c", {})
+        order.append("first ends")
+
+    @handler("a.c", name="t.second")
+    def second() -> None:
+        current = current_event()
+        assert current is not None
+        order.append(f"second, because of {current.causation_id}")
+
+    event_id = publish_event("a.b", {})
+    assert order == ["first begins", "first ends", f"second, because of {event_id}"]
+
+
+def test_inline_stops_what_goes_round_without_end(
+    inline: InlineBackend, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_backend, "INLINE_RUN_LIMIT", 30)
+    runs = []
+
+    @handler("a.b", name="t.loop")
+    def loop() -> None:
+        runs.append(1)
+        publish_event("a.b", {})
+
+    @handler("a.c", name="t.retries", max_retries=None)
+    def retries() -> None:
+        runs.append(1)
+        raise ValueError
+
+    publish_event("a.b", {})
+    assert len(runs) == 30
+    runs.clear()
+    publish_event("a.c", {})
+    assert len(runs) == 30
+    stopped = [r for r in caplog.records if "inline events stopped" in r.getMessage()]
+    assert len(stopped) == 2
+
+
+def test_inline_events_for_others_are_no_error(inline: InlineBackend) -> None:
+    with override_events(UNROUTED="raise"):
+        assert publish_event("nobody.here", {})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_inline_waits_for_the_commit(inline: InlineBackend) -> None:
+    runs = []
+
+    @handler("a.b", name="t.x")
+    def x() -> None:
+        runs.append(connection.in_atomic_block)
+
+    on_commit = Options(mode="on_commit")
+    with transaction.atomic():
+        publish_event("a.b", {}, options=on_commit)
+        assert runs == []
+    assert runs == [False]
+    with transaction.atomic():
+        publish_event("a.b", {}, options=on_commit)
+        transaction.set_rollback(True)
+    assert runs == [False]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_inline_a_handlers_database_error_does_not_break_the_publishers_transaction(
+    inline: InlineBackend,
+) -> None:
+    @handler("a.b", name="t.x", max_retries=0)
+    def x() -> None:
+        Group.objects.create(name="same")
+
+    with transaction.atomic():
+        Group.objects.create(name="same")
+        publish_event("a.b", {}, options=NOW)
+        Group.objects.create(name="other")
+    assert Group.objects.count() == 2
+    assert inline.failed[-1].exception == (f"{IntegrityError.__module__}.IntegrityError")
+
+
+def test_inline_async_handlers_and_async_publishers(inline: InlineBackend) -> None:
+    runs: list[Any] = []
+
+    @event("a.b")
+    def happened(number: int) -> None: ...
+
+    @happened.handler(name="t.async", max_retries=1)
+    async def x(number: int) -> None:
+        await asyncio.sleep(0)
+        current = current_event()
+        assert current is not None
+        runs.append(("async", number, current.attempt))
+        if current.attempt == 1:
+            raise ValueError
+
+    @happened.handler(name="t.sync")
+    def y(number: int) -> None:
+        runs.append(("sync", number))
+
+    expected = {("async", 1, 1), ("async", 1, 2), ("sync", 1)}
+
+    # From synchronous code.
+    happened.publish(1)
+    assert set(runs) == expected
+    runs.clear()
+
+    # From an async view: in a thread, then in the way of the loop itself.
+    async def view() -> None:
+        await happened.using(mode="immediate").apublish(1)
+
+    async def careless_view() -> None:
+        happened.using(mode="immediate").publish(1)
+
+    async def adapted_view() -> None:
+        await sync_to_async(happened.publish)(1)
+
+    for call in (view, careless_view, adapted_view):
+        asyncio.run(call())
+        assert set(runs) == expected, call
+        assert len(runs) == 3
+        runs.clear()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_inline_apublish_waits_for_the_commit_of_synchronous_code(inline: InlineBackend) -> None:
+    runs = []
+
+    @event("a.b")
+    def happened() -> None: ...
+
+    @happened.handler(name="t.x")
+    async def x() -> None:
+        runs.append(1)
+
+    async def view() -> None:
+        await happened.using(mode="on_commit").apublish()
+
+    asyncio.run(view())
+    assert runs == [1]
+
+
+def test_inline_lets_a_keyboard_interrupt_through(inline: InlineBackend) -> None:
+    @handler("a.b", name="t.x")
+    def x() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        publish_event("a.b", {})
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(_publish_in_a_loop())
+
+
+async def _publish_in_a_loop() -> None:
+    publish_event("a.b", {})
