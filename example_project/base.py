@@ -4,6 +4,7 @@ The environment of the example (the library itself reads none):
 
 AMQP_URL              the broker, amqp://user:password@host:5672/vhost
 AMQP_MANAGEMENT_URL   its management API, for exact answers of events_declare and events_status
+EXAMPLE_PREFIX        in front of every name on the broker, to share a vhost with other things
 EXAMPLE_DATA          folder of databases and mails, .run/example by default
 DJANGO_SECRET_KEY     made anew for each process where it is not set: the example has no sessions
 DJANGO_DEBUG          1 for development
@@ -51,6 +52,7 @@ def database(service: str) -> dict[str, dict[str, Any]]:
         "default": {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": DATA / f"{service}.sqlite3",
+            "CONN_MAX_AGE": 60,  # seconds; a worker would connect anew for every handler
             "OPTIONS": {
                 # Wait for the other writers, and take the lock when the transaction begins: one
                 # that reads first and then wants to write is refused at once, not after the wait.
@@ -74,4 +76,5 @@ CELERY_TASK_STORE_ERRORS_EVEN_IF_IGNORED = True
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
 
+PREFIX = os.environ.get("EXAMPLE_PREFIX", "")
 MANAGEMENT_URL = os.environ.get("AMQP_MANAGEMENT_URL", "")

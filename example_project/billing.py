@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from .base import *  # noqa: F403
-from .base import MANAGEMENT_URL, SHARED_APPS, database
+from .base import MANAGEMENT_URL, PREFIX, SHARED_APPS, database
 
 INSTALLED_APPS = [*SHARED_APPS, "example_project.invoices"]
 DATABASES = database("billing")
 
-CELERY_TASK_DEFAULT_QUEUE = "tasks-billing"
+CELERY_TASK_DEFAULT_QUEUE = f"{PREFIX}tasks-billing"
 
 AMQP_EVENTS = {
     "SERVICE": "billing",
+    "PREFIX": PREFIX,
     "MANAGEMENT_URL": MANAGEMENT_URL,
     "HANDLERS": {
         # Merged over the decorator's options: four attempts, after 1, 2 and 4 seconds.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import *  # noqa: F403
-from .base import DATA, MANAGEMENT_URL, SHARED_APPS, database
+from .base import DATA, MANAGEMENT_URL, PREFIX, SHARED_APPS, database
 
 INSTALLED_APPS = [
     *SHARED_APPS,
@@ -15,10 +15,11 @@ DATABASES = database("shop")
 
 # Services that share a vhost need a queue of their own for ordinary tasks. Its name does not
 # begin with "shop.", which is where the handlers' queues are.
-CELERY_TASK_DEFAULT_QUEUE = "tasks-shop"
+CELERY_TASK_DEFAULT_QUEUE = f"{PREFIX}tasks-shop"
 
 AMQP_EVENTS = {
     "SERVICE": "shop",
+    "PREFIX": PREFIX,
     "MANAGEMENT_URL": MANAGEMENT_URL,
     "HANDLERS": {
         # Declared here instead of by a decorator: audit knows nothing of events.

@@ -44,7 +44,8 @@ def _ended(task: Any, state: str | None = None, retval: Any = None, **_: Any) ->
         event_name=event.name,
         attempt=event.attempt,
         state=state or "",
-        exception=str(retval)[:200] if state in ("RETRY", "FAILURE") else "",
+        # Celery's Retry has what went wrong in it.
+        exception=str(getattr(retval, "exc", None) or retval)[:200] if state != "SUCCESS" else "",
         due_at=event.due_at,
         began_at=getattr(task.request, "began_at", None) or datetime.now(UTC),
         ended_at=datetime.now(UTC),

@@ -12,7 +12,7 @@ from .events import order_created
 from .models import Order
 
 #: Above this a person looks at the order; in its currency, which is close enough here.
-HELD_ABOVE = Decimal(10_000)
+HELD_ABOVE = Decimal(20_000)
 
 
 def place(entry: dict[str, Any]) -> Order:
