@@ -253,20 +253,16 @@ def _policies(
     unseen = False
     for queue in topology.queues:
         found = queues.get(queue.name)
-        if found is not None:
-            effective = found.get("effective_policy_definition") or {}
-            keys = sorted(drift.POLICY_CONFLICTS.intersection(effective))
-            if keys:
-                by = [found.get("policy"), found.get("operator_policy")]
-                who = " and ".join(repr(name) for name in by if name)
-                hits.setdefault((who, ", ".join(keys)), []).append(queue.name)
-        elif policies is None:
+        if policies is not None:
+            # Not what the API calls effective: that is seconds old.
+            for policy in _effective(policies, queue):
+                _collect(hits, repr(policy["name"]), policy.get("definition"), queue.name)
+        elif found is None:
             unseen = True
         else:
-            for policy in _effective(policies, queue):
-                keys = sorted(drift.POLICY_CONFLICTS.intersection(policy.get("definition") or {}))
-                if keys:
-                    hits.setdefault((repr(policy["name"]), ", ".join(keys)), []).append(queue.name)
+            by = [found.get("policy"), found.get("operator_policy")]
+            who = " and ".join(repr(name) for name in by if name)
+            _collect(hits, who, found.get("effective_policy_definition"), queue.name)
     troubles = [
         Trouble(
             severity="error",
@@ -298,6 +294,17 @@ def _policies(
             )
         )
     return troubles
+
+
+def _collect(
+    hits: dict[tuple[str, str], list[str]], who: str, definition: object, queue: str
+) -> None:
+    # A queue without a policy has an empty list for a definition.
+    keys = drift.POLICY_CONFLICTS.intersection(
+        definition if isinstance(definition, Mapping) else ()
+    )
+    if keys:
+        hits.setdefault((who, ", ".join(sorted(keys))), []).append(queue)
 
 
 def _effective(policies: Iterable[Mapping[str, Any]], queue: Queue) -> list[Mapping[str, Any]]:

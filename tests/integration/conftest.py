@@ -179,6 +179,13 @@ class Service:
         channel.close()
         return message
 
+    def consume(self, queue: str, *, prefetch: int = 0) -> amqp.Channel:
+        """Consume and never ack, until the channel is closed."""
+        channel = self.channel()
+        channel.basic_qos(0, prefetch, False)
+        channel.basic_consume(queue, callback=lambda message: None)
+        return channel
+
     def take_all(self, queue: str) -> list[amqp.Message]:
         channel = self.channel()
         messages = []
