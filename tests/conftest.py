@@ -12,9 +12,10 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         if node := Node.attach(shared):
             node.end()
         shutil.rmtree(shared, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """Reports travel to the controller as UTF-8, and our tests log and show lone surrogates."""
+    return _encodable((yield))
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_encodable(item) for item in value)
+    return value
 
 
 def _shared_node(directory: Path) -> Node:

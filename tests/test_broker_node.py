@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -323,3 +324,11 @@ def test_the_vhost_of_this_module(vhost: Vhost) -> None:
 
 def test_each_test_may_have_a_vhost(fresh_vhost: Vhost, vhost: Vhost) -> None:
     assert fresh_vhost.name != vhost.name
+
+
+def test_a_report_with_a_lone_surrogate_reaches_the_controller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Under pytest-xdist this log would end the whole session, were it not made encodable."""
+    logging.getLogger(__name__).warning("half a character: %s", "\ud800")
+    assert "\ud800" in caplog.text
