@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, Final
 
 from celery import Celery
@@ -24,7 +25,7 @@ from .. import envelope
 from ..broker import WINDOW, ConfirmChannel
 from ..conf import Settings
 from ..envelope import Message
-from ..exceptions import PublishError, PublishRefusedError
+from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
 from .copies import Copies, announce
 from .request import Delivery
 from .verdict import Verdict
@@ -78,6 +79,8 @@ class Settler:
         self._thread: threading.Thread | None = None
         self._channel: ConfirmChannel | None = None
         self._done: deque[tuple[Delivery, bool]] = deque()
+        # The last publish timed out: whether the broker takes messages at all is not known.
+        self._doubt = False
 
     # -- from the worker ------------------------------------------------------------------
 
@@ -203,20 +206,53 @@ class Settler:
                 self._log_lost(job.delivery)
             else:
                 jobs.append(job)
-        if not jobs:
-            return
+        # A missing exchange or a header that is refused closes the channel, and with it go the
+        # confirms of the same window: what failed before is repeated alone, after the others.
+        windows = [[job for job in jobs if not job.failures]]
+        windows += [[job] for job in jobs if job.failures]
+        for number, window in enumerate(windows):
+            if not window:
+                continue
+            channel = self._connect()
+            if isinstance(channel, PublishError):
+                for job in chain.from_iterable(windows[number:]):
+                    self._hold(job, channel)
+                return
+            self._attempt(channel, window)
+
+    def _connect(self) -> ConfirmChannel | PublishError:
+        """Return a channel on which the broker answers, or what is wrong."""
         try:
             if self._channel is None or not self._channel.healthy():
                 self._channel = ConfirmChannel(self.app, timeout=self.settings.confirm_timeout)
         except PublishError as exc:
-            for job in jobs:
-                self._hold(job, exc)
-            return
-        results = self._channel.publish(
+            return exc
+        if not self._doubt:
+            return self._channel
+        # A broker that blocks publishers (memory, disk) says so after the first publish on a
+        # connection, and takes that publish when the alarm is over, although nobody waits for
+        # its confirm any more. So after a time-out it is asked with a message that no queue
+        # gets; otherwise every repeat would be one more copy of the event.
+        question = Message(
+            exchange=self.copies.names.replay,
+            routing_key="",
+            body=b"",
+            headers={},
+            properties={"delivery_mode": 1, "message_id": "question"},
+            name="a question whether the broker takes messages",
+        )
+        (error,) = self._channel.publish(
+            [question], mandatory=False, timeout=self.settings.confirm_timeout
+        )
+        self._doubt = isinstance(error, PublishTimeoutError)
+        return error or self._channel
+
+    def _attempt(self, channel: ConfirmChannel, jobs: list[Job]) -> None:
+        results = channel.publish(
             [job.message for job in jobs], mandatory=True, timeout=self.settings.confirm_timeout
         )
-        if self._channel.broken:
-            self._channel.close()
+        if channel.broken:
+            channel.close()
             self._channel = None
         confirmed = []
         for job, error in zip(jobs, results, strict=True):
@@ -224,6 +260,7 @@ class Settler:
                 self._done.append((job.delivery, True))
                 confirmed.append(job)
             else:
+                self._doubt = self._doubt or isinstance(error, PublishTimeoutError)
                 self._hold(job, error)
         if confirmed:
             self.call_soon(self.flush)

@@ -33,10 +33,10 @@ def test_warm_shutdown(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     """What was finished is never run again; retries on their way are neither lost nor doubled."""
     eyes, core = fresh_eyes, service(fresh_eyes)
     core.declare()
-    worker = core.worker(pool, 1 if pool == "solo" else 3)
+    worker = core.worker(pool, 1 if pool == "solo" else 3, "-Q", QUEUE)
     failing = publish(eyes, 5, "fail", "ok")
     until(lambda: len(core.ledger(what="start", attempt=1)) >= 2)
-    slow = publish(eyes, 8, "sleep:1")
+    slow = publish(eyes, 6, "sleep:0.7")
     until(lambda: any(line["event"] in slow for line in core.ledger(what="start")))
     assert worker.stop() == 0
     finished = {line["event"] for line in core.ledger(what="end")}
@@ -44,7 +44,7 @@ def test_warm_shutdown(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     begun = {event_id for event_id in slow if event_id in started}
     assert begun, "nothing was in progress"
     assert begun <= finished, "a warm shutdown lets the handlers finish"
-    core.worker("threads", 4)
+    core.worker("threads", 8, "-Q", QUEUE)
     until(lambda: ended(core, failing + slow), 30)
     eyes.empty(QUEUE)
     ends = Counter(line["event"] for line in core.ledger(what="end"))
@@ -61,12 +61,12 @@ def test_a_killed_worker_loses_nothing(pool: str, fresh_eyes: Eyes, service: Mak
     """SIGKILL with events in flight, failing ones among them: each is handled in the end."""
     eyes, core = fresh_eyes, service(fresh_eyes)
     core.declare()
-    worker = core.worker(pool, 1 if pool == "solo" else 3)
+    worker = core.worker(pool, 1 if pool == "solo" else 3, "-Q", QUEUE)
     ids = publish(eyes, 30, "sleep:0.05") + publish(eyes, 10, "fail", "ok")
     until(lambda: len(core.ledger(what="start")) >= 8)
     worker.kill()
     before = {line["event"] for line in core.ledger(what="start")}
-    core.worker("threads", 4)
+    core.worker("threads", 8, "-Q", QUEUE)
     until(lambda: ended(core, ids), 30)
     eyes.empty(QUEUE)
     starts = Counter((line["event"], line["attempt"]) for line in core.ledger(what="start"))
@@ -99,7 +99,8 @@ def prefork(eyes: Eyes, module_service: Make) -> Service:
     """A prefork worker for all tests of this module that only kill its children."""
     core = module_service(eyes)
     core.declare()
-    core.worker("prefork", 2).wait_ready()
+    # Celery replaces dead children every five seconds: enough of them to die one after another.
+    core.worker("prefork", 8, "-Q", QUEUE).wait_ready()
     return core
 
 

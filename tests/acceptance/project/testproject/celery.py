@@ -6,6 +6,7 @@ import json
 import os
 
 from celery import Celery
+from celery.signals import worker_init
 from kombu import Exchange, Queue
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
@@ -33,3 +34,14 @@ if quorum:
         for name in quorum
     ]  # fmt: skip
 app.autodiscover_tasks(["testproject"])
+
+
+@worker_init.connect
+def _patch(**_: object) -> None:
+    """Shorten what would take half an hour."""
+    from django_amqp_events.worker import settlement
+
+    if hold := os.environ.get("TESTPROJECT_HOLD"):
+        settlement.HOLD = float(hold)  # type: ignore[misc]
+    if backoff := os.environ.get("TESTPROJECT_BACKOFF"):
+        settlement.BACKOFF = (float(backoff), float(backoff))  # type: ignore[misc]

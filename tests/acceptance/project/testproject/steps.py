@@ -113,6 +113,11 @@ def _deaf(task: Any, argument: str) -> None:
             time.sleep(0.05)
 
 
+def _file_fail(task: Any, argument: str) -> None:
+    wait_for_file(argument)
+    raise ValueError("no")
+
+
 def _kill_self(task: Any, argument: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -164,6 +169,7 @@ STEPS: dict[str, Any] = {
     "chord": lambda task, argument: task.add_to_chord(None),
     "sleep": _sleep,
     "deaf": _deaf,
+    "file_fail": _file_fail,
     "file": lambda task, argument: wait_for_file(argument),
     "kill": _kill_self,
     "kill_once": _kill_once,
