@@ -332,9 +332,18 @@ def _payload(world: _World, received: envelope.Received) -> dict[str, Any] | Non
 
 
 def _only_test_case_holds(pending: Pending) -> bool:
-    # Django marks the transactions of TestCase to tell them from the test's own (durable=True).
-    blocks: list[Any] = getattr(pending.connection, "atomic_blocks", [])
-    return bool(blocks) and getattr(blocks[-1], "_from_testcase", False)
+    """Say whether all transactions that *pending* waits for are those of Django's TestCase."""
+    connection = pending.connection
+    # Django marks TestCase's transactions to tell them from the test's own (durable=True).
+    blocks: list[Any] = getattr(connection, "atomic_blocks", [])
+    marked = sum(1 for block in blocks if getattr(block, "_from_testcase", False))
+    if connection is None or not marked:
+        return False
+    # The outermost transaction has no savepoint.
+    own = set(connection.savepoint_ids[marked - 1 :])
+    return any(
+        entry[1] is pending and own.isdisjoint(entry[0]) for entry in connection.run_on_commit
+    )
 
 
 @contextmanager

@@ -1,0 +1,463 @@
+"""Tools for users' tests: capturing, other settings and declarations, fixtures."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from importlib import metadata
+from typing import Any
+from uuid import UUID
+
+import pytest
+from celery import Task
+from django.conf import settings as django_settings
+from django.contrib.auth.models import Group
+from django.db import transaction
+from django.test import SimpleTestCase, TestCase, TransactionTestCase
+
+from django_amqp_events import (
+    ConfigurationError,
+    InvalidEventError,
+    UnroutableError,
+    event,
+    handler,
+    publish_event,
+    publish_many,
+    publisher,
+)
+from django_amqp_events.conf import get_settings
+from django_amqp_events.publisher import Options
+from django_amqp_events.registry import declarations, get_registry
+from django_amqp_events.testing import (
+    CapturedEvents,
+    capture_events,
+    memory_events,
+    override_events,
+)
+
+NOW = Options(mode="immediate")
+ON_COMMIT = Options(mode="on_commit")
+
+
+@pytest.fixture(autouse=True)
+def no_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever would reach a broker fails, and declarations of a test are forgotten."""
+
+    def reached(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a broker was reached")
+
+    monkeypatch.setattr(publisher.AmqpBackend, "publish", reached)
+    with override_events(handlers=[], events=[]):
+        yield
+
+
+class Undone(Exception):
+    """Rolls a transaction back."""
+
+
+@contextmanager
+def rolled_back() -> Iterator[None]:
+    """A transaction that does not end well."""
+    with suppress(Undone), transaction.atomic():
+        yield
+        raise Undone
+
+
+# -- capture_events -----------------------------------------------------------------------
+
+
+def test_a_captured_event() -> None:
+    payload = {
+        "number": 1,
+        "total": Decimal("9.90"),
+        "day": date(2026, 1, 2),
+        "key": UUID(int=1),
+        "list": (1, None),
+    }
+    options = Options(
+        mode="immediate",
+        event_id="e-1",
+        correlation_id="c-1",
+        causation_id="d-1",
+        headers={"tenant": "x"},
+    )
+    before = datetime.now(UTC)
+    with capture_events() as events:
+        assert publish_event("shop.order.created", payload, options=options) == "e-1"
+        found = events.one()
+    assert found.name == "shop.order.created"
+    assert found.payload == {
+        "number": 1,
+        "total": "9.90",
+        "day": "2026-01-02",
+        "key": "00000000-0000-0000-0000-000000000001",
+        "list": [1, None],
+    }
+    assert (found.event_id, found.correlation_id, found.causation_id) == ("e-1", "c-1", "d-1")
+    assert (found.mode, found.headers) == ("immediate", {"tenant": "x"})
+    assert found.published_at is not None
+    assert before <= found.published_at <= datetime.now(UTC)
+
+
+def test_the_captured_events_are_a_sequence() -> None:
+    with capture_events() as events:
+        assert not events
+        assert events == []
+        publish_many("a.b", [{"n": 1}, {"n": 2}], options=NOW)
+        publish_event("a.c", {}, options=NOW)
+    assert len(events) == 3
+    assert events.names == ["a.b", "a.b", "a.c"]
+    assert [item.payload for item in events[:2]] == [{"n": 1}, {"n": 2}]
+    assert events[-1].name == "a.c"
+    assert events[-1] in events
+    assert repr(events) == "<captured events: a.b, a.b, a.c>"
+    assert [item.name for item in events.named("a.*")] == ["a.b", "a.b", "a.c"]
+    assert len(events.named("a.b")) == 2
+    assert events.named("nothing") == []
+    with pytest.raises(AssertionError, match=r"2 events named 'a\.b'.*captured: a\.b, a\.b, a\.c"):
+        events.one("a.b")
+    with pytest.raises(AssertionError, match=r"0 events named 'x'"):
+        events.one("x")
+    events.clear()
+    assert events.names == []
+    assert repr(events) == "<captured events: none>"
+
+
+def test_a_declared_event_finds_its_own() -> None:
+    @event("shop.order.created")
+    def order_created(order_id: int) -> None: ...
+
+    with capture_events() as events:
+        order_created.using(mode="immediate").publish(1)
+        publish_event("shop.order.paid", {}, options=NOW)
+        assert events.one(order_created).payload == {"order_id": 1}
+
+
+def test_validation_still_applies() -> None:
+    @event("shop.order.created")
+    def order_created(order_id: int) -> None: ...
+
+    with capture_events() as events:
+        with pytest.raises(InvalidEventError):
+            order_created.publish(wrong=1)
+        with pytest.raises(InvalidEventError):
+            publish_event("shop.order.created", {"wrong": 1}, options=NOW)
+        with pytest.raises(InvalidEventError):
+            publish_event("shop.*", {}, options=NOW)
+    assert events.names == []
+
+
+def test_the_inner_of_two_blocks_captures() -> None:
+    with capture_events() as outer:
+        publish_event("a.first", {}, options=NOW)
+        with capture_events() as inner:
+            publish_event("a.second", {}, options=NOW)
+        publish_event("a.third", {}, options=NOW)
+    assert (outer.names, inner.names) == (["a.first", "a.third"], ["a.second"])
+
+
+def test_after_the_block_the_broker_is_back() -> None:
+    with pytest.raises(Undone), capture_events():
+        raise Undone
+    with pytest.raises(AssertionError, match="a broker was reached"):
+        publish_event("a.b", {}, options=NOW)
+
+
+class CaptureInsideTestCase(TestCase):
+    """Django's TestCase: the commit never comes."""
+
+    def test_order_of_the_calls(self) -> None:
+        with capture_events() as events:
+            publish_event("a.first", {}, options=ON_COMMIT)
+            publish_event("a.second", {}, options=NOW)
+            publish_event("a.third", {}, options=ON_COMMIT)
+            assert events.names == ["a.first", "a.second", "a.third"]
+        assert events.names == ["a.first", "a.second", "a.third"]
+        assert [item.mode for item in events] == ["on_commit", "immediate", "on_commit"]
+
+    def test_what_is_rolled_back_was_not_published(self) -> None:
+        with capture_events() as events:
+            with transaction.atomic():
+                publish_event("a.committed", {}, options=ON_COMMIT)
+            with rolled_back():
+                publish_event("a.outer", {}, options=ON_COMMIT)
+                with transaction.atomic():
+                    publish_event("a.inner", {}, options=ON_COMMIT)
+                publish_event("a.immediate", {}, options=NOW)
+                assert "a.inner" in events.names
+            with transaction.atomic():
+                publish_event("a.kept", {}, options=ON_COMMIT)
+                with rolled_back():
+                    publish_event("a.lost", {}, options=ON_COMMIT)
+        assert events.names == ["a.committed", "a.immediate", "a.kept"]
+
+    def test_callbacks_executed_inside_the_block(self) -> None:
+        with capture_events() as events:
+            with self.captureOnCommitCallbacks(execute=True) as callbacks:
+                publish_event("a.b", {}, options=ON_COMMIT)
+            assert len(callbacks) == 1
+            publish_event("a.c", {}, options=ON_COMMIT)
+        assert events.names == ["a.b", "a.c"]
+
+    def test_callbacks_executed_after_the_block_reach_no_broker(self) -> None:
+        with self.captureOnCommitCallbacks(execute=True) as callbacks:
+            with capture_events() as events:
+                publish_event("a.b", {}, options=ON_COMMIT)
+            assert events.names == ["a.b"]
+        assert len(callbacks) == 1
+        assert events.names == ["a.b"]
+
+    def test_callbacks_that_publish(self) -> None:
+        with capture_events() as events:
+            with self.captureOnCommitCallbacks(execute=True):
+                transaction.on_commit(lambda: publish_event("a.late", {}, options=ON_COMMIT))
+                publish_event("a.b", {}, options=ON_COMMIT)
+            assert sorted(events.names) == ["a.b", "a.late"]
+        assert sorted(events.names) == ["a.b", "a.late"]
+
+    def test_events_of_before_the_block_are_not_in_it(self) -> None:
+        with capture_events():
+            publish_event("a.setup", {}, options=ON_COMMIT)
+        with capture_events() as events:
+            publish_event("a.b", {}, options=ON_COMMIT)
+        assert events.names == ["a.b"]
+
+    def test_the_block_ends_with_an_exception(self) -> None:
+        seen: list[CapturedEvents] = []
+        with suppress(Undone), capture_events() as events, transaction.atomic():
+            seen.append(events)
+            publish_event("a.b", {}, options=ON_COMMIT)
+            raise Undone
+        assert seen[0].names == []
+
+    async def test_async_code(self) -> None:
+        @event("a.b")
+        def happened() -> None: ...
+
+        with capture_events() as events:
+            await happened.using(mode="on_commit").apublish()
+            await happened.using(mode="immediate").apublish()
+            assert events.names == ["a.b", "a.b"]
+        assert [item.mode for item in events] == ["on_commit", "immediate"]
+
+
+class CaptureWithRealTransactions(TransactionTestCase):
+    """Commits come."""
+
+    def test_outside_a_transaction_at_once(self) -> None:
+        with capture_events() as events:
+            publish_event("a.b", {}, options=ON_COMMIT)
+            assert events.names == ["a.b"]
+
+    def test_at_the_commit(self) -> None:
+        with capture_events() as events:
+            with transaction.atomic():
+                publish_event("a.b", {}, options=ON_COMMIT)
+            with rolled_back():
+                publish_event("a.c", {}, options=ON_COMMIT)
+        assert events.names == ["a.b"]
+
+    def test_a_commit_after_the_block_reaches_no_broker(self) -> None:
+        with transaction.atomic(), capture_events() as events:
+            publish_event("a.b", {}, options=ON_COMMIT)
+        assert events.names == ["a.b"]
+
+
+# -- memory_events ------------------------------------------------------------------------
+
+
+class MemoryInsideTestCase(TestCase):
+    """run() publishes what only TestCase holds back."""
+
+    def setUp(self) -> None:
+        self.seen = seen = []  # type: list[Any]
+
+        @handler("a.#", name="t.x")
+        def x(**payload: Any) -> None:
+            seen.append(payload)
+            if payload.get("again"):
+                with transaction.atomic():
+                    Group.objects.create(name="made by a handler")
+                    publish_event("a.again", {}, options=ON_COMMIT)
+
+    def test_what_waits_for_the_commit_of_test_case(self) -> None:
+        with memory_events() as broker:
+            publish_event("a.b", {"n": 1}, options=ON_COMMIT)
+            with transaction.atomic():
+                publish_event("a.b", {"n": 2}, options=ON_COMMIT)
+                assert broker.run() == 1  # the test's own transaction is not through
+            assert broker.run() == 1
+            with rolled_back():
+                publish_event("a.b", {"n": 3}, options=ON_COMMIT)
+            assert broker.run() == 0
+        assert self.seen == [{"n": 1}, {"n": 2}]
+
+    def test_callbacks_are_not_executed_twice(self) -> None:
+        with memory_events() as broker:
+            with self.captureOnCommitCallbacks(execute=True):
+                publish_event("a.b", {"n": 1}, options=ON_COMMIT)
+                assert broker.run() == 1
+            with self.captureOnCommitCallbacks(execute=True):
+                publish_event("a.b", {"n": 2}, options=ON_COMMIT)
+            assert broker.run() == 1
+        assert self.seen == [{"n": 1}, {"n": 2}]
+
+    def test_events_of_handlers_too(self) -> None:
+        with memory_events() as broker:
+            publish_event("a.b", {"again": 1}, options=ON_COMMIT)
+            assert broker.run() == 2
+        assert self.seen == [{"again": 1}, {}]
+
+    def test_capturing_what_handlers_publish(self) -> None:
+        with memory_events() as broker:
+            publish_event("a.b", {"again": 1}, options=NOW)
+            with capture_events() as events:
+                assert broker.run() == 1
+        assert events.names == ["a.again"]
+
+
+def test_unroutable_in_memory() -> None:
+    with override_events(UNROUTED="raise"), memory_events(), pytest.raises(UnroutableError):
+        publish_event("nobody.listens", {}, options=NOW)
+
+
+def test_memory_events_start_at_a_time_of_the_tests_own() -> None:
+    start = datetime(2030, 5, 6, tzinfo=UTC)
+    with memory_events(start) as broker:
+        assert broker.now() == start
+
+
+# -- override_events ----------------------------------------------------------------------
+
+
+def test_keys_go_over_the_setting_and_back() -> None:
+    before = get_settings()
+    with override_events(UNROUTED="raise", DEFAULTS={"MAX_RETRIES": 1}):
+        assert get_settings().unrouted == "raise"
+        assert get_settings().service == before.service
+        with override_events(UNROUTED="ignore"):
+            assert get_settings().unrouted == "ignore"
+            assert get_settings().defaults == {"max_retries": 1}
+        assert get_settings().unrouted == "raise"
+    assert get_settings().unrouted == "warn"
+    assert django_settings.AMQP_EVENTS == {
+        "SERVICE": "testing",
+        "HANDLERS": {},
+        "EVENTS": {},
+    }
+
+
+def test_what_is_declared_meanwhile_is_forgotten() -> None:
+    before = declarations.snapshot()
+    with override_events():
+
+        @event("a.b")
+        def happened() -> None: ...
+
+        @happened.handler(name="t.x")
+        def x() -> None: ...
+
+        assert set(get_registry().handlers) == {"t.x"}
+    assert declarations.snapshot() == before
+    assert get_registry().handlers == {}
+    assert get_registry().events == {}
+
+
+def test_a_choice_of_handlers_and_events() -> None:
+    @event("a.b")
+    def happened(number: int) -> None: ...
+
+    @event("a.c")
+    def other(number: int) -> None: ...
+
+    @happened.handler(name="t.function")
+    def function(number: int) -> None: ...
+
+    @handler("a.#", name="t.task")
+    class TaskClass(Task):
+        def run(self, number: int) -> None: ...
+
+    @handler("a.#")
+    def unnamed(number: int) -> None: ...
+
+    settings = {
+        "t.settings": {"EVENTS": ["a.b"], "HANDLER": f"{__name__}.at_the_top"},
+        "t.function": {"MAX_RETRIES": 3},
+        "t.other": {"EVENTS": ["a.b"], "HANDLER": f"{__name__}.at_the_top"},
+    }
+    with override_events(HANDLERS=settings):
+        for given, expected in (
+            ([function], {"t.function"}),
+            ([TaskClass, "t.settings"], {"t.task", "t.settings"}),
+            ([unnamed, "t.function"], {unnamed.name, "t.function"}),
+            ([], set()),
+        ):
+            with override_events(handlers=given):
+                assert set(get_registry().handlers) == expected
+        with override_events(handlers=[function]):
+            assert get_registry().handlers["t.function"].policy.max_retries == 3
+        with override_events(events=[happened]):
+            assert set(get_registry().events) == {"a.b"}
+        with override_events(events=["a.c"], handlers=["t.task"]):
+            assert set(get_registry().events) == {"a.c"}
+            assert set(get_registry().handlers) == {"t.task"}
+        assert len(get_registry().handlers) == 5
+
+
+def at_the_top(number: int) -> None: ...
+
+
+def test_names_that_nobody_declares_and_keys_in_lower_case() -> None:
+    with pytest.raises(ConfigurationError, match=r"handlers=….*t\.missing"):
+        override_events(handlers=["t.missing"]).enable()
+    with pytest.raises(ConfigurationError, match=r"events=….*a\.missing"):
+        override_events(events=["a.missing"]).enable()
+    with pytest.raises(ConfigurationError, match="upper case"):
+        override_events(unrouted="raise")
+    assert get_settings().unrouted == "warn"
+
+
+@override_events(UNROUTED="ignore")
+def test_as_a_decorator() -> None:
+    assert get_settings().unrouted == "ignore"
+
+
+def test_as_a_decorator_of_async_functions() -> None:
+    @override_events(UNROUTED="ignore")
+    async def work() -> str:
+        return get_settings().unrouted
+
+    assert asyncio.run(work()) == "ignore"
+    assert get_settings().unrouted == "warn"
+
+
+@override_events(UNROUTED="raise")
+class OverriddenClass(SimpleTestCase):
+    def test_the_class(self) -> None:
+        assert get_settings().unrouted == "raise"
+
+    @override_events(UNROUTED="ignore")
+    def test_the_method_is_nearer(self) -> None:
+        assert get_settings().unrouted == "ignore"
+
+
+# -- pytest -------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    os.environ.get("AMQP_EVENTS_SUITE_ON_WHEEL") != "1", reason="the entry point is the wheel's"
+)
+def test_pytest_finds_the_fixtures(captured_events: CapturedEvents, memory_events: Any) -> None:
+    (entry,) = (
+        item
+        for item in metadata.entry_points(group="pytest11")
+        if item.name == "django_amqp_events"
+    )
+    assert entry.value == "django_amqp_events.pytest_plugin"
+    publish_event("a.b", {}, options=NOW)
+    assert captured_events.names == []  # memory_events came later
+    assert memory_events.archived == []
