@@ -20,7 +20,7 @@ from amqp import exceptions as amqp_errors
 from celery import Celery
 
 from . import drift
-from .amqp_api import Amqp, requirements, session
+from .amqp_api import Amqp, Depth, requirements, session
 from .conf import Settings
 from .drift import Difference, Item, Plan, Report, Step, Trouble, plan
 from .exceptions import BrokerRequirementError, TopologyDriftError, TopologyError
@@ -661,16 +661,12 @@ def _status_of(
         ready_then = figures.get("messages_ready") or 0
         stuck = max(0, figures["messages"] - ready_then - (unacked or 0))
     total = depth.ready + (unacked or 0) + stuck if figures.get("messages") is not None else None
-    severity, meaning = _meaning(
-        names,
-        queue,
-        ready=depth.ready,
-        consumers=depth.consumers,
-        unacked=unacked or 0,
-        stuck=stuck,
-    )
     if stale:
         severity, meaning = _stale_meaning(names, queue, total or depth.ready, depth.consumers)
+    elif stuck and queue.role not in ("dead", "abyss"):
+        severity, meaning = _stuck_meaning(amqp, queue, stuck)
+    else:
+        severity, meaning = _meaning(names, queue, depth, unacked=unacked or 0, stuck=stuck)
     return QueueStatus(
         name=queue.name,
         role=queue.role,
@@ -699,17 +695,29 @@ def _stale_meaning(
     return "warning", f"not declared any more: {_REMEDY} --delete-stale"
 
 
+def _stuck_meaning(amqp: Amqp, queue: Queue, stuck: int) -> tuple[Severity, str]:
+    """Tell dead letters that cannot leave from those that are just leaving."""
+    target = queue.arguments.get("x-dead-letter-exchange", "")
+    what = f"{_events(stuck)} past due" if queue.role == "delay" else f"{_events(stuck)} rejected"
+    try:
+        there = not target or amqp.exchange_exists(target)
+    except amqp_errors.ChannelError:
+        there = True
+    if not there:
+        return "error", f"{what}, but {target} is missing: {_REMEDY}"
+    # RabbitMQ repeats a dead letter that found no way after three minutes.
+    return "warning", (
+        f"{what}, on the way to {target}: if that lasts more than 3 minutes, {_REMEDY} --check"
+    )
+
+
 def _meaning(
-    names: Names, queue: Queue, *, ready: int, consumers: int, unacked: int, stuck: int
+    names: Names, queue: Queue, depth: Depth, *, unacked: int, stuck: int
 ) -> tuple[Severity, str]:
     own = queue.name.removeprefix(names.prefix)
+    ready, consumers = depth.ready, depth.consumers
     match queue.role:
         case "handler":
-            if stuck:
-                return "error", (
-                    f"{_events(stuck)} on the way to {names.graveyard}: if that lasts, "
-                    f"{_REMEDY} --check"
-                )
             if ready and not consumers:
                 return "error", (
                     f"{_events(ready, verb=True)} for {own}, nobody consumes: start a worker"
@@ -721,10 +729,6 @@ def _meaning(
             return "ok", "empty" if consumers else "empty, nobody consumes"
         case "delay":
             seconds = (queue.arguments.get("x-message-ttl") or 0) // 1000
-            if stuck:
-                return "error", (
-                    f"{_events(stuck)} past due and not returned: if that lasts, {_REMEDY} --check"
-                )
             if ready:
                 return "ok", f"{ready} delayed, the next returns within {seconds} s"
             return "ok", "empty"

@@ -12,7 +12,9 @@ from urllib.parse import quote, urlsplit
 import amqp
 import pytest
 
+from broker import Node
 from django_amqp_events import provisioning, replacement
+from django_amqp_events.amqp_api import FLAGS_REQUIRED_VERSION, version_of
 from django_amqp_events.drift import left_over_queue, shadow
 from django_amqp_events.exceptions import (
     BrokerRequirementError,
@@ -20,6 +22,7 @@ from django_amqp_events.exceptions import (
     TopologyError,
 )
 from django_amqp_events.management_api import ManagementApi, ManagementApiError
+from tests.conftest import Vhost
 
 from .conftest import Service, wait_until
 
@@ -256,6 +259,37 @@ class TestWorkers:
 
 
 class TestRequirements:
+    def test_without_the_flag_nothing_is_declared(self, service, make_node, monkeypatch):
+        """A fresh node that was told to leave stream_queue disabled: only 3.10 and 3.11 can."""
+        flags = "quorum_queue,implicit_default_bindings,virtual_host_metadata,user_limits"
+        environment = Node._environment
+        monkeypatch.setattr(
+            Node,
+            "_environment",
+            lambda self: {**environment(self), "RABBITMQ_FEATURE_FLAGS": flags},
+        )
+        monkeypatch.setattr(Node, "_enable_feature_flags", lambda self: None)
+        node = make_node()
+        if version_of({"product": "RabbitMQ", "version": node.version}) >= FLAGS_REQUIRED_VERSION:
+            pytest.skip(f"RabbitMQ {node.version} always has the flag")
+        assert node.feature_flags()["stream_queue"] == "disabled"
+        node.add_vhost("v")
+        vhost = Vhost(
+            name="v",
+            url=node.amqp_url("v"),
+            management_url=node.management_url,
+            node=node,
+        )
+        made = service(vhost, HANDLERS=HANDLERS)
+        with pytest.raises(TopologyDriftError, match="enable_feature_flag stream_queue"):
+            made.declare()
+        with made.active(), pytest.raises(BrokerRequirementError, match="stream_queue disabled"):
+            provisioning.verify(made.app, made.settings, made.topology)
+        assert made.api.queues() == []
+        node.ctl("enable_feature_flag", "stream_queue")
+        made.declare()
+        assert made.inspect().result == "identical"
+
     def test_nothing_lacks(self, billing):
         assert not billing.inspect(exact=False).troubles
 

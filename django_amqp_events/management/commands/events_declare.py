@@ -323,7 +323,8 @@ class Command(BaseCommand):
             return self.style.ERROR("declared, but see above")
         if not plan.steps:
             return self.style.SUCCESS("nothing to do: identical")
-        text = f"{len(sure)} changes made" if sure else "nothing was missing"
+        changes = "1 change" if len(sure) == 1 else f"{len(sure)} changes"
+        text = f"{changes} made" if sure else "nothing was missing"
         return self.style.SUCCESS(text + (f", {unsure} bindings made sure of" if unsure else ""))
 
 
