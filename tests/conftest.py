@@ -44,14 +44,6 @@ SHARED = "AMQP_EVENTS_SHARED_NODE"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    source = Path(__file__).resolve().parent.parent / "django_amqp_events"
-    loaded = sys.modules.get("django_amqp_events")
-    if source.exists() and loaded and Path(str(loaded.__file__)).resolve().parent != source:
-        # An installed wheel's pytest plugin is loaded before pytest's `pythonpath` counts.
-        raise pytest.UsageError(
-            f"{loaded.__file__} would be tested instead of {source}: "
-            "run `python -m pytest` here, or `make test` for the wheel."
-        )
     if not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", None):
         os.environ[SHARED] = tempfile.mkdtemp(prefix="rabbit-")
 
