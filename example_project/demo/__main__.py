@@ -35,6 +35,9 @@ def main() -> int:
             return 2
         if options.stop:
             return keeping.end(screen)
+        if keeping.read():
+            print("demo: one that was kept runs; end it: make demo ARGS=--stop", file=sys.stderr)
+            return 2
         demo = Demo(screen, orders=options.orders, keep=options.keep)
         try:
             return demo.run()

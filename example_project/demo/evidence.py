@@ -161,7 +161,7 @@ class Broker:
 
     def __init__(self, url: str) -> None:
         self.connection = Connection(url, connect_timeout=5)
-        self.connection.ensure_connection(max_retries=3, timeout=10)
+        self.connection.ensure_connection(max_retries=2, timeout=10)
         self.channel = self.connection.channel()
 
     def close(self) -> None:

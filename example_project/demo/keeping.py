@@ -20,6 +20,7 @@ STATE = RUN / "kept.json"
 def write(place: Place, workers: list[Worker], reports: list[dict[str, Any]]) -> None:
     """Write down what runs, and what it has declared."""
     state = {
+        "private": place.node is not None,
         "url": place.url,
         "management_url": place.management_url,
         "vhost": place.vhost,
@@ -81,7 +82,8 @@ def end(screen: Screen) -> int:
     ended = [*place.processes(), *(process for w in workers for process in w.processes)]
     screen.status("stopping …")
     stop(workers)
-    place.clear_away([Shape.of(report) for report in state["reports"]])
+    if place.node is not None or not state["private"]:
+        place.clear_away([Shape.of(report) for report in state["reports"]])
     STATE.unlink(missing_ok=True)
     left = [process.pid for process in ended if process.alive]
     screen.write(f"still running: {left}" if left else f"{len(ended)} processes stopped")

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from . import evidence
 from .evidence import Shape
-from .processes import ROOT
+from .processes import ROOT, DemoError
 
 from broker import Broker, BrokerError, Node, Process  # isort: skip - processes.py has its path
 
@@ -42,7 +42,7 @@ class Place:
         """Start a private node, or make a place on the broker that AMQP_URL names.
 
         Raises:
-            BrokerError: there is no broker and none can be had; with the remedies.
+            BrokerError, DemoError: there is no broker; with the remedies.
         """
         url, management = os.environ.get("AMQP_URL"), os.environ.get("AMQP_MANAGEMENT_URL", "")
         if not url:
@@ -54,7 +54,15 @@ class Place:
             broker.add_vhost(name)
         except (OSError, BrokerError, http.client.HTTPException, ValueError):
             # Somebody else's broker, and no right to make a vhost on it.
-            return cls(url=url, management_url=management, prefix=f"{name}.")
+            try:
+                evidence.Broker(url).close()
+            except OSError as exc:
+                host = urlsplit(url).hostname
+                raise DemoError(
+                    f"no RabbitMQ answers where AMQP_URL says ({host}): {exc}. Remedy: correct "
+                    f"AMQP_URL, or unset it, and the demo starts a node of its own"
+                ) from exc
+            return cls(url=url, management_url=management, prefix=f"{name}-")
         own = urlsplit(url)._replace(path=f"/{quote(name, safe='')}").geturl()
         return cls(url=own, management_url=broker.management_url or "", vhost=name)
 

@@ -50,7 +50,7 @@ class Demo:
         self.reports: list[dict[str, Any]] = []
         self.shapes: list[Shape] = []
         self.refused: list[dict[str, Any]] = []
-        self.kept = False
+        self.begun = self.kept = False
         self.ledgers = {name: Ledger(RUN / f"{name}.sqlite3") for name in SERVICES}
 
     def run(self) -> int:
@@ -59,8 +59,6 @@ class Demo:
         Raises:
             DemoError, BrokerError: it cannot go on.
         """
-        if keeping.read():
-            raise DemoError("a demo that was kept still runs; end it: make demo ARGS=--stop")
         for path in RUN.iterdir():
             if path.name != "lock":
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -93,6 +91,7 @@ class Demo:
                 for name in SERVICES
             ]
             screen.status("starting RabbitMQ …")
+            self.begun = True
             self.place = Place.find(keep=self.keep)
             screen.step("broker", self.place.text)
             for migration in migrations:
@@ -111,7 +110,7 @@ class Demo:
         shop, billing = self.services
         # Two services on one vhost: without a name of its own the second worker of a machine
         # finds the remote control queue of the first one locked.
-        pool = ("--pool", "prefork", "--concurrency", "2", "--loglevel", "WARNING")
+        pool = ("--pool", "prefork", "--concurrency", "1", "--loglevel", "WARNING")
         commands: list[tuple[Service, *tuple[str, ...]]] = [
             (shop, "manage.py", "events_worker", "--hostname", "shop@%h", *pool),
             # An ordinary worker has the ordinary tasks too.
@@ -239,12 +238,12 @@ class Demo:
 
     def clean_up(self) -> None:
         """End everything that was started, whatever has happened; bounded in time."""
-        if self.kept:
+        if self.kept or not self.begun:
             return
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         self.screen.status("stopping …")
-        # A node that was interrupted in its start has ended already, or is found by its folder.
+        # A node whose start was interrupted is found by its folder.
         node = self.place.node if self.place else Node.attach(RUN / "broker")
         ended = node_processes(node) if node is not None else []
         stop(self.workers)
