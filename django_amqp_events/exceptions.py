@@ -72,6 +72,7 @@ class PublishError(AmqpEventsError):
     Attributes:
         event_id: the id under which a repeat is safe: pass it as ``using(event_id=…)``.
         event_name: the event, or the routing key of an internal copy.
+        errors: after ``publish_many``: every event that failed, by its event id.
         published: ``False`` when the message is surely in no queue, ``None`` when that is
             not known (a queue may hold it), ``True`` never.
     """
@@ -82,6 +83,7 @@ class PublishError(AmqpEventsError):
         super().__init__(message)
         self.event_id = event_id
         self.event_name = event_name
+        self.errors: dict[str, PublishError] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild_publish_error, (type(self), str(self), self.event_id, self.event_name))

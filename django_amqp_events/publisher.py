@@ -201,7 +201,7 @@ class Pending:
                 failed[message.event_id] = error
         if failed:
             first = next(iter(failed.values()))
-            first.errors = failed  # type: ignore[attr-defined]
+            first.errors = failed
             if len(failed) > 1:
                 first.add_note(f"{len(failed)} of {len(self.messages)} events failed; see .errors")
             raise first

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 import pytest
 from celery.exceptions import Reject, Retry
 
+from django_amqp_events.envelope import MAX_TRACEBACK
 from django_amqp_events.retry import RetryPolicy
-from django_amqp_events.worker.verdict import MAX_TRACEBACK, decide, describe
+from django_amqp_events.worker.verdict import decide, describe
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
