@@ -8,18 +8,24 @@ A Return comes before the Ack of the message that it returns.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import re
 import select
 import socket
+import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from typing import Any, Final
 
 import amqp
 from amqp import exceptions as amqp_errors
+from amqp.serialization import dumps
 from celery import Celery, current_app
 from django.utils.module_loading import import_string
 from kombu import Connection
@@ -43,10 +49,34 @@ logger = logging.getLogger(__name__)
 
 #: Unconfirmed messages on a channel at most, so that a window is bounded in memory.
 WINDOW: Final = 1000
-#: Connections that wait in the pool for the next publish; more may be in use at a time.
-IDLE_CONNECTIONS: Final = 10
+#: Seconds for the rest of a frame of which the beginning is here.
+REST_OF_FRAME: Final = 0.1
+#: Seconds that the broker has to say goodbye, at exit for each idle connection.
+GOODBYE: Final = 0.5
 
-_ENCODE_ERRORS = (TypeError, ValueError, KeyError, AttributeError, OverflowError)
+#: What py-amqp and the sockets below it raise. Anything else comes from elsewhere, such as
+#: Celery's SoftTimeLimitExceeded out of a signal handler, and is not the broker's failure.
+_AMQP_ERRORS = (
+    amqp_errors.AMQPError,
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    struct.error,
+)
+#: The broker's answers that blame the publish itself; it took nothing of it.
+_REFUSALS = (
+    amqp_errors.AccessRefused,
+    amqp_errors.PreconditionFailed,
+    amqp_errors.ContentTooLarge,
+    amqp_errors.ResourceLocked,
+    amqp_errors.FrameError,
+    amqp_errors.FrameSyntaxError,
+    amqp_errors.NotAllowed,
+    amqp_errors.AMQPNotImplementedError,
+)
 
 
 def current_celery_app() -> Celery:
@@ -82,29 +112,45 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
     """Open a connection for writing, each of the broker's addresses tried once.
 
     Args:
-        timeout: seconds for connecting and for any single write.
+        timeout: seconds for connecting, shared by the addresses, and for any single read or
+            write afterwards.
 
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
+        ConfigurationError: the broker URL is not RabbitMQ's.
     """
+    options: dict[str, Any] = {
+        # Confirms are matched here, by delivery tag.
+        "confirm_publish": False,
+        "write_timeout": timeout,
+        **transport_options,
+    }
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # py-amqp sets one second: a broker that reads nothing for longer would lose connections.
+        options["socket_settings"] = {
+            socket.TCP_USER_TIMEOUT: int(timeout * 1000),
+            **(app.conf.broker_transport_options.get("socket_settings") or {}),
+        }
+    url = app.conf.broker_write_url or ""
+    addresses = len(url.split(";") if isinstance(url, str) else url)
     connection: Connection = app.connection_for_write(
-        connect_timeout=timeout,
-        transport_options={
-            # Confirms are matched here, by delivery tag.
-            "confirm_publish": False,
-            "write_timeout": timeout,
-            **transport_options,
-        },
+        connect_timeout=timeout / addresses, transport_options=options
     )
+    if connection.transport.driver_name != "py-amqp":
+        raise ConfigurationError(
+            f"the broker URL is {connection.as_uri()}; events need RabbitMQ (amqp://…) and py-amqp"
+        )
     try:
         connection.ensure_connection(
-            max_retries=max(1, len(connection.alt or ())),
+            max_retries=addresses - 1,
             interval_start=0,
             interval_step=0,
             reraise_as_library_errors=False,
             timeout=timeout,
         )
-    except Exception as exc:
+        # py-amqp waits for ever for answers such as that to opening a channel.
+        connection.connection.transport.sock.settimeout(timeout)
+    except _AMQP_ERRORS as exc:
         abandon(connection)
         raise BrokerUnavailableError(
             f"no connection to RabbitMQ at {connection.as_uri()}: {type(exc).__name__}: {exc}; "
@@ -126,36 +172,61 @@ def connection(app: Celery, *, timeout: float) -> Iterator[Connection]:
 def abandon(conn: Connection) -> None:
     """Close the socket without the closing handshake, which could wait for a dead broker."""
     with suppress(Exception):
-        conn.collect(socket_timeout=0.1)
+        if conn.connected:
+            # TLS has a closing handshake as well.
+            conn.connection.transport.sock.settimeout(0)
+    with suppress(Exception):
+        conn.collect()
 
 
 class ConfirmChannel:
-    """A connection of its own with one channel in confirm mode.
+    """A connection of its own with one channel in confirm mode, opened by the first publish.
 
     Not for several threads at once. After :attr:`broken` is set it refuses to be used.
+
+    Args:
+        timeout: seconds for any single read or write.
     """
 
     def __init__(self, app: Celery, *, timeout: float) -> None:
+        self.app = app
+        self.timeout = timeout
         self.pid = os.getpid()
         self.broken = False
         self.blocked = ""
-        self._returned: dict[str, list[str]] = {}
+        self._returned: dict[tuple[str, str, str], list[str]] = {}
         self._unconfirmed: dict[int, int] = {}
         self._results: list[PublishError | None] = []
         self._messages: Sequence[Message] = ()
         self._tag = 0
+        self._patience = self._deadline = 0.0
+        self._conn: Connection | None = None
+        self._amqp: Any = None
+        self._transport: Any = None
+        self._channel: Any = None
+        self._poll: Callable[[], object] = bool
+
+    def _open(self, timeout: float) -> None:
         self._conn = connect(
-            app, timeout=timeout, on_blocked=self._on_blocked, on_unblocked=self._on_unblocked
+            self.app,
+            timeout=timeout,
+            on_blocked=self._on_blocked,
+            on_unblocked=self._on_unblocked,
+            # Nobody would send them while the connection waits in the pool, and those of the
+            # broker would look like life while a confirm does not come. TCP's keepalive is on.
+            heartbeat=0,
         )
-        self._amqp: amqp.Connection = self._conn.connection
+        self._amqp = self._conn.connection
+        self._transport = self._amqp.transport
         try:
             self._channel = self._amqp.channel()
             self._channel.confirm_select()
-        except Exception as exc:
-            self.close()
+        except _AMQP_ERRORS as exc:
             raise BrokerUnavailableError(
                 f"RabbitMQ gave no channel: {type(exc).__name__}: {exc}; check its log"
             ) from exc
+        self._transport.sock.settimeout(self.timeout)
+        self._poll = _poll(self._transport.sock)
         self._channel.events["basic_ack"].add(self._on_ack)
         self._channel.events["basic_nack"].add(self._on_nack)
         self._channel.events["basic_return"].add(self._on_return)
@@ -164,15 +235,12 @@ class ConfirmChannel:
         """Read what waits on the socket, such as a close, and say whether it can be used."""
         if self.broken or self.pid != os.getpid():
             return False
-        try:
-            while select.select([self._amqp.transport.sock], [], [], 0)[0]:
-                self._amqp.drain_events(timeout=0.1)
-        except TimeoutError:
-            pass
-        except Exception:
-            self.close()
-            return False
-        return True
+        if self._conn is not None:
+            try:
+                self._read_waiting()
+            except _AMQP_ERRORS:
+                self.close()
+        return not self.broken
 
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool, timeout: float
@@ -181,70 +249,124 @@ class ConfirmChannel:
 
         Args:
             mandatory: report a message that no queue is bound for as unroutable.
-            timeout: seconds without any confirm after which the rest is given up.
+            timeout: seconds without any confirm, connecting included, after which the rest is
+                given up.
 
         Returns:
             one entry per message, in order: ``None`` where it was confirmed (and, with
             *mandatory*, routed), else the error. Nothing is raised for a single message.
         """
-        self._messages = messages
-        self._results = [_unknown(message, "not published yet") for message in messages]
-        self._unconfirmed, self._returned = {}, {}
+        if self.broken:
+            return _unavailable(messages, "its connection was given up")
+        self._patience, self._deadline = timeout, time.monotonic() + timeout
+        try:
+            if self._conn is None:
+                self._open(timeout)
+        except BrokerUnavailableError as exc:
+            self.close()
+            return _unavailable(messages, str(exc))
+        except BaseException:
+            self.close()
+            raise
         if self.blocked:
-            return [
-                BrokerUnavailableError(
-                    f"RabbitMQ blocks publishers ({self.blocked}); {_named(message)} was not "
-                    f"published; free memory or disk on the broker",
-                    event_id=message.event_id,
-                    event_name=message.name,
-                )
-                for message in messages
-            ]
+            return _unavailable(
+                messages,
+                f"RabbitMQ blocks publishers ({self.blocked}); free memory or disk on the broker",
+            )
+        self._messages = messages
+        self._results = [_unknown(message) for message in messages]
+        self._unconfirmed, self._returned = {}, {}
         sent = 0
         try:
             for index, message in enumerate(messages):
                 self._send(index, message, mandatory)
                 sent = index + 1
-                if len(self._unconfirmed) >= WINDOW:
-                    self._settle(timeout, WINDOW // 2)
-            self._settle(timeout, 0)
-        except Exception as exc:
+                if self.blocked:
+                    # What is written now lies before a broker that does not read.
+                    self._settle(0)
+                elif len(self._unconfirmed) >= WINDOW:
+                    self._settle(WINDOW // 2)
+            self._settle(0)
+        except _AMQP_ERRORS as exc:
             self._give_up(exc, sent)
-        return self._results
+        except BaseException:
+            # A signal or a time limit in the middle: what is under way is unknown.
+            self.close()
+            raise
+        finally:
+            results, self._results, self._messages = self._results, [], ()
+        return results
 
     def _send(self, index: int, message: Message, mandatory: bool) -> None:
-        raw = amqp.Message(
-            message.body, application_headers=dict(message.headers), **dict(message.properties)
-        )
+        raw = self._encode(index, message)
+        if raw is None:
+            return
+        self._read_waiting()
         self._tag += 1
         self._unconfirmed[self._tag] = index
-        self._channel.basic_publish(
-            raw, exchange=message.exchange, routing_key=message.routing_key, mandatory=mandatory
+        # Not basic_publish, which reads first, and spins where half a frame is all there is.
+        self._channel.send_method(
+            amqp.spec.Basic.Publish,
+            "Bssbb",
+            (0, message.exchange, message.routing_key, mandatory, False),
+            raw,
         )
 
-    def _settle(self, timeout: float, until: int) -> None:
-        deadline = time.monotonic() + timeout
-        waiting = len(self._unconfirmed)
+    def _encode(self, index: int, message: Message) -> amqp.Message | None:
+        """Build the message, or note that it cannot be written, before a byte of it is."""
+        try:
+            raw = amqp.Message(
+                message.body, application_headers=dict(message.headers), **dict(message.properties)
+            )
+            properties = raw._serialize_properties()  # noqa: SLF001 - py-amqp has no other way
+            raw._serialize_properties = lambda: properties  # noqa: SLF001 - once is enough
+            dumps("ss", (message.exchange, message.routing_key))
+            # They have to fit in one frame; RabbitMQ closes the connection over a larger one.
+            if len(properties) > self._amqp.frame_max - 64:
+                raise ValueError(f"headers and properties take {len(properties)} bytes")
+        except _AMQP_ERRORS as exc:
+            self._results[index] = PublishRefusedError(
+                f"{_named(message)} cannot be written as an AMQP message: "
+                f"{type(exc).__name__}: {exc}; look at its headers",
+                event_id=message.event_id,
+                event_name=message.name,
+            )
+            return None
+        return raw
+
+    def _read_waiting(self) -> None:
+        """Handle what the broker has sent, without waiting for more."""
+        with suppress(TimeoutError):
+            while self._readable():
+                self._amqp.blocking_read(REST_OF_FRAME)
+
+    def _readable(self) -> bool:
+        # TLS may have decrypted more than was asked for.
+        pending = getattr(self._transport.sock, "pending", None)
+        return bool((pending is not None and pending()) or self._poll())
+
+    def _settle(self, until: int) -> None:
+        """Wait until no more than *until* messages are unconfirmed."""
         while len(self._unconfirmed) > until:
-            remaining = deadline - time.monotonic()
+            remaining = self._deadline - time.monotonic()
             if remaining <= 0:
-                raise TimeoutError(f"no confirm within {timeout:g} s")
-            self._amqp.drain_events(timeout=remaining)
-            if len(self._unconfirmed) < waiting:
-                waiting = len(self._unconfirmed)
-                deadline = time.monotonic() + timeout
+                raise TimeoutError(f"no confirm within {self._patience:g} s")
+            # Not drain_events: it begins its time-out anew with every half of an answer.
+            self._amqp.blocking_read(remaining)
 
     def _confirmed(self, delivery_tag: int, multiple: bool) -> list[int]:
+        self._deadline = time.monotonic() + self._patience
         if not multiple:
             index = self._unconfirmed.pop(delivery_tag, None)
             return [] if index is None else [index]
-        tags = [tag for tag in self._unconfirmed if tag <= delivery_tag]
+        tags = list(takewhile(lambda tag: tag <= delivery_tag, self._unconfirmed))
         return [self._unconfirmed.pop(tag) for tag in tags]
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
         for index in self._confirmed(delivery_tag, multiple):
             message = self._messages[index]
-            texts = self._returned.get(_returned_key(message.properties))
+            key = (message.exchange, message.routing_key, _message_id(message.properties))
+            texts = self._returned.get(key)
             if not texts:
                 self._results[index] = None
                 continue
@@ -269,7 +391,7 @@ class ConfirmChannel:
     def _on_return(
         self, exc: Exception, exchange: str, routing_key: str, message: amqp.Message
     ) -> None:
-        key = _returned_key(message.properties)
+        key = (exchange, routing_key, _message_id(message.properties))
         self._returned.setdefault(key, []).append(
             f"exchange {exchange!r}, routing key {routing_key!r}"
         )
@@ -284,14 +406,9 @@ class ConfirmChannel:
         """Turn an exception into the error of every message that has no answer yet."""
         self.close()
         pending = set(self._unconfirmed.values())
-        local = isinstance(exc, _ENCODE_ERRORS) and not isinstance(exc, amqp_errors.AMQPError)
         for index, message in enumerate(self._messages):
             if index in pending:
-                self._results[index] = (
-                    _unencodable(message, exc)
-                    if local and index == sent
-                    else _translate(message, exc, self.blocked)
-                )
+                self._results[index] = _translate(message, exc, self.blocked, len(pending) == 1)
             elif index >= sent:
                 self._results[index] = BrokerUnavailableError(
                     f"{_named(message)} was not published, because the connection failed on a "
@@ -302,8 +419,22 @@ class ConfirmChannel:
 
     def close(self) -> None:
         """Give the connection up; it cannot be used again."""
+        if self.pid != os.getpid():
+            self.forget_after_fork()
         self.broken = True
-        abandon(self._conn)
+        if self._conn is not None:
+            with suppress(AttributeError, OSError):
+                # What is wrong with it must not make TLS wait for an answer.
+                self._transport.sock.settimeout(0)
+            abandon(self._conn)
+
+    def leave(self) -> None:
+        """Close a connection that nothing is wrong with: RabbitMQ logs the others as warnings."""
+        if not self.broken and self._amqp is not None:
+            with suppress(*_AMQP_ERRORS):
+                self._transport.sock.settimeout(GOODBYE)
+                self._amqp.close()
+        self.close()
 
     def forget_after_fork(self) -> None:
         """Drop the child's copy of the socket without a word to the broker.
@@ -311,76 +442,92 @@ class ConfirmChannel:
         A shutdown of the inherited socket would cut the parent's connection.
         """
         self.broken = True
-        with suppress(Exception):
-            transport = self._amqp.transport
-            sock, transport.sock = transport.sock, None
-            transport.connected = False
+        with suppress(AttributeError, OSError):
+            sock, self._transport.sock = self._transport.sock, None
+            self._transport.connected = False
             os.close(sock.detach())
 
 
 class PublisherPool:
-    """Confirm channels of one process, for any number of threads, safe after a fork."""
+    """Confirm channels of one process, for any number of threads, safe after a fork.
+
+    At most Celery's ``broker_pool_limit`` connections are open at a time, so that a web server
+    with a hundred threads does not storm the broker. As in Celery, ``None`` and 0 mean no limit
+    and a connection for every use.
+    """
 
     def __init__(self, app: Celery, *, timeout: float) -> None:
         self.app = app
         self.timeout = timeout
-        self._lock = threading.Lock()
+        self.limit: int = app.conf.broker_pool_limit or 0
+        # Reentrant: a signal handler may publish while its thread is in here.
+        self._changed = threading.Condition()
         self._idle: list[ConfirmChannel] = []
-        self._all: list[ConfirmChannel] = []
+        # Weak: one that an exception out of a signal handler made us lose takes no place.
+        self._all: weakref.WeakSet[ConfirmChannel] = weakref.WeakSet()
 
     def publish(self, messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
-        """Publish as :meth:`ConfirmChannel.publish` does, on a channel of the pool."""
-        try:
-            channel = self._acquire()
-        except BrokerUnavailableError as exc:
-            return [
-                BrokerUnavailableError(str(exc), event_id=m.event_id, event_name=m.name)
-                for m in messages
-            ]
+        """Publish as :meth:`ConfirmChannel.publish` does, on a channel of the pool.
+
+        Waits at most ``timeout`` seconds for a connection to become free.
+        """
+        if not messages:
+            return []
+        channel = self._acquire()
+        if channel is None:
+            return _unavailable(
+                messages,
+                f"all {self.limit} connections to RabbitMQ were busy for {self.timeout:g} s; "
+                f"raise Celery's broker_pool_limit, or look why the broker is slow",
+            )
         try:
             return channel.publish(messages, mandatory=mandatory, timeout=self.timeout)
-        except BaseException:
-            # A signal or time limit in the middle: what is under way is unknown.
-            channel.close()
-            raise
         finally:
             self._release(channel)
 
-    def _acquire(self) -> ConfirmChannel:
+    def _acquire(self) -> ConfirmChannel | None:
+        deadline = time.monotonic() + self.timeout
         while True:
-            with self._lock:
-                channel = self._idle.pop() if self._idle else None
-            if channel is None:
-                channel = ConfirmChannel(self.app, timeout=self.timeout)
-                with self._lock:
-                    self._all.append(channel)
-                return channel
+            with self._changed:
+                while not self._idle and self.limit and len(self._all) >= self.limit:
+                    if not self._changed.wait(deadline - time.monotonic()):
+                        return None
+                if not self._idle:
+                    channel = ConfirmChannel(self.app, timeout=self.timeout)
+                    self._all.add(channel)
+                    return channel
+                channel = self._idle.pop()
             if channel.healthy():
                 return channel
             self._release(channel)
 
     def _release(self, channel: ConfirmChannel) -> None:
-        with self._lock:
-            if not channel.broken and len(self._idle) < IDLE_CONNECTIONS:
+        keep = self.limit and not channel.broken
+        if not keep:
+            channel.leave()
+        with self._changed:
+            if keep:
                 self._idle.append(channel)
-                return
-            if channel in self._all:
-                self._all.remove(channel)
-        channel.close()
+            else:
+                self._all.discard(channel)
+            self._changed.notify()
 
     def close(self) -> None:
         """Close every idle connection; the pool can be used again afterwards."""
-        with self._lock:
+        with self._changed:
             idle, self._idle = self._idle, []
-            self._all = [channel for channel in self._all if channel not in idle]
         for channel in idle:
-            channel.close()
+            channel.leave()
+        with self._changed:
+            self._all.difference_update(idle)
+            self._changed.notify_all()
 
     def forget_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        """Start anew in a child process."""
         for channel in self._all:
             channel.forget_after_fork()
-        self._idle, self._all = [], []
+        self._changed = threading.Condition()
+        self._idle, self._all = [], weakref.WeakSet()
 
 
 _pools: dict[tuple[int, float], PublisherPool] = {}
@@ -407,63 +554,92 @@ def close_pools() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _pools_lock
+    global _pools_lock  # noqa: PLW0603 - the parent's may be held by a thread that is not here
     _pools_lock = threading.Lock()
     for pool in _pools.values():
         pool.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(close_pools)
+
+
+def _poll(sock: Any) -> Callable[[], object]:
+    """Return a function that says whether something can be read at once."""
+    try:
+        poll = select.poll()
+    except AttributeError:  # eventlet takes it away
+        return lambda: select.select([sock], [], [], 0)[0]
+    # Not select.select, which ends at descriptor 1024.
+    poll.register(sock, select.POLLIN)
+    return lambda: poll.poll(0)
 
 
 def _named(message: Message) -> str:
     return f"{message.name or message.routing_key!r} ({message.event_id or 'no id'})"
 
 
-def _returned_key(properties: Any) -> str:
+def _message_id(properties: Any) -> str:
     return str(properties.get("message_id", ""))
 
 
-def _unknown(message: Message, why: str) -> PublishInterruptedError:
+def _unknown(message: Message) -> PublishInterruptedError:
     return PublishInterruptedError(
-        f"{_named(message)}: {why}", event_id=message.event_id, event_name=message.name
-    )
-
-
-def _unencodable(message: Message, exc: Exception) -> PublishError:
-    return PublishRefusedError(
-        f"{_named(message)} cannot be written as an AMQP message: {type(exc).__name__}: {exc}; "
-        f"look at its headers",
+        f"{_named(message)}: not published yet",
         event_id=message.event_id,
         event_name=message.name,
     )
 
 
-def _translate(message: Message, exc: Exception, blocked: str) -> PublishError:
-    """Name what an exception says about a message that was on its way."""
+def _unavailable(messages: Sequence[Message], why: str) -> list[PublishError | None]:
+    return [
+        BrokerUnavailableError(
+            f"{_named(message)} was not published: {why}",
+            event_id=message.event_id,
+            event_name=message.name,
+        )
+        for message in messages
+    ]
+
+
+def _blames(text: str, message: Message, alone: bool) -> bool:
+    """Say whether the broker's reply text is about this message, of several under way."""
+    if alone:
+        return True
+    if size := re.search(r"message size \d+ is larger than .*?(\d+)", text):
+        return len(message.body) > int(size[1])
+    if topic := re.search(r"topic '(.*)' in exchange '(.*)' in", text):
+        return (message.routing_key, message.exchange) == topic.groups()
+    return f"exchange '{message.exchange}'" in text
+
+
+def _translate(message: Message, exc: Exception, blocked: str, alone: bool) -> PublishError:
+    """Name what an exception says about a message that was on its way.
+
+    Args:
+        alone: no other message was; else the exception may be about another one.
+    """
     ids = {"event_id": message.event_id, "event_name": message.name}
     what = _named(message)
-    if isinstance(exc, (TimeoutError, socket.timeout)):
+    if isinstance(exc, TimeoutError):
         why = f" (RabbitMQ blocks publishers: {blocked})" if blocked else ""
         return PublishTimeoutError(
             f"no confirm for {what} in time{why}: it may be stored; repeat with the same event id",
             **ids,
         )
-    if isinstance(exc, amqp_errors.NotFound):
-        return ExchangeMissingError(
-            f"{exc.reply_text}: {what} was not published; run `manage.py events_declare`", **ids
-        )
-    if isinstance(exc, amqp_errors.PreconditionFailed) and "max" in str(exc.reply_text):
-        return MessageTooLargeError(
-            f"{exc.reply_text}: {what} was not published; publish a reference to the data", **ids
-        )
-    code = getattr(exc, "reply_code", None) or getattr(exc, "code", 0)
-    if isinstance(exc, amqp_errors.AMQPError) and not isinstance(
-        exc, (amqp_errors.RecoverableConnectionError, amqp_errors.ConnectionForced)
-    ):
+    text = str(getattr(exc, "reply_text", "") or exc)
+    if isinstance(exc, (amqp_errors.NotFound, *_REFUSALS)) and _blames(text, message, alone):
+        if isinstance(exc, amqp_errors.NotFound):
+            return ExchangeMissingError(
+                f"{text}: {what} was not published; run `manage.py events_declare`", **ids
+            )
+        if isinstance(exc, amqp_errors.ContentTooLarge) or "message size" in text:
+            return MessageTooLargeError(
+                f"{text}: {what} was not published; publish a reference to the data", **ids
+            )
         return PublishRefusedError(
-            f"RabbitMQ refused {what} ({code}: {getattr(exc, 'reply_text', '') or exc}); check "
-            f"the user's permissions and the broker's log",
+            f"RabbitMQ refused {what} ({exc.reply_code}: {text}); check the user's permissions "
+            f"and the broker's log",
             **ids,
         )
     return PublishInterruptedError(

@@ -1,0 +1,324 @@
+"""An exchange and a queue of a test's own, settings that publish to them, and a proxy between.
+
+The proxy reads AMQP frames: it can hold back confirms, let them through later, write frames of
+its own in the broker's name, stop without a word, and speak TLS.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import amqp
+from celery import Celery
+from django.test import override_settings
+from kombu.utils.url import parse_url
+
+from django_amqp_events import broker
+from django_amqp_events.broker import PublisherPool
+from django_amqp_events.conf import get_settings
+
+#: The Celery app of the test that runs; AMQP_EVENTS names it by its dotted path.
+app = Celery("wire", set_as_current=False)
+
+#: Seconds after which something that should be bounded is taken to hang.
+DEADLINE = 30.0
+
+_names = itertools.count()
+
+ACK = (60, 80)
+NACK = (60, 120)
+RETURN = (60, 50)
+
+
+def until(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any:
+    """Return the first truthy answer; fail after *deadline* seconds."""
+    end = time.monotonic() + deadline
+    while not (answer := condition()):
+        assert time.monotonic() < end, f"not within {deadline:g} s: {what}"
+        time.sleep(0.02)
+    return answer
+
+
+class Wire:
+    """One test's view of the broker."""
+
+    def __init__(self, url: str, stack: ExitStack) -> None:
+        self.url = url
+        self.stack = stack
+        self.exchange = f"events-{next(_names)}"
+        self.queue = f"{self.exchange}.all"
+        connection = raw_connection(url)
+        stack.callback(connection.collect)
+        self.channel = connection.channel()
+        self.channel.auto_decode = False
+        self.channel.exchange_declare(self.exchange, "topic", durable=True, auto_delete=False)
+        self.declare(self.queue, "#")
+
+    @classmethod
+    @contextmanager
+    def on(cls, url: str, **keys: Any) -> Iterator[Wire]:
+        """Declare, and put settings in force that publish there, for a block."""
+        with ExitStack() as stack:
+            wire = cls(url, stack)
+            wire.configure(**keys)
+            yield wire
+
+    def configure(
+        self, *, url: str = "", celery: dict[str, Any] | None = None, **keys: Any
+    ) -> None:
+        """Publish from now on with a new Celery app, and pool, and these keys of AMQP_EVENTS."""
+        global app  # noqa: PLW0603 - CELERY_APP is a dotted path
+        self.close_pools()
+        app = Celery("wire", broker=url or self.url, set_as_current=False)
+        app.conf.update(celery or {})
+        self.stack.callback(self.close_pools)
+        raw = {
+            "SERVICE": "shop",
+            "AUTODISCOVER": [],
+            "CELERY_APP": f"{__name__}.app",
+            "EXCHANGE": self.exchange,
+            "PUBLISH": "immediate",
+            "CONFIRM_TIMEOUT": 5,
+            **keys,
+        }
+        self.stack.enter_context(override_settings(AMQP_EVENTS=raw))
+
+    @property
+    def pool(self) -> PublisherPool:
+        return broker.publisher_pool(get_settings())
+
+    @staticmethod
+    def close_pools() -> None:
+        broker.close_pools()
+        broker._pools.clear()
+
+    def proxy(self, **options: Any) -> Proxy:
+        """Return a proxy to the broker that ends with the test."""
+        return self.stack.enter_context(Proxy.to(self.url, **options))
+
+    # -- the broker's side
+
+    def declare(self, queue: str, *keys: str, **arguments: Any) -> None:
+        self.channel.queue_declare(
+            queue,
+            durable=True,
+            auto_delete=False,
+            arguments={"x-queue-type": "quorum", **arguments},
+        )
+        for key in keys:
+            self.channel.queue_bind(queue, self.exchange, key)
+
+    def unbind(self) -> None:
+        """Let no queue be bound."""
+        self.channel.queue_unbind(self.queue, self.exchange, "#")
+
+    def take(self, queue: str = "") -> list[amqp.Message]:
+        """Take what is in the queue, acked."""
+        return drain(self.channel, queue or self.queue)
+
+    def payloads(self, queue: str = "") -> list[dict[str, Any]]:
+        """Take what is in the queue, and return the events' arguments."""
+        return [json.loads(message.body)[1] for message in self.take(queue)]
+
+    def ids(self) -> list[str]:
+        return [message.properties["message_id"] for message in self.take()]
+
+
+def raw_connection(url: str) -> amqp.Connection:
+    parts = parse_url(url)
+    connection = amqp.Connection(
+        host=f"{parts['hostname']}:{parts['port']}",
+        userid=parts["userid"],
+        password=parts["password"],
+        virtual_host=parts["virtual_host"],
+    )
+    connection.connect()
+    return connection
+
+
+def drain(channel: amqp.Channel, queue: str) -> list[amqp.Message]:
+    messages = []
+    while (message := channel.basic_get(queue)) is not None:
+        messages.append(message)
+    if messages:
+        channel.basic_ack(messages[-1].delivery_tag, multiple=True)
+    return messages
+
+
+# -- the proxy --------------------------------------------------------------------------------
+
+
+def ack(tag: int, *, multiple: bool = False, nack: bool = False) -> bytes:
+    """Write the frame of a confirm, as the broker does."""
+    method = struct.pack(">HHQB", *(NACK if nack else ACK), tag, int(multiple))
+    return struct.pack(">BHI", 1, 1, len(method)) + method + b"\xce"
+
+
+#: connection.blocked ("low on memory") and connection.unblocked.
+BLOCKED = b"\x01\0\0\0\0\0\x12" + b"\0\x0a\0\x3c\x0dlow on memory" + b"\xce"
+UNBLOCKED = b"\x01\0\0\0\0\0\x04" + b"\0\x0a\0\x3d" + b"\xce"
+
+
+@dataclass
+class Link:
+    """One client's connection through the proxy."""
+
+    client: socket.socket
+    server: socket.socket
+    held: list[bytes] = field(default_factory=list)
+    closed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def write(self, data: bytes) -> None:
+        """Write to the client in the broker's name."""
+        with self.lock, suppress(OSError):
+            self.client.sendall(data)
+
+    def release(self) -> None:
+        """Let through what was held back."""
+        held, self.held = self.held, []
+        self.write(b"".join(held))
+
+    def close(self) -> None:
+        self.closed = True
+        for sock in (self.client, self.server):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class Proxy:
+    """A TCP proxy in front of the broker.
+
+    Attributes:
+        hold: methods whose frames are held back, with their content; ``{ACK, NACK}``.
+        everything: all frames are held back but the first *passes* of each connection.
+        flowing: cleared, nothing is read or written in either direction.
+    """
+
+    def __init__(self, url: str, tls: Path | None = None) -> None:
+        parts = urlsplit(url)
+        self._target = (parts.hostname, parts.port)
+        self._context: ssl.SSLContext | None = None
+        if tls:
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._context.load_cert_chain(tls)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        self.url = url.replace(f"@{parts.hostname}:{parts.port}", f"@127.0.0.1:{port}")
+        self.hold: set[tuple[int, int]] = set()
+        self.everything = False
+        self.passes = 0
+        self.flowing = threading.Event()
+        self.flowing.set()
+        self.links: list[Link] = []
+        self._threads: list[threading.Thread] = []
+        self._ended = False
+        self._start(self._accept)
+
+    @classmethod
+    @contextmanager
+    def to(cls, url: str, **options: Any) -> Iterator[Proxy]:
+        proxy = cls(url, **options)
+        try:
+            yield proxy
+        finally:
+            proxy.end()
+
+    def end(self) -> None:
+        self._ended = True
+        self.flowing.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for link in self.links:
+            link.close()
+        for thread in self._threads:
+            thread.join(10)
+        for link in self.links:
+            link.client.close()
+            link.server.close()
+
+    def release(self) -> None:
+        """Hold nothing back any more, and let through what was."""
+        self.hold, self.everything = set(), False
+        for link in self.links:
+            link.release()
+
+    def _start(self, target: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._ended:
+            try:
+                client, _ = self._listener.accept()
+                if self._context is not None:
+                    client = self._context.wrap_socket(client, server_side=True)
+                server = socket.create_connection(self._target)
+            except OSError:
+                continue
+            link = Link(client, server)
+            self.links.append(link)
+            self._start(self._upwards, link)
+            self._start(self._downwards, link)
+
+    def _upwards(self, link: Link) -> None:
+        with suppress(OSError):
+            while data := link.client.recv(65536):
+                self.flowing.wait()
+                link.server.sendall(data)
+        link.close()
+
+    def _downwards(self, link: Link) -> None:
+        with suppress(OSError, struct.error):
+            stream = link.server.makefile("rb")
+            holding, seen = False, 0
+            while head := stream.read(7):
+                kind, _, size = struct.unpack(">BHI", head)
+                payload = stream.read(size + 1)
+                self.flowing.wait()
+                if kind == 1:
+                    holding = struct.unpack(">HH", payload[:4]) in self.hold
+                seen += 1
+                if holding or (self.everything and seen > self.passes):
+                    link.held.append(head + payload)
+                else:
+                    link.write(head + payload)
+        link.close()
+
+
+def finished(*threads: threading.Thread) -> None:
+    """Wait for threads that must not hang."""
+    for thread in threads:
+        thread.join(DEADLINE)
+        assert not thread.is_alive(), "a thread hangs"
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> Sequence[BaseException]:
+    """Run *work* in that many threads; return what they raised."""
+    raised: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as exc:  # noqa: BLE001 - it is handed on
+            raised.append(exc)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    finished(*threads)
+    return raised
