@@ -490,7 +490,6 @@ def a_message_without_an_id_is_archived(world: World) -> Generator[None]:
 
 @case
 def our_headers_are_not_believed_from_a_publisher(world: World) -> Generator[None]:
-    message = raw(world, "case.once", event_id="liar-1")
     lies = {
         "event-attempt": 9,
         "event-handler": "c.never",
@@ -498,14 +497,21 @@ def our_headers_are_not_believed_from_a_publisher(world: World) -> Generator[Non
         "event-replay-id": "forged",
         "eta": "2099-01-01T00:00:00Z",
         "expires": "2001-01-01T00:00:00Z",
+        "event-name": "case.other",
         "task": "os.system",
         "ignore_result": False,
     }
-    assert world.send(replace(message, headers={**message.headers, **lies})) is None
+    for name, event_id in (("case.once", "liar-1"), ("case.never", "liar-2")):
+        message = raw(world, name, event_id=event_id)
+        assert world.send(replace(message, headers={**message.headers, **lies})) is None
     yield
     (run,) = world.runs("once", "liar-1")
-    assert (run["attempt"], run["replay_id"]) == (1, None)
+    assert (run["attempt"], run["replay_id"], run["name"]) == (1, None, "case.once")
     assert world.runs("never", "liar-1") == []
+    found = one(world, "liar-2")
+    assert found.event is not None
+    assert (found.attempts, found.event.attempt, found.event.replay_id) == (1, 1, None)
+    assert (found.handler, found.event.name) == ("c.never", "case.never")
 
 
 @case

@@ -148,8 +148,8 @@ class RabbitWorld(_World):
 
 @contextmanager
 def memory_world(where: Path) -> Iterator[World]:
-    """The in-memory broker; its clock is the ledger's."""
-    with _settings(where), memory_events() as backend:
+    """The in-memory broker; its clock is the ledger's, and far from the wall's."""
+    with _settings(where), memory_events(datetime(2031, 5, 6, tzinfo=UTC)) as backend:
         before, ledger.now = ledger.now, backend.now
         try:
             yield MemoryWorld(backend)

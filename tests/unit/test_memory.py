@@ -430,10 +430,12 @@ def test_no_socket_is_opened_and_no_result_is_stored(
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     app = current_app._get_current_object()
-    stored = []
-    monkeypatch.setattr(
-        type(app.backend), "store_result", lambda *args, **kwargs: stored.append(args)
-    )
+    stored: list[Any] = []
+    for name in ("store_result", "process_cleanup"):
+        monkeypatch.setattr(
+            type(app.backend), name, lambda *args, **kwargs: stored.append((args, kwargs))
+        )
+    monkeypatch.setitem(app.conf, "task_store_eager_result", True)
 
     @handler("a.b", name="t.good", ignore_result=False)
     def good() -> int:

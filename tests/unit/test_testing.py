@@ -189,6 +189,7 @@ class CaptureInsideTestCase(TestCase):
                     publish_event("a.inner", {}, options=ON_COMMIT)
                 publish_event("a.immediate", {}, options=NOW)
                 assert "a.inner" in events.names
+            assert "a.inner" not in events.names
             with transaction.atomic():
                 publish_event("a.kept", {}, options=ON_COMMIT)
                 with rolled_back():
@@ -259,6 +260,11 @@ class CaptureWithRealTransactions(TransactionTestCase):
                 publish_event("a.b", {}, options=ON_COMMIT)
             with rolled_back():
                 publish_event("a.c", {}, options=ON_COMMIT)
+        assert events.names == ["a.b"]
+
+    def test_the_list_does_not_change_after_the_block(self) -> None:
+        with rolled_back(), capture_events() as events:
+            publish_event("a.b", {}, options=ON_COMMIT)
         assert events.names == ["a.b"]
 
     def test_a_commit_after_the_block_reaches_no_broker(self) -> None:
