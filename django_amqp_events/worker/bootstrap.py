@@ -32,9 +32,12 @@ def connect() -> None:
     worker_init.connect(_install, dispatch_uid="django_amqp_events.install", weak=False)
 
 
-def step_class(selected: frozenset[str] | None, excluded: frozenset[str]) -> type[EventStep]:
-    """Return the step with a choice of queues."""
-    return type("EventStep", (EventStep,), {"selected": selected, "excluded": excluded})
+def step_class(
+    selected: frozenset[str] | None, excluded: frozenset[str], *, unsupported: str = ""
+) -> type[EventStep]:
+    """Return the step with a choice of queues, and why this worker's pool can handle none."""
+    choice = {"selected": selected, "excluded": excluded, "unsupported": unsupported}
+    return type("EventStep", (EventStep,), choice)
 
 
 def _concerns(app: Celery) -> bool:
@@ -91,31 +94,36 @@ def _install(sender: Any, **_: Any) -> None:
         registry = get_registry()
         selected = getattr(worker, "amqp_events_selected", None)
         excluded: frozenset[str] = getattr(worker, "amqp_events_excluded", frozenset())
-        if not registry.handlers or selected == frozenset():
-            register(app, registry.handlers)
+        if not registry.handlers:
             return
-        _check_pool(worker)
-        _check_queues(app, registry.by_queue())
+        unsupported = pool_problem(worker.pool_cls)
+        if selected != frozenset():
+            if unsupported:
+                raise AmqpEventsError(unsupported)
+            _check_queues(app, registry.by_queue())
         register(app, registry.handlers)
     except AmqpEventsError as exc:
         raise _refuse(exc) from exc
     steps = app.steps["consumer"]
     for step in [step for step in steps if issubclass(step, EventStep)]:
         steps.discard(step)
-    steps.add(step_class(selected, excluded))
+    # Without any queue too: remote control may ask for one of ours, and Celery would declare it
+    # with arguments of its own, again and again after each lost connection.
+    steps.add(step_class(selected, excluded, unsupported=unsupported))
 
 
-def _check_pool(worker: Any) -> None:
-    pool = worker.pool_cls
+def pool_problem(pool: Any) -> str:
+    """Say why events cannot be handled in a pool (a class or its path); empty where they can."""
     module = pool if isinstance(pool, str) else pool.__module__
     for name in UNSUPPORTED_POOLS:
         if name in module:
-            raise AmqpEventsError(
+            return (
                 f"the {name} pool is not supported: settlement publishes from a thread and is "
                 f"not proven under monkey-patching, and such a worker has no event loop; use "
                 f"--pool prefork, threads or solo, or -Q to keep this worker off the handlers' "
                 f"queues"
             )
+    return ""
 
 
 def _check_queues(app: Celery, ours: Iterable[str]) -> None:

@@ -50,6 +50,8 @@ class EventStep(bootsteps.StartStopStep):
     #: Queues to consume, ``None`` for those of all handlers; set by ``bootstrap``.
     selected: frozenset[str] | None = None
     excluded: frozenset[str] = frozenset()
+    #: Why this worker's pool can handle no events; such a worker has no queues of ours.
+    unsupported: str = ""
 
     settings: Settings
     registry: Registry
@@ -159,7 +161,7 @@ class EventStep(bootsteps.StartStopStep):
     # -- consuming ------------------------------------------------------------------------
 
     def _open(self, connection: Any) -> None:
-        if self._stale(connection):
+        if self._stale(connection) or self.channel is not None:
             return
         self.channel = connection.channel()
         # The body is kept byte for byte; decoding it is our own business.
@@ -255,10 +257,13 @@ class EventStep(bootsteps.StartStopStep):
             if queue not in known:
                 add(queue, *args, **kwargs)
                 return
+            if self.unsupported:
+                logger.error("not consuming %r: %s", queue, self.unsupported)
+                return
             self.queues.add(queue)
             logger.info("consuming %r, as remote control asked", queue)
             if self.channel is None:
-                self._open(self._connection)
+                c.call_soon(self._open, self._connection)
             else:
                 self._pending.append(queue)
                 self._next(self._connection)
