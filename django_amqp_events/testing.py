@@ -133,12 +133,12 @@ class CapturedEvents(Sequence[CapturedEvent]):
         """The events' names, in order."""
         return [event.name for event in self]
 
-    def named(self, name: str | Publishable) -> list[CapturedEvent]:
+    def named(self, name: str | Publishable[...]) -> list[CapturedEvent]:
         """Return the events of a name, a topic pattern or a declared event."""
         pattern = name.name if isinstance(name, Publishable) else name
         return [event for event in self if pattern_matches(pattern, event.name)]
 
-    def one(self, name: str | Publishable = "#") -> CapturedEvent:
+    def one(self, name: str | Publishable[...] = "#") -> CapturedEvent:
         """Return the only event (of a name, a pattern or a declared event).
 
         Raises:
