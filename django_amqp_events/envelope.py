@@ -184,7 +184,7 @@ class Received:
 
     @property
     def deaths(self) -> list[dict[str, Any]]:
-        """The broker's own death history as it came, reduced to JSON types; not always newest first."""
+        """The broker's own death history, reduced to JSON types; not always newest first."""
         deaths = self.headers.get("x-death")
         if not isinstance(deaths, list):
             return []

@@ -1,7 +1,7 @@
 """Signals, in the past tense: each is sent after the fact, with ``sender`` the service's name.
 
 ``event_published``
-    ``event_id``, ``name``, ``payload``, after the confirm.
+    ``event_id``, ``name``, after the confirm.
 ``event_unrouted``
     ``event_id``, ``name``: confirmed, but no queue was bound for it (``UNROUTED``).
 ``event_retried``

@@ -390,10 +390,14 @@ def _verdict(
         request.pop("amqp_run", None)
     if run.verdict is not None:
         return run.verdict
+    if error is None:
+        # worker_deduplicate_successful_tasks: the result of this very run says that it
+        # succeeded, and its ack was lost.
+        return HANDLED
     # The handler itself was not reached: before_start or the tracer's own machinery raised.
     event: ReceivedEvent = request["amqp_event"]
     return decide(
-        error if error is not None else RuntimeError("the handler was not run"),
+        error,
         task.handler.policy,
         attempt=event.attempt,
         now=run.now(),
