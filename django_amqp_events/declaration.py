@@ -5,34 +5,52 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
 from . import publisher
+from .conf import PublishMode, get_settings
 from .exceptions import ConfigurationError, DirectCallError
 from .publisher import NO_OPTIONS, Options
 from .registry import EventDeclaration, HandlerDeclaration, declarations, default_name, dotted
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+C = TypeVar("C")
 
-class Publishable:
+
+class OptionWords(TypedDict, total=False):
+    """What ``using(…)`` takes; see :class:`publisher.Options`."""
+
+    mode: PublishMode | None
+    event_id: str | UUID | None
+    correlation_id: str | UUID | None
+    causation_id: str | UUID | None
+    headers: Mapping[str, str | int | float | bool]
+    using: str | None
+
+
+class Publishable(Generic[P]):
     """An event and options, ready to be published."""
 
     def __init__(
-        self, name: str, contract: Callable[..., Any] | None = None, options: Options = NO_OPTIONS
+        self, name: str, contract: Callable[P, Any] | None = None, options: Options = NO_OPTIONS
     ) -> None:
         self.name = name
         self.contract = contract
         self.options = options
 
-    def using(self, **options: Any) -> Publishable:
+    def using(self, **options: Unpack[OptionWords]) -> Publishable[P]:
         """Return the same event with options; see :class:`publisher.Options`.
 
         Options go in front, so that they never meet names of the payload::
 
             order_created.using(mode="immediate", event_id=…).publish(order_id=1)
         """
-        given = {
+        given: dict[str, Any] = {
             name: getattr(self.options, name)
             for name in Options.__dataclass_fields__
             if getattr(self.options, name) not in (None, {})
@@ -41,33 +59,35 @@ class Publishable:
             return Publishable(self.name, self.contract, Options(**{**given, **options}))
         except TypeError as exc:
             raise ConfigurationError(
-                f"event {self.name!r}: {exc}; options are "
-                f"{', '.join(Options.__dataclass_fields__)}"
+                f"event {self.name!r}: {exc}; options are {', '.join(Options.__dataclass_fields__)}"
             ) from exc
 
-    def publish(self, *args: Any, **payload: Any) -> str:
+    def publish(self, /, *args: P.args, **payload: P.kwargs) -> str:
         """Validate and publish; see :func:`publisher.publish_event`.
 
         Returns:
             the event id.
         """
+        full: Mapping[str, Any] = payload
         if self.contract is not None:
-            payload = publisher.bind_contract(self.name, self.contract, payload, *args)
+            full = publisher.bind_contract(self.name, self.contract, payload, *args)
         elif args:
             raise DirectCallError(
                 f"event {self.name!r} has no contract, so its payload is given by name"
             )
-        return publisher.publish_event(self.name, payload, options=self.options, validate=False)
+        return publisher.publish_event(self.name, full, options=self.options, validate=False)
 
-    async def apublish(self, *args: Any, **payload: Any) -> str:
+    async def apublish(self, /, *args: P.args, **payload: P.kwargs) -> str:
         """Validate and publish from asynchronous code.
 
         It runs in a thread: with ``on_commit`` in the thread of Django's synchronous code, so
-        that it sees the transaction; with ``immediate`` in any thread.
+        that it sees the transaction; with ``immediate`` in any thread, because all synchronous
+        code of the process would wait for its confirm.
         """
-        immediate = self.options.mode == "immediate"
-        publish = sync_to_async(self.publish, thread_sensitive=not immediate)
-        return await publish(*args, **payload)
+        immediate = (self.options.mode or get_settings().publish) == "immediate"
+        # A partial, because a payload may have names of sync_to_async's own.
+        publish = functools.partial(self.publish, *args, **payload)
+        return await sync_to_async(publish, thread_sensitive=not immediate)()
 
     def publish_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[str]:
         """Publish many; see :func:`publisher.publish_many`."""
@@ -85,19 +105,20 @@ class Publishable:
         return f"<{type(self).__name__} {self.name}>"
 
 
-class Event(Publishable):
+class Event(Publishable[P]):
     """A declared event. Calling it publishes it."""
 
-    def __init__(self, name: str, contract: Callable[..., Any]) -> None:
-        super().__init__(name, contract)
+    def __init__(self, name: str, contract: Callable[P, Any]) -> None:
+        # First, because it copies the function's attributes, whatever their names.
         functools.update_wrapper(self, contract)
+        super().__init__(name, contract)
 
     @overload
-    def handler(self, target: Callable[..., Any], /) -> Any: ...
+    def handler(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]
     @overload
-    def handler(
-        self, /, *, name: str = ..., **options: Any
-    ) -> Callable[[Callable[..., Any]], Any]: ...
+    def handler(self, target: Callable[Q, R], /) -> HandlerFunction[Q, R]: ...
+    @overload
+    def handler(self, /, *, name: str = ..., **options: Any) -> Decorator: ...
     def handler(
         self, target: Callable[..., Any] | None = None, /, *, name: str = "", **options: Any
     ) -> Any:
@@ -106,7 +127,7 @@ class Event(Publishable):
         return decorate if target is None else decorate(target)
 
 
-def event(name: str) -> Callable[[Callable[..., Any]], Event]:
+def event(name: str) -> Callable[[Callable[P, Any]], Event[P]]:
     """Declare an event: the function's signature and body validate its payload.
 
     A service that only handles the event may declare it too.
@@ -119,7 +140,12 @@ def event(name: str) -> Callable[[Callable[..., Any]], Event]:
             f"@event needs the event's name, as in @event('shop.order.created'), not {name!r}"
         )
 
-    def declare(contract: Callable[..., Any]) -> Event:
+    def declare(contract: Callable[P, Any]) -> Event[P]:
+        if inspect.iscoroutinefunction(contract):
+            raise ConfigurationError(
+                f"the contract of {name!r} is {dotted(contract)}, which is async; its body would "
+                f"never run: write it as an ordinary function"
+            )
         declarations.add_event(
             EventDeclaration(name=name, contract=contract, source=dotted(contract))
         )
@@ -128,7 +154,7 @@ def event(name: str) -> Callable[[Callable[..., Any]], Event]:
     return declare
 
 
-class HandlerFunction:
+class HandlerFunction(Generic[P, R]):
     """A declared handler. Calling it, and :meth:`apply`, run the function here and now."""
 
     def __init__(self, declaration: HandlerDeclaration) -> None:
@@ -140,8 +166,9 @@ class HandlerFunction:
         """The handler's name."""
         return self._declaration.name or default_name(self._declaration.target)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._declaration.target(*args, **kwargs)
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._declaration.target(*args, **kwargs)
+        return result
 
     def apply(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run it locally as a Celery task; returns Celery's EagerResult."""
@@ -159,9 +186,16 @@ class HandlerFunction:
         return f"<handler {self.name}>"
 
 
-def handler(
-    *events: str | Publishable, name: str = "", **options: Any
-) -> Callable[[Callable[..., Any]], Any]:
+class Decorator(Protocol):
+    """Makes a handler of a function; a Celery task class stays what it is."""
+
+    @overload
+    def __call__(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, target: Callable[Q, R], /) -> HandlerFunction[Q, R]: ...
+
+
+def handler(*events: str | Publishable[Any], name: str = "", **options: Any) -> Decorator:
     """Declare a handler: of one event, of several, or of topic patterns.
 
     Options are those of ``HANDLERS`` in lower case: ``max_retries``, ``retry_backoff``,

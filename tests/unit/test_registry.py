@@ -67,7 +67,7 @@ class InvoiceTask(Task):
 
 
 declared_event = Event("shop.order.created", contract)
-declared_handler = HandlerFunction(
+declared_handler: HandlerFunction[..., Any] = HandlerFunction(
     HandlerDeclaration(target=invoice, name="billing.invoice", options={})
 )
 

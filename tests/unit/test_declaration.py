@@ -1,0 +1,248 @@
+"""``@event``, ``using`` and the names of a payload; a backend that only remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from celery import Task
+
+from django_amqp_events import (
+    ConfigurationError,
+    DirectCallError,
+    InvalidEventError,
+    event,
+    handler,
+    publisher,
+)
+from django_amqp_events.declaration import Event, HandlerFunction, Publishable
+from django_amqp_events.envelope import Message
+from django_amqp_events.exceptions import PublishError
+from django_amqp_events.registry import declarations
+
+OWN_ID = UUID("8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11")
+
+
+class Memory:
+    """Remembers what is published, and in which thread."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.threads: list[threading.Thread] = []
+
+    def now(self) -> datetime:
+        return datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool
+    ) -> Sequence[PublishError | None]:
+        self.messages += messages
+        self.threads.append(threading.current_thread())
+        return [None] * len(messages)
+
+    @property
+    def payloads(self) -> list[dict[str, Any]]:
+        return [json.loads(message.body)[1] for message in self.messages]
+
+
+@pytest.fixture(autouse=True)
+def _no_declarations_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declarations, "events", [])
+    monkeypatch.setattr(declarations, "handlers", [])
+
+
+@pytest.fixture
+def memory(settings: Any) -> Iterator[Memory]:
+    settings.AMQP_EVENTS = {"SERVICE": "shop", "AUTODISCOVER": [], "PUBLISH": "immediate"}
+    memory = Memory()
+    with publisher.diverted(memory):
+        yield memory
+
+
+@pytest.fixture
+def order_created() -> Event[...]:
+    @event("shop.order.created")
+    def order_created(order_id: int, total: Decimal = Decimal(0), *, note: str = "") -> None:
+        if order_id < 0:
+            raise ValueError("an order's id is not negative")
+
+    return order_created
+
+
+def test_publish_and_calling_the_event_are_the_same(memory: Memory, order_created: Event[...]):
+    ids = [order_created.publish(order_id=1), order_created(1, Decimal("2.50"), note="x")]
+    assert [message.event_id for message in memory.messages] == ids
+    assert memory.payloads == [
+        {"order_id": 1, "total": "0", "note": ""},
+        {"order_id": 1, "total": "2.50", "note": "x"},
+    ]
+
+
+@pytest.mark.parametrize("payload", [{}, {"order": 1}, {"order_id": 1, "more": 2}])
+def test_what_does_not_fit_is_not_published(
+    memory: Memory, order_created: Event[...], payload: dict[str, int]
+):
+    for publish in (
+        lambda: order_created.publish(**payload),
+        lambda: order_created.publish_many([{"order_id": 1}, payload]),
+    ):
+        with pytest.raises(
+            InvalidEventError, match=r"order_created\(order_id"
+        ):
+            publish()
+    assert memory.messages == []
+
+
+def test_the_body_of_the_contract_validates(memory: Memory, order_created: Event[...]):
+    with pytest.raises(ValueError, match="not negative"):
+        order_created(-1)
+    assert memory.messages == []
+
+
+def test_positional_arguments_need_a_contract(memory: Memory):
+    with pytest.raises(DirectCallError):
+        Publishable[...]("shop.order.created").publish(1)
+    Publishable[...]("shop.order.created").publish(order_id=1)
+    assert memory.payloads == [{"order_id": 1}]
+
+
+AWKWARD = [
+    "mode", "event_id", "using", "headers", "self", "name", "payload", "args", "kwargs", "options",
+    "func", "executor", "thread_sensitive", "contract", "messages", "cls",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_names_of_a_payload_meet_nothing(memory: Memory, name: str):
+    @event("shop.anything")
+    def anything(**payload: object) -> None: ...
+
+    anything(**{name: 1})
+    anything.publish(**{name: 2})
+    anything.using(headers={"trace": "1"}).publish(**{name: 3})
+    anything.publish_many([{name: 4}])
+    asyncio.run(anything.apublish(**{name: 5}))
+    assert memory.payloads == [{name: value} for value in (1, 2, 3, 4, 5)]
+
+
+def test_a_contract_with_awkward_names(memory: Memory):
+    @event("shop.anything")
+    def anything(self: int, name: int, /, mode: int, *, using: int) -> None: ...
+
+    anything(1, 2, 3, using=4)
+    assert memory.payloads == [{"self": 1, "name": 2, "mode": 3, "using": 4}]
+
+
+def test_using(memory: Memory, order_created: Event[...]):
+    ready = order_created.using(event_id=OWN_ID, correlation_id="c", causation_id="d")
+    again = ready.using(headers={"traceparent": "00-1"})
+    assert again.publish(order_id=1) == str(OWN_ID)
+    (message,) = memory.messages
+    assert message.headers["event-correlation-id"] == "c"
+    assert message.headers["event-causation-id"] == "d"
+    assert message.headers["traceparent"] == "00-1"
+    # The event itself has no options.
+    order_created.publish(order_id=1)
+    assert "traceparent" not in memory.messages[1].headers
+    assert memory.messages[1].event_id != str(OWN_ID)
+
+
+def test_using_names_what_it_does_not_know(order_created: Event[...]):
+    with pytest.raises(ConfigurationError, match="event_id"):
+        order_created.using(id=1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigurationError, match="on_commit, immediate"):
+        order_created.using(mode="at once")  # type: ignore[arg-type]
+    for wrong in ("", "x" * 256):
+        with pytest.raises(InvalidEventError, match="1 to 255 bytes"):
+            order_created.using(event_id=wrong)
+
+
+def test_a_function_with_attributes_of_our_names(memory: Memory):
+    def contract(order_id: int) -> None: ...
+
+    contract.__dict__.update(name="another", options=None, contract=None)
+    declared = event("shop.order.created")(contract)
+    declared(1)
+    assert [message.routing_key for message in memory.messages] == ["shop.order.created"]
+
+
+def test_an_event_looks_like_its_contract(order_created: Event[...]):
+    assert vars(order_created)["__name__"] == "order_created"
+    assert repr(order_created) == "<Event shop.order.created>"
+
+
+def test_an_async_contract_would_not_run():
+    with pytest.raises(ConfigurationError, match="async"):
+
+        @event("shop.order.created")
+        async def order_created(order_id: int) -> None: ...
+
+
+def test_event_needs_its_name():
+    with pytest.raises(ConfigurationError, match="@event"):
+        event(lambda: None)  # type: ignore[arg-type]
+
+
+def test_apublish_keeps_the_thread_of_synchronous_code_free(
+    memory: Memory, order_created: Event[...], settings: Any
+):
+    """A confirm that does not come would hold up all of Django's synchronous code."""
+
+    async def publish() -> None:
+        for ready in (order_created, order_created.using(mode="immediate")):
+            await asyncio.gather(*(ready.apublish(order_id=n) for n in range(4)))
+        settings.AMQP_EVENTS = {**settings.AMQP_EVENTS, "PUBLISH": "on_commit"}
+
+    from asgiref.sync import SyncToAsync
+
+    asyncio.run(publish())
+    sensitive = SyncToAsync.single_thread_executor._threads
+    assert len(memory.threads) == 8
+    assert not set(memory.threads) & set(sensitive)
+
+
+def test_handlers_are_functions_that_are_no_tasks(order_created: Event[...]):
+    @order_created.handler
+    def send_invoice(order_id: int) -> int:
+        return order_id + 1
+
+    assert isinstance(send_invoice, HandlerFunction)
+    assert send_invoice(1) == 2
+    assert vars(send_invoice)["__name__"] == "send_invoice"
+    for call in (send_invoice.delay, send_invoice.apply_async):
+        with pytest.raises(DirectCallError, match="publish its event instead"):
+            call(order_id=1)
+
+
+def test_what_a_handler_handles(order_created: Event[...]):
+    @handler("shop.refund.*", order_created, name="refunds", max_retries=1)
+    def refund(**payload: object) -> None: ...
+
+    @order_created.handler(name="count")
+    class Count(Task):  # type: ignore[misc, unused-ignore]
+        def run(self, order_id: int) -> None: ...
+
+    first, second = declarations.handlers
+    assert first.options == {"events": ("shop.refund.*", "shop.order.created"), "max_retries": 1}
+    assert (first.name, second.name) == ("refunds", "count")
+    assert isinstance(Count, type)
+    assert second.target is Count
+
+
+def test_a_handler_needs_events_and_one_decorator():
+    with pytest.raises(ConfigurationError, match="event names"):
+        handler()
+    with pytest.raises(ConfigurationError, match="event names"):
+        handler(lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="one decorator"):
+
+        @handler("shop.a")
+        @handler("shop.b")
+        def both() -> None: ...
