@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
 from . import envelope
@@ -30,7 +31,7 @@ from .exceptions import (
     PublishError,
     UnroutableError,
 )
-from .registry import get_registry, is_pattern, pattern_problem
+from .registry import dotted, get_registry, is_pattern, pattern_problem
 from .signals import event_published, event_unrouted
 
 logger = logging.getLogger(__name__)
@@ -188,23 +189,31 @@ class Pending:
         for message, outcome in zip(self.messages, errors, strict=True):
             error = outcome
             if isinstance(error, UnroutableError):
-                event_unrouted.send(settings.service, event_id=message.event_id, name=message.name)
+                _announce(event_unrouted, settings, message)
                 if settings.unrouted == "warn":
                     logger.warning("%s", error)
                     error = None
                 elif settings.unrouted == "ignore":
                     error = None
             elif error is None:
-                event_published.send(settings.service, event_id=message.event_id, name=message.name)
+                _announce(event_published, settings, message)
             if error is not None:
-                logger.error("event not published: %s", error)
                 failed[message.event_id] = error
         if failed:
             first = next(iter(failed.values()))
             first.errors = failed
+            # Once: a broker that is away fails ten thousand of them alike.
+            logger.error(
+                "%d of %d events were not confirmed: %s", len(failed), len(self.messages), first
+            )
             if len(failed) > 1:
                 first.add_note(f"{len(failed)} of {len(self.messages)} events failed; see .errors")
             raise first
+
+
+def _announce(signal: Signal, settings: Settings, message: Message) -> None:
+    # Robust: what a receiver raises must not look like a publish that failed.
+    signal.send_robust(settings.service, event_id=message.event_id, name=message.name)
 
 
 def _message(
@@ -271,7 +280,7 @@ def bind_contract(
         bound = signature.bind(*args, **payload)
     except TypeError as exc:
         raise InvalidEventError(
-            f"event {name!r} does not fit its contract {contract.__name__}{signature}: {exc}"
+            f"event {name!r} does not fit its contract {dotted(contract)}{signature}: {exc}"
         ) from exc
     bound.apply_defaults()
     contract(*bound.args, **bound.kwargs)

@@ -1,0 +1,287 @@
+"""From a name and a payload to messages; when they leave; what is said when some fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from django_amqp_events import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    InvalidEventError,
+    MessageTooLargeError,
+    Options,
+    PublishNackedError,
+    PublishTimeoutError,
+    ReceivedEvent,
+    UnroutableError,
+    publish_event,
+    publish_many,
+    publisher,
+)
+from django_amqp_events.context import handling
+from django_amqp_events.envelope import Message
+from django_amqp_events.exceptions import PublishError
+from django_amqp_events.publisher import bind_contract
+from django_amqp_events.signals import event_published, event_unrouted
+
+EXAMPLES = Path(__file__).parent.parent / "messages"
+NAME = "shop.order.created"
+
+
+class Outcomes:
+    """Answers with what a test put in, message by message."""
+
+    def __init__(self) -> None:
+        self.errors: list[type[PublishError] | None] = []
+        self.messages: list[Message] = []
+        self.mandatory: list[bool] = []
+        self.calls = 0
+
+    def now(self) -> datetime:
+        return datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool
+    ) -> Sequence[PublishError | None]:
+        self.calls += 1
+        self.mandatory.append(mandatory)
+        self.messages += messages
+        kinds = self.errors or [None] * len(messages)
+        return [
+            kind("no", event_id=message.event_id, event_name=message.name) if kind else None
+            for kind, message in zip(kinds, messages, strict=True)
+        ]
+
+
+Configure = Callable[..., None]
+
+
+@pytest.fixture
+def configure(settings: Any) -> Configure:
+    def configure(**keys: Any) -> None:
+        settings.AMQP_EVENTS = {
+            "SERVICE": "shop",
+            "AUTODISCOVER": [],
+            "PUBLISH": "immediate",
+            **keys,
+        }
+
+    configure()
+    return configure
+
+
+@pytest.fixture
+def outcomes(configure: Configure) -> Iterator[Outcomes]:
+    outcomes = Outcomes()
+    with publisher.diverted(outcomes):
+        yield outcomes
+
+
+def test_the_message_is_the_frozen_one(outcomes: Outcomes):
+    example = json.loads((EXAMPLES / "event.json").read_text())
+    payload = {
+        "order_id": 7,
+        "total": Decimal("19.90"),
+        "day": date(2026, 3, 1),
+        "customer": UUID("5f0b1c52-2b3c-4a58-8d0a-1a2b3c4d5e6f"),
+        "note": "Grüße, 你好",
+    }
+    publish_event(NAME, payload, options=Options(event_id=example["headers"]["id"]))
+    (message,) = outcomes.messages
+    assert message.exchange == example["exchange"]
+    assert message.routing_key == example["routing_key"]
+    assert message.body.decode() == example["body"]
+    assert dict(message.headers) == example["headers"]
+    assert dict(message.properties) == example["properties"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "shop.*", "shop.#", "*", ".", "shop..created", 7, "x" * 300, "a\nb", "a\ud800"]
+)
+def test_names_that_are_none(outcomes: Outcomes, name: Any):
+    with pytest.raises(InvalidEventError):
+        publish_event(name, {})
+    assert not outcomes.messages
+
+
+@pytest.mark.parametrize(
+    "payload", [None, [], "text", {1: 2}, {"x": object()}, {"x": float("nan")}, {"x": {1, 2}}]
+)
+def test_payloads_that_are_none(outcomes: Outcomes, payload: Any):
+    for publish in (publish_event, lambda name, wrong: publish_many(name, [{}, wrong])):
+        with pytest.raises(InvalidEventError):
+            publish(NAME, payload)
+    assert not outcomes.messages
+
+
+@pytest.mark.parametrize("header", ["event-id", "event-anything", "task", "x-death", "CC", ""])
+def test_headers_of_others(outcomes: Outcomes, header: str):
+    with pytest.raises(InvalidEventError, match="header"):
+        publish_event(NAME, {}, options=Options(headers={header: "x"}))
+    assert not outcomes.messages
+
+
+def test_a_body_of_exactly_max_body(outcomes: Outcomes, configure: Configure):
+    configure(MAX_BODY=30)
+    room = 30 - len('[[],{"x":""},{}]')
+    publish_event(NAME, {"x": "y" * room})
+    with pytest.raises(MessageTooLargeError) as caught:
+        publish_event(NAME, {"x": "y" * (room + 1)})
+    assert caught.value.published is False
+    assert len(outcomes.messages) == 1
+
+
+def test_one_id_for_several_events(outcomes: Outcomes):
+    with pytest.raises(InvalidEventError, match="event_id"):
+        publish_many(NAME, [{}, {}], options=Options(event_id="one"))
+    assert publish_many(NAME, [{}], options=Options(event_id="one")) == ["one"]
+    assert publish_many(NAME, []) == []
+    assert outcomes.calls == 1
+
+
+def test_an_event_that_a_handler_publishes_knows_its_cause(outcomes: Outcomes):
+    with handling(ReceivedEvent(id="cause", name="shop.paid", correlation_id="all")):
+        publish_event(NAME, {})
+        publish_event(NAME, {}, options=Options(correlation_id="mine", causation_id="other"))
+    publish_event(NAME, {})
+    seen = [
+        (m.headers["event-correlation-id"], m.headers.get("event-causation-id"))
+        for m in outcomes.messages
+    ]
+    assert seen == [("all", "cause"), ("mine", "other"), (outcomes.messages[2].event_id, None)]
+
+
+def test_without_settings(settings: Any):
+    settings.AMQP_EVENTS = None
+    with pytest.raises(ConfigurationError, match="AMQP_EVENTS"):
+        publish_event(NAME, {})
+
+
+def test_the_first_error_is_raised_and_names_the_others(
+    outcomes: Outcomes, caplog: pytest.LogCaptureFixture
+):
+    outcomes.errors = [None, PublishNackedError, None, PublishTimeoutError, BrokerUnavailableError]
+    with pytest.raises(PublishNackedError) as caught:
+        publish_many(NAME, [{}] * 5)
+    ids = [message.event_id for message in outcomes.messages]
+    assert list(caught.value.errors) == [ids[1], ids[3], ids[4]]
+    assert [type(error) for error in caught.value.errors.values()] == outcomes.errors[1:2] + (
+        outcomes.errors[3:]
+    )
+    assert caught.value.event_id == ids[1]
+    assert "3 of 5" in caught.value.__notes__[0]
+    # One line, however many there are.
+    assert len(caplog.records) == 1
+    assert "3 of 5" in caplog.text
+
+
+@pytest.mark.parametrize(("policy", "raises"), [("warn", False), ("raise", True)])
+def test_unrouted(
+    outcomes: Outcomes,
+    configure: Configure,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
+    raises: bool,
+):
+    configure(UNROUTED=policy)
+    outcomes.errors = [UnroutableError, None]
+    if raises:
+        with pytest.raises(UnroutableError) as caught:
+            publish_many(NAME, [{}, {}])
+        assert set(caught.value.errors) == {outcomes.messages[0].event_id}
+    else:
+        publish_many(NAME, [{}, {}])
+    assert outcomes.mandatory == [True]
+    assert [r.levelno for r in caplog.records] == [logging.ERROR if raises else logging.WARNING]
+
+
+def test_unrouted_ignored_is_not_asked_for(outcomes: Outcomes, configure: Configure):
+    configure(UNROUTED="ignore")
+    publish_event(NAME, {})
+    assert outcomes.mandatory == [False]
+
+
+def test_signals_say_what_happened(outcomes: Outcomes):
+    seen: list[tuple[str, str, Any]] = []
+
+    def published(sender: Any, event_id: str, name: str, **_: Any) -> None:
+        seen.append(("published", event_id, sender))
+
+    def unrouted(sender: Any, event_id: str, name: str, **_: Any) -> None:
+        seen.append(("unrouted", event_id, sender))
+
+    event_published.connect(published)
+    event_unrouted.connect(unrouted)
+    try:
+        outcomes.errors = [None, UnroutableError, PublishNackedError]
+        with pytest.raises(PublishNackedError):
+            publish_many(NAME, [{}] * 3)
+    finally:
+        event_published.disconnect(published)
+        event_unrouted.disconnect(unrouted)
+    ids = [message.event_id for message in outcomes.messages]
+    assert seen == [("published", ids[0], "shop"), ("unrouted", ids[1], "shop")]
+
+
+def test_a_receiver_that_raises_is_no_failed_publish(
+    outcomes: Outcomes, caplog: pytest.LogCaptureFixture
+):
+    seen: list[str] = []
+
+    def broken(**_: Any) -> None:
+        raise RuntimeError("of the receiver")
+
+    def fine(event_id: str, **_: Any) -> None:
+        seen.append(event_id)
+
+    event_published.connect(broken)
+    event_published.connect(fine)
+    try:
+        ids = publish_many(NAME, [{}, {}])
+    finally:
+        event_published.disconnect(broken)
+        event_published.disconnect(fine)
+    assert seen == ids
+    assert "of the receiver" in caplog.text
+
+
+def test_bind_contract():
+    def contract(a: int, /, b: int = 2, *rest: int, c: int = 3, **more: int) -> None:
+        if a == 0:
+            raise LookupError("of the body")
+
+    assert bind_contract("e", contract, {"c": 5, "d": 6}, 1) == {"a": 1, "b": 2, "c": 5, "d": 6}
+    with pytest.raises(InvalidEventError, match="1 arguments without a name"):
+        bind_contract("e", contract, {}, 1, 2, 3)
+    with pytest.raises(InvalidEventError, match="does not fit"):
+        bind_contract("e", contract, {"b": 1})
+    with pytest.raises(LookupError, match="of the body"):
+        bind_contract("e", contract, {}, 0)
+    for wrong in (None, 1, {1: 2}):
+        with pytest.raises(InvalidEventError):
+            bind_contract("e", contract, wrong, 1)  # type: ignore[arg-type]
+
+
+def test_a_contract_without_a_name():
+    with pytest.raises(InvalidEventError, match="does not fit"):
+        bind_contract("e", partial(lambda a, b: None, 1), {"c": 1})
+
+
+def test_errors_survive_a_pickle():
+    """Celery stores them, and carries them between processes."""
+    error = PublishTimeoutError("no confirm", event_id="1", event_name="e")
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert (type(copy), str(copy), copy.event_id, copy.event_name) == (
+        PublishTimeoutError, "no confirm", "1", "e",
+    )  # fmt: skip
