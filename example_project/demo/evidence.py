@@ -161,7 +161,9 @@ class Broker:
 
     def __init__(self, url: str) -> None:
         self.connection = Connection(url, connect_timeout=5)
-        self.connection.ensure_connection(max_retries=2, timeout=10)
+        self.connection.ensure_connection(
+            max_retries=2, timeout=10, reraise_as_library_errors=False
+        )
         self.channel = self.connection.channel()
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
+from amqp.exceptions import AMQPError
+
 from . import evidence
 from .evidence import Shape
 from .processes import ROOT, DemoError
@@ -56,7 +58,7 @@ class Place:
             # Somebody else's broker, and no right to make a vhost on it.
             try:
                 evidence.Broker(url).close()
-            except OSError as exc:
+            except (OSError, AMQPError) as exc:
                 host = urlsplit(url).hostname
                 raise DemoError(
                     f"no RabbitMQ answers where AMQP_URL says ({host}): {exc}. Remedy: correct "
