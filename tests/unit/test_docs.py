@@ -1,0 +1,182 @@
+"""README and docs say what is so: examples run, settings parse, names and files exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+import django_amqp_events
+from django_amqp_events import conf, exceptions
+from django_amqp_events.registry import build, declarations
+from django_amqp_events.testing import capture_events, override_events
+from django_amqp_events.topology import Names
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
+)
+#: Pages whose examples are run here; docs/testing.md has a test module of its own.
+RUN = (
+    "README.md",
+    "docs/getting-started.md",
+    "docs/publishing.md",
+    "docs/handling.md",
+    "docs/guarantees.md",
+    "docs/settings.md",
+)
+
+
+def blocks(page: str) -> Iterator[tuple[int, str]]:
+    text = (ROOT / page).read_text()
+    for found in BLOCK.finditer(text):
+        indent, code = found.groups()
+        line = text[: found.start(2)].count("\n")
+        yield line, re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def own_declarations() -> Iterator[None]:
+    before = declarations.snapshot()
+    yield
+    declarations.restore(before)
+
+
+@pytest.fixture
+def published(db: None) -> Iterator[Any]:
+    """What the examples publish."""
+    with override_events(SERVICE="docs"), capture_events() as events:
+        yield events
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_examples_of_a_page_run_one_after_the_other(page: str, published: Any) -> None:
+    names: dict[str, Any] = {"INSTALLED_APPS": [], "__name__": "docs_example"}
+    count = 0
+    for line, code in blocks(page):
+        if "events.handlers" in code and "def " not in code:
+            continue
+        exec(compile("\n" * line + code, str(ROOT / page), "exec"), names)  # noqa: S102
+        count += 1
+        if "AMQP_EVENTS" in names:
+            _, problems = conf.parse(names["AMQP_EVENTS"])
+            assert [p for p in problems if p.is_error] == [], f"{page}:{line}"
+    assert count or page not in ("README.md", "docs/getting-started.md", "docs/handling.md")
+    declared = build(conf.Settings(service="docs"), *declarations.snapshot())
+    assert [p for p in declared.problems if p.is_error] == []
+
+
+def test_what_publishing_shows_is_published(published: Any) -> None:
+    names: dict[str, Any] = {"__name__": "docs_example"}
+    for line, code in blocks("docs/publishing.md"):
+        exec(compile("\n" * line + code, "publishing.md", "exec"), names)  # noqa: S102
+    assert published.names.count("shop.order.created") >= 7
+    assert published.one("shop.order.cancelled").payload == {"order_id": 1}
+    assert any(event.event_id == "order-1-created" for event in published)
+    assert any("traceparent" in event.headers for event in published)
+
+
+def test_the_settings_of_the_readme_are_ten_lines_and_no_more() -> None:
+    lines = [code for _, code in blocks("README.md") if "INSTALLED_APPS" in code]
+    assert len(lines) == 1
+    assert len(lines[0].strip().splitlines()) <= 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in LINK.findall(text):
+        if target.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), f"{page}: {target}"
+        if anchor:
+            slugs = {slug(title) for title in HEADING.findall(file.read_text())}
+            assert anchor in slugs, f"{page}: {target}"
+
+
+def slug(title: str) -> str:
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_are_named_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = re.findall(
+        r"`((?:docs|scripts|tests|example_project|django_amqp_events)/[\w./-]*)`", text
+    )
+    for name in named:
+        # The suite runs on the wheel, without the package's folder.
+        if name.startswith("django_amqp_events/"):
+            package = Path(django_amqp_events.__file__).parent
+            assert (package.parent / name).exists(), f"{page}: {name}"
+        else:
+            assert (ROOT / name).exists(), f"{page}: {name}"
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_imports_of_the_examples_are_public(page: str) -> None:
+    for _, code in blocks(page):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.module == "django_amqp_events":
+                for alias in node.names:
+                    assert alias.name in django_amqp_events.__all__, f"{page}: {alias.name}"
+
+
+def test_every_publish_error_has_its_row() -> None:
+    text = (ROOT / "docs" / "publishing.md").read_text()
+    for name in django_amqp_events.__all__:
+        error = getattr(exceptions, name, None)
+        if isinstance(error, type) and issubclass(error, exceptions.PublishError):
+            if error is exceptions.PublishError:
+                continue
+            row = next((r for r in text.splitlines() if r.startswith("|") and f"`{name}`" in r), "")
+            assert row, name
+            assert f"`{error.published}`" in row, f"{name}: published is {error.published}"
+
+
+def test_every_reason_of_the_archive_is_explained() -> None:
+    from django_amqp_events import envelope
+
+    reasons = re.search(
+        r"reason: one word:(.*?)\.\n", envelope.archive_copy.__doc__ or "", re.DOTALL
+    )
+    assert reasons
+    text = (ROOT / "docs" / "handling.md").read_text()
+    for reason in re.findall(r"``(\w+)``", reasons[1]):
+        if reason not in ("poison", "unsupported"):  # the reaper's; a misuse that says so itself
+            assert f"`{reason}`" in text, reason
+
+
+def test_the_picture_shows_names_that_exist() -> None:
+    picture = ET.parse(ROOT / "docs" / "images" / "topology.svg")  # noqa: S314 - ours
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [t.text or "" for t in picture.iter(f"{space}text") if t.get("class") == "name"]
+    names = Names("", "billing", "events")
+    known = {
+        names.events, names.return_, names.archive, names.graveyard, names.dead, names.abyss,
+        names.handlers + "send_invoice", "shop.reserve_stock", f"{names.delay(1)} … 4096s",
+    }  # fmt: skip
+    assert set(texts) == known
+    assert picture.find(f"{space}title") is not None, "who cannot see it gets a title"
+
+
+def test_versions_that_the_readme_names_are_those_of_the_package() -> None:
+    if not (ROOT / "pyproject.toml").exists():
+        pytest.skip("no pyproject.toml beside the suite")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "README.md").read_text()
+    assert f"Version {project['version'].removesuffix('.0')}:" in text
+    assert f"Python {project['requires-python'].removeprefix('>=')} to" in text
