@@ -55,3 +55,14 @@ def calls(self: Any, plan: list[str]) -> None:
     """Start an ordinary task from a handler."""
     current_app.send_task("testproject.tasks.ordinary", args=["from a handler"])
     perform(self, plan)
+
+
+@handler("peer.number.*", bind=True, max_retries=1)
+def peer_number(self: Any, number: int) -> None:
+    """Handle an event of a service that uses celery-amqp-events; it fails once."""
+    here = current_event()
+    assert here is not None
+    ledger.write("start", handler=self.name, number=number)
+    if here.attempt == 1:
+        raise ValueError("no")
+    ledger.write("end", handler=self.name, number=number)

@@ -1,0 +1,130 @@
+"""A service that uses celery-amqp-events 0.1.0 on the same exchange: it understands us, we it.
+
+The peer runs in a virtual environment of its own, made once from pinned versions.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from .conftest import Make
+from .harness import STARTED, Eyes, Worker, until
+
+ROOT = Path(__file__).resolve().parents[2]
+# `make test` runs in a copy below .run/, which is made anew each time.
+RUN = ROOT.parent if ROOT.parent.name == ".run" else ROOT / ".run"
+PEER = Path(__file__).resolve().parent / "peer"
+PINS = (
+    "amqp==5.4.2",
+    "billiard==4.3.2",
+    "celery==5.7.0",
+    "celery-amqp-events==0.1.0",
+    "click==8.5.1",
+    "click-didyoumean==0.3.1",
+    "click-plugins==1.1.1.2",
+    "click-repl==0.4.1",
+    "kombu==5.7.0",
+    "packaging>=24",
+    "prompt_toolkit==3.0.53",
+    "python-dateutil==2.9.0.post0",
+    "six==1.17.0",
+    "typing_extensions==4.16.0",
+    "tzdata>=2025.2",
+    "tzlocal==5.4.5",
+    "vine==5.1.0",
+    "wcwidth==0.9.4",
+)
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The peer's interpreter."""
+    where = RUN / f"peer-{sys.version_info.major}.{sys.version_info.minor}"
+    stamp = where / "installed"
+    where.mkdir(parents=True, exist_ok=True)
+    with (where / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != "\n".join(PINS):
+            venv.create(where, clear=False, with_pip=True)
+            done = subprocess.run(
+                [where / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps",
+                 "--disable-pip-version-check", *PINS],
+                capture_output=True, text=True, check=False, timeout=100,
+            )  # fmt: skip
+            if done.returncode:
+                pytest.fail(f"celery-amqp-events cannot be installed from PyPI:\n{done.stderr}")
+            stamp.write_text("\n".join(PINS))
+    return where / "bin" / "python"
+
+
+def test_each_understands_the_other(
+    python: Path, fresh_eyes: Eyes, service: Make, tmp_path: Path
+) -> None:
+    """Both ways, with retries on both sides: nobody sees the other's retry."""
+    eyes = fresh_eyes
+    mixed = service(eyes, "mixed", handlers="mixed")
+    mixed.declare()
+    ledger = tmp_path / "peer.jsonl"
+    env = {
+        **{
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("PYTHON", "DJANGO"))
+        },
+        "PYTHONPATH": str(PEER),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PEER_BROKER": eyes.url,
+        "PEER_LEDGER": str(ledger),
+        # Its archive is a lazy queue, which RabbitMQ 4.3 refuses.
+        "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "0",
+        "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "0",
+    }
+    log_path = tmp_path / "peer.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [python, "-m", "celery", "-A", "peer", "worker", "--pool", "threads",
+             "--concurrency", "2", "--loglevel", "INFO", "--without-mingle",
+             "--without-gossip", "--without-heartbeat"],
+            env=env, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    peer = Worker(process, log_path, "peer")
+    STARTED.append(peer)
+    mixed.worker("threads", 4)
+    peer.wait_ready()
+    queues = ("mixed.testproject.one", "mixed.testproject.peer_number", "peer.mixed.one")
+    until(lambda: all(eyes.consumers(queue) for queue in queues))
+
+    # Ours, published by our code: handled by the peer, who retries it once for itself alone.
+    printed = mixed.python(
+        "from testproject.mixed import chained\nprint(chained.publish(number=7))"
+    )
+    ours = printed.split()[-1]
+    retried = eyes.event("mixed.one", {"plan": ["fail", "ok"]})
+    # Theirs, published by their code, by position and by name.
+    done = subprocess.run(
+        [python, PEER / "publisher.py", "41", "42"],
+        env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    theirs = done.stdout.split()
+
+    until(lambda: {line["event"] for line in mixed.ledger(what="end")} >= {retried, *theirs}, 30)
+    until(lambda: ledger.exists() and len(ledger.read_text().splitlines()) >= 3)
+    eyes.empty(*queues)
+    calls = Counter(tuple(json.loads(line)[1:]) for line in ledger.read_text().splitlines())
+    assert calls == {("chained", 7): 1, ("one", 0): 1, ("one", 1): 1}
+    assert len(mixed.runs(ours)) == 1
+    assert [line["attempt"] for line in mixed.runs(retried)] == [1, 2]
+    for event_id, number in zip(theirs, (41, 42), strict=True):
+        runs = mixed.runs(event_id)
+        assert [(line["attempt"], line["number"]) for line in runs] == [(1, number), (2, number)]
