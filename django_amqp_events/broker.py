@@ -233,9 +233,9 @@ class ConfirmChannel:
 
     def healthy(self) -> bool:
         """Read what waits on the socket, such as a close, and say whether it can be used."""
-        if self.broken or self.pid != os.getpid():
-            return False
-        if self._conn is not None:
+        if self.pid != os.getpid():
+            self.forget_after_fork()
+        elif self._conn is not None and not self.broken:
             try:
                 self._read_waiting()
             except _AMQP_ERRORS:

@@ -124,9 +124,21 @@ class Wire:
         """Let no queue be bound."""
         self.channel.queue_unbind(self.queue, self.exchange, "#")
 
-    def take(self, queue: str = "") -> list[amqp.Message]:
-        """Take what is in the queue, acked."""
-        return drain(self.channel, queue or self.queue)
+    def take(self, queue: str = "", *, about: int = 0) -> list[amqp.Message]:
+        """Take what is in the queue, acked; quickly, where it holds *about* that many."""
+        queue = queue or self.queue
+        messages: list[amqp.Message] = []
+        if about:
+            tag = self.channel.basic_consume(queue, no_ack=True, callback=messages.append)
+            until(lambda: self._read(messages, about), f"{about} messages, got {len(messages)}")
+            self.channel.basic_cancel(tag)
+        return messages + drain(self.channel, queue)
+
+    def _read(self, messages: list[amqp.Message], about: int) -> bool:
+        with suppress(TimeoutError):
+            while len(messages) < about:
+                self.channel.connection.drain_events(timeout=1)
+        return len(messages) >= about
 
     def payloads(self, queue: str = "") -> list[dict[str, Any]]:
         """Take what is in the queue, and return the events' arguments."""
