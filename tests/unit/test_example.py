@@ -125,3 +125,37 @@ print(before - left() == sum(line["quantity"] for line in order["lines"]))
         data=tmp_path,
     )
     assert out.strip() == "True"
+
+
+ACCOUNT = """
+from datetime import datetime, UTC
+from types import SimpleNamespace as Fake
+from example_project.demo.evidence import Archived, Attempt, Shape, account
+
+now = datetime.now(UTC)
+shape = Shape(service="shop", prefix="", events="events", exchanges=[],
+              queues={"shop.a": "handler", "shop:archive": "archive", "shop:delay.1s": "delay"},
+              bindings=[("order.*", "shop.a")])
+
+def attempt(event_id):
+    return Attempt(handler="a", event_id=event_id, attempt=1, state="SUCCESS", exception="",
+                   due_at=None, began_at=now, ended_at=now)
+
+def archived(event_id):
+    return Archived(event="order.made", event_id=event_id, handler="a", reason="failed",
+                    exception="", attempts=1, line="", subject="")
+
+def lost(handled, in_archive, depths):
+    ledger = Fake(published=lambda: [(str(n), "order.made") for n in range(4)],
+                  attempts=lambda: [attempt(i) for i in handled])
+    found = account([shape], {"shop": ledger}, depths, {"shop": [archived(i) for i in in_archive]})
+    return found.lost, found.waiting, found.doubled
+
+print(lost("012", "3", {}), lost("012", "", {}), lost("0012", "", {}), lost("01", "3", {}),
+      lost("012", "", {"shop.a": 1}), lost("01", "", {"shop:delay.1s": 1}))
+"""
+
+
+def test_what_is_nowhere_counts_as_lost_and_a_double_hides_nothing(tmp_path: Path) -> None:
+    out = python("-c", ACCOUNT, data=tmp_path)
+    assert out.strip() == "(0, 0, 0) (1, 0, 0) (1, 0, 1) (1, 0, 0) (0, 1, 0) (1, 1, 0)"
