@@ -194,7 +194,16 @@ class EventStep(bootsteps.StartStopStep):
         if queue in self.queues and queue not in self._tags:
             self._consume(connection, queue)
         if self._pending:
-            self.c.call_soon(self._next, connection)
+            # By the timer: what call_soon adds while the loop runs such calls waits until the
+            # poll after them ends, a second or more for each queue in an idle worker.
+            self.c.timer.call_after(0, self._turn, (connection,))
+
+    def _turn(self, connection: Any) -> None:
+        """Go on from a timer. A timer swallows what the worker has to see: a refused channel."""
+        try:
+            self._next(connection)
+        except self.c.channel_errors as exc:
+            self.c.call_soon(_raise, exc)
 
     def _consume(self, connection: Any, queue: str) -> None:
         if self._probe is None or self._probe.connection is None:
@@ -232,7 +241,7 @@ class EventStep(bootsteps.StartStopStep):
         def again() -> None:
             if not self._stale(connection):
                 self._pending.append(queue)
-                self.c.call_soon(self._next, connection)
+                self._turn(connection)
 
         self.c.timer.call_after(wait, again)
 
@@ -366,6 +375,10 @@ class EventStep(bootsteps.StartStopStep):
                 "prefetch_count": self.prefetch_count if self._prepared else None,
             }
         }
+
+
+def _raise(exc: BaseException) -> None:
+    raise exc
 
 
 def queues_of(handlers: Iterable[Handler]) -> frozenset[str]:
