@@ -48,5 +48,6 @@ wheel: venv  ## sdist and wheel into dist/
 	@$(VENV) scripts/wheel.py --build
 
 clean: broker-stop  ## Remove all that was made
+	@test ! -e .run/demo || test ! -x $(VENV) || $(VENV) -m example_project.demo --stop
 	@rm -rf .venv .run dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -733,30 +733,32 @@ def _meaning(
                 return "ok", f"{ready} delayed, the next returns within {seconds} s"
             return "ok", "empty"
         case "archive":
-            return _emptied_by(ready, consumers, "failed", "be mirrored", "events_mirror")
+            return _emptied_by(
+                ready, consumers, "failed", "be mirrored", "what failed is in event-archive"
+            )
         case "graveyard":
             return _emptied_by(
-                ready, consumers, "dead-lettered", "be run alone", "events_worker (the reaper)"
+                ready, consumers, "isolated", "be run alone", "look at the workers' logs"
             )
         case "dead" | "abyss" if ready or unacked or stuck:
             number = max(ready, unacked + stuck, 1)
             return "error", (
                 f"poison: {_events(number)} that killed whoever took them; look at the workers' "
-                f"logs, {'start the reaper' if queue.role == 'dead' else 'run events_recover'}"
+                f"logs"
             )
         case _:
             return "ok", "empty"
 
 
 def _emptied_by(
-    ready: int, consumers: int, kind: str, purpose: str, who: str
+    ready: int, consumers: int, kind: str, purpose: str, remedy: str
 ) -> tuple[Severity, str]:
     if not ready:
         return "ok", "empty"
     waiting = f"{ready} {kind} event{'' if ready == 1 else 's'} wait{'s' if ready == 1 else ''}"
     if consumers:
         return "ok", f"{waiting} to {purpose}, consumed"
-    return "error", f"{waiting} to {purpose}, nobody consumes: start {who}"
+    return "error", f"{waiting} to {purpose}, nobody consumes: {remedy}"
 
 
 def _events(number: int, *, verb: bool = False) -> str:

@@ -62,7 +62,7 @@ def test_delayed(billing):
     ("queue", "text"),
     [
         ("archive", "1 failed event waits to be mirrored, nobody consumes"),
-        ("graveyard", "1 dead-lettered event waits to be run alone, nobody consumes"),
+        ("graveyard", "1 isolated event waits to be run alone, nobody consumes"),
     ],
 )
 def test_archive_and_graveyard_need_somebody(billing, queue, text):

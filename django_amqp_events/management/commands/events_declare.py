@@ -376,6 +376,17 @@ def _duration(seconds: int) -> str:
     return " ".join(parts[:3]) or "0 s"
 
 
+def _ends(item: provisioning.Item) -> dict[str, str]:
+    """Return what a binding joins."""
+    if not isinstance(item.entity, Binding):
+        return {}
+    return {
+        "exchange": item.entity.exchange,
+        "queue": item.entity.queue,
+        "routing_key": item.entity.routing_key,
+    }
+
+
 def _as_json(
     plan: provisioning.Plan,
     code: int,
@@ -401,6 +412,7 @@ def _as_json(
             {
                 "kind": item.kind,
                 "name": item.name,
+                **_ends(item),
                 "role": item.role,
                 "state": item.state,
                 "differences": [

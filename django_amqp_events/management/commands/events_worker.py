@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser
 from fnmatch import fnmatchcase
@@ -38,7 +39,7 @@ class Command(BaseCommand):
         )
         parser.add_argument("-P", "--pool", choices=("prefork", "threads", "solo"))
         parser.add_argument("-c", "--concurrency", type=int, help="processes or threads")
-        parser.add_argument("-n", "--hostname", help="name of the worker, such as events@%%h")
+        parser.add_argument("-n", "--hostname", help="name; <service>-<pid>@%%h by default")
         parser.add_argument("-l", "--loglevel", default="INFO")
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -60,6 +61,9 @@ class Command(BaseCommand):
         # second, a run whose connection was lost goes on beside its redelivery.
         app.conf.broker_channel_error_retry = True
         app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
+        # Two workers of one name on one vhost lock each other out of remote control (405), so
+        # the name says service and process.
+        options["hostname"] = options["hostname"] or f"{settings.service}-{os.getpid()}@%h"
         argv = ["worker", *QUIET, "-Q", ",".join(sorted(queues)), "-l", options["loglevel"]]
         for name in ("pool", "concurrency", "hostname"):
             if options[name] is not None:
