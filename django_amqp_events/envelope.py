@@ -43,6 +43,8 @@ EVENT_REPLAY_ID: Final = "event-replay-id"
 EVENT_HISTORY: Final = "event-history"
 EVENT_ARCHIVE: Final = "event-archive"
 EVENT_OUTCOME: Final = "event-outcome"
+#: Headers and properties as bytes, in an archive message, where they could not be read.
+EVENT_UNREADABLE: Final = "event-unreadable"
 
 _PROGRESS = frozenset({EVENT_HANDLER, EVENT_ATTEMPT, EVENT_DUE_AT, EVENT_REPLAY_ID, EVENT_HISTORY})
 _OURS = _PROGRESS | {
@@ -55,6 +57,7 @@ _OURS = _PROGRESS | {
     EVENT_CAUSATION_ID,
     EVENT_ARCHIVE,
     EVENT_OUTCOME,
+    EVENT_UNREADABLE,
 }
 #: Headers that the broker writes and interprets; a copy must not carry them: up to 3.13 a
 #: republished x-death is believed, and CC routes the copy to another handler as well.
@@ -83,6 +86,9 @@ MAX_HISTORY_ENTRIES: Final = 20
 MAX_HISTORY_BYTES: Final = 8_000
 #: Longest event id or correlation id that is believed.
 MAX_ID: Final = 255
+#: Deepest nesting of payloads and headers: what is deeper cannot be pickled for a pool's process
+#: (RecursionError, out of which a slot of the pool would not come back).
+MAX_DEPTH: Final = 200
 _CUT = "\n… cut by django_amqp_events …\n"
 
 _NAMESPACE: Final = UUID("6c0cf4a6-5d5b-5b0e-9d0f-0f3f0c1f5b58")
@@ -167,6 +173,7 @@ class Received:
     Attributes:
         queue: the queue that it was consumed from.
         exchange, routing_key, redelivered: the broker's delivery info.
+        unreadable: why its headers and properties could not be read, ``""`` where they could.
     """
 
     queue: str
@@ -176,6 +183,7 @@ class Received:
     headers: Mapping[str, Any]
     properties: Mapping[str, Any]
     redelivered: bool = False
+    unreadable: str = ""
 
     @property
     def event_key(self) -> str:
@@ -238,13 +246,16 @@ def encode_payload(name: str, payload: Mapping[str, Any]) -> bytes:
         InvalidEventError: the payload is no JSON.
     """
     try:
-        return json.dumps(
+        body = json.dumps(
             [[], payload, {}],
             cls=DjangoJSONEncoder,
             ensure_ascii=False,
             allow_nan=False,
             separators=(",", ":"),
         ).encode()
+        if _brackets(body) > MAX_DEPTH and too_deep(payload):
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
+        return body
     except (TypeError, ValueError, RecursionError) as exc:
         raise InvalidEventError(
             f"the payload of event {name!r} cannot be written as JSON: {exc}; publish plain "
@@ -355,6 +366,8 @@ def decode(received: Received, max_body: int) -> Payload:
     if not isinstance(body, list) or len(body) != 3:
         raise Malformed("the body is not [args, kwargs, embed] (Celery's protocol 2)")
     args, kwargs, embed = body
+    if _brackets(received.body) > MAX_DEPTH and (too_deep(args) or too_deep(kwargs)):
+        raise Malformed(f"the body is nested deeper than {MAX_DEPTH}")
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise Malformed("the body's args are not a list, or its kwargs not an object")
     if embed is not None and not isinstance(embed, dict):
@@ -422,6 +435,8 @@ def _identity(headers: Mapping[str, Any], key: str) -> str:
         return ""
     if not isinstance(value, str) or len(value) > MAX_ID:
         raise Malformed(f"the {key} header is {value!r:.80}, not a text of at most {MAX_ID}")
+    if not value.isascii() and _surrogates(value):
+        raise Malformed(f"the {key} header is {value!r:.80}, which has a lone surrogate")
     return value
 
 
@@ -432,7 +447,7 @@ def _history(value: object) -> tuple[Mapping[str, Any], ...]:
         entries = json.loads(value)
     except (ValueError, RecursionError):
         return ()
-    if not isinstance(entries, list):
+    if not isinstance(entries, list) or too_deep(entries):
         return ()
     return tuple(entry for entry in entries if isinstance(entry, dict))
 
@@ -730,6 +745,26 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
             archive["exception"]["message"] = _bounded(archive["exception"]["message"], 500)
         cut("words")
     return {**kept, EVENT_ARCHIVE: _compact(archive)}
+
+
+def too_deep(value: Mapping[str, Any] | Sequence[Any]) -> bool:
+    """Say whether lists and dicts are nested deeper than :data:`MAX_DEPTH`, level by level."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, (dict, list, tuple))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _brackets(body: bytes) -> int:
+    """Return what the nesting cannot exceed, so that few bodies are looked through."""
+    return body.count(b"[") + body.count(b"{")
 
 
 def _surrogates(text: str) -> bool:

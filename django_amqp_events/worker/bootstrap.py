@@ -50,9 +50,12 @@ def _concerns(app: Celery) -> bool:
     return True
 
 
-def _refuse(exc: AmqpEventsError) -> SystemExit:
+def _refuse(exc: Exception) -> SystemExit:
     # Celery's signals swallow Exception: a worker that silently handles nothing is worse than
     # one that does not start.
+    if not isinstance(exc, AmqpEventsError):
+        logger.critical("handlers cannot be made tasks; run manage.py check", exc_info=exc)
+        exc = AmqpEventsError(f"{type(exc).__name__}: {exc}")
     return SystemExit(f"django_amqp_events: this worker does not start: {exc}")
 
 
@@ -62,7 +65,7 @@ def _read_queue_options(instance: Any, **_: Any) -> None:
         return
     try:
         known = frozenset(get_registry().by_queue())
-    except AmqpEventsError as exc:
+    except Exception as exc:
         raise _refuse(exc) from exc
     original = instance.setup_queues
 
@@ -102,7 +105,7 @@ def _install(sender: Any, **_: Any) -> None:
                 raise AmqpEventsError(unsupported)
             _check_queues(app, registry.by_queue())
         register(app, registry.handlers)
-    except AmqpEventsError as exc:
+    except Exception as exc:
         raise _refuse(exc) from exc
     steps = app.steps["consumer"]
     for step in [step for step in steps if issubclass(step, EventStep)]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -16,7 +17,7 @@ from kombu.message import Message as KombuMessage
 from vine import promise
 
 from .. import provisioning
-from ..conf import Settings, get_settings
+from ..conf import MAX_NAME, Settings, get_settings
 from ..context import ReceivedEvent
 from ..envelope import Payload, Progress, Received
 from ..exceptions import AmqpEventsError
@@ -24,6 +25,7 @@ from ..registry import Handler, Registry, get_registry
 from ..topology import Names, Topology, build
 from .copies import Copies
 from .dispatch import HOLDABLE, Dispatcher, celery_headers
+from .frames import Frames
 from .request import Delivery, EventMessage
 from .settlement import Settler
 from .verdict import REQUEUE, Verdict
@@ -59,6 +61,7 @@ class EventStep(bootsteps.StartStopStep):
     queues: set[str]
     dispatcher: Dispatcher
     settler: Settler
+    frames: Frames
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self.c = c
@@ -166,6 +169,7 @@ class EventStep(bootsteps.StartStopStep):
         self.channel = connection.channel()
         # The body is kept byte for byte; decoding it is our own business.
         self.channel.auto_decode = False
+        self.frames = Frames(self.channel)
         self.channel.basic_qos(0, self.prefetch_count, False)
         self._pending.extend(sorted(self.queues))
         logger.info(
@@ -215,7 +219,7 @@ class EventStep(bootsteps.StartStopStep):
             self._probe = None
             self._retry_later(connection, queue)
             return
-        tag = self._tags[queue] = f"{self.c.hostname}:{queue}"[:200]
+        tag = self._tags[queue] = consumer_tag(self.c.hostname, queue)
         self.channel.basic_consume(
             queue,
             consumer_tag=tag,
@@ -296,7 +300,7 @@ class EventStep(bootsteps.StartStopStep):
         if self._stopping:
             return  # unsettled, so the broker has it again when the channel closes
         info = raw.delivery_info
-        properties = dict(raw.properties)
+        properties, unreadable = self.frames.properties()
         headers = properties.pop("application_headers", None)
         body = raw.body
         received = Received(
@@ -307,6 +311,7 @@ class EventStep(bootsteps.StartStopStep):
             headers=headers if isinstance(headers, dict) else {},
             properties=properties,
             redelivered=bool(info.get("redelivered")),
+            unreadable=unreadable,
         )
         delivery = Delivery(
             received=received,
@@ -315,12 +320,15 @@ class EventStep(bootsteps.StartStopStep):
             ),
             settler=self.settler,
         )
+        self._guard(delivery, self._dispatch, delivery)
+
+    def _guard(self, delivery: Delivery, act: Callable[..., None], *args: Any) -> None:
         try:
-            self._dispatch(delivery)
+            act(*args)
         except Exception:
             # A bug of ours must neither stop the worker nor lose the event: the broker
             # delivers it again, and past the limit it is isolated in the graveyard.
-            logger.exception("a delivery from %r was not dispatched", queue)
+            logger.exception("a delivery from %r was not dispatched", delivery.received.queue)
             self.settler.settle(delivery, REQUEUE)
 
     def _dispatch(self, delivery: Delivery) -> None:
@@ -334,9 +342,9 @@ class EventStep(bootsteps.StartStopStep):
         if remaining > HOLDABLE:
             self.settler.postpone(delivery)
         elif remaining > 0:
-            self.c.timer.call_after(
-                remaining, self._handle, (delivery, event, progress, handler, payload)
-            )
+            # Guarded again: a timer swallows what is raised, and nobody would settle it.
+            run = (delivery, event, progress, handler, payload)
+            self.c.timer.call_after(remaining, self._guard, (delivery, self._handle, *run))
         else:
             self._handle(delivery, event, progress, handler, payload)
 
@@ -349,6 +357,8 @@ class EventStep(bootsteps.StartStopStep):
         payload: Payload,
     ) -> None:
         received, message = delivery.received, delivery.message
+        if delivery.lost:
+            return  # while it waited for the timer; the broker delivers it again
         clean = EventMessage.rebuilt(
             delivery,
             headers=celery_headers(event, progress, handler, payload),
@@ -375,6 +385,15 @@ class EventStep(bootsteps.StartStopStep):
                 "prefetch_count": self.prefetch_count if self._prepared else None,
             }
         }
+
+
+def consumer_tag(worker: str, queue: str) -> str:
+    """Name a consumer for people; no other one of the channel may have its name (530)."""
+    tag = f"{worker}:{queue}"
+    if len(tag.encode("utf-8", "surrogatepass")) <= MAX_NAME:
+        return tag
+    start = tag.encode("utf-8", "replace")[:150].decode("utf-8", "ignore")
+    return f"{start}…{hashlib.sha256(queue.encode()).hexdigest()[:40]}"
 
 
 def _raise(exc: BaseException) -> None:

@@ -82,6 +82,9 @@ class Dispatcher:
             event, progress, handler and payload; instead of the payload a verdict where it
             cannot be handled.
         """
+        if received.unreadable:
+            verdict = Verdict(kind="archive", reason="malformed", detail=received.unreadable)
+            return None, Progress(), None, verdict
         trusted = received.exchange in (self.names.return_, self.names.replay)
         event: ReceivedEvent | None = None
         progress, handler = Progress(), None

@@ -94,7 +94,13 @@ class Settler:
         elif verdict.kind == "requeue":
             self._finish(delivery, ack=False)
         else:
-            message = self.copies.build(delivery, verdict, datetime.now(UTC))
+            try:
+                message = self.copies.build(delivery, verdict, datetime.now(UTC))
+            except Exception:
+                # A bug of ours; without an answer the delivery would keep its place for ever.
+                logger.exception("%s goes back to the broker: no copy of it", delivery.title)
+                self._finish(delivery, ack=False)
+                return
             if message is None:
                 self._finish(delivery, ack=True)
             else:

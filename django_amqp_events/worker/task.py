@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, ClassVar, Final
@@ -107,7 +107,8 @@ class HandlerTask(Task):
         run: Run | None = getattr(self.request, "amqp_run", None)
         return run.storing if run is not None else True
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    # By position only, here and below: an event may have a "self" in its payload.
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         run: Run | None = getattr(self.request, "amqp_run", None)
         event = self.event
         if run is None or event is None:
@@ -156,16 +157,32 @@ class HandlerTask(Task):
         # The tracer would let a SystemExit through, and store nothing for a Reject.
         return HandlerFailed(f"{type(cause).__name__}: {cause}")
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, /, *args: Any, **kwargs: Any) -> Any:
         handler = self.handler
         if handler.is_task_class:
-            return self.run(*args, **kwargs)
+            return self._outcome(self.run(*args, **kwargs))
         target: Callable[..., Any] = handler.target
         if handler.is_async:
             target = async_to_sync(target)
-        return target(self, *args, **kwargs) if handler.bind else target(*args, **kwargs)
+        result = target(self, *args, **kwargs) if handler.bind else target(*args, **kwargs)
+        return self._outcome(result)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def _outcome(self, result: Any) -> Any:
+        """Run what was only made so far: an event must not count as handled before that.
+
+        A coroutine function does not show where it is a task class's ``run`` or is behind a
+        decorator or a ``__call__``.
+        """
+        if inspect.isawaitable(result):
+            return async_to_sync(_wait_for)(result)
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise Unsupported(
+                f"handler {self.name!r} is a generator, of which nothing runs; take the yield "
+                f"out of it"
+            )
+        return result
+
+    def run(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._call(*args, **kwargs)
 
     def retry(
@@ -234,6 +251,10 @@ class HandlerTask(Task):
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
         raise DirectCallError.of(self.name)
+
+
+async def _wait_for(result: Awaitable[Any]) -> Any:
+    return await result
 
 
 class HandlerFailed(Exception):

@@ -444,11 +444,25 @@ def test_plain_celery_publishers_wrap_values_and_handlers_get_plain_ones() -> No
             "content encoding",
         ),
         ({"headers": {"compression": "application/x-gzip"}}, "compressed"),
+        ({"body": b'[[],{"a":' + b"[" * 200 + b"]" * 200 + b"},{}]"}, "nested deeper"),
+        ({"body": b'[[],{"a":' + b'{"a":' * 200 + b"1" + b"}" * 200 + b"},{}]"}, "nested deeper"),
     ],
 )
 def test_malformed_bodies(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(Malformed, match=reason):
         decode(delivered(**changes), MAXIMUM)
+
+
+def test_a_nesting_that_a_pool_can_take() -> None:
+    """As deep as may be published and handled, and a long list is not deep."""
+    deep: Any = 1
+    for _ in range(199):
+        deep = [deep]
+    for value in (deep, [{"a": n} for n in range(1000)]):
+        body = encode_payload("shop.order.created", {"a": value})
+        assert decode(delivered(body=body), MAXIMUM).kwargs == {"a": value}
+    with pytest.raises(InvalidEventError, match="nested deeper"):
+        encode_payload("shop.order.created", {"a": {"a": deep}})
 
 
 @pytest.mark.parametrize("encoding", [None, "utf-8", "UTF-8", "us-ascii"])
@@ -553,6 +567,8 @@ def test_names_lose_the_prefix_of_native_delayed_delivery() -> None:
         ({"event-service": {}}, "event-service"),
         ({"event-correlation-id": 5}, "event-correlation-id"),
         ({"event-causation-id": "x" * 10_000}, "event-causation-id"),
+        ({"event-id": "\ud800"}, "lone surrogate"),
+        ({"event-service": "\udfff"}, "lone surrogate"),
         ({"event-attempt": 0}, "event-attempt"),
         ({"event-attempt": "2"}, "event-attempt"),
         ({"event-attempt": True}, "event-attempt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import ConfigurationError, DirectCallError
 from django_amqp_events.registry import Handler
 from django_amqp_events.worker.task import register, task_class, trace_event
+from django_amqp_events.worker.verdict import Verdict
 
 calls: list[int] = []
 
@@ -91,3 +93,62 @@ def test_an_ordinary_task_of_the_same_name_is_refused(app: Celery) -> None:
     other = Handler(**{**{f: getattr(HANDLER, f) for f in HANDLER.__slots__}, "name": "shop.other"})
     with pytest.raises(ConfigurationError, match=r"shop\.other"):
         register(app, {"shop.other": other})
+
+
+ran: list[object] = []
+
+
+class Slow(Task):
+    async def run(self, **payload: object) -> None:
+        ran.append(payload)
+
+
+def behind_a_decorator(**payload: object) -> object:
+    return Slow.run(Slow(), **payload)
+
+
+def generator(**payload: object) -> Iterator[None]:
+    ran.append(payload)
+    yield
+
+
+def verdict_of(app: Celery, target: Any, payload: dict[str, Any], **options: Any) -> Verdict:
+    """Run a handler in the tracer, as a pool does."""
+    fields = {name: getattr(HANDLER, name) for name in HANDLER.__slots__}
+    handler = Handler(**{**fields, "name": "shop.other", "target": target, **options})
+    ran.clear()
+    task_class.cache_clear()
+    register(app, {handler.name: handler})
+    task_id = str(uuid.uuid4())
+    request: dict[str, Any] = {
+        "id": task_id,
+        "task": handler.name,
+        "amqp_event": ReceivedEvent(id="1", name="shop.order.created"),
+        "delivery_info": {},
+        "ignore_result": True,
+    }
+    return trace_event(handler.name, task_id, request, [[], payload, {}])
+
+
+@pytest.mark.parametrize("target", [Slow, behind_a_decorator, functools.partial(Slow.run, Slow())])
+def test_a_coroutine_that_does_not_show_is_run_before_it_counts(app: Celery, target: Any) -> None:
+    assert verdict_of(app, target, {"order_id": 7}).kind == "handled"
+    assert ran == [{"order_id": 7}]
+
+
+def test_a_generator_does_not_count_as_handled(app: Celery) -> None:
+    verdict = verdict_of(app, generator, {})
+    assert (verdict.kind, verdict.reason) == ("archive", "unsupported")
+    assert not ran
+
+
+def test_a_payload_may_have_a_self(app: Celery) -> None:
+    """Surplus, and dropped like any other; or wanted."""
+    assert verdict_of(app, count, {"order_id": 8, "self": "/orders/8"}).kind == "handled"
+    assert calls == [8]
+    assert verdict_of(app, own_link, {"self": "/orders/8"}).kind == "handled"
+    assert ran == ["/orders/8"]
+
+
+def own_link(**payload: object) -> None:
+    ran.append(payload["self"])
