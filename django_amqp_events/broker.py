@@ -423,9 +423,6 @@ class ConfirmChannel:
             self.forget_after_fork()
         self.broken = True
         if self._conn is not None:
-            with suppress(AttributeError, OSError):
-                # What is wrong with it must not make TLS wait for an answer.
-                self._transport.sock.settimeout(0)
             abandon(self._conn)
 
     def leave(self) -> None:
