@@ -175,6 +175,7 @@ def test_half_a_frame_is_waited_for_but_not_for_ever(wire: Wire):
     publish_event(NAME, {})
     # More than a frame's head: py-amqp's own look at the socket would spin on the rest.
     proxy.links[0].write(ack(1)[:12])
+    until(wire.pool._idle[0]._readable, "the half is here")
     publishing = threading.Thread(target=failure)
     publishing.start()
     finished(publishing)
