@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 from amqp.exceptions import NotFound
@@ -67,6 +68,7 @@ class EventStep(bootsteps.StartStopStep):
         self._probe: Any = None
         self._connection: Any = None
         self._tags: dict[str, str] = {}
+        self._numbers = count(1)
         self._pending: deque[str] = deque()
         self._missing: dict[str, float] = {}
         self._stopping = False
@@ -117,8 +119,6 @@ class EventStep(bootsteps.StartStopStep):
         try:
             if self.settings.topology == "auto":
                 provisioning.declare(c.app, self.settings, topology)
-            elif self.settings.topology == "verify":
-                provisioning.verify(c.app, self.settings, topology)
             else:
                 provisioning.verify(c.app, self.settings, topology)
         except AmqpEventsError as exc:
@@ -215,7 +215,8 @@ class EventStep(bootsteps.StartStopStep):
             self._probe = None
             self._retry_later(connection, queue)
             return
-        tag = self._tags[queue] = f"{self.c.hostname}:{queue}"[:200]
+        # Number first: long names that are cut must not meet.
+        tag = self._tags[queue] = f"{next(self._numbers)}:{self.c.hostname}:{queue}"[:60]
         self.channel.basic_consume(
             queue,
             consumer_tag=tag,
@@ -315,12 +316,17 @@ class EventStep(bootsteps.StartStopStep):
             ),
             settler=self.settler,
         )
+        self._guarded(delivery, self._dispatch, delivery)
+
+    def _guarded(self, delivery: Delivery, step: Callable[..., None], *args: Any) -> None:
+        """Take a step with a delivery, which a bug of ours must not lose nor stop the worker.
+
+        The broker delivers it again, and past the limit it is isolated in the graveyard.
+        """
         try:
-            self._dispatch(delivery)
+            step(*args)
         except Exception:
-            # A bug of ours must neither stop the worker nor lose the event: the broker
-            # delivers it again, and past the limit it is isolated in the graveyard.
-            logger.exception("a delivery from %r was not dispatched", queue)
+            logger.exception("a delivery from %r was not dispatched", delivery.received.queue)
             self.settler.settle(delivery, REQUEUE)
 
     def _dispatch(self, delivery: Delivery) -> None:
@@ -334,9 +340,8 @@ class EventStep(bootsteps.StartStopStep):
         if remaining > HOLDABLE:
             self.settler.postpone(delivery)
         elif remaining > 0:
-            self.c.timer.call_after(
-                remaining, self._handle, (delivery, event, progress, handler, payload)
-            )
+            step = (self._handle, delivery, event, progress, handler, payload)
+            self.c.timer.call_after(remaining, self._guarded, (delivery, *step))
         else:
             self._handle(delivery, event, progress, handler, payload)
 
@@ -348,6 +353,8 @@ class EventStep(bootsteps.StartStopStep):
         handler: Handler,
         payload: Payload,
     ) -> None:
+        if self._stopping or delivery.lost:
+            return  # held until it was due, and meanwhile given back to the broker
         received, message = delivery.received, delivery.message
         clean = EventMessage.rebuilt(
             delivery,
@@ -379,8 +386,3 @@ class EventStep(bootsteps.StartStopStep):
 
 def _raise(exc: BaseException) -> None:
     raise exc
-
-
-def queues_of(handlers: Iterable[Handler]) -> frozenset[str]:
-    """Return the queues of some handlers."""
-    return frozenset(handler.queue for handler in handlers)
