@@ -85,14 +85,31 @@ def current_celery_app() -> Celery:
     return app
 
 
+def is_fallback(app: Celery) -> bool:
+    """Say whether *app* is the one that Celery makes when a project has made none.
+
+    It is made by ``celery._state._get_current_app`` as ``Celery("default",
+    set_as_current=False)``; both are public attributes.
+    """
+    return bool(app.main == "default" and not app.set_as_current)
+
+
 def celery_app(settings: Settings) -> Celery:
     """Return the project's Celery app: ``CELERY_APP``, or the current one.
 
     Raises:
-        ConfigurationError: ``CELERY_APP`` cannot be imported or is no Celery app.
+        ConfigurationError: ``CELERY_APP`` cannot be imported or is no Celery app, or there is
+            no current one: Celery would make one of its own, with a broker on localhost.
     """
     if not settings.celery_app:
-        return current_celery_app()
+        app = current_celery_app()
+        if is_fallback(app):
+            raise ConfigurationError(
+                "there is no current Celery app in this thread, so the broker is not known; "
+                "import the project's app in its __init__.py and make it the default "
+                '(app.set_default()), or name it: AMQP_EVENTS["CELERY_APP"] = "project.celery.app"'
+            )
+        return app
     try:
         app = import_string(settings.celery_app)
     except ImportError as exc:
@@ -423,9 +440,6 @@ class ConfirmChannel:
             self.forget_after_fork()
         self.broken = True
         if self._conn is not None:
-            with suppress(AttributeError, OSError):
-                # What is wrong with it must not make TLS wait for an answer.
-                self._transport.sock.settimeout(0)
             abandon(self._conn)
 
     def leave(self) -> None:

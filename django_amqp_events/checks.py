@@ -120,6 +120,13 @@ def _look(settings: Settings, declared: Registry) -> Project:
             settings=settings, registry=declared, problems=(Problem(code, message, hint),)
         )
 
+    if not settings.celery_app and broker.is_fallback(broker.current_celery_app()):
+        return failed(
+            "E015",
+            "The project has no Celery app, so events have no broker and no worker.",
+            "Make one as Celery's guide for Django says, and import it in the project's "
+            '__init__.py; or name it: AMQP_EVENTS["CELERY_APP"] = "project.celery.app".',
+        )
     try:
         app = broker.celery_app(settings)
     except ConfigurationError as exc:
@@ -130,13 +137,6 @@ def _look(settings: Settings, declared: Registry) -> Project:
             f'AMQP_EVENTS["CELERY_APP"] is {settings.celery_app!r}, whose import fails: '
             f"{type(exc).__name__}: {exc}.",
             "Correct the module that fails.",
-        )
-    if is_fallback(app):
-        return failed(
-            "E015",
-            "The project has no Celery app, so events have no broker and no worker.",
-            "Make one as Celery's guide for Django says, and import it in the project's "
-            '__init__.py; or name it: AMQP_EVENTS["CELERY_APP"] = "project.celery.app".',
         )
     try:
         return Project(
@@ -152,15 +152,6 @@ def _look(settings: Settings, declared: Registry) -> Project:
             f"{type(exc).__name__}: {exc}.",
             "Correct it; `celery -A … inspect ping` would fail as well.",
         )
-
-
-def is_fallback(app: Celery) -> bool:
-    """Say whether *app* is the one that Celery makes when a project has made none.
-
-    It is made by ``celery._state._get_current_app`` as ``Celery("default",
-    set_as_current=False)``; both are public attributes.
-    """
-    return bool(app.main == "default" and not app.set_as_current)
 
 
 def _servers(app: Celery) -> Iterator[Server]:

@@ -17,7 +17,7 @@ from django.db import DatabaseError, connections, transaction
 
 from .. import archive, envelope
 from ..archive import Archived, Outcome
-from ..broker import celery_app
+from ..broker import celery_app, current_celery_app
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..envelope import Message, Payload
@@ -239,7 +239,8 @@ class MemoryBackend:
 
     def _run_handler(self, world: _World, reading: Reading, payload: Payload) -> Verdict:
         event, handler = reading.known
-        app = celery_app(world.settings)
+        # Without a broker any app will do, also the one that Celery makes by itself.
+        app = celery_app(world.settings) if world.settings.celery_app else current_celery_app()
         register(app, {handler.name: handler})
         received = reading.received
         request = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 from amqp.exceptions import NotFound
@@ -17,7 +17,7 @@ from kombu.message import Message as KombuMessage
 from vine import promise
 
 from .. import provisioning
-from ..conf import MAX_NAME, Settings, get_settings
+from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..envelope import Payload, Progress, Received
 from ..exceptions import AmqpEventsError
@@ -70,6 +70,7 @@ class EventStep(bootsteps.StartStopStep):
         self._probe: Any = None
         self._connection: Any = None
         self._tags: dict[str, str] = {}
+        self._numbers = count(1)
         self._pending: deque[str] = deque()
         self._missing: dict[str, float] = {}
         self._stopping = False
@@ -120,8 +121,6 @@ class EventStep(bootsteps.StartStopStep):
         try:
             if self.settings.topology == "auto":
                 provisioning.declare(c.app, self.settings, topology)
-            elif self.settings.topology == "verify":
-                provisioning.verify(c.app, self.settings, topology)
             else:
                 provisioning.verify(c.app, self.settings, topology)
         except AmqpEventsError as exc:
@@ -219,7 +218,8 @@ class EventStep(bootsteps.StartStopStep):
             self._probe = None
             self._retry_later(connection, queue)
             return
-        tag = self._tags[queue] = consumer_tag(self.c.hostname, queue)
+        # Number first: long names that are cut must not meet.
+        tag = self._tags[queue] = f"{next(self._numbers)}:{self.c.hostname}:{queue}"[:60]
         self.channel.basic_consume(
             queue,
             consumer_tag=tag,
@@ -320,14 +320,16 @@ class EventStep(bootsteps.StartStopStep):
             ),
             settler=self.settler,
         )
-        self._guard(delivery, self._dispatch, delivery)
+        self._guarded(delivery, self._dispatch, delivery)
 
-    def _guard(self, delivery: Delivery, act: Callable[..., None], *args: Any) -> None:
+    def _guarded(self, delivery: Delivery, step: Callable[..., None], *args: Any) -> None:
+        """Take a step with a delivery, which a bug of ours must not lose nor stop the worker.
+
+        The broker delivers it again, and past the limit it is isolated in the graveyard.
+        """
         try:
-            act(*args)
+            step(*args)
         except Exception:
-            # A bug of ours must neither stop the worker nor lose the event: the broker
-            # delivers it again, and past the limit it is isolated in the graveyard.
             logger.exception("a delivery from %r was not dispatched", delivery.received.queue)
             self.settler.settle(delivery, REQUEUE)
 
@@ -342,9 +344,8 @@ class EventStep(bootsteps.StartStopStep):
         if remaining > HOLDABLE:
             self.settler.postpone(delivery)
         elif remaining > 0:
-            # Guarded again: a timer swallows what is raised, and nobody would settle it.
-            run = (delivery, event, progress, handler, payload)
-            self.c.timer.call_after(remaining, self._guard, (delivery, self._handle, *run))
+            step = (self._handle, delivery, event, progress, handler, payload)
+            self.c.timer.call_after(remaining, self._guarded, (delivery, *step))
         else:
             self._handle(delivery, event, progress, handler, payload)
 
@@ -356,9 +357,9 @@ class EventStep(bootsteps.StartStopStep):
         handler: Handler,
         payload: Payload,
     ) -> None:
+        if self._stopping or delivery.lost:
+            return  # held until it was due, and meanwhile given back to the broker
         received, message = delivery.received, delivery.message
-        if delivery.lost:
-            return  # while it waited for the timer; the broker delivers it again
         clean = EventMessage.rebuilt(
             delivery,
             headers=celery_headers(event, progress, handler, payload),
@@ -387,19 +388,5 @@ class EventStep(bootsteps.StartStopStep):
         }
 
 
-def consumer_tag(worker: str, queue: str) -> str:
-    """Name a consumer for people; no other one of the channel may have its name (530)."""
-    tag = f"{worker}:{queue}"
-    if len(tag.encode("utf-8", "surrogatepass")) <= MAX_NAME:
-        return tag
-    start = tag.encode("utf-8", "replace")[:150].decode("utf-8", "ignore")
-    return f"{start}…{hashlib.sha256(queue.encode()).hexdigest()[:40]}"
-
-
 def _raise(exc: BaseException) -> None:
     raise exc
-
-
-def queues_of(handlers: Iterable[Handler]) -> frozenset[str]:
-    """Return the queues of some handlers."""
-    return frozenset(handler.queue for handler in handlers)

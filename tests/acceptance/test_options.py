@@ -49,7 +49,7 @@ def test_nothing_in_the_configuration_changes_settlement(fresh_eyes: Eyes, servi
     options = make(
         service, eyes,
         celery={
-            "task_annotations": {"*": danger, "testproject.act": {**danger, "time_limit": 1}},
+            "task_annotations": {"*": danger, "testproject.act": {**danger, "time_limit": 8}},
             "task_acks_late": False,
             "task_reject_on_worker_lost": False,
             "task_acks_on_failure_or_timeout": True,
@@ -57,10 +57,12 @@ def test_nothing_in_the_configuration_changes_settlement(fresh_eyes: Eyes, servi
             "task_ignore_result": True,
         },
     )  # fmt: skip
+    # The limit is longer than Celery takes to notice that a child was killed (5 s): otherwise
+    # the killed run may count as one that ran out of time.
     options.worker("prefork", 4, "-Q", "options.testproject.act")
     (lost,) = publish(eyes, 1, "kill_once:x")
     (failed,) = publish(eyes, 1, "fail", "ok")
-    (late,) = publish(eyes, 1, "deaf:20", "ok")
+    (late,) = publish(eyes, 1, "deaf:60", "ok")
     until(lambda: ended(options, "act", [lost, failed, late]), 30)
     assert [line["attempt"] for line in options.runs(lost)] == [1, 1]
     assert [line["attempt"] for line in options.runs(failed)] == [1, 2]

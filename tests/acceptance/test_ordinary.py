@@ -54,7 +54,7 @@ def test_ordinary_tasks_run_in_the_same_worker(mixed: Service, eyes: Eyes) -> No
 def test_a_handler_starts_an_ordinary_task(mixed: Service, eyes: Eyes) -> None:
     event_id = eyes.event("mixed.calls", {"plan": ["ok"]})
     until(lambda: started(mixed, "from a handler"))
-    assert len(mixed.runs(event_id)) == 1
+    assert len(until(lambda: mixed.runs(event_id))) == 1
 
 
 def test_publishing_inside_a_handler(mixed: Service, eyes: Eyes) -> None:

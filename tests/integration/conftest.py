@@ -33,7 +33,7 @@ from django.test import override_settings
 from kombu.utils.url import parse_url
 
 from django_amqp_events import conf, provisioning
-from django_amqp_events.management_api import ManagementApi
+from django_amqp_events.provisioning.management_api import ManagementApi
 from django_amqp_events.registry import Registry, get_registry
 from django_amqp_events.topology import Names, Topology, build
 from tests.celery_app import app as celery_app

@@ -13,15 +13,16 @@ import amqp
 import pytest
 
 from broker import Node
-from django_amqp_events import provisioning, replacement
-from django_amqp_events.amqp_api import FLAGS_REQUIRED_VERSION, version_of
-from django_amqp_events.drift import left_over_queue, shadow
+from django_amqp_events import provisioning
 from django_amqp_events.exceptions import (
     BrokerRequirementError,
     TopologyDriftError,
     TopologyError,
 )
-from django_amqp_events.management_api import ManagementApi, ManagementApiError
+from django_amqp_events.provisioning import replacement
+from django_amqp_events.provisioning.amqp_api import FLAGS_REQUIRED_VERSION, version_of
+from django_amqp_events.provisioning.drift import left_over_queue, shadow
+from django_amqp_events.provisioning.management_api import ManagementApi, ManagementApiError
 from tests.conftest import Vhost
 
 from .conftest import Service, wait_until
@@ -305,7 +306,7 @@ class TestRequirements:
         ],
     )
     def test_other_brokers_are_refused(self, billing, server, message, monkeypatch):
-        monkeypatch.setattr("django_amqp_events.amqp_api.Amqp.server", server)
+        monkeypatch.setattr("django_amqp_events.provisioning.amqp_api.Amqp.server", server)
         with billing.active(), pytest.raises(BrokerRequirementError, match=message):
             provisioning.verify(billing.app, billing.settings, billing.topology)
 
@@ -649,8 +650,8 @@ class TestManagementApi:
 
 def test_shutdown_of_the_broker_is_an_error_of_its_own(billing):
     """A connection that breaks in the middle says so instead of hanging."""
-    from django_amqp_events.amqp_api import session
     from django_amqp_events.exceptions import BrokerUnavailableError
+    from django_amqp_events.provisioning.amqp_api import session
 
     with billing.active(), session(billing.app, billing.settings) as amqp_session:
         assert amqp_session.depth("billing.book")

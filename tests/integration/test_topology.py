@@ -8,7 +8,7 @@ import amqp
 import pytest
 
 from django_amqp_events import provisioning
-from django_amqp_events.amqp_api import session
+from django_amqp_events.provisioning.amqp_api import session
 from django_amqp_events.topology import NO_LIMIT, POWER_DELAYS, Exchange, Queue
 
 from .conftest import wait_until

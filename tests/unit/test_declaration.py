@@ -93,9 +93,7 @@ def test_what_does_not_fit_is_not_published(
         lambda: order_created.publish(**payload),
         lambda: order_created.publish_many([{"order_id": 1}, payload]),
     ):
-        with pytest.raises(
-            InvalidEventError, match=r"order_created\(order_id"
-        ):
+        with pytest.raises(InvalidEventError, match=r"order_created\(order_id"):
             publish()
     assert memory.messages == []
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -285,3 +287,24 @@ def test_errors_survive_a_pickle():
     assert (type(copy), str(copy), copy.event_id, copy.event_name) == (
         PublishTimeoutError, "no confirm", "1", "e",
     )  # fmt: skip
+
+
+def test_celerys_own_fallback_app_is_refused() -> None:
+    """It would publish to a broker on localhost; a thread without the project's app gets it."""
+    program = (
+        "import django\n"
+        "from django.conf import settings\n"
+        "settings.configure(AMQP_EVENTS={'SERVICE': 'lonely', 'PUBLISH': 'immediate'}, "
+        "INSTALLED_APPS=['django_amqp_events'])\n"
+        "django.setup()\n"
+        "from django_amqp_events import ConfigurationError, publish_event\n"
+        "try:\n"
+        "    publish_event('shop.order.created', {})\n"
+        "except ConfigurationError as exc:\n"
+        "    print(exc)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "no current Celery app" in done.stdout
+    assert "CELERY_APP" in done.stdout

@@ -32,14 +32,14 @@ import amqp
 from amqp import exceptions as amqp_errors
 from celery import Celery
 
-from . import broker
+from .. import broker
+from ..conf import Settings
+from ..envelope import Message
+from ..exceptions import BrokerUnavailableError, TopologyError
+from ..topology import NO_LIMIT, Binding, Queue, Topology
 from .amqp_api import Amqp
-from .conf import Settings
 from .drift import shadow
-from .envelope import Message
-from .exceptions import BrokerUnavailableError, TopologyError
 from .management_api import ManagementApi
-from .topology import NO_LIMIT, Binding, Queue, Topology
 
 #: Seconds between two looks at a queue that is watched.
 POLL: Final = 0.5

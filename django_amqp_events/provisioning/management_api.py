@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from .exceptions import TopologyError
+from ..exceptions import TopologyError
 
 _QUEUE_COLUMNS: Final = (
     "name,type,durable,auto_delete,exclusive,arguments,policy,operator_policy,"

@@ -21,11 +21,11 @@ from amqp import exceptions as amqp_errors
 from celery import Celery
 from kombu import Connection
 
-from . import broker
-from .conf import Settings
+from .. import broker
+from ..conf import Settings
+from ..exceptions import BrokerUnavailableError
+from ..topology import Binding, Exchange, Names, Queue
 from .drift import Difference, Item, Trouble
-from .exceptions import BrokerUnavailableError
-from .topology import Binding, Exchange, Names, Queue
 
 #: Oldest broker whose quorum queues dead-letter at least once.
 MINIMUM_VERSION: Final = (3, 10)

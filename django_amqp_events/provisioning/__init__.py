@@ -19,14 +19,14 @@ from typing import Any, Final, Literal
 from amqp import exceptions as amqp_errors
 from celery import Celery
 
+from ..conf import Settings
+from ..exceptions import BrokerRequirementError, TopologyDriftError, TopologyError
+from ..topology import Binding, Exchange, Names, Queue, Role, Topology
 from . import drift
 from .amqp_api import Amqp, Depth, requirements, session
-from .conf import Settings
 from .drift import Difference, Item, Plan, Report, Step, Trouble, plan
-from .exceptions import BrokerRequirementError, TopologyDriftError, TopologyError
 from .management_api import ManagementApi, ManagementApiError
 from .replacement import Replacement
-from .topology import Binding, Exchange, Names, Queue, Role, Topology
 
 __all__ = [
     "Applied",

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from .conf import MAX_NAME
-from .topology import Binding, Exchange, Names, Queue, Role, Topology
+from ..conf import MAX_NAME
+from ..topology import Binding, Exchange, Names, Queue, Role, Topology
 
 State = Literal["ok", "missing", "different", "stale", "unknown"]
 Kind = Literal["exchange", "queue", "binding"]
