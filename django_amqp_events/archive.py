@@ -38,17 +38,17 @@ class Archived:
     detail: str = ""
     handler: str | None = None
     event: ReceivedEvent | None = None
-    payload: Mapping[str, Any] | None = None
+    payload: Mapping[str, Any] | None = field(default=None, repr=False)
     exception: str = ""
     message: str = ""
-    traceback: str = ""
+    traceback: str = field(default="", repr=False)
     attempts: int = 1
-    history: tuple[Mapping[str, Any], ...] = ()
+    history: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     first_failed_at: datetime | None = None
     last_failed_at: datetime | None = None
-    body: bytes = b""
-    headers: Mapping[str, Any] = field(default_factory=dict)
-    document: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = field(default=b"", repr=False)
+    headers: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Outcome:
     handler: str | None
     event: ReceivedEvent
     at: datetime | None
-    document: Mapping[str, Any] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def read(received: Received) -> Archived | Outcome:

@@ -150,10 +150,18 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
         }
     url = app.conf.broker_write_url or ""
     addresses = len(url.split(";") if isinstance(url, str) else url)
-    connection: Connection = app.connection_for_write(
-        connect_timeout=timeout / addresses, transport_options=options
-    )
-    if connection.transport.driver_name != "py-amqp":
+    try:
+        connection: Connection = app.connection_for_write(
+            connect_timeout=timeout / addresses, transport_options=options
+        )
+        driver = connection.transport.driver_name
+    except Exception as exc:
+        # kombu imports the transport here, and says AttributeError where its library is missing.
+        raise ConfigurationError(
+            f"the transport of the broker URL cannot be used ({type(exc).__name__}: {exc}); events "
+            f"need RabbitMQ (amqp://…) and py-amqp"
+        ) from exc
+    if driver != "py-amqp":
         raise ConfigurationError(
             f"the broker URL is {connection.as_uri()}; events need RabbitMQ (amqp://…) and py-amqp"
         )

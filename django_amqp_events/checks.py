@@ -8,8 +8,10 @@ docs/checks.md with its remedy.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import ipaddress
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,6 +19,7 @@ from urllib.parse import urlsplit
 
 from celery import Celery, Task
 from celery.local import Proxy
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
@@ -336,6 +339,28 @@ def _listed(names: Iterable[str]) -> str:
 # -- our own settings ---------------------------------------------------------------------
 
 
+def check_discovery(project: Project) -> Iterator[Problem]:
+    """Declarations beside the settings, in a package that is no app (W012)."""
+    package = str(getattr(django_settings, "SETTINGS_MODULE", None) or "").rpartition(".")[0]
+    while package:
+        for name in project.settings.autodiscover:
+            module = f"{package}.{name}"
+            if module in sys.modules or apps.get_containing_app_config(module) is not None:
+                continue
+            try:
+                found = importlib.util.find_spec(module)
+            except (ImportError, ValueError):
+                continue
+            if found is not None:
+                yield Problem(
+                    "W012",
+                    f"There is a module {module}, but {package!r} is no installed app, so what it "
+                    f"declares is not found.",
+                    f"Add {package!r} to INSTALLED_APPS, or move the module into an app.",
+                )
+        package = package.rpartition(".")[0]
+
+
 def check_database(project: Project) -> Iterator[Problem]:
     """A DATABASE that there is none of (E021)."""
     alias = project.settings.database
@@ -566,6 +591,7 @@ def check_backend(project: Project) -> Iterator[Problem]:
 
 
 CHECKS: Final[tuple[Check, ...]] = (
+    check_discovery,
     check_contracts,
     check_handlers,
     check_database,

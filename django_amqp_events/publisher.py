@@ -6,6 +6,7 @@ validation, ids, headers and the waiting for a commit, is the same for all of th
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -273,14 +274,12 @@ def bind_contract(
     Raises:
         InvalidEventError: the arguments do not fit. Whatever the body raises goes through.
     """
-    import inspect
-
     signature = inspect.signature(contract)
     try:
         bound = signature.bind(*args, **payload)
     except TypeError as exc:
         raise InvalidEventError(
-            f"event {name!r} does not fit its contract {dotted(contract)}{signature}: {exc}"
+            f"event {name!r} does not fit its contract: {exc}; it is {dotted(contract)}{signature}"
         ) from exc
     bound.apply_defaults()
     contract(*bound.args, **bound.kwargs)

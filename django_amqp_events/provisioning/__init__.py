@@ -482,7 +482,7 @@ def _hint(exc: amqp_errors.ChannelError) -> str:
     return f"look at the broker's log, then {_REMEDY} again"
 
 
-def _joined(lines: Sequence[str], limit: int = 20) -> str:
+def _joined(lines: Sequence[str], limit: int = 8) -> str:
     shown = [*lines[:limit], *([f"… and {len(lines) - limit} more"] if len(lines) > limit else [])]
     return "".join(f"\n  - {line}" for line in shown)
 

@@ -100,6 +100,12 @@ class EventStep(bootsteps.StartStopStep):
         self.queues = set(wanted - self.excluded)
         self.dispatcher = Dispatcher(self.settings, self.registry, self.names)
         if self.queues:
+            if not c.app.conf.broker_channel_error_retry:
+                logger.warning(
+                    "broker_channel_error_retry is not set: this worker exits when RabbitMQ closes "
+                    "a channel, such as after a consumer timeout. Set it to True, or use "
+                    "`manage.py events_worker`"
+                )
             self._meet_topology(c, topology)
         self.settler = Settler(
             app=c.app,

@@ -281,7 +281,15 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
             decoded=True,
             utc=True,
         )
-        logger.info("Event %s[%s] received", request.name, request.id)
+        event, handler = message.delivery.known
+        logger.info(
+            "Event %s (%s) for %s[%s] received, attempt %d",
+            event.name,
+            event.id,
+            handler.name,
+            request.id,
+            event.attempt,
+        )
         if request.id in state.revoked and request.revoked():
             return
         signals.task_received.send(sender=consumer, request=request)

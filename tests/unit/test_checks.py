@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from pytest_django import Settings as DjangoSettings
 
 import django_amqp_events
 from django_amqp_events import checks, conf
-from django_amqp_events.registry import declarations
+from django_amqp_events.registry import build, declarations
 
 from . import project
 
@@ -472,6 +473,31 @@ class FakeQueue:
 )
 def test_celery_queues_with_our_names(run: Check, options: dict[str, Any]) -> None:
     assert run(celery=options) == ["E020"]
+
+
+def test_declarations_in_a_package_that_is_no_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `startproject billing` makes is no app, and billing/handlers.py looks as if it were."""
+    (tmp_path / "lonely" / "conf").mkdir(parents=True)
+    for name in ("__init__", "conf/__init__", "conf/dev", "handlers"):
+        (tmp_path / "lonely" / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # Any override hides SETTINGS_MODULE (django.conf.UserSettingsHolder).
+    monkeypatch.setattr(
+        checks, "django_settings", SimpleNamespace(SETTINGS_MODULE="lonely.conf.dev")
+    )
+
+    def found(*names: str) -> list[str]:
+        parsed = conf.Settings(service="billing", autodiscover=names)
+        looked = checks.Project(settings=parsed, registry=build(parsed))
+        return [problem.code for problem in checks.check_discovery(looked)]
+
+    assert found("events", "handlers") == ["W012"]
+    assert found("events") == []
+    importlib.import_module("lonely.handlers")
+    assert found("events", "handlers") == [], "somebody imports it"
+    assert checks.check_discovery in checks.CHECKS
 
 
 @pytest.mark.parametrize("name", ["billing.images", "billing:images", "billing.old.handler"])

@@ -167,7 +167,7 @@ def test_the_picture_shows_names_that_exist() -> None:
     names = Names("", "billing", "events")
     known = {
         names.events, names.return_, names.archive, names.graveyard, names.dead, names.abyss,
-        names.handlers + "send_invoice", "shop.reserve_stock", f"{names.delay(1)} … 4096s",
+        names.handlers + "invoices.send", "shop.stock.reserve", f"{names.delay(1)} … 4096s",
     }  # fmt: skip
     assert set(texts) == known
     assert picture.find(f"{space}title") is not None, "who cannot see it gets a title"

@@ -27,6 +27,7 @@ from django_amqp_events import (
     publisher,
     signals,
 )
+from django_amqp_events.archive import Archived
 from django_amqp_events.conf import get_settings
 from django_amqp_events.envelope import Message
 from django_amqp_events.memory import Clock, InlineBackend, MemoryBackend, MemoryBroker
@@ -816,3 +817,13 @@ def test_inline_lets_a_keyboard_interrupt_through(inline: InlineBackend) -> None
 
 async def _publish_in_a_loop() -> None:
     publish_event("a.b", {})
+
+
+def test_an_archived_event_is_short_in_a_failing_assertion() -> None:
+    long = "x" * 10_000
+    archived = Archived(
+        reason="failed", handler="billing.pay", traceback=long, body=long.encode(),
+        headers={"a": long}, document={"a": long}, payload={"a": long}, history=({"a": long},),
+    )  # fmt: skip
+    assert len(repr(archived)) < 300
+    assert "billing.pay" in repr(archived)

@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from celery import Celery
 
 from django_amqp_events import (
     BrokerUnavailableError,
@@ -27,6 +28,7 @@ from django_amqp_events import (
     PublishTimeoutError,
     ReceivedEvent,
     UnroutableError,
+    broker,
     publish_event,
     publish_many,
     publisher,
@@ -308,3 +310,10 @@ def test_celerys_own_fallback_app_is_refused() -> None:
     )
     assert "no current Celery app" in done.stdout
     assert "CELERY_APP" in done.stdout
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "memory://", "nonsense://localhost"])
+def test_a_broker_that_is_not_rabbitmq(url: str) -> None:
+    """Also where the transport's own library is missing, which kombu reports in its own words."""
+    with pytest.raises(ConfigurationError, match="events need RabbitMQ"):
+        broker.connect(Celery("elsewhere", broker=url, set_as_current=False), timeout=1)
