@@ -41,6 +41,10 @@ broker-start: venv  ## A private RabbitMQ for trying things out; prints its URL
 broker-stop:  ## Stop it
 	@$(PYTHON) scripts/broker.py stop
 
+show: venv  ## Measured delays beside their schedule, and who sees a retry (two minutes)
+	@$(VENV) scripts/wheel.py
+	@$(VENV) -m benchmarks.delays $(ARGS)
+
 lock:  ## Compile requirements/dev.txt anew (ARGS=--upgrade for newer versions)
 	@$(PYTHON) scripts/lock.py $(ARGS)
 

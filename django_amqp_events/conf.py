@@ -299,7 +299,9 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
         exchange=exchange,
         events=_options(read, "EVENTS", EVENT_OPTIONS),
         handlers=_options(read, "HANDLERS", HANDLER_OPTIONS),
-        defaults=_lowered(read, "DEFAULTS", raw.get("DEFAULTS", {}), DEFAULT_OPTIONS),
+        defaults=_lowered(
+            read, f"{read.where}['DEFAULTS']", raw.get("DEFAULTS", {}), DEFAULT_OPTIONS
+        ),
         autodiscover=_names(read, "AUTODISCOVER", ("events", "handlers")),
         publish=read.choice("PUBLISH", "on_commit", PUBLISH_MODES),
         unrouted=read.choice("UNROUTED", "warn", UNROUTED_POLICIES),
@@ -356,16 +358,18 @@ def _options(read: Reader, key: str, known: tuple[str, ...]) -> dict[str, dict[s
         if not isinstance(name, str):
             read.wrong(key, name, "a dict whose keys are names")
             continue
-        options[name] = _lowered(read, f"{key}[{name!r}]", entry, known)
+        options[name] = _lowered(read, f"{read.where}[{key!r}][{name!r}]", entry, known)
     return options
 
 
-def _lowered(read: Reader, key: str, value: object, known: tuple[str, ...]) -> dict[str, Any]:
+def _lowered(read: Reader, where: str, value: object, known: tuple[str, ...]) -> dict[str, Any]:
     """Return *value* with the lower-case names of the decorator."""
     if not isinstance(value, Mapping):
-        read.wrong(key, value, "a dict of options")
+        read.problems.append(
+            Problem("E003", f"{where} is {value!r:.120}.", "It is a dict of options.")
+        )
         return {}
-    inner = Reader(value, f"{read.where}[{key}]", read.problems)
+    inner = Reader(value, where, read.problems)
     inner.known(name.upper() for name in known)
     return {str(k).lower(): v for k, v in value.items() if str(k) in {n.upper() for n in known}}
 

@@ -734,7 +734,7 @@ def _meaning(
             return "ok", "empty"
         case "archive":
             return _emptied_by(
-                ready, consumers, "failed", "be mirrored", "what failed is in event-archive"
+                ready, consumers, "failed", "be mirrored", "why is in their header event-archive"
             )
         case "graveyard":
             return _emptied_by(
