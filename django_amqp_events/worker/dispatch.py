@@ -110,8 +110,13 @@ class Dispatcher:
     ) -> Handler | None:
         if trusted:
             if progress.handler is not None:
-                return self.registry.handlers.get(progress.handler)
-            return self._by_key.get(received.event_key)
+                handler = self.registry.handlers.get(progress.handler)
+            else:
+                handler = self._by_key.get(received.event_key)
+            # A queue that the handler has left (QUEUE) stays bound to what returns until
+            # somebody unbinds it, so the handler's own queue has got this as well: run from
+            # both, each retry would make two of it.
+            return handler if handler and handler.queue == received.queue else None
         name = event.name
         if not received.exchange:
             # Put on the queue by hand: the routing key is the queue's name.

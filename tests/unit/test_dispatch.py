@@ -1,0 +1,74 @@
+"""Whose a delivery is."""
+
+from __future__ import annotations
+
+import pytest
+
+from django_amqp_events.conf import Settings
+from django_amqp_events.envelope import Payload, Received
+from django_amqp_events.registry import build
+from django_amqp_events.topology import Names
+from django_amqp_events.worker.dispatch import Dispatcher
+from django_amqp_events.worker.verdict import Verdict
+
+
+def handle(**payload: object) -> None: ...
+
+
+SETTINGS = Settings(
+    service="billing",
+    handlers={
+        "m.moved": {"handler": handle, "events": ["shop.paid"]},
+        "m.mail": {"handler": handle, "events": ["shop.sent"], "queue": "mail"},
+    },
+)
+OWN, MAIL = "billing.m.moved", "billing.mail"
+
+
+def read(queue: str, exchange: str, key: str, *, handler: str | None = "m.moved") -> str:
+    """Return the name of the handler that gets it, or why nobody does."""
+    headers = {"event-id": "1", "event-name": "shop.paid", "event-attempt": 2}
+    if handler:
+        headers["event-handler"] = handler
+    received = Received(
+        queue=queue,
+        exchange=exchange,
+        routing_key=key,
+        body=b"[[],{},{}]",
+        headers=headers,
+        properties={"content_type": "application/json"},
+    )
+    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
+    _, _, found, payload = dispatcher.read(received)
+    if isinstance(payload, Verdict):
+        assert found is None
+        return payload.reason
+    assert isinstance(payload, Payload)
+    assert found is not None
+    return found.name
+
+
+@pytest.mark.parametrize("exchange", ["billing:return", "billing:replay"])
+@pytest.mark.parametrize("header", ["m.moved", None])
+def test_what_returns_is_for_the_handlers_own_queue(exchange: str, header: str | None) -> None:
+    """A queue that it has left is still bound: run from both, each retry would make two."""
+    assert read(OWN, exchange, OWN, handler=header) == "m.moved"
+    assert read(MAIL, exchange, OWN, handler=header) == "unknown"
+
+
+def test_a_first_delivery_in_a_queue_that_the_handler_has_left() -> None:
+    assert read(OWN, "events", "shop.paid") == "m.moved"
+    assert read(MAIL, "events", "shop.paid") == "unknown"
+    assert read(MAIL, "events", "shop.sent") == "m.mail"
+
+
+def test_what_cannot_be_read_is_malformed() -> None:
+    received = Received(
+        queue=OWN, exchange="events", routing_key="shop.paid", body=b"", headers={},
+        properties={}, unreadable="the headers cannot be read: year 53872825 is out of range",
+    )  # fmt: skip
+    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
+    event, _, handler, verdict = dispatcher.read(received)
+    assert isinstance(verdict, Verdict)
+    assert (event, handler, verdict.reason) == (None, None, "malformed")
+    assert "53872825" in verdict.detail
