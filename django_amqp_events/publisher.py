@@ -143,13 +143,15 @@ def publish_many(
         return []
     if mode == "on_commit":
         connection = transaction.get_connection(options.using or settings.database)
-        pending = Pending(
-            messages=tuple(messages), backend=target, mode=mode, connection=connection
-        )
-        watch(pending)
-        connection.on_commit(pending)
+        before = None if _diversions else _waiting_before(connection, target)
+        if before is not None:
+            before.messages += messages
+        else:
+            pending = Pending(messages=messages, backend=target, mode=mode, connection=connection)
+            watch(pending)
+            connection.on_commit(pending)
     else:
-        pending = Pending(messages=tuple(messages), backend=target, mode=mode)
+        pending = Pending(messages=messages, backend=target, mode=mode)
         watch(pending)
         pending()
     return [message.event_id for message in messages]
@@ -167,7 +169,7 @@ class Pending:
         called: whether it was called; again does nothing.
     """
 
-    messages: tuple[Message, ...]
+    messages: list[Message]
     backend: Backend
     mode: PublishMode
     connection: BaseDatabaseWrapper | None = None
@@ -210,6 +212,22 @@ class Pending:
             if len(failed) > 1:
                 first.add_note(f"{len(failed)} of {len(self.messages)} events failed; see .errors")
             raise first
+
+
+def _waiting_before(connection: BaseDatabaseWrapper, target: Backend) -> Pending | None:
+    """Return what was published last in this transaction and shares its fate, if anything.
+
+    Django drops the callbacks after one that raises: events of their own callbacks would be lost
+    without a name when the first of them fails.
+    """
+    if not connection.in_atomic_block or not connection.run_on_commit:
+        return None
+    savepoints, last = connection.run_on_commit[-1][:2]
+    if not isinstance(last, Pending) or last.backend is not target or last.called:
+        return None
+    # A savepoint that was released is rolled back with what it lies in, and no more by itself.
+    active = set(connection.savepoint_ids)
+    return last if active.intersection(savepoints) == active else None
 
 
 def _announce(signal: Signal, settings: Settings, message: Message) -> None:

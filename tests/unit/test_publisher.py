@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
@@ -17,6 +18,7 @@ from uuid import UUID
 
 import pytest
 from celery import Celery
+from django.db import transaction
 
 from django_amqp_events import (
     BrokerUnavailableError,
@@ -317,3 +319,46 @@ def test_a_broker_that_is_not_rabbitmq(url: str) -> None:
     """Also where the transport's own library is missing, which kombu reports in its own words."""
     with pytest.raises(ConfigurationError, match="events need RabbitMQ"):
         broker.connect(Celery("elsewhere", broker=url, set_as_current=False), timeout=1)
+
+
+ON_COMMIT = Options(mode="on_commit")
+
+
+@pytest.fixture
+def undiverted(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
+    outcomes = Outcomes()
+    monkeypatch.setattr(publisher, "backend", lambda settings: outcomes)
+    return outcomes
+
+
+@pytest.mark.django_db(transaction=True)
+def test_events_of_one_transaction_do_not_fall_with_the_first(undiverted: Outcomes):
+    """Django drops the callbacks after one that raises: the second event, and its name."""
+    undiverted.errors = [PublishNackedError, None, PublishTimeoutError]
+    with pytest.raises(PublishNackedError) as info, transaction.atomic():
+        ids = [publish_event(NAME, {"order_id": n}, options=ON_COMMIT) for n in range(3)]
+        assert not undiverted.calls
+    assert undiverted.calls == 1
+    assert [message.event_id for message in undiverted.messages] == ids
+    assert list(info.value.errors) == [ids[0], ids[2]]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_events_of_a_savepoint_are_rolled_back_with_it(undiverted: Outcomes):
+    with transaction.atomic():
+        first = publish_event(NAME, {}, options=ON_COMMIT)
+        with suppress(ZeroDivisionError), transaction.atomic():
+            publish_event(NAME, {}, options=ON_COMMIT)
+            publish_event(NAME, {}, options=ON_COMMIT)
+            raise ZeroDivisionError
+        with transaction.atomic():
+            second = publish_event(NAME, {}, options=ON_COMMIT)
+        third = publish_event(NAME, {}, options=ON_COMMIT)
+        order: list[int] = []
+        transaction.on_commit(lambda: order.append(undiverted.calls))
+        fourth = publish_event(NAME, {}, options=ON_COMMIT)
+    assert [message.event_id for message in undiverted.messages] == [first, second, third, fourth]
+    assert order == [2], "a callback of the user's keeps its place"
+    assert undiverted.calls == 3
+    publish_event(NAME, {}, options=ON_COMMIT)
+    assert undiverted.calls == 4
