@@ -337,7 +337,6 @@ def test_events_of_one_transaction_do_not_fall_with_the_first(undiverted: Outcom
     undiverted.errors = [PublishNackedError, None, PublishTimeoutError]
     with pytest.raises(PublishNackedError) as info, transaction.atomic():
         ids = [publish_event(NAME, {"order_id": n}, options=ON_COMMIT) for n in range(3)]
-        assert not undiverted.calls
     assert undiverted.calls == 1
     assert [message.event_id for message in undiverted.messages] == ids
     assert list(info.value.errors) == [ids[0], ids[2]]
