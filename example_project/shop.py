@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import django
+
 from .base import *  # noqa: F403
 from .base import DATA, MANAGEMENT_URL, PREFIX, SHARED_APPS, database
 
@@ -31,6 +33,14 @@ AMQP_EVENTS = {
     },
 }
 
-EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
-EMAIL_FILE_PATH = DATA / "mail"
+if django.VERSION >= (6, 1):
+    MAILERS = {
+        "default": {
+            "BACKEND": "django.core.mail.backends.filebased.EmailBackend",
+            "OPTIONS": {"file_path": DATA / "mail"},
+        },
+    }
+else:
+    EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
+    EMAIL_FILE_PATH = DATA / "mail"
 DEFAULT_FROM_EMAIL = "orders@shop.example"

@@ -318,6 +318,13 @@ class Replacement:
                     f"the connection broke while {name} was emptied: {type(exc).__name__}: {exc}; "
                     f"what it holds stays there, run manage.py events_declare again"
                 ) from exc
+            except (ValueError, OverflowError, RecursionError, amqp_errors.FrameSyntaxError) as exc:
+                # py-amqp decodes headers while it reads; UnicodeDecodeError is a ValueError.
+                raise TopologyError(
+                    f"{name} holds a message whose headers cannot be read ({type(exc).__name__}: "
+                    f"{exc}); take it out by RabbitMQ's management page, then run "
+                    f"manage.py events_declare again: the others are safe there"
+                ) from exc
             finally:
                 publisher.close()
                 # What was taken and not acked goes back into the shadow.

@@ -90,6 +90,7 @@ def test_cancel_and_add_consumer(mixed: Service, eyes: Eyes) -> None:
     """Remote control of a handler's queue, without a 406 and without a lost connection."""
     worker_log = next(mixed.where.glob("*.log"))
     control = eyes.app.control
+    until(lambda: eyes.consumers(TWO) == 1)
     assert control.cancel_consumer(TWO, reply=True, timeout=10, limit=1)
     until(lambda: eyes.consumers(TWO) == 0)
     event_id = eyes.event("mixed.two", {"plan": ["ok"]})

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import amqp
 from celery import Celery
+from django.db import connections
 from django.test import override_settings
 from kombu.utils.url import parse_url
 
@@ -328,6 +329,8 @@ def in_threads(count: int, work: Callable[[int], object]) -> Sequence[BaseExcept
             work(number)
         except BaseException as exc:  # noqa: BLE001 - it is handed on
             raised.append(exc)
+        finally:
+            connections.close_all()  # this thread's; on_commit looks at the transaction
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
     for thread in threads:
