@@ -92,8 +92,9 @@ def main() -> None:
                 "PYTHONWARNINGS": "ignore",
             }  # fmt: skip
             command = [sys.executable, "-m", "celery", "-A", "benchmarks.delays", "worker"]
-            for service in ("alpha", "beta"):
-                with (Path(folder) / f"{service}.log").open("w") as log:
+            logs = {service: Path(folder) / f"{service}.log" for service in ("alpha", "beta")}
+            for service, path in logs.items():
+                with path.open("w") as log:
                     workers.append(
                         subprocess.Popen(
                             [*command, "-c", "1", "-l", "INFO", "-n", f"{service}@%h"],
@@ -101,7 +102,7 @@ def main() -> None:
                             stdout=log, stderr=subprocess.STDOUT,
                         )
                     )  # fmt: skip
-                wait(lambda: "consuming" in (Path(folder) / f"{service}.log").read_text())  # noqa: B023 - called at once
+            wait(lambda: all("consuming" in path.read_text() for path in logs.values()))
             app.conf.broker_url = environ["AMQP_URL"]
             happened.publish(case="four")
             happened.publish(case="three")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from django_amqp_events import broker, conf, provisioning, registry, topology
 from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.management.base import BrokerCommand
 from django_amqp_events.registry import Handler, Registry
 from django_amqp_events.retry import RetryPolicy
 from django_amqp_events.topology import Binding
@@ -34,24 +35,14 @@ examples:
 """
 
 
-class Command(BaseCommand):
+class Command(BrokerCommand):
     """A shell on :mod:`django_amqp_events.provisioning`."""
 
     help = (
         "Plan and declare the exchanges, queues and bindings of this service on RabbitMQ. Nothing "
         "is changed where RabbitMQ would refuse a part of it."
     )
-    # The broker is what it needs; neither a database nor the project's other checks.
-    requires_system_checks = ()
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        parser = super().create_parser(prog_name, subcommand, epilog=_EPILOG, **kwargs)
-
-        class Formatter(RawDescriptionHelpFormatter, parser.formatter_class):  # type: ignore[misc, name-defined]
-            """Django's order of options, the epilog as it is written."""
-
-        parser.formatter_class = Formatter
-        return parser
+    epilog = _EPILOG
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         what = parser.add_mutually_exclusive_group()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from django_amqp_events import broker, conf, provisioning, registry, topology
 from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.management.base import BrokerCommand
 
 #: Version of what ``--format json`` prints.
 FORMAT = 1
@@ -25,23 +26,14 @@ exit codes:
 """
 
 
-class Command(BaseCommand):
+class Command(BrokerCommand):
     """A shell on :func:`django_amqp_events.provisioning.status`."""
 
     help = (
         "Show every queue of this service: messages, consumers, and what that means. Delay queues "
         "that are empty are left out unless --verbosity is 2."
     )
-    requires_system_checks = ()
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        parser = super().create_parser(prog_name, subcommand, epilog=_EPILOG, **kwargs)
-
-        class Formatter(RawDescriptionHelpFormatter, parser.formatter_class):  # type: ignore[misc, name-defined]
-            """Django's order of options, the epilog as it is written."""
-
-        parser.formatter_class = Formatter
-        return parser
+    epilog = _EPILOG
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
