@@ -149,7 +149,10 @@ def publish_many(
         else:
             pending = Pending(messages=messages, backend=target, mode=mode, connection=connection)
             watch(pending)
-            connection.on_commit(pending)
+            if _unused(connection):
+                pending()
+            else:
+                connection.on_commit(pending)
     else:
         pending = Pending(messages=messages, backend=target, mode=mode)
         watch(pending)
@@ -212,6 +215,18 @@ class Pending:
             if len(failed) > 1:
                 first.add_note(f"{len(failed)} of {len(self.messages)} events failed; see .errors")
             raise first
+
+
+def _unused(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether no transaction can be open, because this thread has not used the database.
+
+    ``on_commit`` would connect to it only to find that out: a connection per thread that publishes.
+    """
+    return (
+        connection.connection is None
+        and not connection.in_atomic_block
+        and bool(connection.settings_dict["AUTOCOMMIT"])
+    )
 
 
 def _waiting_before(connection: BaseDatabaseWrapper, target: Backend) -> Pending | None:

@@ -7,6 +7,7 @@ import logging
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime
@@ -40,6 +41,7 @@ from django_amqp_events.envelope import Message
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.publisher import bind_contract
 from django_amqp_events.signals import event_published, event_unrouted
+from django_amqp_events.testing import override_events
 
 EXAMPLES = Path(__file__).parent.parent / "messages"
 NAME = "shop.order.created"
@@ -361,3 +363,20 @@ def test_events_of_a_savepoint_are_rolled_back_with_it(undiverted: Outcomes):
     assert undiverted.calls == 3
     publish_event(NAME, {}, options=ON_COMMIT)
     assert undiverted.calls == 4
+
+
+def test_publishing_outside_of_a_transaction_needs_no_database() -> None:
+    """pytest-django lets no connection be opened here; `on_commit` would have asked for one."""
+    raised: list[BaseException] = []
+
+    def publish() -> None:
+        try:
+            publish_event(NAME, {"order_id": 1}, options=Options(mode="on_commit"))
+        except BaseException as exc:  # noqa: BLE001 - it is handed on
+            raised.append(exc)
+
+    with override_events(SERVICE="shop", BACKEND="inline"):
+        thread = threading.Thread(target=publish)
+        thread.start()
+        thread.join()
+    assert not raised
