@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -205,12 +206,17 @@ def test_signals(wire: Wire):
 
 
 @pytest.fixture
-def databases(django_db_blocker: Any) -> Iterator[None]:
+def databases(django_db_blocker: Any, tmp_path: Path) -> Iterator[None]:
     """Two databases of this test's own, without tables: transactions are all that is needed."""
     default = connections.databases["default"]
     with django_db_blocker.unblock():
         for alias in ("first", "second"):
-            connections.databases[alias] = {**default, "NAME": ":memory:"}
+            # In files: Django's close() leaves a database in memory open.
+            connections.databases[alias] = {
+                **default,
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": tmp_path / alias,
+            }
         try:
             yield
         finally:
