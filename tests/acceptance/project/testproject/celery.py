@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 
 from celery import Celery
 from celery.signals import worker_init
 from kombu import Exchange, Queue
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+# A suite that was killed stops no worker any more; its children see the closed pipe.
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 app = Celery("testproject", broker=os.environ["TESTPROJECT_BROKER"])
 app.conf.update(
