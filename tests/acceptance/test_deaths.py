@@ -37,7 +37,10 @@ def test_warm_shutdown(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     failing = publish(eyes, 5, "fail", "ok")
     until(lambda: len(core.ledger(what="start", attempt=1)) >= 2)
     slow = publish(eyes, 6, "sleep:0.7")
-    until(lambda: any(line["event"] in slow for line in core.ledger(what="start")))
+    # Every slot at work: what Celery hands to a child in the very moment of the shutdown may be
+    # finished and yet never reported by the pool (docs/guarantees.md, what can double).
+    slots = 1 if pool == "solo" else 3
+    until(lambda: sum(line["event"] in slow for line in core.ledger(what="start")) >= slots)
     assert worker.stop() == 0
     finished = {line["event"] for line in core.ledger(what="end")}
     started = {line["event"] for line in core.ledger(what="start")}
