@@ -6,7 +6,8 @@ ARGS ?=
 VENV = .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check lint format matrix demo lock wheel clean broker-start broker-stop
+.PHONY: help venv test check lint format matrix faults demo serve show show-mirror lock wheel clean broker-start \
+	broker-stop
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,8 +33,15 @@ format: venv  ## Let ruff write what it can
 matrix:  ## The suite on fresh Debian 12, 13 and forky, and on PostgreSQL (ARGS="debian12 -- -k x")
 	@$(PYTHON) scripts/matrix.py $(ARGS)
 
-demo: venv  ## Two services, some hundred orders, failures, retries and the archive
+faults: venv  ## The fault table, docs/faults.md (ARGS="--list", ARGS="--events 200 child-within")
+	@$(VENV) scripts/wheel.py
+	@$(VENV) -m tests.faults $(ARGS)
+
+demo: venv  ## Two services, some hundred orders, failures, retries, the archive and its replay
 	@$(VENV) -m example_project.demo $(ARGS)
+
+serve: venv  ## The same until the archive is full: the admin is yours (ARGS=--fix, ARGS=--stop)
+	@$(VENV) -m example_project.demo --serve $(ARGS)
 
 broker-start: venv  ## A private RabbitMQ for trying things out; prints its URL
 	@$(VENV) scripts/broker.py start
@@ -44,6 +52,10 @@ broker-stop:  ## Stop it
 show: venv  ## Measured delays beside their schedule, and who sees a retry (two minutes)
 	@$(VENV) scripts/wheel.py
 	@$(VENV) -m benchmarks.delays $(ARGS)
+
+show-mirror: venv  ## Rows per second of the mirror, on SQLite and PostgreSQL (a minute)
+	@$(VENV) scripts/wheel.py
+	@$(VENV) -m benchmarks.mirror $(ARGS)
 
 lock:  ## Compile requirements/dev.txt anew (ARGS=--upgrade for newer versions)
 	@$(PYTHON) scripts/lock.py $(ARGS)

@@ -351,7 +351,7 @@ class ConfirmChannel:
                 raise ValueError(f"headers and properties take {len(properties)} bytes")
         except _AMQP_ERRORS as exc:
             self._results[index] = PublishRefusedError(
-                f"{_named(message)} cannot be written as an AMQP message: "
+                f"{named(message)} cannot be written as an AMQP message: "
                 f"{type(exc).__name__}: {exc}; look at its headers",
                 event_id=message.event_id,
                 event_name=message.name,
@@ -396,7 +396,7 @@ class ConfirmChannel:
                 self._results[index] = None
                 continue
             self._results[index] = UnroutableError(
-                f"no queue is bound for {_named(message)} ({texts.pop()}); nobody handles it, "
+                f"no queue is bound for {named(message)} ({texts.pop()}); nobody handles it, "
                 f"or a service has yet to run events_declare",
                 event_id=message.event_id,
                 event_name=message.name,
@@ -407,7 +407,7 @@ class ConfirmChannel:
         for index in self._confirmed(delivery_tag, multiple):
             message = self._messages[index]
             self._results[index] = PublishNackedError(
-                f"RabbitMQ refused {_named(message)}: a queue is full or unavailable; other "
+                f"RabbitMQ refused {named(message)}: a queue is full or unavailable; other "
                 f"queues may hold it already, so repeat with the same event id",
                 event_id=message.event_id,
                 event_name=message.name,
@@ -436,7 +436,7 @@ class ConfirmChannel:
                 self._results[index] = _translate(message, exc, self.blocked, len(pending) == 1)
             elif index >= sent:
                 self._results[index] = BrokerUnavailableError(
-                    f"{_named(message)} was not published, because the connection failed on a "
+                    f"{named(message)} was not published, because the connection failed on a "
                     f"message before it: {exc}",
                     event_id=message.event_id,
                     event_name=message.name,
@@ -597,7 +597,8 @@ def _poll(sock: Any) -> Callable[[], object]:
     return lambda: poll.poll(0)
 
 
-def _named(message: Message) -> str:
+def named(message: Message) -> str:
+    """Name a message, as the errors of publishing do."""
     return f"{message.name or message.routing_key!r} ({message.event_id or 'no id'})"
 
 
@@ -607,7 +608,7 @@ def _message_id(properties: Any) -> str:
 
 def _unknown(message: Message) -> PublishInterruptedError:
     return PublishInterruptedError(
-        f"{_named(message)}: not published yet",
+        f"{named(message)}: not published yet",
         event_id=message.event_id,
         event_name=message.name,
     )
@@ -616,7 +617,7 @@ def _unknown(message: Message) -> PublishInterruptedError:
 def _unavailable(messages: Sequence[Message], why: str) -> list[PublishError | None]:
     return [
         BrokerUnavailableError(
-            f"{_named(message)} was not published: {why}",
+            f"{named(message)} was not published: {why}",
             event_id=message.event_id,
             event_name=message.name,
         )
@@ -642,7 +643,7 @@ def _translate(message: Message, exc: Exception, blocked: str, alone: bool) -> P
         alone: no other message was; else the exception may be about another one.
     """
     ids = {"event_id": message.event_id, "event_name": message.name}
-    what = _named(message)
+    what = named(message)
     if isinstance(exc, TimeoutError):
         why = f" (RabbitMQ blocks publishers: {blocked})" if blocked else ""
         return PublishTimeoutError(

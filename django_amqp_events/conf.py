@@ -28,6 +28,8 @@ SETTING: Final = "AMQP_EVENTS"
 MAX: Final = 2**31
 #: AMQP's limit for names and routing keys (a short string's length is one byte).
 MAX_NAME: Final = 255
+#: Seconds that a row of the inbox is kept at the least.
+INBOX_MIN: Final = 30 * 86_400.0
 #: Options that a handler takes, lower case as in the decorator, UPPER in settings.
 POLICY_OPTIONS: Final = (
     "max_retries",
@@ -39,17 +41,17 @@ POLICY_OPTIONS: Final = (
     "dont_autoretry_for",
 )
 TASK_OPTIONS: Final = ("time_limit", "soft_time_limit", "rate_limit", "ignore_result")
-DEFAULT_OPTIONS: Final = (*POLICY_OPTIONS, *TASK_OPTIONS, "queue", "strict")
+DEFAULT_OPTIONS: Final = (*POLICY_OPTIONS, *TASK_OPTIONS, "queue", "strict", "once", "using")
 HANDLER_OPTIONS: Final = (*DEFAULT_OPTIONS, "events", "handler", "enabled", "bind")
 EVENT_OPTIONS: Final = ("contract",)
 
-PublishMode = Literal["on_commit", "immediate"]
-Unrouted = Literal["warn", "ignore", "raise"]
+PublishMode = Literal["outbox", "on_commit", "immediate"]
+Unrouted = Literal["warn", "ignore", "raise", "hold"]
 BackendName = Literal["amqp", "memory", "inline"]
 TopologyMode = Literal["verify", "auto", "external"]
 
-PUBLISH_MODES: Final = ("on_commit", "immediate")
-UNROUTED_POLICIES: Final = ("warn", "ignore", "raise")
+PUBLISH_MODES: Final = ("outbox", "on_commit", "immediate")
+UNROUTED_POLICIES: Final = ("warn", "ignore", "raise", "hold")
 BACKENDS: Final = ("amqp", "memory", "inline")
 TOPOLOGY_MODES: Final = ("verify", "auto", "external")
 QUEUE_TYPES: Final = ("quorum", "classic")
@@ -89,6 +91,22 @@ class ArchiveSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    """How long ``events_prune`` keeps what is settled; nothing else deletes a row.
+
+    Attributes:
+        succeeded: seconds since an event was replayed with success, ``None`` for ever.
+        discarded: seconds since it was discarded, in the archive or the outbox, ``None`` for ever.
+        inbox: seconds since a handler with ``once`` has handled it, ``None`` for ever; longer
+            where a retry schedule asks for it (:func:`django_amqp_events.inbox.keep`).
+    """
+
+    succeeded: float | None = 30 * 86_400.0
+    discarded: float | None = 90 * 86_400.0
+    inbox: float | None = INBOX_MIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The parsed ``AMQP_EVENTS``.
 
@@ -99,7 +117,8 @@ class Settings:
         defaults: options for every handler of this service.
         autodiscover: names of the modules that are imported from each app.
         publish: mode of :meth:`Event.publish`.
-        unrouted: what an event that no queue is bound for is: a log line, nothing, an error.
+        unrouted: what an event that no queue is bound for is: a log line, nothing, an error, or
+            (with the outbox) kept until one is.
         backend: ``amqp``, or ``memory`` and ``inline`` that need no broker.
         confirm_timeout: seconds to wait for a publisher confirm, connecting included.
         max_body: largest body in bytes, published or handled.
@@ -110,7 +129,9 @@ class Settings:
         archive: limits of the archive queue.
         management_url: ``http://user:password@host:15672`` of RabbitMQ's management API.
         celery_app: dotted path of the Celery app where it is not the current one.
-        database: alias whose transaction ``on_commit`` waits for.
+        database: alias of the outbox, and whose transaction ``on_commit`` waits for.
+        retention: how long ``events_prune`` keeps events that are settled.
+        renamed_handlers: today's name of handlers that archived events know by an older one.
     """
 
     service: str = ""
@@ -118,7 +139,7 @@ class Settings:
     handlers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     autodiscover: tuple[str, ...] = ("events", "handlers")
-    publish: PublishMode = "on_commit"
+    publish: PublishMode = "outbox"
     unrouted: Unrouted = "warn"
     backend: BackendName = "amqp"
     confirm_timeout: float = 10.0
@@ -131,6 +152,8 @@ class Settings:
     management_url: str = ""
     celery_app: str = ""
     database: str = "default"
+    retention: RetentionSettings = RetentionSettings()
+    renamed_handlers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Reader:
@@ -220,9 +243,12 @@ KEYS: Final = (
     "MANAGEMENT_URL",
     "CELERY_APP",
     "DATABASE",
+    "RETENTION",
+    "RENAMED_HANDLERS",
 )
 
-_SERVICE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+#: What a service's name may be.
+SERVICE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 
 
 def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem, ...]]:
@@ -260,7 +286,7 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
                 "Name this service; the name stands in front of its queues.",
             )
         )
-    elif not _SERVICE.fullmatch(service):
+    elif not SERVICE.fullmatch(service):
         problems.append(
             Problem(
                 "E004",
@@ -270,7 +296,7 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
             )
         )
     prefix = read.text("PREFIX")
-    if prefix and not _SERVICE.fullmatch(prefix):
+    if prefix and not SERVICE.fullmatch(prefix):
         problems.append(
             Problem(
                 "E004",
@@ -303,7 +329,7 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
             read, f"{read.where}['DEFAULTS']", raw.get("DEFAULTS", {}), DEFAULT_OPTIONS
         ),
         autodiscover=_names(read, "AUTODISCOVER", ("events", "handlers")),
-        publish=read.choice("PUBLISH", "on_commit", PUBLISH_MODES),
+        publish=read.choice("PUBLISH", "outbox", PUBLISH_MODES),
         unrouted=read.choice("UNROUTED", "warn", UNROUTED_POLICIES),
         backend=read.choice("BACKEND", "amqp", BACKENDS),
         confirm_timeout=read.seconds("CONFIRM_TIMEOUT", 10.0) or 10.0,
@@ -314,6 +340,8 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
         management_url=_management_url(read),
         celery_app=read.text("CELERY_APP"),
         database=read.text("DATABASE", "default"),
+        retention=_retention(read),
+        renamed_handlers=_renamed(read),
     )
     return settings, tuple(problems)
 
@@ -396,6 +424,51 @@ def _archive(read: Reader) -> ArchiveSettings:
         ttl=inner.seconds("TTL", None),
         max_length=inner.count("MAX_LENGTH", None, "a number of events above 0"),
     )
+
+
+def _retention(read: Reader) -> RetentionSettings:
+    value = read.raw.get("RETENTION", {})
+    if not isinstance(value, Mapping):
+        read.wrong("RETENTION", value, "a dict with SUCCEEDED, DISCARDED and INBOX")
+        # Nothing is deleted on a guess.
+        return RetentionSettings(succeeded=None, discarded=None, inbox=None)
+    inner = Reader(value, f"{SETTING}['RETENTION']", read.problems)
+    inner.known(("SUCCEEDED", "DISCARDED", "INBOX"))
+    kept = RetentionSettings()
+    inbox = _age(inner, "INBOX", kept.inbox)
+    if inbox is not None and inbox < INBOX_MIN:
+        inner.wrong("INBOX", value["INBOX"], "at least 30 days: an event may come again as long")
+        inbox = None
+    return RetentionSettings(
+        succeeded=_age(inner, "SUCCEEDED", kept.succeeded),
+        discarded=_age(inner, "DISCARDED", kept.discarded),
+        inbox=inbox,
+    )
+
+
+def _age(read: Reader, key: str, default: float | None) -> float | None:
+    return None if key in read.raw and read.raw[key] is None else read.seconds(key, default)
+
+
+def _renamed(read: Reader) -> dict[str, str]:
+    """Return each old name with the name that it has today, through every renaming between."""
+    value = read.raw.get("RENAMED_HANDLERS", {})
+    if not isinstance(value, Mapping) or not all(
+        isinstance(name, str) and name for pair in value.items() for name in pair
+    ):
+        read.wrong("RENAMED_HANDLERS", value, "a dict of today's names by old names")
+        return {}
+    renamed = {}
+    for old in value:
+        new, seen = value[old], {old}
+        while new in value and new not in seen:
+            seen.add(new)
+            new = value[new]
+        if new in seen:
+            read.wrong("RENAMED_HANDLERS", value, f"no circle; {old!r} comes back to {new!r}")
+            return {}
+        renamed[old] = new
+    return renamed
 
 
 def _management_url(read: Reader) -> str:
@@ -489,8 +562,9 @@ def _env_number(environ: Mapping[str, str], name: str, *, minimum: int) -> int |
         number = int(text)
     except ValueError:
         number = minimum - 1
-    if number < minimum:
+    if not minimum <= number < MAX * 1000:  # milliseconds
         raise ConfigurationError(
-            f"the environment variable {name} is {text!r}; it is a whole number, {minimum} or more"
+            f"the environment variable {name} is {text!r:.80}; it is a whole number from {minimum} "
+            f"up to {MAX * 1000 - 1}"
         )
     return number

@@ -22,6 +22,7 @@ class ReceivedEvent:
         due_at: when this attempt was due, aware; ``None`` on a first attempt.
         attempt: 1 on the first run, counted per event and handler.
         replay_id: set when a person or a program replayed it from the archive.
+        replay_forced: that replay was asked for although the one before may have run.
         correlation_id: id shared by everything that came from one cause.
         causation_id: id of the event whose handler published this one.
         headers: the publisher's other headers (tracing and the like).
@@ -34,6 +35,7 @@ class ReceivedEvent:
     due_at: datetime | None = None
     attempt: int = 1
     replay_id: str | None = None
+    replay_forced: bool = False
     correlation_id: str | None = None
     causation_id: str | None = None
     headers: Mapping[str, Any] = field(default_factory=dict)

@@ -80,9 +80,9 @@ class Publishable(Generic[P]):
     async def apublish(self, /, *args: P.args, **payload: P.kwargs) -> str:
         """Validate and publish from asynchronous code.
 
-        It runs in a thread: with ``on_commit`` in the thread of Django's synchronous code, so
-        that it sees the transaction; with ``immediate`` in any thread, because all synchronous
-        code of the process would wait for its confirm.
+        It runs in a thread: with ``outbox`` and ``on_commit`` in the thread of Django's
+        synchronous code, so that it sees the transaction; with ``immediate`` in any thread,
+        because all synchronous code of the process would wait for its confirm.
         """
         immediate = (self.options.mode or get_settings().publish) == "immediate"
         # A partial, because a payload may have names of sync_to_async's own.
@@ -201,7 +201,7 @@ def handler(*events: str | Publishable[Any], name: str = "", **options: Any) -> 
     Options are those of ``HANDLERS`` in lower case: ``max_retries``, ``retry_backoff``,
     ``retry_backoff_max``, ``retry_jitter``, ``default_retry_delay``, ``autoretry_for``,
     ``dont_autoretry_for``, ``time_limit``, ``soft_time_limit``, ``rate_limit``,
-    ``ignore_result``, ``queue``, ``strict``, ``bind``.
+    ``ignore_result``, ``queue``, ``strict``, ``bind``, ``once``, ``using``.
 
     A function becomes a :class:`HandlerFunction`; a Celery task class stays what it is.
 

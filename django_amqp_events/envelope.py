@@ -9,6 +9,7 @@ Headers of our own begin with ``event-``. Everything here is pure.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,13 +41,25 @@ EVENT_HANDLER: Final = "event-handler"
 EVENT_ATTEMPT: Final = "event-attempt"
 EVENT_DUE_AT: Final = "event-due-at"
 EVENT_REPLAY_ID: Final = "event-replay-id"
+EVENT_REPLAY_FORCED: Final = "event-replay-forced"
 EVENT_HISTORY: Final = "event-history"
 EVENT_ARCHIVE: Final = "event-archive"
 EVENT_OUTCOME: Final = "event-outcome"
 #: Headers and properties as bytes, in an archive message, where they could not be read.
 EVENT_UNREADABLE: Final = "event-unreadable"
 
-_PROGRESS = frozenset({EVENT_HANDLER, EVENT_ATTEMPT, EVENT_DUE_AT, EVENT_REPLAY_ID, EVENT_HISTORY})
+_PROGRESS = frozenset(
+    {
+        EVENT_HANDLER, EVENT_ATTEMPT, EVENT_DUE_AT, EVENT_REPLAY_ID, EVENT_REPLAY_FORCED,
+        EVENT_HISTORY,
+    }
+)  # fmt: skip
+_IDENTITY = frozenset(
+    {
+        EVENT_ID, EVENT_NAME, EVENT_SERVICE, EVENT_PUBLISHED_AT, EVENT_CORRELATION_ID,
+        EVENT_CAUSATION_ID, "id", "task",
+    }
+)  # fmt: skip
 _OURS = _PROGRESS | {
     EVENT_FORMAT,
     EVENT_ID,
@@ -223,7 +236,8 @@ class Progress:
     @property
     def first_failed_at(self) -> str | None:
         """When the first attempt failed, as written in the history."""
-        return self.history[0].get("at") if self.history else None
+        at = self.history[0].get("at") if self.history else None
+        return at if isinstance(at, str) and parse_moment(at) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,6 +319,11 @@ def event_message(
     )
 
 
+def of_the_broker(key: object) -> bool:
+    """Say whether a header is the broker's, which may be another one at the next delivery."""
+    return isinstance(key, str) and _BROKER_HEADER.match(key) is not None
+
+
 def check_headers(name: str, headers: Mapping[str, Any]) -> None:
     """Refuse headers that a publisher may not set.
 
@@ -332,6 +351,11 @@ def check_headers(name: str, headers: Mapping[str, Any]) -> None:
             raise InvalidEventError(
                 f"header {key!r} of event {name!r} has a lone surrogate, or a number that does "
                 f"not fit in 64 bits"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            # RabbitMQ answers with an internal error and closes the connection.
+            raise InvalidEventError(
+                f"header {key!r} of event {name!r} is {value!r}; a number is a finite one"
             )
     if _size(headers) > MAX_HEADERS // 2:
         raise InvalidEventError(
@@ -395,13 +419,17 @@ def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progr
             write anything in them.
 
     Raises:
-        Malformed: there is no event id, or an identity header has a wrong type.
+        Malformed: there is no event id or no name, or an identity header has a wrong type.
     """
     headers = received.headers
     event_id = _identity(headers, EVENT_ID) or _identity(headers, "id")
     if not event_id:
         raise Malformed("the message has neither an event-id nor a Celery task id")
-    name = _identity(headers, EVENT_NAME) if trusted else received.event_key
+    key = _identity({"routing-key": received.event_key}, "routing-key")
+    # What a retry could not carry back would be another event then.
+    name = (_identity(headers, EVENT_NAME) if trusted else key) or _identity(headers, "task") or key
+    if not name:
+        raise Malformed("the message has neither a routing key nor a Celery task name")
     progress = Progress()
     if trusted:
         attempt = headers.get(EVENT_ATTEMPT, 1)
@@ -416,12 +444,13 @@ def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progr
         )
     event = ReceivedEvent(
         id=event_id,
-        name=name or _identity(headers, "task") or received.event_key,
+        name=name,
         service=_identity(headers, EVENT_SERVICE),
         published_at=parse_moment(headers.get(EVENT_PUBLISHED_AT)),
         due_at=progress.due_at,
         attempt=progress.attempt,
         replay_id=progress.replay_id,
+        replay_forced=bool(progress.replay_id and headers.get(EVENT_REPLAY_FORCED) is True),
         correlation_id=_identity(headers, EVENT_CORRELATION_ID) or event_id,
         causation_id=_identity(headers, EVENT_CAUSATION_ID) or None,
         headers=dict(_foreign(headers)),
@@ -447,7 +476,12 @@ def _history(value: object) -> tuple[Mapping[str, Any], ...]:
         entries = json.loads(value)
     except (ValueError, RecursionError):
         return ()
-    if not isinstance(entries, list) or too_deep(entries):
+    # Once more: what came as characters leaves as escapes, up to six times as long.
+    if (
+        not isinstance(entries, list)
+        or too_deep(entries)
+        or len(_compact(entries)) > 4 * MAX_HISTORY_BYTES
+    ):
         return ()
     return tuple(entry for entry in entries if isinstance(entry, dict))
 
@@ -510,6 +544,8 @@ def retry_copy(
     }
     if replay_id:
         headers[EVENT_REPLAY_ID] = replay_id
+    if replay_id and event.replay_forced:
+        headers[EVENT_REPLAY_FORCED] = True
     if history:
         headers[EVENT_HISTORY] = _compact(list(history))
     return Message(
@@ -517,6 +553,45 @@ def retry_copy(
         routing_key=routing_key,
         body=received.body,
         headers=_with_foreign(headers, received.headers),
+        properties=_properties(
+            task_id(event.service, event.id, handler, replay_id),
+            content_type=received.properties.get("content_type"),
+            content_encoding=received.properties.get("content_encoding"),
+        ),
+        event_id=event.id,
+        name=event.name,
+    )
+
+
+def replay_copy(
+    received: Received,
+    event: ReceivedEvent,
+    *,
+    exchange: str,
+    routing_key: str,
+    handler: str,
+    replay_id: str,
+    forced: bool = False,
+) -> Message:
+    """Build the message of a replay: the raw body, a first attempt, the replay's id.
+
+    It is made of rebuilt headers only, so nothing of the broker's goes along: a copy that kept
+    its x-death would be dropped as a cycle behind a delay queue (RabbitMQ up to 3.13).
+    """
+    return Message(
+        exchange=exchange,
+        routing_key=routing_key,
+        body=received.body,
+        headers=_with_foreign(
+            {
+                **_identity_headers(event),
+                EVENT_HANDLER: handler,
+                EVENT_ATTEMPT: 1,
+                EVENT_REPLAY_ID: replay_id,
+                **({EVENT_REPLAY_FORCED: True} if forced else {}),
+            },
+            received.headers,
+        ),
         properties=_properties(
             task_id(event.service, event.id, handler, replay_id),
             content_type=received.properties.get("content_type"),
@@ -558,7 +633,7 @@ def archive_copy(
         "detail": detail[:2_000],
         "service": service,
         "handler": handler,
-        "queue": received.queue,
+        "queue": _text(received.queue),
         "event_id": event.id if event else None,
         "event_name": event.name if event else None,
         "source": event.service if event else None,
@@ -572,8 +647,8 @@ def archive_copy(
         "traceback": "",
         "history": list(progress.history),
         "deaths": received.deaths,
-        "exchange": received.exchange,
-        "routing_key": received.routing_key,
+        "exchange": _text(received.exchange),
+        "routing_key": _text(received.routing_key),
         "properties": {
             key: _text(value)
             for key, value in received.properties.items()
@@ -591,14 +666,16 @@ def archive_copy(
     kept = {
         key: value
         for key, value in received.headers.items()
-        if isinstance(key, str) and not _BROKER_HEADER.match(key)
+        if isinstance(key, str) and not of_the_broker(key)
     }
     kept.pop(EVENT_ARCHIVE, None)
     kept.pop(EVENT_OUTCOME, None)
+    if not all(isinstance(key, str) for key in received.headers):
+        archive["cut"].append("headers")
     event_id = event.id if event else ""
     return Message(
         exchange=exchange,
-        routing_key=received.event_key[:255],
+        routing_key=_short(received.event_key),
         body=received.body,
         headers=_fit(kept, archive),
         properties=_properties(
@@ -732,7 +809,8 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
     if room() < 0 and kept:
         cut("headers")
         missing = -room()
-        for key in sorted(kept, key=lambda name: -sizes[name]):
+        # Who it is goes last: among thousands of small headers the id may be the largest.
+        for key in sorted(kept, key=lambda name: (name in _IDENTITY, -sizes[name])):
             if missing <= 0:
                 break
             del kept[key]
@@ -781,6 +859,17 @@ def _bounded(text: str, limit: int) -> str:
     return text[:half] + _CUT + text[-half:]
 
 
+def _short(text: str) -> str:
+    """Cut text to what a routing key has room for; a forged x-death can be longer."""
+    raw = text.encode("utf-8", "surrogatepass")
+    return text if len(raw) <= 255 else raw[:255].decode("utf-8", "ignore")
+
+
+def shown(text: str) -> str:
+    """Write a publisher's words for a log: no line of its own, nothing that a terminal obeys."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
 def _compact(value: object) -> str:
     # ASCII: a lone surrogate in an exception's text must not stop the message from leaving.
     return json.dumps(value, separators=(",", ":"), default=str)
@@ -819,8 +908,17 @@ def _texts(value: object) -> list[str | None]:
 
 
 def without_foreign_headers(message: Message) -> Message:
-    """Return the message with our headers and Celery's identity only."""
-    kept = _OURS | {"lang", "task", "id"}
-    return replace(
-        message, headers={key: value for key, value in message.headers.items() if key in kept}
-    )
+    """Return the message with our headers and Celery's identity only.
+
+    Of those only what a table holds without doubt; an archive message says what is gone.
+    """
+    kept = {
+        key: value
+        for key, value in message.headers.items()
+        if key in _OURS | {"lang", "task", "id"} and isinstance(value, (str, int, bytes))
+    }
+    if EVENT_ARCHIVE in kept and len(kept) < len(message.headers):
+        archive = json.loads(str(kept[EVENT_ARCHIVE]))
+        archive["cut"] = [*archive["cut"], *({"headers"} - set(archive["cut"]))]
+        kept[EVENT_ARCHIVE] = _compact(archive)
+    return replace(message, headers=kept)

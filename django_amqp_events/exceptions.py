@@ -7,8 +7,10 @@ Control-flow exceptions, which are not failures, have a root of their own.
 
     AmqpEventsError
     ├── ConfigurationError (also django's ImproperlyConfigured)
+    │   └── OutboxError
     ├── InvalidEventError (also ValueError)
     ├── DirectCallError (also TypeError)
+    ├── RolledBackError
     ├── TopologyError
     │   ├── TopologyDriftError
     │   └── BrokerRequirementError
@@ -38,6 +40,10 @@ class ConfigurationError(AmqpEventsError, ImproperlyConfigured):
     """``AMQP_EVENTS`` or a declaration is wrong; ``manage.py check`` lists everything."""
 
 
+class OutboxError(ConfigurationError):
+    """The outbox cannot take the event as things are: no table, or the wrong transaction."""
+
+
 class InvalidEventError(AmqpEventsError, ValueError):
     """The payload does not fit the event's contract or JSON; nothing was published."""
 
@@ -51,6 +57,24 @@ class DirectCallError(AmqpEventsError, TypeError):
         return cls(
             f"handler {handler!r} was called as a Celery task, which would go round its retries "
             f"and its archive; publish its event instead, or call it as a function to run it here"
+        )
+
+
+class RolledBackError(AmqpEventsError):
+    """A handler with ``once`` returned, and its transaction cannot be committed any more.
+
+    A database error was swallowed inside of it: all that the handler wrote is rolled back. Put
+    the statement that may fail into a block of its own, ``transaction.atomic(using=…)``.
+    """
+
+    @classmethod
+    def of(cls, handler: str, event_id: str, alias: str) -> RolledBackError:
+        """Return the error of a handler and the event that it was run for."""
+        return cls(
+            f"handler {handler!r} has returned for event {event_id!r}, but a database error was "
+            f"swallowed inside its transaction on {alias!r} (or something else has ended that): "
+            f"everything it wrote there is rolled back. Put the statement that may fail into a "
+            f"block of its own, `with transaction.atomic(using={alias!r})`, inside the try"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,15 +16,16 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
-from . import envelope
+from . import envelope, outbox
 from .broker import publisher_pool
 from .conf import PUBLISH_MODES, PublishMode, Settings, get_settings
 from .context import current_event
+from .courier import Courier, courier
 from .envelope import Message
 from .exceptions import (
     ConfigurationError,
@@ -32,6 +34,7 @@ from .exceptions import (
     PublishError,
     UnroutableError,
 )
+from .outbox import Row
 from .registry import dotted, get_registry, is_pattern, pattern_problem
 from .signals import event_published, event_unrouted
 
@@ -55,11 +58,13 @@ class Options:
     """What ``using(…)`` says about one publish.
 
     Attributes:
-        mode: ``on_commit`` or ``immediate``; the setting ``PUBLISH`` where it is ``None``.
+        mode: ``outbox``, ``on_commit`` or ``immediate``; the setting ``PUBLISH`` where it is
+            ``None``.
         event_id: an id of one's own, which makes a repeat recognisable.
         correlation_id, causation_id: taken from the event that is being handled, if any.
         headers: further headers, such as tracing.
-        using: database alias whose transaction ``on_commit`` waits for.
+        using: database alias whose transaction the event belongs to: whose outbox it is in, or
+            whose commit ``on_commit`` waits for. The setting ``DATABASE`` where it is ``None``.
     """
 
     mode: PublishMode | None = None
@@ -83,6 +88,11 @@ class Options:
                 raise InvalidEventError(
                     f"{name} is {value!r:.80}; it is a text of 1 to {envelope.MAX_ID} bytes"
                 )
+            if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+                raise InvalidEventError(
+                    f"{name} is {value!r:.80}; it has a NUL or a lone surrogate, which no "
+                    f"database keeps"
+                )
             object.__setattr__(self, name, value)
 
 
@@ -105,8 +115,10 @@ def publish_event(
 
     Raises:
         InvalidEventError: the payload does not fit; nothing was published.
-        PublishError: one of its subclasses; with ``on_commit`` raised after the commit.
+        PublishError: one of its subclasses; with ``on_commit`` raised after the commit, and with
+            ``outbox`` only what is wrong with the event itself, never the broker.
         ConfigurationError: AMQP_EVENTS is not set or wrong.
+        OutboxError: the outbox has no table, or a transaction is open on another database.
     """
     return publish_many(name, [payload], options=options, validate=validate)[0]
 
@@ -120,8 +132,9 @@ def publish_many(
 ) -> list[str]:
     """Publish many events of one name, with a window of unconfirmed messages.
 
-    All payloads are validated before the first message leaves. Nothing is rolled back: where
-    some fail, the first error is raised, with ``errors`` on it: all errors by event id.
+    All payloads are validated before the first message leaves. With the outbox all are written
+    or none. In the other modes nothing is rolled back: where some fail, the first error is raised,
+    with ``errors`` on it: all errors by event id.
 
     Returns:
         the event ids, in order.
@@ -141,10 +154,12 @@ def publish_many(
     mode = options.mode or settings.publish
     if not messages:
         return []
-    if mode == "on_commit":
+    if mode == "outbox" and not _diversions and settings.backend == "amqp":
+        _to_outbox(settings, messages, options)
+    elif mode != "immediate":
         connection = transaction.get_connection(options.using or settings.database)
-        before = None if _diversions else _waiting_before(connection, target)
-        if before is not None:
+        before = None if _diversions else _waiting_before(connection)
+        if isinstance(before, Pending) and before.backend is target and before.mode == mode:
             before.messages += messages
         else:
             pending = Pending(messages=messages, backend=target, mode=mode, connection=connection)
@@ -205,7 +220,11 @@ class Pending:
                 _announce(event_published, settings, message)
             if error is not None:
                 failed[message.event_id] = error
-        if failed:
+        if failed and self.mode == "outbox":
+            # A backend for tests or development: with a broker the row would wait.
+            for error in failed.values():
+                logger.error("%s", error)
+        elif failed:
             first = next(iter(failed.values()))
             first.errors = failed
             # Once: a broker that is away fails ten thousand of them alike.
@@ -229,7 +248,7 @@ def _unused(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
-def _waiting_before(connection: BaseDatabaseWrapper, target: Backend) -> Pending | None:
+def _waiting_before(connection: BaseDatabaseWrapper) -> Pending | Delivery | None:
     """Return what was published last in this transaction and shares its fate, if anything.
 
     Django drops the callbacks after one that raises: events of their own callbacks would be lost
@@ -238,11 +257,74 @@ def _waiting_before(connection: BaseDatabaseWrapper, target: Backend) -> Pending
     if not connection.in_atomic_block or not connection.run_on_commit:
         return None
     savepoints, last = connection.run_on_commit[-1][:2]
-    if not isinstance(last, Pending) or last.backend is not target or last.called:
+    if not isinstance(last, (Pending, Delivery)) or last.called:
         return None
     # A savepoint that was released is rolled back with what it lies in, and no more by itself.
     active = set(connection.savepoint_ids)
     return last if active.intersection(savepoints) == active else None
+
+
+# -- the outbox ------------------------------------------------------------------------------
+
+#: Events of one transaction, and bytes of their bodies, that are published from memory after its
+#: commit; the rest is read again, by a relay.
+KEPT: Final = 5_000
+KEPT_BYTES: Final = 16 * 1024 * 1024
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Delivery:
+    """Rows of one transaction; calling it after the commit hands them to the courier, once.
+
+    Attributes:
+        began: monotonic time before the first row was written.
+        size: bytes of the bodies.
+    """
+
+    rows: list[Row]
+    alias: str
+    began: float
+    courier: Courier
+    size: int = 0
+    called: bool = False
+
+    def __call__(self) -> None:
+        if self.called:
+            return
+        self.called = True
+        try:
+            self.courier.deliver(self.rows, alias=self.alias, began=self.began)
+        except Exception:
+            # The caller has committed, and the rows are safe.
+            logger.exception("%d events wait in the outbox for a relay", len(self.rows))
+
+
+def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options) -> None:
+    """Write messages into the outbox, and see that they are published after the commit."""
+    ours = courier(settings)
+    alias = outbox.alias_for(settings, options.using)
+    connection = connections[alias]
+    before = _waiting_before(connection)
+    if not isinstance(before, Delivery) or before.courier is not ours:
+        before = None
+    kept = len(before.rows) if before else 0
+    # With transactions by hand (autocommit is off) nobody says when it has committed.
+    by_hand = not connection.in_atomic_block and not connection.get_autocommit()
+    size = sum(len(message.body) for message in messages) + (before.size if before else 0)
+    held = not by_hand and kept + len(messages) <= KEPT and size <= KEPT_BYTES
+    began = time.monotonic()
+    rows = outbox.insert(messages, alias=alias, service=settings.service, held=held)
+    if not held:
+        return
+    if before is not None:
+        before.rows += rows
+        before.size = size
+        return
+    delivery = Delivery(rows=rows, alias=alias, began=began, courier=ours, size=size)
+    if connection.in_atomic_block:
+        connection.on_commit(delivery)
+    else:
+        delivery()
 
 
 def _announce(signal: Signal, settings: Settings, message: Message) -> None:

@@ -81,6 +81,8 @@ class Handler:
         time_limit, soft_time_limit: seconds; prefork pools only.
         rate_limit: Celery's rate limit, such as ``"10/m"``.
         ignore_result: store no successful results.
+        once: its effects in the database happen once per event.
+        using: alias of the database that it writes to, ``""`` for ``DATABASE``.
     """
 
     name: str
@@ -95,6 +97,8 @@ class Handler:
     soft_time_limit: float | None = None
     rate_limit: str | int | float | None = None
     ignore_result: bool = True
+    once: bool = False
+    using: str = ""
 
     @property
     def is_task_class(self) -> bool:
@@ -468,7 +472,7 @@ def _handler(
         problem = pattern_problem(pattern)
         if problem:
             wrong("E006", f"{pattern!r:.80} is no event name or pattern: {problem}.", "Correct it.")
-    for key in ("bind", "strict", "ignore_result"):
+    for key in ("bind", "strict", "ignore_result", "once"):
         if not isinstance(options.get(key, False), bool):
             wrong("E009", f"{key} is {options[key]!r}.", "It is True or False.")
     for key in ("time_limit", "soft_time_limit"):
@@ -492,6 +496,9 @@ def _handler(
             f"soft_time_limit ({soft} s) is not below time_limit ({hard} s).",
             "The handler would be killed before it is asked to stop.",
         )
+    using = options.get("using", "")
+    if not isinstance(using, str):
+        wrong("E009", f"using is {using!r:.80}.", "It is the alias of a database.")
     policy = _policy(options, where, problems)
     if not callable(target):
         wrong("E007", "it is not callable.", "Name a function or a Celery task class.")
@@ -510,6 +517,8 @@ def _handler(
         soft_time_limit=options.get("soft_time_limit"),
         rate_limit=options.get("rate_limit"),
         ignore_result=options.get("ignore_result", True),
+        once=options.get("once", False),
+        using=using,
     )
 
 

@@ -120,6 +120,14 @@ class RetryPolicy:
         count = limit if self.max_retries is None else min(self.max_retries, limit)
         return tuple(self.delay(attempt) for attempt in range(1, count + 1))
 
+    def total(self) -> float:
+        """Return the seconds that all retries wait without jitter; of 64 where there is no last."""
+        delays = self.schedule()
+        if self.max_retries is None or not delays:
+            return sum(delays)
+        # After so many doublings there is nothing but the longest.
+        return sum(delays) + (self.max_retries - len(delays)) * delays[-1]
+
     def distinct_delays(self) -> frozenset[int]:
         """Return the exact delays, in seconds, that a delay queue should exist for."""
         if self.max_retries == 0:

@@ -1,7 +1,11 @@
 """Signals, in the past tense: each is sent after the fact, with ``sender`` the service's name.
 
 ``event_published``
-    ``event_id``, ``name``, after the confirm.
+    ``event_id``, ``name``, after the confirm. With the outbox it is sent in the process that got
+    the confirm: the publisher, in another thread where it took long, or a relay.
+``event_postponed``
+    ``event_id``, ``name``, ``error`` (text): committed to the outbox, and not published yet. A
+    relay tries it again; ``event_published`` follows, in the relay's process.
 ``event_unrouted``
     ``event_id``, ``name``: confirmed, but no queue was bound for it (``UNROUTED``).
 ``event_retried``
@@ -10,6 +14,11 @@
 ``event_archived``
     ``handler`` (``None`` for an unreadable message), ``event`` (or ``None``), ``reason``,
     ``exception``; sent in the worker's main process once the broker confirmed the archive copy.
+``event_skipped``
+    ``handler``, ``event``: a handler with ``once`` had handled it already; sent where handlers run.
+``event_hanging``
+    ``handler``, ``event``, ``seconds`` that it has been running, ``pid`` of the process; sent in
+    the worker's main process, by a thread that watches; again each time the seconds have doubled.
 """
 
 from __future__ import annotations
@@ -17,6 +26,9 @@ from __future__ import annotations
 from django.dispatch import Signal
 
 event_published = Signal()
+event_postponed = Signal()
 event_unrouted = Signal()
 event_retried = Signal()
 event_archived = Signal()
+event_skipped = Signal()
+event_hanging = Signal()

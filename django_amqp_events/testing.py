@@ -53,7 +53,7 @@ class CapturedEvent:
         name: its full name.
         payload: its arguments by name, as a handler would get them: what JSON makes of them.
         event_id: what ``publish`` returned.
-        mode: ``on_commit`` or ``immediate``.
+        mode: ``outbox``, ``on_commit`` or ``immediate``.
         headers: the headers given with ``using(headers=…)``.
         correlation_id, causation_id: see :class:`~django_amqp_events.ReceivedEvent`.
         published_at: when it was published, aware.
@@ -184,8 +184,8 @@ def _captured(message: Message, mode: PublishMode) -> CapturedEvent:
 def capture_events() -> Iterator[CapturedEvents]:
     """Keep everything that is published in the block from any broker, and tell what it was.
 
-    Validation goes on as ever. In ``on_commit`` mode an event counts as published when its
-    transaction commits or, inside Django's ``TestCase``, as long as no savepoint around it
+    Validation goes on as ever. In ``outbox`` and ``on_commit`` mode an event counts as published
+    when its transaction commits or, inside Django's ``TestCase``, as long as no savepoint around it
     was rolled back. Blocks may be nested: the inner one captures.
 
     Example::

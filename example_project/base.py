@@ -6,8 +6,9 @@ AMQP_URL              the broker, amqp://user:password@host:5672/vhost
 AMQP_MANAGEMENT_URL   its management API, for exact answers of events_declare and events_status
 EXAMPLE_PREFIX        in front of every name on the broker, to share a vhost with other things
 EXAMPLE_DATA          folder of databases and mails, .run/example by default
-DJANGO_SECRET_KEY     made anew for each process where it is not set: the example has no sessions
-DJANGO_DEBUG          1 for development
+EXAMPLE_RELEASE       1, or 2 with what `releases.py` says is mended
+DJANGO_SECRET_KEY     made anew for each process where it is not set, so that sessions end with it
+DJANGO_DEBUG          1 for development: plain HTTP, and runserver serves static files
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ DATA.mkdir(parents=True, exist_ok=True)
 
 DEBUG = os.environ.get("DJANGO_DEBUG") == "1"
 SECRET_KEY = os.environ.get("DJANGO_SECRET_KEY") or secrets.token_urlsafe(64)
+EXAMPLE_RELEASE = int(os.environ.get("EXAMPLE_RELEASE") or 1)
 ALLOWED_HOSTS = ["localhost", "127.0.0.1"]
 USE_TZ = True
 TIME_ZONE = "UTC"
@@ -30,16 +32,52 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
 CSRF_COOKIE_SECURE = SESSION_COOKIE_SECURE = SECURE_SSL_REDIRECT = not DEBUG
 SECURE_HSTS_SECONDS = 0 if DEBUG else 365 * 24 * 60 * 60
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = not DEBUG
 
+ROOT_URLCONF = "example_project.urls"
+WSGI_APPLICATION = "example_project.wsgi.application"
+STATIC_URL = "/static/"
+STATIC_ROOT = DATA / "static"
+LOGIN_URL = "admin:login"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in (
+        "UserAttributeSimilarityValidator",
+        "MinimumLengthValidator",
+        "CommonPasswordValidator",
+        "NumericPasswordValidator",
+    )
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+
 SHARED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
     "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
     "django_celery_results",
     "django_amqp_events",
     "example_project.ledger",

@@ -7,6 +7,8 @@ from .base import MANAGEMENT_URL, PREFIX, SHARED_APPS, database
 
 INSTALLED_APPS = [*SHARED_APPS, "example_project.invoices"]
 DATABASES = database("billing")
+# Browsers tell hosts apart, not ports: two services on 127.0.0.1 need cookies of their own names.
+SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "billing_session", "billing_csrf"
 
 CELERY_TASK_DEFAULT_QUEUE = f"{PREFIX}tasks-billing"
 

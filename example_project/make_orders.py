@@ -163,7 +163,7 @@ def _broken(orders: list[dict[str, Any]]) -> dict[int, str]:
     # A repeat of an order that was sent twice by a nervous browser.
     orders[120] = dict(orders[119])
     # Accepted, and then too much for one of the handlers.
-    orders[58]["customer"] |= {"country": "ZZ", "address": "Nowhere 1"}
+    orders[58]["customer"] |= {"country": "HR", "address": "Ilica 12, 10000 Zagreb"}
     orders[101]["customer"] |= {"country": "DE", "vat_id": "DE 12 345"}
     orders[157]["customer"]["vat_id"] = "unknown"
     orders[203]["customer"]["name"] = "Marie Curie\n(deliver to the neighbour)"

@@ -14,6 +14,8 @@ INSTALLED_APPS = [
     "example_project.audit",
 ]
 DATABASES = database("shop")
+# Browsers tell hosts apart, not ports: two services on 127.0.0.1 need cookies of their own names.
+SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "shop_session", "shop_csrf"
 
 # Services that share a vhost need a queue of their own for ordinary tasks. Its name does not
 # begin with "shop.", which is where the handlers' queues are.

@@ -307,13 +307,16 @@ class Ports:
     epmd: int
 
     @classmethod
-    def pick(cls) -> Ports:
-        amqp, management, distribution, epmd = free_ports(4)
-        return cls(amqp=amqp, management=management, distribution=distribution, epmd=epmd)
+    def pick(cls, epmd: int | None = None) -> Ports:
+        """Choose ports that are free now; the nodes of a cluster have one epmd."""
+        amqp, management, distribution, own = free_ports(4)
+        return cls(amqp=amqp, management=management, distribution=distribution, epmd=epmd or own)
 
-    @property
-    def taken(self) -> list[int]:
-        return [port for port in asdict(self).values() if not _port_is_free(port)]
+    def taken(self, *, without_epmd: bool = False) -> list[int]:
+        ports = asdict(self)
+        if without_epmd:
+            del ports["epmd"]
+        return [port for port in ports.values() if not _port_is_free(port)]
 
 
 class Broker:
@@ -406,8 +409,6 @@ class Broker:
 class Node(Broker):
     """One RabbitMQ node, started by `Node.start` or found again by `Node.attach`."""
 
-    nodename = "events@localhost"
-
     def __init__(
         self,
         directory: Path,
@@ -419,6 +420,8 @@ class Node(Broker):
         management: bool,
         config_extra: str,
         owner: int | None,
+        nodename: str = "events@localhost",
+        cookie: str | None = None,
     ) -> None:
         super().__init__(
             host=HOST,
@@ -433,6 +436,8 @@ class Node(Broker):
         self.management = management
         self.config_extra = config_extra
         self.owner = owner
+        self.nodename = nodename
+        self.cookie = cookie
         self.version = server.version or ""
         self._vm: Process | None = None
         self._epmd: Process | None = None
@@ -451,8 +456,11 @@ class Node(Broker):
         server: Server | None = None,
         die_with_parent: bool = True,
         owner: int | None = None,
+        peer: Node | None = None,
     ) -> Node:
         """Start a node on a directory, new or left by a stopped node, and wait until it is ready.
+
+        With `peer` a new node becomes a member of that node's cluster.
 
         `config_extra` is added to rabbitmq.conf, for instance "consumer_timeout = 5000" (its unit
         is the millisecond). With `die_with_parent` a guard process ends the node when this process,
@@ -470,30 +478,44 @@ class Node(Broker):
                 )
             running._clean_up()
         server = server or find_server()
+        if peer is not None and (server.kind == "docker" or before is not None):
+            raise BrokerError("Only a new node that is no container can join a cluster.")
         chosen = ports or (Ports(**before["ports"]) if before else None)
         attempts = 1 if ports else 4
         for attempt in range(attempts):
-            if chosen is None or (ports is None and (attempt or chosen.taken)):
-                chosen = Ports.pick()
+            if chosen is None or (ports is None and (attempt or chosen.taken())):
+                chosen = Ports.pick(peer.ports.epmd if peer else None)
             node = cls(
                 directory,
                 server,
                 ports=chosen,
                 user="events",
                 # The user is made with the data directory: an old directory knows the old password.
-                password=before["password"] if before else secrets.token_hex(12),
+                password=before["password"]
+                if before
+                else peer.password
+                if peer
+                else secrets.token_hex(12),
                 management=management,
                 config_extra=(before["config_extra"] if before else "")
                 if config_extra is None
                 else config_extra,
                 owner=(owner or os.getpid()) if die_with_parent else None,
+                **(
+                    # An Erlang node's name cannot be used twice on one epmd.
+                    {"nodename": f"events{chosen.amqp}@localhost", "cookie": peer.erlang_cookie}
+                    if peer
+                    else {}
+                ),
             )
             try:
                 node._launch()
+                if peer is not None:
+                    node._join(peer)
                 return node
             except BrokerError:
                 node._end_everything()
-                if attempt + 1 == attempts or not chosen.taken:
+                if attempt + 1 == attempts or not chosen.taken(without_epmd=peer is not None):
                     raise
             except BaseException:
                 node._end_everything()
@@ -577,7 +599,7 @@ class Node(Broker):
         """Start on the same data and ports after `stop` or `kill`, and wait until it is ready."""
         if self.alive:
             raise BrokerError(f"The node runs already (pid {self.pid}).")
-        wait_until(lambda: self.ports.amqp not in self.ports.taken, 10)
+        wait_until(lambda: self.ports.amqp not in self.ports.taken(), 10)
         try:
             self._launch()
         except BaseException:
@@ -589,6 +611,17 @@ class Node(Broker):
         self.ctl("stop_app")
 
     def start_app(self) -> None:
+        self.ctl("start_app")
+        self.wait_ready()
+
+    @property
+    def erlang_cookie(self) -> str:
+        return (self.directory / "home" / ".erlang.cookie").read_text()
+
+    def _join(self, peer: Node) -> None:
+        """Become a member of another node's cluster, with its users and vhosts."""
+        self.ctl("stop_app")
+        self.ctl("join_cluster", peer.nodename)
         self.ctl("start_app")
         self.wait_ready()
 
@@ -643,7 +676,7 @@ class Node(Broker):
 
     def _launch_scripts(self) -> None:
         env = self._environment()
-        if self._epmd is None or not self._epmd.alive:
+        if (self._epmd is None or not self._epmd.alive) and self.cookie is None:
             epmd = shutil.which("epmd", path=env["PATH"])
             if epmd is None:
                 raise BrokerError(f"Erlang's epmd is not on the PATH. {REMEDY}")
@@ -728,7 +761,7 @@ class Node(Broker):
         cookie = self.directory / "home" / ".erlang.cookie"
         if not cookie.exists():
             cookie.touch(mode=0o600)
-            cookie.write_text(secrets.token_hex(16))
+            cookie.write_text(self.cookie or secrets.token_hex(16))
             cookie.chmod(0o400)
         listen = "0.0.0.0" if self.server.kind == "docker" else HOST  # noqa: S104 (inside the container)
         plugins = "rabbitmq_management" if self.management else ""
@@ -780,6 +813,8 @@ class Node(Broker):
             "password": self.password,
             "management": self.management,
             "config_extra": self.config_extra,
+            "nodename": self.nodename,
+            "cookie": self.cookie,
             "vm": process(self._vm),
             "epmd": process(self._epmd),
             "guard": process(self._guard),
@@ -800,6 +835,8 @@ class Node(Broker):
             management=state["management"],
             config_extra=state["config_extra"],
             owner=None,
+            nodename=state.get("nodename", "events@localhost"),
+            cookie=state.get("cookie"),
         )
         node.version = state["version"]
         node._vm = Process(**state["vm"]) if state["vm"] else None
@@ -1005,8 +1042,10 @@ def _guard(owner: int, directory: Path) -> int:
 
 
 def _describe(node: Node) -> str:
-    text = f"RabbitMQ {node.version} · pid {node.pid} · {node.amqp_url()}"
-    return text + (f" · {node.management_url}" if node.management_url else "")
+    lines = [f"RabbitMQ {node.version}, pid {node.pid}", f"broker      {node.amqp_url()}"]
+    if node.management_url:
+        lines.append(f"management  {node.management_url}")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

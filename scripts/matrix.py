@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Run `make test` on fresh Debian systems, each in a folder, and on PostgreSQL.
+"""Run `make test` and `make faults` on fresh Debian systems, each in a folder, and on PostgreSQL.
 
-    sudo python3 scripts/matrix.py [debian12] [debian13] [forky] [postgresql] [-- pytest arguments]
+    sudo python3 scripts/matrix.py [debian12] [debian13] [forky] [postgresql] [tests] [faults]
+                                   [-- arguments of the one that is named]
 
 Each system is made by debootstrap below .run/matrix/ and entered by chroot in namespaces of its
 own, with nothing installed but Python, make and git: what `make test` needs, RabbitMQ included,
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import apt_install
@@ -26,6 +28,8 @@ import apt_install
 ROOT = Path(__file__).resolve().parent.parent
 MATRIX = ROOT / ".run" / "matrix"
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
+#: What is done, and the target of make that does it.
+WORK = {"tests": "test", "faults": "faults"}
 LEFT_OUT = {".run", ".venv", "dist", "build", "__pycache__", ".mypy_cache", ".ruff_cache"}
 
 
@@ -49,7 +53,11 @@ SYSTEMS = {
 
 def main() -> int:
     arguments, _, rest = " ".join(map(shlex.quote, sys.argv[1:])).partition("--")
-    chosen = shlex.split(arguments) or [*SYSTEMS, "postgresql"]
+    words = shlex.split(arguments)
+    work = [word for word in WORK if word in words] or list(WORK)
+    chosen = [word for word in words if word not in WORK] or [*SYSTEMS, "postgresql"]
+    if rest.strip() and len(work) > 1:
+        sys.exit("Arguments behind -- are those of one: say tests or faults.")
     if unknown := set(chosen) - set(SYSTEMS) - {"postgresql"}:
         sys.exit(
             f"Unknown: {', '.join(sorted(unknown))}. There are {', '.join(SYSTEMS)}, postgresql."
@@ -57,25 +65,34 @@ def main() -> int:
     if os.geteuid() != 0 and set(chosen) & set(SYSTEMS):
         sys.exit("chroot needs root: sudo make matrix, or `make matrix ARGS=postgresql` without.")
     results = {}
-    for name in chosen:
-        began = time.monotonic()
-        log = MATRIX / f"{name}.log"
+    for name, what in product(chosen, work):
+        began, now = time.monotonic(), time.time()
+        log = MATRIX / f"{name}-{what}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        print(f"== {name}: log in {log.relative_to(ROOT)}", flush=True)
-        if name == "postgresql":
+        print(f"== {name}, {what}: log in {log.relative_to(ROOT)}", flush=True)
+        if name != "postgresql":
+            code = on_debian(SYSTEMS[name], WORK[what], rest.strip(), log)
+            if what == "faults":
+                # Each broker has a file of its own; the page is written from all of them.
+                for path in (MATRIX / name / "src" / "docs" / "faults").glob("*.json"):
+                    if path.stat().st_mtime >= now:
+                        shutil.copy(path, ROOT / "docs" / "faults" / path.name)
+        elif what == "tests":
             code = on_postgresql(rest.strip(), log)
         else:
-            code = on_debian(SYSTEMS[name], rest.strip(), log)
-        results[name] = code
+            continue  # faults are on PostgreSQL everywhere
+        results[name, what] = code
         tail = log.read_text(errors="replace").splitlines()[-3:]
         print(*(f"   {line}" for line in tail), sep="\n")
         verdict = "passed" if code == 0 else f"FAILED ({code})"
-        print(f"== {name}: {verdict} in {time.monotonic() - began:.0f} s", flush=True)
+        print(f"== {name}, {what}: {verdict} in {time.monotonic() - began:.0f} s", flush=True)
+    if "faults" in work:
+        subprocess.run(["make", "faults", "ARGS=--write"], cwd=ROOT, check=True)
     return 1 if any(results.values()) else 0
 
 
-def on_debian(system: System, arguments: str, log: Path) -> int:
-    """Make the system where it is not there yet, and run the suite in a copy of the project."""
+def on_debian(system: System, target: str, arguments: str, log: Path) -> int:
+    """Make the system where it is not there yet, and run `make` in a copy of the project."""
     root = MATRIX / system.name
     if not (root / "made").exists():
         bootstrap(system, root)
@@ -86,7 +103,7 @@ def on_debian(system: System, arguments: str, log: Path) -> int:
         ROOT, source, symlinks=True, ignore=lambda _, names: [n for n in names if n in LEFT_OUT]
     )
     environment, mounts = machine(root)
-    inside = "python3 --version && make test ARGS=" + shlex.quote(arguments)
+    inside = f"python3 --version && make {target} ARGS=" + shlex.quote(arguments)
     steps = [
         "set -e",
         "mount -t proc proc proc",

@@ -74,11 +74,14 @@ def stage() -> None:
 
 
 def parallelism(arguments: list[str]) -> list[str]:
-    """Two processes, a test module each at a time; one where arguments ask for something else."""
+    """Two processes, a module or class each at a time; one where arguments ask for something else.
+
+    Modules are taken in tests/conftest.py's order: those that take long come first.
+    """
     chosen = ("-n", "--numprocesses", "-p", "--pdb", "-s", "--capture", "--collect-only", "--co")
     if any(argument.startswith(chosen) for argument in arguments) or (os.cpu_count() or 1) < 2:
         return []
-    return ["--numprocesses", "2", "--dist", "loadscope"]
+    return ["--numprocesses", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
 
 
 if __name__ == "__main__":

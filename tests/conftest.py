@@ -1,11 +1,22 @@
-"""Fixtures that every suite shares: a RabbitMQ, a vhost of one's own, a node that may be killed.
+"""Fixtures that every suite shares: RabbitMQ and PostgreSQL, with a vhost or database of one's own.
 
-A broker that cannot be had is a failure, never a skip: a suite that skips proves nothing.
+A broker or database that cannot be had is a failure, never a skip: a suite that skips proves
+nothing.
+
+`rabbit`, `vhost`, `fresh_vhost`: the session's broker. `private_node`: one to kill.
+`archive_database`: the archive's tables (all models of django_amqp_events) in an empty, migrated
+SQLite file or PostgreSQL database of the test's own, beside the default database, which a test may
+use too; a test that takes it runs once on each of them, or on one with
+``@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)``. It is a
+:class:`Database`: alias, kind, and the settings that another process would need. The router sends
+the models there, and what went past the router fails the test.
+`postgres`: the session's server. `private_postgres`: one to kill.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -13,13 +24,20 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps
+from django.core.management import call_command
+from django.db import connections
+from django.test import override_settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from postgresql import Postgres
 
 from broker import Broker, Node
 
@@ -53,6 +71,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         if node := Node.attach(shared):
             node.end()
         shutil.rmtree(shared, ignore_errors=True)
+
+
+#: What takes long begins first: what is short fills the gaps at the end.
+LONG = ("acceptance/test_demo.py", "faults", "acceptance", "test_", "integration")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes long first; the rest stays in the order that pytest-randomly gave it."""
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        path = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
+        return next((at for at, each in enumerate(LONG) if path.startswith(each)), len(LONG))
+
+    items.sort(key=rank)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -168,3 +201,152 @@ def private_node(_module_node: Node) -> Node:
     else:
         _module_node.wait_ready()
     return _module_node
+
+
+# -- databases -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """The PostgreSQL server of this process; do not stop or kill it."""
+    server = Postgres.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def private_postgres() -> Iterator[Postgres]:
+    """A server of the test's own, which it may kill."""
+    server = Postgres.start()
+    yield server
+    server.end()
+
+
+class ArchiveRouter:
+    """Sends the archive's tables to :attr:`alias`, and nothing else."""
+
+    alias = "archive"
+
+    def db_for_read(self, model: type[Any], **_: Any) -> str | None:
+        return self.alias if model._meta.app_label == "django_amqp_events" else None
+
+    db_for_write = db_for_read
+
+    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool | None:
+        return app_label == "django_amqp_events" if db == self.alias else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Database:
+    """Where the archive's tables are during a test.
+
+    Attributes:
+        kind: ``sqlite`` or ``postgresql``.
+        settings: its entry in DATABASES.
+        path: of SQLite's file.
+    """
+
+    kind: str
+    settings: dict[str, Any]
+    alias: str = ArchiveRouter.alias
+    path: Path | None = None
+
+    @property
+    def json(self) -> str:
+        """The entry, for the environment of another process."""
+        return json.dumps(self.settings)
+
+    def close(self) -> None:
+        """Close this thread's connection."""
+        connections[self.alias].close()
+
+    def migrate(self) -> None:
+        call_command("migrate", database=self.alias, verbosity=0)
+
+
+@contextmanager
+def archive_in(kind: str, settings: dict[str, Any], path: Path | None = None) -> Iterator[Database]:
+    """Route the archive's tables to this database for a block."""
+    alias = ArchiveRouter.alias
+    before = connections.databases.get(alias)
+    connections.databases[alias] = connections.configure_settings(
+        {**connections.databases, alias: settings}
+    )[alias]
+    try:
+        with override_settings(DATABASE_ROUTERS=[ArchiveRouter()]):
+            yield Database(kind=kind, settings=settings, path=path)
+    finally:
+        connections[alias].close()
+        del connections[alias], connections.databases[alias]
+        if before is not None:
+            connections.databases[alias] = before
+
+
+def sqlite_settings(path: Path) -> dict[str, Any]:
+    """An entry of DATABASES. Transactions begin as Django has it, deferred: the harder case."""
+    options = {"timeout": 20}
+    return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path), "OPTIONS": options}
+
+
+def postgres_settings(server: Postgres, name: str = "postgres") -> dict[str, Any]:
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": name,
+        "HOST": server.HOST,
+        "PORT": str(server.port),
+        "USER": server.USER,
+    }
+
+
+def _execute(server: Postgres, *statements: str) -> None:
+    import psycopg
+
+    where = {"host": server.HOST, "port": server.port, "user": server.USER, "dbname": "postgres"}
+    with psycopg.connect(**where, autocommit=True) as connection:  # type: ignore[arg-type]
+        for statement in statements:
+            connection.execute(statement)
+
+
+@pytest.fixture(scope="session")
+def _sqlite_template(tmp_path_factory: pytest.TempPathFactory, django_db_blocker: Any) -> Path:
+    path = tmp_path_factory.mktemp("sqlite") / "archive"
+    with django_db_blocker.unblock(), archive_in("sqlite", sqlite_settings(path)) as database:
+        database.migrate()
+    return path
+
+
+@pytest.fixture(scope="session")
+def _postgres_template(postgres: Postgres, django_db_blocker: Any) -> str:
+    name = "archive_template"
+    _execute(postgres, f"CREATE DATABASE {name}")
+    settings = postgres_settings(postgres, name)
+    with django_db_blocker.unblock(), archive_in("postgresql", settings) as database:
+        database.migrate()
+    return name
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def archive_database(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    transactional_db: None,
+    django_db_blocker: Any,
+) -> Iterator[Database]:
+    """The archive's tables in a database of this test's own; see the top of this module."""
+    if request.param == "sqlite":
+        path = tmp_path / "archive.sqlite3"
+        shutil.copyfile(request.getfixturevalue("_sqlite_template"), path)
+        settings = sqlite_settings(path)
+        with django_db_blocker.unblock(), archive_in("sqlite", settings, path) as database:
+            yield database
+    else:
+        template = request.getfixturevalue("_postgres_template")
+        server = request.getfixturevalue("postgres")
+        name = f"archive_{secrets.token_hex(6)}"
+        _execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
+        settings = postgres_settings(server, name)
+        with django_db_blocker.unblock(), archive_in("postgresql", settings) as database:
+            yield database
+        _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+    for model in apps.get_app_config("django_amqp_events").get_models():
+        assert not model._default_manager.using("default").exists(), f"{model} past the router"

@@ -265,7 +265,7 @@ def test_a_taken_port_is_exchanged(
     taken = broker.Ports.pick()
     picks = [taken]
     real = broker.Ports.pick
-    monkeypatch.setattr(broker.Ports, "pick", lambda: picks.pop() if picks else real())
+    monkeypatch.setattr(broker.Ports, "pick", lambda *_: picks.pop() if picks else real())
     with socket.create_server(("127.0.0.1", taken.epmd)):
         node = make_node(management=False)
         assert node.ports.epmd != taken.epmd

@@ -689,8 +689,8 @@ def _stale_meaning(
         return "ok", f"not declared any more; {messages} delayed return by themselves"
     if messages and not consumers:
         return "error", (
-            f"not declared any more, and {_events(messages)} in it: declare the handler again "
-            f"and start a worker"
+            f"not declared any more, and {_events(messages)} in it: declare its handler again "
+            f"and start a worker; or run `manage.py events_recover {queue.name}`, and replay them"
         )
     return "warning", f"not declared any more: {_REMEDY} --delete-stale"
 
@@ -733,32 +733,55 @@ def _meaning(
                 return "ok", f"{ready} delayed, the next returns within {seconds} s"
             return "ok", "empty"
         case "archive":
+            # Failures, and the outcomes of replays.
             return _emptied_by(
-                ready, consumers, "failed", "be mirrored", "why is in their header event-archive"
+                (ready, unacked, consumers),
+                "message",
+                ("be mirrored", "being mirrored"),
+                "run `manage.py events_mirror` or events_worker",
             )
         case "graveyard":
             return _emptied_by(
-                ready, consumers, "isolated", "be run alone", "look at the workers' logs"
+                (ready, unacked, consumers),
+                "isolated event",
+                ("be run alone", "being run alone"),
+                "run `manage.py events_reaper` or events_worker",
             )
-        case "dead" | "abyss" if ready or unacked or stuck:
+        case "dead" if ready or unacked or stuck:
+            number = max(ready, unacked + stuck, 1)
+            what = f"poison: {_events(number)} that ended the reaper"
+            if consumers:
+                return "error", f"{what}, on the way to the archive, unread; look at its log"
+            return "error", f"{what}, and nobody archives: run `manage.py events_reaper`"
+        case "abyss" if ready or unacked or stuck:
             number = max(ready, unacked + stuck, 1)
             return "error", (
-                f"poison: {_events(number)} that killed whoever took them; look at the workers' "
-                f"logs"
+                f"poison: {_events(number)} that killed whoever took them; look at the logs of "
+                f"workers and reaper, then run `manage.py events_recover`"
             )
         case _:
             return "ok", "empty"
 
 
 def _emptied_by(
-    ready: int, consumers: int, kind: str, purpose: str, remedy: str
+    figures: tuple[int, int, int], kind: str, purpose: tuple[str, str], remedy: str
 ) -> tuple[Severity, str]:
-    if not ready:
-        return "ok", "empty"
-    waiting = f"{ready} {kind} event{'' if ready == 1 else 's'} wait{'s' if ready == 1 else ''}"
-    if consumers:
-        return "ok", f"{waiting} to {purpose}, consumed"
-    return "error", f"{waiting} to {purpose}, nobody consumes: {remedy}"
+    """Say what a queue that a process of ours empties has in it.
+
+    Args:
+        figures: ready, unacked, consumers.
+        purpose: what it waits for, and what is being done with what is unacked.
+    """
+    ready, unacked, consumers = figures
+    if ready:
+        number = f"{ready} {kind}{'' if ready == 1 else 's'} wait{'s' if ready == 1 else ''}"
+        waiting = f"{number} to {purpose[0]}"
+        if consumers:
+            return "ok", f"{waiting}, consumed"
+        return "error", f"{waiting}, nobody consumes: {remedy}"
+    if unacked:
+        return "ok", f"{unacked} {kind}{'' if unacked == 1 else 's'} {purpose[1]}"
+    return "ok", "empty" if consumers else f"empty, nobody consumes: {remedy}"
 
 
 def _events(number: int, *, verb: bool = False) -> str:

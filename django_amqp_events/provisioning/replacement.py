@@ -241,7 +241,7 @@ class Replacement:
         if messages:
             return (
                 f"it holds {_count(messages, 'message')}; let them be handled first (--wait gives "
-                f"time for that)"
+                f"time for that), or run `manage.py events_recover {name}`"
             )
         return ""
 

@@ -10,4 +10,7 @@ The flow, in the order of the modules:
 ``verdict``     decides what becomes of the delivery: pure
 ``copies``      builds what a verdict publishes: pure
 ``settlement``  publishes what the verdict asks for, confirmed, then acks
+``watch``       names handlers that do not end
+``stopping``    keeps a cold shutdown from hanging
+``reaper``      the step of another worker: runs alone what ended its worker
 """

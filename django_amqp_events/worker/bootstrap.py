@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from celery import Celery
+from celery import Celery, bootsteps
 from celery.signals import celeryd_init, worker_init
 from celery.utils import text
 
@@ -18,12 +18,24 @@ from ..broker import celery_app
 from ..conf import get_settings, load
 from ..exceptions import AmqpEventsError
 from ..registry import get_registry
+from . import stopping
 from .consumer import EventStep
+from .request import keep_handed_over
 from .task import register
+from .watch import Watch
 
 logger = logging.getLogger(__name__)
 
 UNSUPPORTED_POOLS = ("gevent", "eventlet")
+
+
+class Handover(bootsteps.StartStopStep):
+    """Closes before the worker's consumer stops, and the pool with it."""
+
+    label = "AMQP events handover"
+
+    def close(self, parent: Any) -> None:
+        keep_handed_over()
 
 
 def connect() -> None:
@@ -32,12 +44,22 @@ def connect() -> None:
     worker_init.connect(_install, dispatch_uid="django_amqp_events.install", weak=False)
 
 
+#: The step that workers of this process get.
+_step: type[EventStep] = EventStep
+
+
+def become(step: type[EventStep]) -> None:
+    """Make the worker that this process is about to be another kind: the reaper."""
+    global _step  # noqa: PLW0603 - one process is one worker, and Celery's signals carry nothing
+    _step = step
+
+
 def step_class(
     selected: frozenset[str] | None, excluded: frozenset[str], *, unsupported: str = ""
 ) -> type[EventStep]:
     """Return the step with a choice of queues, and why this worker's pool can handle none."""
     choice = {"selected": selected, "excluded": excluded, "unsupported": unsupported}
-    return type("EventStep", (EventStep,), choice)
+    return type(_step.__name__, (_step,), choice)
 
 
 def _concerns(app: Celery) -> bool:
@@ -64,7 +86,7 @@ def _read_queue_options(instance: Any, **_: Any) -> None:
     if not _concerns(instance.app):
         return
     try:
-        known = frozenset(get_registry().by_queue())
+        known = frozenset(_step.known(get_settings(), get_registry()))
     except Exception as exc:
         raise _refuse(exc) from exc
     original = instance.setup_queues
@@ -113,6 +135,9 @@ def _install(sender: Any, **_: Any) -> None:
     # Without any queue too: remote control may ask for one of ours, and Celery would declare it
     # with arguments of its own, again and again after each lost connection.
     steps.add(step_class(selected, excluded, unsupported=unsupported))
+    steps.add(Watch)
+    stopping.connect()
+    app.steps["worker"].add(Handover)
 
 
 def pool_problem(pool: Any) -> str:

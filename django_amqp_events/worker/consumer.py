@@ -17,17 +17,19 @@ from kombu.message import Message as KombuMessage
 from vine import promise
 
 from .. import provisioning
+from ..broker import abandon
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..envelope import Payload, Progress, Received
 from ..exceptions import AmqpEventsError
+from ..frames import Frames
 from ..registry import Handler, Registry, get_registry
 from ..topology import Names, Topology, build
 from .copies import Copies
 from .dispatch import HOLDABLE, Dispatcher, celery_headers
-from .frames import Frames
 from .request import Delivery, EventMessage
 from .settlement import Settler
+from .stopping import ColdShutdown
 from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,8 @@ class EventStep(bootsteps.StartStopStep):
     #: Why this worker's pool can handle no events; such a worker has no queues of ours.
     unsupported: str = ""
 
+    settler_class: type[Settler] = Settler
+
     settings: Settings
     registry: Registry
     names: Names
@@ -81,6 +85,7 @@ class EventStep(bootsteps.StartStopStep):
     def start(self, c: Any) -> None:
         if not self._prepared:
             self._prepare(c)
+        self.settler.begin()
         self.channel = self._probe = None
         self._tags.clear()
         self._missing.clear()
@@ -90,12 +95,22 @@ class EventStep(bootsteps.StartStopStep):
         if self.queues:
             c.call_soon(self._open, c.connection)
 
+    @classmethod
+    def known(cls, settings: Settings, registry: Registry) -> set[str]:
+        """Return the queues that are this step's business."""
+        return set(registry.by_queue())
+
+    @staticmethod
+    def home(names: Names) -> str:
+        """Return the queue that retries come back to, ``""`` for that of their handlers."""
+        return ""
+
     def _prepare(self, c: Any) -> None:
         self.settings = get_settings()
         self.registry = get_registry()
         self.names = Names.of(self.settings)
         topology = build(self.settings, self.registry)
-        known = set(self.registry.by_queue())
+        known = self.known(self.settings, self.registry)
         wanted = known if self.selected is None else known & self.selected
         self.queues = set(wanted - self.excluded)
         self.dispatcher = Dispatcher(self.settings, self.registry, self.names)
@@ -107,7 +122,7 @@ class EventStep(bootsteps.StartStopStep):
                     "`manage.py events_worker`"
                 )
             self._meet_topology(c, topology)
-        self.settler = Settler(
+        self.settler = self.settler_class(
             app=c.app,
             settings=self.settings,
             copies=Copies(
@@ -115,10 +130,13 @@ class EventStep(bootsteps.StartStopStep):
                 names=self.names,
                 delays=topology.delays,
                 worker=c.hostname,
+                home=self.home(self.names),
             ),
             call_soon=c.call_soon,
             errors=c.connection_errors,
         )
+        if c.hub is not None:
+            self.settler.runs_in(c.pool)
         self._take_over_remote_control(c)
         self._prepared = True
 
@@ -139,7 +157,13 @@ class EventStep(bootsteps.StartStopStep):
 
     def stop(self, c: Any) -> None:
         self._stopping = True
+        if self._prepared:
+            self.settler.end()
         channel, connection = self.channel, c.connection
+        # After a lost connection the event loop has no next turn before there is another.
+        ColdShutdown.go_on()
+        if connection is None:
+            self._leave_task_events(c)
         if channel is None or channel.connection is None or connection is None:
             return
         tags = list(self._tags.values())
@@ -153,6 +177,17 @@ class EventStep(bootsteps.StartStopStep):
             logger.info("consumers not cancelled, the channel is gone: %s", exc)
 
     terminate = stop
+
+    @staticmethod
+    def _leave_task_events(c: Any) -> None:
+        """Give up the connection of Celery's task events after ours was lost.
+
+        Celery says goodbye there before it makes a new one, and waits for ever for the answer
+        of a broker that is gone without a word (celery/worker/consumer/events.py).
+        """
+        dispatcher = c.event_dispatcher
+        if dispatcher is not None and dispatcher.connection is not None:
+            abandon(dispatcher.connection)
 
     def shutdown(self, c: Any) -> None:
         if self._prepared and not self.settler.drain(DRAIN_TIMEOUT):
@@ -270,7 +305,7 @@ class EventStep(bootsteps.StartStopStep):
         connection is lost.
         """
         add, cancel = c.add_task_queue, c.cancel_task_queue
-        known = self.registry.by_queue()
+        known = self.known(self.settings, self.registry)
 
         def add_task_queue(queue: str, *args: Any, **kwargs: Any) -> None:
             if queue not in known:

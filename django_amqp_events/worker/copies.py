@@ -30,12 +30,14 @@ class Copies:
     Attributes:
         worker: name of the worker, for history and archive.
         delays: the declared delays in seconds.
+        home: the queue that retries come back to, ``""`` for that of their handlers.
     """
 
     settings: Settings
     names: Names
     delays: tuple[int, ...]
     worker: str
+    home: str = ""
 
     def build(self, reading: Reading, verdict: Verdict, now: datetime) -> Message | None:
         """Return the message of *verdict*, ``None`` where nothing is to be published."""
@@ -118,7 +120,7 @@ class Copies:
             received,
             event,
             exchange=self.names.delay(seconds),
-            routing_key=handler.key,
+            routing_key=self.home or handler.key,
             handler=handler.name,
             attempt=attempt,
             due_at=due_at,
@@ -147,10 +149,12 @@ def announce(
         signal, extra = signals.event_retried, {"due_at": verdict.due_at}
     else:
         signal, extra = signals.event_archived, {"reason": verdict.reason}
-        shown = exception or verdict.detail
+        why = exception or verdict.detail
         if with_traceback and verdict.failure is not None and verdict.failure.traceback:
-            shown = f"{verdict.detail}\n{verdict.failure.traceback.rstrip()}"
-        logger.error("archived %s (%s): %s", reading.title, verdict.reason, shown)
+            why = f"{verdict.detail}\n{verdict.failure.traceback.rstrip()}"
+        # Line by line: an exception may say what a publisher has said.
+        why = "\n".join(map(envelope.shown, why.split("\n")))
+        logger.error("archived %s (%s): %s", reading.title, verdict.reason, why)
     return bool(
         signal.send_robust(
             service, handler=handler, event=reading.event, exception=exception, **extra

@@ -12,7 +12,7 @@ from typing import Any, Final
 from celery.utils.saferepr import saferepr
 
 from .. import envelope
-from ..conf import Settings
+from ..conf import MAX_NAME, Settings
 from ..context import ReceivedEvent
 from ..envelope import Payload, Progress, Received
 from ..exceptions import Malformed
@@ -55,7 +55,7 @@ class Reading:
         if self.event is None:
             return f"a message from {self.received.queue!r}"
         handler = self.handler.name if self.handler else "nobody"
-        return f"event {self.event.name!r} ({self.event.id}) for {handler}"
+        return f"event {self.event.name!r} ({envelope.shown(self.event.id)}) for {handler}"
 
     def remaining(self, now: datetime) -> float:
         """Return the seconds until it is due; 0 or less where it is."""
@@ -85,12 +85,12 @@ class Dispatcher:
         if received.unreadable:
             verdict = Verdict(kind="archive", reason="malformed", detail=received.unreadable)
             return None, Progress(), None, verdict
-        trusted = received.exchange in (self.names.return_, self.names.replay)
+        trusted = self.trusts(received)
         event: ReceivedEvent | None = None
         progress, handler = Progress(), None
         try:
             event, progress = envelope.identify(received, trusted=trusted)
-            handler = self._handler(received, event, progress, trusted=trusted)
+            handler = self.whose(received, event, progress)
             payload = envelope.decode(received, self.settings.max_body)
         except Malformed as exc:
             verdict = Verdict(kind="archive", reason="malformed", detail=exc.detail)
@@ -105,10 +105,13 @@ class Dispatcher:
             return event, progress, None, verdict
         return event, progress, handler, payload
 
-    def _handler(
-        self, received: Received, event: ReceivedEvent, progress: Progress, *, trusted: bool
-    ) -> Handler | None:
-        if trusted:
+    def trusts(self, received: Received) -> bool:
+        """Say whether it came back to this service, so that our own headers are believed."""
+        return received.exchange in (self.names.return_, self.names.replay)
+
+    def whose(self, received: Received, event: ReceivedEvent, progress: Progress) -> Handler | None:
+        """Return the handler of a delivery."""
+        if self.trusts(received):
             if progress.handler is not None:
                 handler = self.registry.handlers.get(progress.handler)
             else:
@@ -121,7 +124,8 @@ class Dispatcher:
         if not received.exchange:
             # Put on the queue by hand: the routing key is the queue's name.
             header = received.headers.get(envelope.EVENT_NAME) or received.headers.get("task")
-            name = header if isinstance(header, str) else name
+            # Kept below, so a name that no event can have must not come that far.
+            name = header if isinstance(header, str) and len(header) <= MAX_NAME else name
         key = (received.queue, name)
         if key not in self._found:
             if len(self._found) > 10_000:

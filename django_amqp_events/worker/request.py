@@ -18,7 +18,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.message import Message
 
-from ..envelope import CONTENT_ENCODING, CONTENT_TYPE
+from ..envelope import CONTENT_ENCODING, CONTENT_TYPE, EVENT_REPLAY_ID, shown
 from .dispatch import Reading
 from .task import trace_event
 from .verdict import REQUEUE, Verdict, decide, describe
@@ -48,6 +48,10 @@ class Delivery(Reading):
         """The channel is gone, so the broker delivers it again: settling is out of reach."""
         channel = self.message.channel
         return channel is None or channel.connection is None
+
+
+def _nothing() -> None:
+    """Stand in for the pool's way to forget a job."""
 
 
 class EventMessage(Message):
@@ -92,6 +96,8 @@ class EventRequest(Request):
         if self.revoked():
             raise TaskRevokedError(self.id)
         task = self._task
+        settler = self.delivery.settler
+        settler.catch_up()
         result = pool.apply_async(
             trace_event,
             args=(self._type, self.id, self._request_dict, self._body),
@@ -104,12 +110,38 @@ class EventRequest(Request):
             correlation_id=self.id,
         )
         self._apply_result = ref(result) if result is not None else None
+        settler.catch_up()
         return result
+
+    def keep(self) -> None:
+        """Stay with a run that a pool child has got, while the worker shuts down.
+
+        Celery's pool forgets a job whose child has not said yet that it began
+        (``AsynPool.flush``), and with it the result; the child has got the job and runs it to
+        its end all the same. So the pool is not let forget what it has written to a child.
+        """
+        result: Any = self._apply_result() if self._apply_result is not None else None
+        if getattr(result, "_write_to", None) is not None and not result.accepted():
+            result.discard = _nothing
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """End the run, where the pool can; in the others it goes on, and its verdict counts.
+
+        Celery lets the pool's NotImplementedError through, out of a signal handler: in a solo
+        worker that is in the middle of the handler, which would take it for a failure.
+        """
+        try:
+            super().cancel(pool, signal, emit_retry)
+        except NotImplementedError:
+            logger.info("%s[%s] cannot be ended in this pool and goes on", self.name, self.id)
 
     # -- from the pool --------------------------------------------------------------------
 
-    def on_success(self, verdict: Verdict, **kwargs: Any) -> None:
-        """The pool returned a verdict."""
+    def on_success(self, verdict: Verdict | ExceptionInfo, **kwargs: Any) -> None:
+        """The pool returned a verdict, or solo and threads what a handler has left with."""
+        if isinstance(verdict, ExceptionInfo):
+            self.on_failure(verdict)
+            return
         state.task_ready(self, successful=verdict.kind == "handled")
         self._settle(verdict)
         failure = verdict.failure
@@ -137,20 +169,13 @@ class EventRequest(Request):
                 self._announce_revoked("terminated", True, str(exc), False)
             return
         if isinstance(exc, TimeLimitExceeded):
-            self._settle(self._decide(exc))
+            self._settle(self._out_of_time(exc))
             return
         if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
-            logger.error(
-                "worker process lost with %s[%s] in hand: %s; the broker delivers it again",
-                self.name,
-                self.id,
-                exc,
-            )
+            logger.error("worker process lost with %s[%s] in hand: %s", self.name, self.id, exc)
         else:
-            logger.error(
-                "no verdict for %s[%s]: %r; the broker delivers it again", self.name, self.id, exc
-            )
-        self._settle(REQUEUE)
+            logger.error("no verdict for %s[%s]: %r", self.name, self.id, exc)
+        self._settle(self.delivery.settler.unanswered(self.delivery, exc))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A time limit passed; past the hard one the pool kills the child."""
@@ -163,10 +188,13 @@ class EventRequest(Request):
             return
         logger.error("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
         exc = TimeLimitExceeded(timeout)
-        verdict = self._decide(exc)
+        verdict = self._out_of_time(exc)
         self._settle(verdict)
         if verdict.kind == "archive":
             self._announce_failure(exc)
+
+    def _out_of_time(self, exc: BaseException) -> Verdict:
+        return self.delivery.settler.timed_out(self.delivery, exc) or self._decide(exc)
 
     def _decide(self, exc: BaseException) -> Verdict:
         delivery = self.delivery
@@ -206,7 +234,9 @@ class EventRequest(Request):
 
     def _settle(self, verdict: Verdict) -> None:
         self.acknowledged = True
-        self.delivery.settler.settle(self.delivery, verdict)
+        settler = self.delivery.settler
+        settler.settle(self.delivery, verdict)
+        settler.wait_for(self.delivery)
 
     def acknowledge(self) -> None:
         """Celery's own ack is never a verdict, so nothing happens here."""
@@ -283,12 +313,13 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
         )
         event, handler = message.delivery.known
         logger.info(
-            "Event %s (%s) for %s[%s] received, attempt %d",
-            event.name,
-            event.id,
+            "Event %s (%s) for %s[%s] received, attempt %d%s",
+            shown(event.name),
+            shown(event.id),
             handler.name,
             request.id,
             event.attempt,
+            ", replayed" if EVENT_REPLAY_ID in message.headers else "",
         )
         if request.id in state.revoked and request.revoked():
             return
@@ -314,3 +345,10 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
         handle(request)
 
     return handle_message
+
+
+def keep_handed_over() -> None:
+    """Let the pool forget no run of ours that a child has got; before it shuts down."""
+    for request in tuple(state.reserved_requests):
+        if isinstance(request, EventRequest):
+            request.keep()

@@ -2,8 +2,10 @@
 
 One thread with a connection of its own: publishing on the consuming connection would re-enter
 deliveries while it waits. Acks and rejects are written by the main thread, which owns the
-consuming channel. A publish that fails is repeated alone, with the handler not run again, and
-the delivery stays in hand until shortly before the broker's consumer timeout.
+consuming channel. Where handlers run in the worker's own process, the next run begins when the
+last one is settled: it may end the process, and what is not acked is run again. A publish that
+fails is repeated alone, with the handler not run again, and the delivery stays in hand until
+shortly before the broker's consumer timeout.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Final
 
 from celery import Celery
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.concurrency.thread import TaskPool as ThreadPool
+from celery.worker import state
 from django.db import close_old_connections
 
 from .. import envelope
@@ -28,7 +33,7 @@ from ..envelope import Message
 from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
 from .copies import Copies, announce
 from .request import Delivery
-from .verdict import Verdict
+from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +42,8 @@ logger = logging.getLogger(__name__)
 HOLD: Final = 25 * 60.0
 #: Seconds between repeats of a failed publish: doubled from the first to the last.
 BACKOFF: Final = (0.5, 30.0)
+#: Seconds that the next run waits at most for the last one's confirm and ack.
+PATIENCE: Final = 2.0
 
 
 @dataclass(slots=True, eq=False)
@@ -81,8 +88,55 @@ class Settler:
         self._done: deque[tuple[Delivery, bool]] = deque()
         # The last publish timed out: whether the broker takes messages at all is not known.
         self._doubt = False
+        # Settled and not answered yet; not those whose copy is held after a failed publish.
+        self._open: set[Delivery] = set()
+        self._inline = self._threads = self._ending = False
 
     # -- from the worker ------------------------------------------------------------------
+
+    def runs_in(self, pool: Any) -> None:
+        """Say which pool handlers run in: in some, their end is the worker's."""
+        self._inline = isinstance(pool, SoloPool)
+        self._threads = isinstance(pool, ThreadPool)
+
+    def begin(self) -> None:
+        """Start, perhaps again after a lost connection."""
+        self._ending = False
+
+    def end(self) -> None:
+        """Let no run wait any more: the main thread waits for them, and answers afterwards."""
+        with self._wake:
+            self._ending = True
+            self._wake.notify_all()
+
+    def catch_up(self) -> None:
+        """Answer what is settled before the main thread of a solo worker runs anything else.
+
+        Celery's loop comes to it only after the next message, if that is there already: whose
+        run may take an hour or end the process, with the copies of the last ones published and
+        their acks not written.
+        """
+        if not self._inline:
+            return
+        deadline = time.monotonic() + PATIENCE
+        self.flush()
+        with self._wake:
+            while self._open and (left := deadline - time.monotonic()) > 0:
+                if not self._done:
+                    self._wake.wait(left)
+                self.flush()
+
+    def wait_for(self, delivery: Delivery) -> None:
+        """Wait in a thread of the pool until *delivery* is answered, before its next run."""
+        if not self._threads:
+            return
+        deadline = time.monotonic() + PATIENCE
+        with self._wake:
+            while delivery in self._open and (left := deadline - time.monotonic()) > 0:
+                if (self._ending or state.should_stop is not None
+                        or state.should_terminate is not None):  # fmt: skip
+                    return
+                self._wake.wait(min(left, 0.1))
 
     def settle(self, delivery: Delivery, verdict: Verdict) -> None:
         """Carry out *verdict*; the first one for a delivery counts."""
@@ -105,6 +159,14 @@ class Settler:
                 self._finish(delivery, ack=True)
             else:
                 self._add(Job(delivery, verdict, message))
+
+    def unanswered(self, delivery: Delivery, exc: BaseException) -> Verdict:
+        """Say what becomes of a delivery whose run gave no verdict: it is delivered again."""
+        return REQUEUE
+
+    def timed_out(self, delivery: Delivery, exc: BaseException) -> Verdict | None:
+        """Say what becomes of a run that its time limit ended; ``None``: what its policy says."""
+        return None
 
     def postpone(self, delivery: Delivery) -> None:
         """Send an event that came back too early round again."""
@@ -140,14 +202,33 @@ class Settler:
                 message.ack_log_error(logger, self.errors)
             else:
                 message.reject_log_error(logger, self.errors, requeue=True)
+            self._close(delivery)
 
     def _finish(self, delivery: Delivery, *, ack: bool) -> None:
         message = delivery.message
-        if ack:
+        if self._inline or self._threads:
+            self._answer([delivery], ack=ack)
+        elif ack:
             # Celery's warm shutdown runs callbacks of this very form while it joins the pool.
             self.call_soon(message.ack_log_error, logger, self.errors)
         else:
             self.call_soon(message.reject_log_error, logger, self.errors, True)
+
+    def _answer(self, deliveries: Sequence[Delivery], *, ack: bool) -> None:
+        """Let the main thread ack or reject."""
+        if not deliveries:
+            return
+        with self._wake:
+            self._open.update(deliveries)
+            self._done.extend((delivery, ack) for delivery in deliveries)
+            self._wake.notify_all()
+        self.call_soon(self.flush)
+
+    def _close(self, delivery: Delivery) -> None:
+        """Nobody need wait for *delivery* any more."""
+        with self._wake:
+            self._open.discard(delivery)
+            self._wake.notify_all()
 
     def _log_lost(self, delivery: Delivery) -> None:
         logger.info(
@@ -159,6 +240,7 @@ class Settler:
 
     def _add(self, job: Job) -> None:
         with self._wake:
+            self._open.add(job.delivery)
             self._jobs.append(job)
             self._wake.notify_all()
             if self._thread is None or not self._thread.is_alive():
@@ -210,6 +292,7 @@ class Settler:
             if job.delivery.lost:
                 # Publishing now would make two of it.
                 self._log_lost(job.delivery)
+                self._close(job.delivery)
             else:
                 jobs.append(job)
         # A missing exchange or a header that is refused closes the channel, and with it go the
@@ -263,16 +346,14 @@ class Settler:
         confirmed = []
         for job, error in zip(jobs, results, strict=True):
             if error is None:
-                self._done.append((job.delivery, True))
                 confirmed.append(job)
             else:
                 self._doubt = self._doubt or isinstance(error, PublishTimeoutError)
                 self._hold(job, error)
-        if confirmed:
-            self.call_soon(self.flush)
-            for job in confirmed:
-                if announce(self.settings.service, job.delivery, job.verdict):
-                    close_old_connections()
+        self._answer([job.delivery for job in confirmed], ack=True)
+        for job in confirmed:
+            if announce(self.settings.service, job.delivery, job.verdict):
+                close_old_connections()
 
     def _hold(self, job: Job, error: PublishError | None) -> None:
         """Keep the delivery and repeat the publish later, or give it back at the last moment."""
@@ -287,9 +368,9 @@ class Settler:
         if job.not_before > job.delivery.since + HOLD:
             logger.error("gave %s back to the broker after %d failed publishes: %s",
                          what, job.failures, error)  # fmt: skip
-            self._done.append((job.delivery, False))
-            self.call_soon(self.flush)
+            self._answer([job.delivery], ack=False)
             return
+        self._close(job.delivery)
         logger.warning("%s is held, its copy is published again in %.1f s: %s", what, wait, error)
         with self._wake:
             self._jobs.append(job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -15,6 +16,7 @@ from celery import Celery, Task
 from celery.app.trace import build_tracer, fast_trace_task, trace_task_ret
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 
+from .. import inbox
 from ..broker import current_celery_app
 from ..context import ReceivedEvent, handling
 from ..exceptions import ConfigurationError, DirectCallError
@@ -116,9 +118,10 @@ class HandlerTask(Task):
         try:
             args, kwargs = bind(self.handler, args, kwargs)
             with handling(event):
-                result = self._call(*args, **kwargs)
-            if isinstance(pending := getattr(self.request, "amqp_retry", None), Retry):
-                raise pending
+                if self.handler.once:
+                    result = inbox.once(self.handler, event, lambda: self._handle(*args, **kwargs))
+                else:
+                    result = self._handle(*args, **kwargs)
         except run.endings:
             raise
         except BaseException as exc:
@@ -129,6 +132,12 @@ class HandlerTask(Task):
                 raise
             raise shown from exc
         run.verdict = HANDLED
+        return result
+
+    def _handle(self, /, *args: Any, **kwargs: Any) -> Any:
+        result = self._call(*args, **kwargs)
+        if isinstance(pending := getattr(self.request, "amqp_retry", None), Retry):
+            raise pending
         return result
 
     def _failed(self, run: Run, event: ReceivedEvent, exc: BaseException) -> Exception:
@@ -393,6 +402,25 @@ def trace_here(
     return _verdict(task, request, run, traced)
 
 
+def _let_go(error: BaseException | None) -> None:
+    """Part an exception from the frames that it went through, the tracer's among them.
+
+    They refer to the exception and to what Celery and billiard made of it, 2,600 objects for each
+    failure: in a circle, so that all of it stayed until Python's next full collection, some 80 MB
+    later. Everything that is kept of a failure is text by now.
+    """
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        exc = left.pop()
+        if isinstance(exc, BaseException) and id(exc) not in seen:
+            seen.add(id(exc))
+            traceback.clear_frames(exc.__traceback__)
+            exc.__traceback__ = None
+            # A Retry has what was raised in an attribute of its own.
+            left += [exc.__cause__, exc.__context__, getattr(exc, "exc", None)]
+
+
 def _verdict(
     task: HandlerTask, request: dict[str, Any], run: Run, traced: Callable[[], Any]
 ) -> Verdict:
@@ -409,18 +437,20 @@ def _verdict(
         error = exc
     finally:
         request.pop("amqp_run", None)
-    if run.verdict is not None:
-        return run.verdict
-    if error is None:
-        # worker_deduplicate_successful_tasks: the result of this very run says that it
-        # succeeded, and its ack was lost.
-        return HANDLED
-    # The handler itself was not reached: before_start or the tracer's own machinery raised.
-    event: ReceivedEvent = request["amqp_event"]
-    return decide(
-        error,
-        task.handler.policy,
-        attempt=event.attempt,
-        now=run.now(),
-        random=random.random(),
-    )
+    verdict = run.verdict
+    if verdict is None:
+        if error is None:
+            # worker_deduplicate_successful_tasks: the result of this very run says that it
+            # succeeded, and its ack was lost.
+            return HANDLED
+        # The handler itself was not reached: before_start or the tracer's own machinery raised.
+        event: ReceivedEvent = request["amqp_event"]
+        verdict = decide(
+            error,
+            task.handler.policy,
+            attempt=event.attempt,
+            now=run.now(),
+            random=random.random(),
+        )
+    _let_go(error)
+    return verdict

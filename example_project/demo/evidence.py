@@ -1,4 +1,4 @@
-"""What happened, read from the services' ledgers and from the broker; nobody is believed twice."""
+"""What happened, by ledgers, the archive's tables and the broker; nobody is believed twice."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ class Shape:
     @property
     def archive(self) -> str:
         return next(name for name, role in self.queues.items() if role == "archive")
+
+    @property
+    def inboxes(self) -> list[str]:
+        """What somebody has to consume: the handlers' queues and the archive."""
+        return [*self.handlers, self.archive]
 
     @property
     def watched(self) -> list[str]:
@@ -132,6 +137,28 @@ class Ledger:
             for row in rows
         ]
 
+    def archive(self) -> list[Archived]:
+        """The archive's table."""
+        rows = self._all(
+            "SELECT name, event_id, handler, reason, exception, attempts, message, body, state, "
+            "replays FROM django_amqp_events_archivedevent ORDER BY handler, published_at"
+        )
+        return [
+            Archived(
+                event=row[0],
+                event_id=row[1],
+                handler=row[2],
+                reason=row[3],
+                exception=str(row[4]).rpartition(".")[2],
+                attempts=row[5],
+                line=str(row[6]).partition("\n")[0],
+                subject=_subject(row[7]),
+                state=row[8],
+                replays=row[9],
+            )
+            for row in rows
+        ]
+
     def failures_stored(self) -> int:
         """FAILURE results in django-celery-results."""
         query = "SELECT COUNT(*) FROM django_celery_results_taskresult WHERE status = 'FAILURE'"
@@ -144,7 +171,11 @@ def _moment(text: str) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
-    """An archive message, as far as the table shows it."""
+    """An archived event, as far as the tables show it.
+
+    Attributes:
+        state: what the archive's table says, ``""`` for a message that is in the queue still.
+    """
 
     event: str
     event_id: str
@@ -154,6 +185,13 @@ class Archived:
     attempts: int
     line: str
     subject: str
+    state: str = ""
+    replays: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether somebody has to see to it."""
+        return self.state not in ("succeeded", "discarded")
 
 
 class Broker:
@@ -205,29 +243,39 @@ class Broker:
 
 def _archived(message: Any) -> Archived:
     headers = message.headers or message.properties.get("application_headers") or {}
-    about = json.loads(headers["event-archive"])
+    # The same queue carries the news that a replay has ended well.
+    about = json.loads(headers.get("event-archive") or headers["event-outcome"])
     exception = about.get("exception") or {}
     text = str(exception.get("message") or about.get("detail") or "")
-    try:
-        body = message.body if isinstance(message.body, str) else bytes(message.body).decode()
-        subject = str(json.loads(body)[1].get("number", ""))
-    except (ValueError, LookupError, AttributeError):
-        subject = ""
     return Archived(
         event=about.get("event_name") or "",
         event_id=about.get("event_id") or "",
         handler=about.get("handler") or "",
-        reason=about["reason"],
+        reason=about.get("reason") or about["outcome"],
         exception=str(exception.get("type", "")).rpartition(".")[2],
         attempts=about["attempt"],
         line=text.splitlines()[0] if text else "",
-        subject=subject,
+        subject=_subject(message.body),
     )
+
+
+def _subject(body: bytes | str) -> str:
+    """Return the number of the order that an event is about."""
+    try:
+        return str(json.loads(body)[1].get("number", ""))
+    except (ValueError, LookupError, AttributeError):
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A line of the result's table."""
+    """A line of the result's table.
+
+    Attributes:
+        archived: open in the archive, its queue or its table, and not handled.
+        settled: given up by somebody, in the archive's table.
+        replayed: replays, of whatever became of them.
+    """
 
     service: str
     handler: str
@@ -235,6 +283,8 @@ class Row:
     handled: int
     retried: int
     archived: int
+    settled: int
+    replayed: int
     waiting: int
     doubled: int
 
@@ -244,7 +294,9 @@ class Result:
     """The account of everything that was accepted.
 
     Attributes:
-        missing: (handler, event id) neither handled nor archived.
+        missing: (handler, event id) neither handled nor archived. The archive's word that a replay
+            succeeded is not enough: the handler's service has to know of it.
+        open: whatever is in the archive's queue, or in its table with something to be done.
         delayed: messages in delay queues, graveyards and the like.
     """
 
@@ -252,6 +304,7 @@ class Result:
     rows: list[Row]
     missing: set[tuple[str, str]]
     delayed: int
+    open: int
 
     @property
     def expected(self) -> int:
@@ -264,6 +317,10 @@ class Result:
     @property
     def archived(self) -> int:
         return sum(row.archived for row in self.rows)
+
+    @property
+    def settled(self) -> int:
+        return sum(row.settled for row in self.rows)
 
     @property
     def waiting(self) -> int:
@@ -285,7 +342,11 @@ def account(
     depths: dict[str, int],
     archives: dict[str, list[Archived]],
 ) -> Result:
-    """Put the accepted events against what became of them, handler by handler."""
+    """Put the accepted events against what became of them, handler by handler.
+
+    Args:
+        archives: by service, what is in the archive's queue and in its table.
+    """
     events = [pair for ledger in ledgers.values() for pair in ledger.published()]
     rows, missing = [], set()
     for shape in shapes:
@@ -294,8 +355,10 @@ def account(
             accepted = {key for key, name in events if handler in shape.wants(name)}
             done = [a for a in attempts if a.handler == handler and a.state == "SUCCESS"]
             handled = {attempt.event_id for attempt in done}
-            archived = {a.event_id for a in archives[shape.service] if a.handler == handler}
-            missing |= {(handler, key) for key in accepted - handled - archived}
+            kept = [a for a in archives[shape.service] if a.handler == handler]
+            archived = {a.event_id for a in kept if a.open} - handled
+            settled = {a.event_id for a in kept if a.state == "discarded"} - handled - archived
+            missing |= {(handler, key) for key in accepted - handled - archived - settled}
             rows.append(
                 Row(
                     service=shape.service,
@@ -303,7 +366,9 @@ def account(
                     events=len(accepted),
                     handled=len(handled),
                     retried=sum(a.handler == handler and a.state == "RETRY" for a in attempts),
-                    archived=len(archived - handled),
+                    archived=len(archived),
+                    settled=len(settled),
+                    replayed=sum(a.replays for a in kept),
                     waiting=depths.get(queue, 0),
                     doubled=len(done) - len(handled),
                 )
@@ -319,4 +384,5 @@ def account(
         rows=rows,
         missing=missing,
         delayed=sum(depths.get(queue, 0) for queue in elsewhere),
+        open=sum(a.open for all_ in archives.values() for a in all_),
     )

@@ -1,10 +1,11 @@
-"""`--keep` and `--stop`: what was left running is written down, and found again."""
+"""What is left running is written down, found again, and ended: `--keep`, `--serve`, `--stop`."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from .evidence import Shape
@@ -14,25 +15,48 @@ from .screen import Screen
 
 from broker import Node, Process, process_birth  # isort: skip - processes.py has its path
 
+if TYPE_CHECKING:
+    from .run import Demo
+
 STATE = RUN / "kept.json"
+#: What a server in the background writes.
+OUTPUT = RUN / "serve.log"
+#: What outlives the beginning of the next run.
+STAYS = {"lock", OUTPUT.name}
 
 
-def write(place: Place, workers: list[Worker], reports: list[dict[str, Any]]) -> None:
-    """Write down what runs, and what it has declared."""
+def write(demo: Demo, *, server: bool = False) -> None:
+    """Write down what runs, and what it has declared.
+
+    Args:
+        server: this process looks after it, and ends it when it is asked to.
+    """
+    place = demo.place
+    assert place is not None  # noqa: S101 - set up
     state = {
+        "server": _written(Process(pid=os.getpid(), birth=process_birth(os.getpid()) or ""))
+        if server
+        else None,
+        "release": demo.release,
         "private": place.node is not None,
         "url": place.url,
         "management_url": place.management_url,
         "vhost": place.vhost,
         "prefix": place.prefix,
         "workers": [
-            [{"pid": process.pid, "birth": process.birth} for process in worker.processes]
-            for worker in workers
+            [_written(process) for process in worker.processes]
+            for worker in [*demo.webs, *demo.workers]
         ],
-        "reports": reports,
+        "reports": demo.reports,
     }
-    STATE.touch(mode=0o600)
-    STATE.write_text(json.dumps(state, indent=2))
+    new = STATE.with_suffix(".new")
+    new.touch(mode=0o600)
+    new.write_text(json.dumps(state, indent=2))
+    new.replace(STATE)
+
+
+def _written(process: Process) -> dict[str, Any]:
+    return {"pid": process.pid, "birth": process.birth}
 
 
 def read() -> dict[str, Any]:
@@ -43,23 +67,33 @@ def read() -> dict[str, Any]:
         return {}
     processes = [process for worker in state["workers"] for process in worker]
     alive = any(process_birth(one["pid"]) == one["birth"] for one in processes)
-    return state if alive or Node.attach(RUN / "broker") else {}
+    return state if alive or server(state) or Node.attach(RUN / "broker") else {}
 
 
-def explain(screen: Screen, place: Place, service: Service) -> None:
-    """Say what runs where, and how to end it."""
+def server(state: dict[str, Any]) -> Process | None:
+    """Return the process that looks after all the others, where there is one."""
+    process = Process(**state["server"]) if state.get("server") else None
+    return process if process is not None and process.alive else None
+
+
+def explain(screen: Screen, demo: Demo) -> None:
+    """Say what runs where."""
     environment = RUN / "env"
     environment.touch(mode=0o600)
-    pairs = service.environment.items()
+    pairs = demo.services[0].environment.items()
     environment.write_text("".join(f"export {key}='{value}'\n" for key, value in pairs))
+    place = demo.place
+    assert place is not None  # noqa: S101 - set up
     screen.heading("Left running")
+    for name, address in demo.addresses.items():
+        screen.write(f"  {name:<11} {address}/admin/")
+    screen.write(f"  log in      user {demo.user}, password {demo.password}")
     screen.write(f"  broker      {place.url}")
     if place.management_url:
         url = urlsplit(place.management_url)
         page = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
         screen.write(f"  management  {page}, user {url.username}, password {url.password}")
     screen.write(f"  look        . {shown(environment)}; .venv/bin/python manage.py events_status")
-    screen.write("  stop        make demo ARGS=--stop")
 
 
 def end(screen: Screen) -> int:
@@ -71,7 +105,8 @@ def end(screen: Screen) -> int:
     workers = []
     for processes in state["workers"]:
         main, *family = (Process(**process) for process in processes)
-        workers.append(Worker(Service(name="", environment={}, data=Path()), main, family))
+        none = Service(name="", environment={}, data=Path())
+        workers.append(Worker(none, "", main, family))
     place = Place(
         url=state["url"],
         management_url=state["management_url"],

@@ -6,7 +6,8 @@ import http.client
 import json
 import os
 import secrets
-from collections.abc import Iterable
+import socket
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -17,7 +18,7 @@ from . import evidence
 from .evidence import Shape
 from .processes import ROOT, DemoError
 
-from broker import Broker, BrokerError, Node, Process  # isort: skip - processes.py has its path
+from broker import Broker, BrokerError, Node, Process, free_ports  # isort: skip - processes.py has its path
 
 RUN = ROOT / ".run" / "demo"
 
@@ -86,6 +87,24 @@ class Place:
                     broker.delete([*shape.queues, tasks], [*shape.exchanges, tasks])
             finally:
                 broker.close()
+
+
+def pick_ports(wanted: Sequence[int]) -> list[int]:
+    """Return two ports for the web servers: those that are wanted, where they are free."""
+    return [
+        port if _free(port) else free
+        for port, free in zip(wanted or (0, 0), free_ports(2), strict=True)
+    ]
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return bool(port)
 
 
 def node_processes(node: Node) -> list[Process]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,9 @@ class Service:
     environment: Mapping[str, str]
     data: Path
 
+    def with_environment(self, **more: str) -> Service:
+        return replace(self, environment={**self.environment, **more})
+
     @property
     def env(self) -> dict[str, str]:
         kept = {
@@ -64,10 +67,6 @@ class Service:
     @property
     def database(self) -> Path:
         return self.data / f"{self.name}.sqlite3"
-
-    @property
-    def log(self) -> Path:
-        return self.data / "log" / f"{self.name}.log"
 
     def manage(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> str:
         """Run a command of `manage.py` and return what it writes.
@@ -100,7 +99,7 @@ class Service:
 
     def lines(self, *arguments: str) -> Iterator[str]:
         """Run a command and yield its lines as it writes them."""
-        errors = self.log.with_suffix(".command.log")
+        errors = log_of(self, arguments[0])
         with (
             errors.open("w") as stderr,
             subprocess.Popen(
@@ -131,16 +130,23 @@ class Service:
 
 @dataclass(slots=True)
 class Worker:
-    """A running worker: its main process, and what that has started."""
+    """A running worker, mirror or web server: its main process, and what that has started."""
 
     service: Service
+    role: str
     main: Process
     family: list[Process] = field(default_factory=list)
 
     @classmethod
-    def start(cls, service: Service, *arguments: str, keep: bool) -> Worker:
-        service.log.parent.mkdir(parents=True, exist_ok=True)
-        with service.log.open("ab") as log:
+    def start(cls, service: Service, role: str, *arguments: str, keep: bool) -> Worker:
+        """Start it; from the main thread, for a process that is tied ends with its thread.
+
+        Args:
+            keep: not tied to this process.
+        """
+        path = log_of(service, role)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as log:
             child = subprocess.Popen(
                 [sys.executable, *(() if keep else ("-c", TIED)), *arguments],
                 cwd=ROOT,
@@ -151,7 +157,7 @@ class Worker:
                 # A session of its own: Ctrl-C reaches the demo, which then stops its workers.
                 start_new_session=True,
             )
-        return cls(service, Process.of(child))
+        return cls(service, role, Process.of(child))
 
     def look(self) -> None:
         """Note the processes that belong to it, to know later whether they are gone."""
@@ -168,11 +174,15 @@ class Worker:
     def complain(self) -> None:
         """Raise where the worker has ended by itself."""
         if not self.main.alive:
-            tail = "\n".join(self.service.log.read_text(errors="replace").splitlines()[-15:])
+            log = log_of(self.service, self.role)
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             raise DemoError(
-                f"the worker of {self.service.name} has ended; the end of {self.service.log}:\n"
-                f"{tail}"
+                f"the {self.role} of {self.service.name} has ended; the end of {log}:\n{tail}"
             )
+
+
+def log_of(service: Service, role: str) -> Path:
+    return service.data / "log" / f"{service.name}-{role}.log"
 
 
 def stop(workers: list[Worker]) -> None:

@@ -31,29 +31,60 @@ def report(
     _handled(screen, result)
     found = [(service, message) for service, all_ in archives.items() for message in all_]
     if found:
-        screen.heading("In the archive queues, read and left there")
+        unread = sum(not message.state for _, message in found)
+        screen.heading(
+            f"In the archive: {len(found) - unread} rows in the services' databases, "
+            f"{unread} messages in the queues"
+        )
         _archive(screen, found)
         stored = sum(ledger.failures_stored() for ledger in ledgers.values())
         screen.write(screen.paint(f"  {stored} failures in django-celery-results", DIM))
     _delays(screen, [attempt for ledger in ledgers.values() for attempt in ledger.attempts()])
 
 
-def _handled(screen: Screen, result: Result) -> None:
-    head = ("service", "handler", "events", "handled", "retries", "archived", "waiting")
-    rows: list[tuple[object, ...]] = [
-        (r.service, r.handler, r.events, r.handled, r.retried, r.archived, r.waiting)
+def report_again(screen: Screen, result: Result, archives: dict[str, list[Archived]]) -> None:
+    """Write what there is to say once the archive was replayed."""
+    screen.heading("In the archive, after the replay")
+    head = ("handler", "event", "order", "replays", "state")
+    found = [(service, message) for service, all_ in archives.items() for message in all_]
+    rows = [
+        (
+            f"{service} {message.handler}",
+            f"{message.event} {message.event_id[:8]}",
+            message.subject,
+            message.replays,
+            message.state or f"in the queue: {message.reason}",
+        )
+        for service, message in found
+    ]
+    _lines(screen, screen.table(head, rows))
+    screen.heading("Handled, counted anew")
+    _handled(screen, result, again=True)
+
+
+def _handled(screen: Screen, result: Result, *, again: bool = False) -> None:
+    head = ["service", "handler", "events", "handled", "retries", "archived", "waiting"]
+    rows: list[list[object]] = [
+        [r.service, r.handler, r.events, r.handled, r.retried, r.archived, r.waiting]
         for r in result.rows
     ]
     retried = sum(row.retried for row in result.rows)
     rows.append(
-        ("all", "", result.expected, result.handled, retried, result.archived, result.waiting)
+        ["all", "", result.expected, result.handled, retried, result.archived, result.waiting]
     )
+    if again:
+        head.insert(5, "replays")
+        for row, found in zip(rows, result.rows, strict=False):
+            row.insert(5, found.replayed)
+        rows[-1].insert(5, sum(found.replayed for found in result.rows))
     _lines(screen, screen.table(head, rows, total=True))
     lost = screen.paint(f"lost {result.lost}", BOLD, RED if result.lost else GREEN)
     doubled = f"; {result.doubled} runs ended twice" if result.doubled else ""
+    archived = f"{result.archived} archived{' and open' if again else ''}"
+    discarded = f" - {result.settled} discarded" if result.settled else ""
     screen.write()
     screen.write(
-        f"  {result.expected} accepted - {result.handled} handled - {result.archived} archived "
+        f"  {result.expected} accepted - {result.handled} handled - {archived}{discarded} "
         f"- {result.waiting} waiting = {lost}{doubled}"
     )
 

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import json
 import queue
+import secrets
 import shutil
 import signal
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
+
+from example_project.releases import NOTES
 
 from . import evidence, keeping
 from .evidence import Ledger, Result, Shape
-from .place import RUN, Place, node_processes, shown
-from .processes import ROOT, DemoError, Service, Worker, stop, until
-from .report import report
+from .person import Person, answers
+from .place import RUN, Place, node_processes, pick_ports, shown
+from .processes import ROOT, Service, Worker, stop, until
+from .report import report, report_again
 from .screen import BOLD, DIM, GREEN, RED, YELLOW, Screen
 
-from broker import Node  # isort: skip - processes.py has its path
+from broker import Node, Process  # isort: skip - processes.py has its path
 
 ORDERS = ROOT / "example_project" / "orders.jsonl"
 SERVICES = ("shop", "billing")
+#: Who may log in to the admin.
+USER = "demo"
 #: Seconds without anything happening after which the demo gives up waiting.
 PATIENCE = 30.0
 #: Seconds between looks at ledgers and queues.
@@ -38,19 +45,37 @@ class Demo:
 
     Args:
         orders: how many lines of orders, all where it is ``None``.
-        keep: leave broker and workers running.
+        keep: leave everything running.
+        ports: of the services' web servers, where these are free.
     """
 
-    def __init__(self, screen: Screen, *, orders: int | None, keep: bool) -> None:
+    def __init__(
+        self,
+        screen: Screen,
+        *,
+        orders: int | None = None,
+        keep: bool = False,
+        ports: Sequence[int] = (),
+    ) -> None:
         self.screen = screen
         self.limit = orders
         self.keep = keep
+        self.ports = ports
         self.place: Place | None = None
+        self.release = 1
+        self.services: list[Service] = []
         self.workers: list[Worker] = []
+        self.webs: list[Worker] = []
+        self.ended: list[Process] = []
         self.reports: list[dict[str, Any]] = []
         self.shapes: list[Shape] = []
         self.refused: list[dict[str, Any]] = []
-        self.begun = self.kept = False
+        self.addresses: dict[str, str] = {}
+        self.password = secrets.token_urlsafe(9)
+        self.user = USER
+        #: The broker may run; workers have been started; somebody is served.
+        self.begun = self.working = self.served = False
+        self.kept = False
         self.ledgers = {name: Ledger(RUN / f"{name}.sqlite3") for name in SERVICES}
 
     def run(self) -> int:
@@ -59,45 +84,56 @@ class Demo:
         Raises:
             DemoError, BrokerError: it cannot go on.
         """
-        for path in RUN.iterdir():
-            if path.name != "lock":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        (RUN / "log").mkdir()
-        self.screen.write(self.screen.paint("A shop and its billing, on one RabbitMQ", BOLD))
-        self.screen.write()
-        self.prepare()
-        self.start_workers()
+        self.set_up()
         with self.broker() as broker:
+            self.start(broker, web=False)
+            self.publish(broker)
+            self.screen.status("stopping the workers …")
+            # Without workers nothing is in anybody's hands, so the counts are exact.
+            self.stop_workers()
+            result = self.take_stock(broker)
+            if result.lost or result.waiting:
+                return self.verdict(result)
+            self.roll_out(broker)
+            self.replay()
             self.watch(broker)
             if not self.keep:
-                # Without workers nothing is in anybody's hands, so the counts are exact.
                 self.screen.status("stopping the workers …")
-                stop(self.workers)
-            result = self.take_stock(broker)
+                self.stop_workers()
+            result = self.take_stock(broker, again=True)
         if self.keep:
-            assert self.place is not None  # noqa: S101 - prepared
-            keeping.write(self.place, self.workers, self.reports)
-            keeping.explain(self.screen, self.place, self.services[0])
+            keeping.write(self)
+            keeping.explain(self.screen, self)
+            self.screen.write("  stop        make demo ARGS=--stop")
             self.kept = True
-        return self.verdict(result)
+        return self.verdict(result, final=True)
 
-    def prepare(self) -> None:
-        """Broker, databases, topology."""
+    # -- beginning ------------------------------------------------------------------------
+
+    def set_up(self) -> None:
+        """Broker, databases with a user for the admin, topology."""
+        for path in RUN.iterdir():
+            if path.name not in keeping.STAYS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (RUN / "log").mkdir()
         screen = self.screen
+        screen.write(screen.paint("A shop and its billing, on one RabbitMQ", BOLD))
+        screen.write()
         with ThreadPoolExecutor(2) as pool:
             # The databases need no broker.
-            migrations = [
-                pool.submit(service(name).manage, "migrate", "--verbosity", "0")
-                for name in SERVICES
-            ]
+            databases = [pool.submit(self.make_database, service(name)) for name in SERVICES]
             screen.status("starting RabbitMQ …")
             self.begun = True
             self.place = Place.find(keep=self.keep)
             screen.step("broker", self.place.text)
-            for migration in migrations:
-                migration.result()
+            for database in databases:
+                database.result()
             screen.step("databases", f"SQLite, one per service, in {shown(RUN)}")
-            self.services = [service(name, self.place) for name in SERVICES]
+            key = secrets.token_urlsafe(64)
+            self.services = [
+                service(name, self.place).with_environment(DJANGO_SECRET_KEY=key)
+                for name in SERVICES
+            ]
             screen.status("manage.py events_declare …")
             declared = [pool.submit(one.manage_json, "events_declare") for one in self.services]
             self.reports = [each.result() for each in declared]
@@ -106,55 +142,138 @@ class Demo:
         queues = sum(len(shape.queues) for shape in self.shapes)
         screen.step("topology", f"{', '.join(sizes)}, {queues} queues, by events_declare")
 
-    def start_workers(self) -> None:
+    def make_database(self, one: Service) -> None:
+        one.manage("migrate", "--verbosity", "0")
+        one.with_environment(DJANGO_SUPERUSER_PASSWORD=self.password).manage(
+            "createsuperuser", "--noinput", "--username", USER, "--email", f"{USER}@shop.example"
+        )
+
+    def start(self, broker: evidence.Broker, *, web: bool) -> None:
+        """Start workers and mirrors, and web servers; wait until they consume and answer."""
+        self.screen.status(f"starting release {self.release} …")
+        self.working = True
+        self._spawn_workers()
+        if web:
+            self._spawn_webs()
+        queues = [name for shape in self.shapes for name in shape.inboxes]
+
+        def ready() -> bool:
+            self.complain()
+            return all(broker.depth(name)[1] for name in queues)
+
+        until(ready, 60, f"the workers do not consume; look into {shown(RUN / 'log')}")
+        text = "shop: events_worker; billing: celery worker, events_mirror"
+        self.screen.step("workers", f"{text}: release {self.release}")
+
+        def answering() -> bool:
+            self.complain()
+            return all(answers(address) for address in self.addresses.values())
+
+        if web:
+            until(answering, 60, f"the admin does not answer; look into {shown(RUN / 'log')}")
+            places = ", ".join(f"{name} {url}/admin/" for name, url in self.addresses.items())
+            self.screen.step("admin", places)
+        for each in [*self.workers, *self.webs]:
+            each.look()
+
+    def _spawn_workers(self) -> None:
         shop, billing = self.services
         # Two services on one vhost: without a name of its own the second worker of a machine
         # finds the remote control queue of the first one locked.
         pool = ("--pool", "prefork", "--concurrency", "1", "--loglevel", "WARNING")
-        commands: list[tuple[Service, *tuple[str, ...]]] = [
-            (shop, "manage.py", "events_worker", "--hostname", "shop@%h", *pool),
-            # An ordinary worker has the ordinary tasks too.
-            (billing, "-m", "celery", "--app", "example_project", "worker",
+        for one, role, *command in (
+            # With the mirror of its archive.
+            (shop, "worker", "manage.py", "events_worker", "--hostname", "shop@%h", *pool),
+            # An ordinary worker has the ordinary tasks too, and no mirror.
+            (billing, "worker", "-m", "celery", "--app", "example_project", "worker",
              "--hostname", "billing@%h", *pool),
-        ]  # fmt: skip
-        self.screen.status("starting the workers …")
-        for each, *command in commands:
-            self.workers.append(Worker.start(each, *command, keep=self.keep))
-        with self.broker() as broker:
-            queues = [name for shape in self.shapes for name in shape.handlers]
+            (billing, "mirror", "manage.py", "events_mirror"),
+        ):  # fmt: skip
+            self.workers.append(Worker.start(one, role, *command, keep=self.keep))
 
-            def ready() -> bool:
-                for worker in self.workers:
-                    worker.complain()
-                return all(broker.depth(name)[1] for name in queues)
+    def _spawn_webs(self) -> None:
+        for one, port in zip(self.services, pick_ports(self.ports), strict=True):
+            # Plain HTTP and static files are for development only, and so is this server.
+            web = one.with_environment(DJANGO_DEBUG="1")
+            command = ("manage.py", "runserver", "--noreload", f"127.0.0.1:{port}")
+            self.addresses[one.name] = f"http://127.0.0.1:{port}"
+            self.webs.append(Worker.start(web, "web", *command, keep=self.keep))
 
-            until(ready, 60, f"the workers do not consume; look into {shown(RUN / 'log')}")
-        for worker in self.workers:
-            worker.look()
-        self.screen.step("workers", "shop: manage.py events_worker; billing: celery worker")
+    def complain(self) -> None:
+        for each in [*self.workers, *self.webs]:
+            each.complain()
+
+    def stop_workers(self) -> None:
+        self._stop(self.workers)
+
+    def _stop(self, workers: list[Worker]) -> None:
+        stop(workers)
+        self.ended += [process for worker in workers for process in worker.processes]
+        workers.clear()
+
+    # -- the second release ---------------------------------------------------------------
+
+    def roll_out(self, broker: evidence.Broker) -> None:
+        """Deploy release 2: whatever runs of release 1 ends warm, then the new one starts."""
+        self.screen.heading("Release 2 mends what failed for good")
+        for handler, note in NOTES:
+            self.screen.write(f"  {handler:<26} {note}")
+        self.screen.write()
+        # Whoever looks at a page goes on looking.
+        self.ports = [urlsplit(url).port or 0 for url in self.addresses.values()] or self.ports
+        self.screen.status("stopping release 1 …")
+        self.stop_workers()
+        self._stop(self.webs)
+        inboxes = [name for shape in self.shapes for name in shape.inboxes]
+        until(
+            lambda: not any(broker.depth(name)[1] for name in inboxes),
+            30,
+            "somebody else consumes the queues of this demo",
+        )
+        self.release = 2
+        self.services = [one.with_environment(EXAMPLE_RELEASE="2") for one in self.services]
+        self.start(broker, web=True)
+
+    def replay(self) -> None:
+        """Log in to the admin of each service, and replay all that is in its archive."""
+        self.screen.heading(f"Replayed in the admin, over HTTP, as {self.user}")
+        for name, address in self.addresses.items():
+            self.screen.status(f"{address} …")
+            person = Person(address)
+            said = person.replay_everything(person.log_in(self.user, self.password), "release 2")
+            self.screen.step(name, "; ".join(said) or "nothing is in the archive")
 
     # -- watching -------------------------------------------------------------------------
 
-    def watch(self, broker: evidence.Broker) -> None:
-        """Publish the orders and look on until everything is settled, or nothing moves."""
+    def publish(self, broker: evidence.Broker) -> None:
+        """Publish the orders, and look on until everything is settled and mirrored."""
         intake = Intake(self.services[0], self.limit)
         total = min(len(ORDERS.read_bytes().splitlines()), self.limit or sys.maxsize)
         self.screen.step("orders", f"{shown(ORDERS)}, by manage.py place_orders")
+        self.watch(broker, intake, total)
+        self.refused = intake.refused
+
+    def watch(self, broker: evidence.Broker, intake: Intake | None = None, total: int = 0) -> None:
+        """Look on until everything is settled, or nothing moves.
+
+        Settled is what was handled, or has come into the archive's tables; without an *intake*
+        these must have nothing open either.
+        """
         moved, before = time.monotonic(), State()
         while True:
-            intake.read()
-            for worker in self.workers:
-                worker.complain()
+            if intake is not None:
+                intake.read()
+            self.complain()
             state = self.look(broker)
             self.show(state, intake, total)
-            if intake.ended and state.settled >= state.expected:
+            published = intake is None or intake.ended
+            if published and state.settled and (intake is not None or not state.open):
                 break
-            if state != before or not intake.ended:
+            if state != before or not published:
                 moved, before = time.monotonic(), state
             if time.monotonic() - moved > PATIENCE:
                 break  # the table tells what waits
             time.sleep(LOOK)
-        self.refused = intake.refused
         self.screen.clear()
 
     def look(self, broker: evidence.Broker) -> State:
@@ -163,7 +282,9 @@ class Demo:
         for shape in self.shapes:
             depths = broker.depths(shape.watched)
             counts = self.ledgers[shape.service].counts()
-            state.archived[shape.service] = depths[shape.archive]
+            archive = self.ledgers[shape.service].archive()
+            state.archived[shape.service] = sum(one.open for one in archive)
+            state.unread += depths[shape.archive]
             for name, handler in shape.handlers.items():
                 handled, retried = counts.get(handler, (0, 0))
                 expected = sum(n for key, n in published.items() if handler in shape.wants(key))
@@ -175,9 +296,9 @@ class Demo:
                     state.delayed[f"{shape.service} {name.rpartition('.')[2]}"] = count
         return state
 
-    def show(self, state: State, intake: Intake, total: int) -> None:
+    def show(self, state: State, intake: Intake | None, total: int) -> None:
         screen = self.screen
-        refused = f"{len(intake.refused)} refused"
+        refused = f"{len(intake.refused)} refused" if intake else ""
         delayed = ", ".join(f"{queue}: {count}" for queue, count in state.delayed.items())
         archived = ", ".join(f"{name} {count}" for name, count in state.archived.items())
         head = ("service", "handler", "", "handled", "of", "waiting", "retried")
@@ -185,38 +306,49 @@ class Demo:
             (service, handler, small_bar(handled, expected), handled, expected, waiting, retried)
             for service, handler, expected, handled, waiting, retried in state.rows
         ]
-        block = [
-            "",
-            f"  orders   {screen.bar(intake.lines, total)} {intake.lines} of {total}, {refused}",
-            "",
+        block = [""]
+        if intake:
+            bar = screen.bar(intake.lines, total)
+            block += [f"  orders   {bar} {intake.lines} of {total}, {refused}", ""]
+        block += [
             *screen.table(head, rows),
             "",
             f"  delayed on the broker   {delayed or 'nothing'}",
-            f"  archived                {archived}",
+            f"  open in the archive     {archived}",
         ]
         plain = (
-            f"{intake.lines}/{total} orders, {refused}; handled {state.handled} of "
-            f"{state.expected}, retried {sum(row[5] for row in state.rows)}, archived "
-            f"{sum(state.archived.values())}; delayed {delayed or 'nothing'}"
+            f"handled {state.handled} of {state.expected}, retried "
+            f"{sum(row[5] for row in state.rows)}, open in the archive {state.open}; delayed "
+            f"{delayed or 'nothing'}"
         )
+        if intake:
+            plain = f"{intake.lines}/{total} orders, {refused}; {plain}"
         screen.live(block, plain)
 
     # -- the end --------------------------------------------------------------------------
 
-    def take_stock(self, broker: evidence.Broker) -> Result:
+    def take_stock(self, broker: evidence.Broker, *, again: bool = False) -> Result:
         """Count what is where, and show it."""
         depths = broker.depths(name for shape in self.shapes for name in shape.queues)
-        archives = {shape.service: broker.peek(shape.archive) for shape in self.shapes}
+        archives = {
+            # The queue first: what the mirror takes meanwhile is counted twice, never not at all.
+            shape.service: [
+                *broker.peek(shape.archive),
+                *self.ledgers[shape.service].archive(),
+            ]
+            for shape in self.shapes
+        }
         result = evidence.account(self.shapes, self.ledgers, depths, archives)
         self.screen.clear()
-        report(self.screen, result, refused=self.refused, ledgers=self.ledgers, archives=archives)
-        for shape in self.shapes:
-            found, now = len(archives[shape.service]), broker.depth(shape.archive)[0]
-            if now < found:
-                raise DemoError(f"reading {shape.archive} has taken {found - now} events from it")
+        if again:
+            report_again(self.screen, result, archives)
+        else:
+            report(
+                self.screen, result, refused=self.refused, ledgers=self.ledgers, archives=archives
+            )
         return result
 
-    def verdict(self, result: Result) -> int:
+    def verdict(self, result: Result, *, final: bool = False) -> int:
         screen = self.screen
         seconds = time.monotonic() - screen.began
         screen.write()
@@ -228,6 +360,12 @@ class Demo:
         if result.waiting:
             waiting = f"{result.waiting} messages waited still after {PATIENCE:.0f} s of silence"
             screen.write(f"  Nothing is lost, but {screen.paint(waiting, YELLOW)}.")
+            screen.write(f"  Remedy: look into {shown(RUN / 'log')}, then run it again")
+            return 1
+        if final and (result.open or result.handled != result.expected):
+            left = result.expected - result.handled
+            text = f"{left} are not handled, and {result.open} open in the archive"
+            screen.write(f"  Nothing is lost, but {screen.paint(text, YELLOW)}.")
             screen.write(f"  Remedy: look into {shown(RUN / 'log')}, then run it again")
             return 1
         screen.write(
@@ -246,8 +384,9 @@ class Demo:
         # A node whose start was interrupted is found by its folder.
         node = self.place.node if self.place else Node.attach(RUN / "broker")
         ended = node_processes(node) if node is not None else []
-        stop(self.workers)
-        ended += [process for worker in self.workers for process in worker.processes]
+        self._stop(self.webs)
+        self._stop(self.workers)
+        ended += self.ended
         try:
             if self.place is not None:
                 self.place.clear_away(self.shapes)
@@ -281,7 +420,14 @@ class State:
     #: service, handler, expected, handled, waiting, retried
     rows: list[tuple[str, str, int, int, int, int]] = field(default_factory=list)
     delayed: dict[str, int] = field(default_factory=dict)
+    #: open in the archive's tables, by service
     archived: dict[str, int] = field(default_factory=dict)
+    #: messages in the archive's queues
+    unread: int = 0
+
+    @property
+    def open(self) -> int:
+        return sum(self.archived.values())
 
     @property
     def expected(self) -> int:
@@ -292,8 +438,9 @@ class State:
         return sum(row[3] for row in self.rows)
 
     @property
-    def settled(self) -> int:
-        return self.handled + sum(self.archived.values())
+    def settled(self) -> bool:
+        """Whether everything is handled or mirrored."""
+        return not self.unread and self.handled + self.open >= self.expected
 
 
 class Intake:

@@ -7,6 +7,8 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.core.mail import EmailMessage
 
+from example_project.releases import mended
+
 from .events import invoice_issued, order_created
 from .models import Confirmation, Order
 
@@ -18,8 +20,11 @@ async def send_confirmation(
     """Mail the customer. A name that no mail can carry will not get better, so: no retry."""
     if await Confirmation.objects.filter(number=number).aexists():
         return  # delivered again; "at least once" means that this happens
+    name = customer["name"]
+    if mended():
+        name = " ".join(name.split())  # a subject has one line
     mail = EmailMessage(
-        subject=f"Your order {number}, {customer['name']}",
+        subject=f"Your order {number}, {name}",
         body=f"Thank you for your order {number}: {total} {currency}.",
         to=[customer["email"]],
     )

@@ -28,3 +28,18 @@ class Reservation(models.Model):
 
     def __str__(self) -> str:
         return self.order_number
+
+
+class BackOrder(models.Model):
+    """What an order has been promised and the shelves do not have; the buyers see to it."""
+
+    objects: ClassVar[models.Manager[BackOrder]]
+    order_number = models.CharField(max_length=20)
+    sku = models.CharField(max_length=20)
+    pieces = models.PositiveIntegerField()
+
+    class Meta:
+        verbose_name = "back order"
+
+    def __str__(self) -> str:
+        return f"{self.order_number}: {self.pieces} of {self.sku}"

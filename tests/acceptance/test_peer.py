@@ -1,16 +1,10 @@
-"""A service that uses celery-amqp-events 0.1.0 on the same exchange: it understands us, we it.
-
-The peer runs in a virtual environment of its own, made once from pinned versions.
-"""
+"""A service that uses celery-amqp-events 0.1.0 on the same exchange: it understands us, we it."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
-import sys
-import venv
 from collections import Counter
 from pathlib import Path
 
@@ -18,52 +12,15 @@ import pytest
 
 from .conftest import Make
 from .harness import STARTED, Eyes, Worker, until
+from .peering import interpreter
 
-ROOT = Path(__file__).resolve().parents[2]
-# `make test` runs in a copy below .run/, which is made anew each time.
-RUN = ROOT.parent if ROOT.parent.name == ".run" else ROOT / ".run"
 PEER = Path(__file__).resolve().parent / "peer"
-PINS = (
-    "amqp==5.4.2",
-    "billiard==4.3.2",
-    "celery==5.7.0",
-    "celery-amqp-events==0.1.0",
-    "click==8.5.1",
-    "click-didyoumean==0.3.1",
-    "click-plugins==1.1.1.2",
-    "click-repl==0.4.1",
-    "kombu==5.7.0",
-    "packaging>=24",
-    "prompt_toolkit==3.0.53",
-    "python-dateutil==2.9.0.post0",
-    "six==1.17.0",
-    "typing_extensions==4.16.0",
-    "tzdata>=2025.2",
-    "tzlocal==5.4.5",
-    "vine==5.1.0",
-    "wcwidth==0.9.4",
-)
 
 
 @pytest.fixture(scope="module")
 def python() -> Path:
     """The peer's interpreter."""
-    where = RUN / f"peer-{sys.version_info.major}.{sys.version_info.minor}"
-    stamp = where / "installed"
-    where.mkdir(parents=True, exist_ok=True)
-    with (where / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stamp.exists() or stamp.read_text() != "\n".join(PINS):
-            venv.create(where, clear=False, with_pip=True)
-            done = subprocess.run(
-                [where / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps",
-                 "--disable-pip-version-check", *PINS],
-                capture_output=True, text=True, check=False, timeout=100,
-            )  # fmt: skip
-            if done.returncode:
-                pytest.fail(f"celery-amqp-events cannot be installed from PyPI:\n{done.stderr}")
-            stamp.write_text("\n".join(PINS))
-    return where / "bin" / "python"
+    return interpreter()
 
 
 def test_each_understands_the_other(

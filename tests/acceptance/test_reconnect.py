@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from broker import Node
+from tests.integration.wire import Proxy
 
 from .conftest import Make
 from .harness import Eyes, Service, Worker, until
@@ -127,6 +128,29 @@ def test_the_consuming_connection_is_cut(fresh_eyes: Eyes, service: Make, pool: 
         eyes.empty(*QUEUES, "core:delay.1s")
         attempts = Counter(line["attempt"] for line in core.runs(event_id))
         assert attempts == {1: 2, 2: 1}, "the lost run published no copy of its own"
+
+
+def test_the_broker_is_gone_without_a_word(fresh_eyes: Eyes, service: Make) -> None:
+    """Nothing comes through any more but on new connections: the worker notices, and makes them."""
+    eyes = fresh_eyes
+    with Proxy.to(eyes.url) as proxy:
+        core = service(
+            eyes,
+            celery={
+                "broker_heartbeat": 1,
+                "worker_cancel_long_running_tasks_on_connection_loss": True,
+            },
+        )
+        core.declare()
+        core.url = proxy.url
+        core.worker("threads", 2)
+        until(lambda: each_once(eyes), 30)
+        (event_id,) = publish(eyes, 1, "file_fail:go", "ok")
+        until(lambda: core.runs(event_id))
+        proxy.forget()
+        (core.where / "go").touch()
+        until(lambda: ended(core, [event_id]), 30, "the worker goes on")
+        eyes.empty(*QUEUES, "core:delay.1s")
 
 
 def test_a_queue_is_deleted_and_declared_again(fresh_eyes: Eyes, service: Make) -> None:

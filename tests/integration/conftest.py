@@ -204,8 +204,11 @@ class Service:
 
 
 @pytest.fixture
-def service() -> Iterator[Callable[..., Service]]:
+def service(request: pytest.FixtureRequest) -> Iterator[Callable[..., Service]]:
     """Make services; see the top of this module."""
+    if "archive_database" in request.fixturenames:
+        # Settings are overridden like brackets: what is first put in force is the last to go.
+        request.getfixturevalue("archive_database")
     before = celery_app.conf.broker_url
     with ExitStack() as stack:
 
@@ -216,6 +219,7 @@ def service() -> Iterator[Callable[..., Service]]:
                 "CELERY_APP": "tests.celery_app.app",
                 "AUTODISCOVER": [],
                 "HANDLERS": {},
+                "PUBLISH": "immediate",
                 **keys,
             }
             raw["HANDLERS"] = {

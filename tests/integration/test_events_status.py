@@ -61,7 +61,10 @@ def test_delayed(billing):
 @pytest.mark.parametrize(
     ("queue", "text"),
     [
-        ("archive", "1 failed event waits to be mirrored, nobody consumes"),
+        (
+            "archive",
+            "1 message waits to be mirrored, nobody consumes: run `manage.py events_mirror`",
+        ),
         ("graveyard", "1 isolated event waits to be run alone, nobody consumes"),
     ],
 )
@@ -80,7 +83,10 @@ def test_poison_is_always_an_error(billing, queue):
     billing.publish(f"billing:{queue}", "x")
     code, out, _ = billing.command("events_status")
     assert code == 1
-    assert "poison: 1 event" in line(out, f"billing:{queue}")
+    meaning = line(out, f"billing:{queue}")
+    assert "poison: 1 event" in meaning
+    remedy = "events_recover" if queue == "abyss" else "events_reaper"
+    assert meaning.endswith(f"run `manage.py {remedy}`")
     # In somebody's hand it is still there, which only the management API shows.
     billing.consume(f"billing:{queue}")
     wait_until(lambda: not billing.ready(f"billing:{queue}"), "it is in hand")
@@ -120,7 +126,7 @@ def test_json_is_one_document(billing):
     assert (code, err) == (0, "")
     assert set(answer) == {
         "version", "service", "prefix", "vhost", "broker", "source", "result", "exit_code",
-        "queues",
+        "queues", "outbox",
     }  # fmt: skip
     assert set(answer["queues"][0]) == {
         "name", "role", "state", "severity", "ready", "unacked", "total", "consumers", "meaning",

@@ -57,6 +57,7 @@ def test_gunicorn(wire: Wire, tmp_path: Path, application: str, page: str, worke
                 "PYTHONPATH": os.pathsep.join([str(ROOT), str(PACKAGE)]),
                 "URL": proxy.url,
                 "EXCHANGE": wire.exchange,
+                "DATABASE": str(tmp_path / "database"),
             },
             stdin=subprocess.DEVNULL,
             stdout=log,

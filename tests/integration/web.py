@@ -8,7 +8,9 @@ import django
 from celery import Celery
 from django.conf import settings
 from django.core.asgi import get_asgi_application
+from django.core.management import call_command
 from django.core.wsgi import get_wsgi_application
+from django.db import connections
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
@@ -17,7 +19,13 @@ settings.configure(
     ALLOWED_HOSTS=["*"],
     ROOT_URLCONF=__name__,
     INSTALLED_APPS=["django_amqp_events"],
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    DATABASES={
+        "default": {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": os.environ["DATABASE"],
+            "OPTIONS": {"timeout": 60, "transaction_mode": "IMMEDIATE"},
+        }
+    },
     AMQP_EVENTS={
         "SERVICE": "shop",
         "AUTODISCOVER": [],
@@ -51,4 +59,7 @@ urlpatterns = [path("<int:n>", view), path("async/<int:n>", aview)]
 
 wsgi = get_wsgi_application()
 asgi = get_asgi_application()
+call_command("migrate", verbosity=0)
 visited(-1, os.getpid())
+# Of the master's, which its workers may not share.
+connections.close_all()

@@ -26,7 +26,7 @@ from django.db import connections
 from django.test import override_settings
 from kombu.utils.url import parse_url
 
-from django_amqp_events import broker
+from django_amqp_events import broker, courier
 from django_amqp_events.broker import PublisherPool
 from django_amqp_events.conf import get_settings
 
@@ -102,6 +102,7 @@ class Wire:
 
     @staticmethod
     def close_pools() -> None:
+        courier.close_couriers(0.5)
         broker.close_pools()
         broker._pools.clear()
 
@@ -192,6 +193,7 @@ class Link:
     server: socket.socket
     held: list[bytes] = field(default_factory=list)
     closed: bool = False
+    dead: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def write(self, data: bytes) -> None:
@@ -237,7 +239,7 @@ class Proxy:
         self.flowing.set()
         self.links: list[Link] = []
         self._threads: list[threading.Thread] = []
-        self._ended = False
+        self._ended = threading.Event()
         self._start(self._accept)
 
     @classmethod
@@ -250,7 +252,7 @@ class Proxy:
             proxy.end()
 
     def end(self) -> None:
-        self._ended = True
+        self._ended.set()
         self.flowing.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -269,19 +271,32 @@ class Proxy:
         for link in self.links:
             link.release()
 
+    def forget(self) -> None:
+        """Let only new connections flow, as after a firewall's restart.
+
+        Those of now are dead, and neither side is told.
+        """
+        for link in self.links:
+            link.dead = True
+        self.flowing.set()
+
     def _start(self, target: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _accept(self) -> None:
-        while not self._ended:
+        while not self._ended.is_set():
             try:
                 client, _ = self._listener.accept()
+            except OSError:
+                continue
+            try:
                 if self._context is not None:
                     client = self._context.wrap_socket(client, server_side=True)
                 server = socket.create_connection(self._target)
             except OSError:
+                client.close()
                 continue
             link = Link(client, server)
             self.links.append(link)
@@ -290,10 +305,9 @@ class Proxy:
 
     def _upwards(self, link: Link) -> None:
         with suppress(OSError):
-            while data := link.client.recv(65536):
-                self.flowing.wait()
+            while (data := link.client.recv(65536)) and self._flows(link):
                 link.server.sendall(data)
-        link.close()
+        self._close(link)
 
     def _downwards(self, link: Link) -> None:
         with suppress(OSError, struct.error):
@@ -302,7 +316,8 @@ class Proxy:
             while head := stream.read(7):
                 kind, _, size = struct.unpack(">BHI", head)
                 payload = stream.read(size + 1)
-                self.flowing.wait()
+                if not self._flows(link):
+                    break
                 if kind == 1:
                     holding = struct.unpack(">HH", payload[:4]) in self.hold
                 seen += 1
@@ -310,6 +325,16 @@ class Proxy:
                     link.held.append(head + payload)
                 else:
                     link.write(head + payload)
+        self._close(link)
+
+    def _flows(self, link: Link) -> bool:
+        self.flowing.wait()
+        return not link.dead
+
+    def _close(self, link: Link) -> None:
+        """Close the other end too; of a dead link that does not hear of it."""
+        if not self._flows(link):
+            self._ended.wait()
         link.close()
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from celery import _state
 from django.core import checks as django_checks
+from django.db import connections
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
 import django_amqp_events
-from django_amqp_events import checks, conf
+from django_amqp_events import checks, conf, lifecycle
 from django_amqp_events.registry import build, declarations
 
 from . import project
@@ -290,6 +291,114 @@ def test_a_contract_without_a_signature(run: Check) -> None:
 def test_a_database_that_is_not_there(run: Check) -> None:
     assert run(DATABASE="orders") == ["E021"]
     assert "'default'" in text()
+
+
+# -- the archive in the database ----------------------------------------------------------
+
+
+def test_renamed_handlers(run: Check) -> None:
+    assert run(RENAMED_HANDLERS={"billing.old": "billing.handler"}) == []
+    assert (
+        run(RENAMED_HANDLERS={"billing.old": "billing.older", "billing.older": "billing.handler"})
+        == []
+    )
+    assert run(RENAMED_HANDLERS={"billing.old": "billing.handlr"}) == ["W013"]
+    assert "Did you mean 'billing.handler'?" in text()
+    assert run(RENAMED_HANDLERS={"billing.old": "xyz"}) == ["W013"]
+    assert "Did you mean" not in text()
+
+
+def test_a_renamed_handler_that_is_there(run: Check) -> None:
+    """Its archived events would go to another handler."""
+    assert run(RENAMED_HANDLERS={"billing.handler": "billing.gone"}) == ["E023", "W013"]
+    handlers = {**handling("fits"), "billing.other": {**handling("fits")["billing.handler"]}}
+    assert run(HANDLERS=handlers, RENAMED_HANDLERS={"billing.other": "billing.handler"}) == ["E023"]
+
+
+def test_no_database_for_the_archive(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run() == []
+    connection = SimpleNamespace(settings_dict={"ENGINE": "django.db.backends.dummy"})
+    monkeypatch.setattr(checks, "connections", {"default": connection})
+    assert run() == ["W014"]
+    assert run(HANDLERS={}) == []
+    monkeypatch.setattr(lifecycle, "database", lambda: "nowhere")
+    monkeypatch.setattr(checks, "connections", connections)
+    assert run() == ["W014"]
+
+
+@pytest.mark.parametrize("zones", [True, False])
+def test_databases_without_time_zones(
+    run: Check, settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch, *, zones: bool
+) -> None:
+    monkeypatch.setattr(connections["default"].features, "supports_timezones", zones)
+    assert run() == []
+    settings.USE_TZ = False
+    assert run() == ([] if zones else ["W015"])
+    assert run(HANDLERS={}) == []
+
+
+class Keeping:
+    """A router that keeps the outbox's table out."""
+
+    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool | None:
+        return False if app_label == "django_amqp_events" else None
+
+
+def test_outbox_without_a_table(run: Check, settings: DjangoSettings) -> None:
+    settings.DATABASE_ROUTERS = [Keeping()]
+    assert run() == ["E025"]
+    assert run(PUBLISH="on_commit") == []
+    assert run(BACKEND="memory") == []
+
+
+@pytest.mark.parametrize("databases", [{}, {"default": {}}, {"default": None}])
+def test_outbox_without_a_database(
+    run: Check, monkeypatch: pytest.MonkeyPatch, databases: object
+) -> None:
+    raw = correct()
+    fake = SimpleNamespace(DATABASES=databases, AMQP_EVENTS=raw, DEBUG=False)
+    monkeypatch.setattr(checks, "django_settings", fake)
+    assert run() == ["E025"]
+    assert run(PUBLISH="immediate") == []
+
+
+def test_once_without_its_table(run: Check, settings: DjangoSettings) -> None:
+    once = handling("fits", ONCE=True)
+    assert run(HANDLERS=once) == []
+    assert run(HANDLERS=handling("fits", ONCE=True, USING="books")) == ["E041"]
+    assert "'books'" in text()
+    settings.DATABASE_ROUTERS = [Keeping()]
+    assert run(HANDLERS=once, PUBLISH="immediate") == ["E041"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"HANDLERS": {}},
+        {"PUBLISH": "immediate"},
+        {"PUBLISH": "immediate", "HANDLERS": handling("fits", ONCE=True)},
+    ],
+)
+def test_databases_that_commit_nothing(
+    run: Check, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
+    assert run(**keys) == ["E026"]
+    assert "AUTOCOMMIT" in text()
+    assert run(HANDLERS={}, PUBLISH="immediate") == []
+
+
+def test_once_in_async_code(run: Check) -> None:
+    assert run(HANDLERS=handling("fits_asynchronously", ONCE=True)) == ["E040"]
+
+
+def test_a_database_for_nothing(run: Check) -> None:
+    assert run(HANDLERS=handling("fits", USING="default")) == ["W040"]
+
+
+def test_holding_without_an_outbox(run: Check) -> None:
+    assert run(UNROUTED="hold") == []
+    assert run(UNROUTED="hold", PUBLISH="immediate") == ["W017"]
 
 
 @pytest.mark.parametrize("archive", [{"TTL": 5}, {"MAX_LENGTH": 5}, {"TTL": 5, "MAX_LENGTH": 5}])
@@ -608,7 +717,9 @@ def test_hostile_django_settings(
         SimpleNamespace(DATABASES=databases, AMQP_EVENTS={"SERVICE": "billing"}, DEBUG=False),
     )
     assert run(DATABASE="nothing") == ["E021"]
-    assert run(DATABASE="orders") == ([] if isinstance(databases, dict) and databases else ["E021"])
+    # It is an alias, with no database behind it.
+    known = isinstance(databases, dict) and databases
+    assert run(DATABASE="orders") == (["E025"] if known else ["E021"])
 
 
 # -- the documentation --------------------------------------------------------------------

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
 from django_amqp_events import conf
-from django_amqp_events.conf import ArchiveSettings, Settings, from_env, parse
+from django_amqp_events.conf import (
+    ArchiveSettings,
+    RetentionSettings,
+    Settings,
+    from_env,
+    parse,
+)
 from django_amqp_events.exceptions import ConfigurationError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -52,11 +58,13 @@ def test_no_dict(raw: object) -> None:
 
 def test_defaults() -> None:
     assert read() == Settings(service="billing")
-    assert read().publish == "on_commit"
+    assert read().publish == "outbox"
     assert read().confirm_timeout == 10
     assert read().max_body == 1024 * 1024
     assert read().autodiscover == ("events", "handlers")
     assert read().archive == ArchiveSettings(ttl=None, max_length=None)
+    assert read().retention == RetentionSettings(succeeded=30 * 86400, discarded=90 * 86400)
+    assert read().renamed_handlers == {}
 
 
 def test_every_key_is_read() -> None:
@@ -79,6 +87,8 @@ def test_every_key_is_read() -> None:
         "MANAGEMENT_URL": "https://me:secret@rabbit.example:15671",
         "CELERY_APP": "project.celery.app",
         "DATABASE": "orders",
+        "RETENTION": {"SUCCEEDED": timedelta(days=7), "DISCARDED": None},
+        "RENAMED_HANDLERS": {"billing.old": "billing.invoice"},
     }
     assert set(raw) == set(conf.KEYS)
     settings, problems = parse(raw)
@@ -102,6 +112,8 @@ def test_every_key_is_read() -> None:
         management_url="https://me:secret@rabbit.example:15671",
         celery_app="project.celery.app",
         database="orders",
+        retention=RetentionSettings(succeeded=7 * 86400, discarded=None),
+        renamed_handlers={"billing.old": "billing.invoice"},
     )
 
 
@@ -167,7 +179,7 @@ def test_an_unknown_key_like_none_names_them_all() -> None:
         {"AUTODISCOVER": None},
         {"PUBLISH": "later"},
         {"PUBLISH": True},
-        {"UNROUTED": "hold"},
+        {"UNROUTED": "keep"},
         {"BACKEND": "redis"},
         {"CONFIRM_TIMEOUT": 0},
         {"CONFIRM_TIMEOUT": -1},
@@ -193,6 +205,21 @@ def test_an_unknown_key_like_none_names_them_all() -> None:
         {"ARCHIVE": {"TTL": timedelta(days=-1)}},
         {"ARCHIVE": {"MAX_LENGTH": 0}},
         {"ARCHIVE": {"MAX_LENGTH": 2**63}},
+        {"RETENTION": None},
+        {"RETENTION": 30},
+        {"RETENTION": {"SUCCEEDED": 0}},
+        {"RETENTION": {"SUCCEEDED": False}},
+        {"RETENTION": {"DISCARDED": "30d"}},
+        {"RETENTION": {"DISCARDED": timedelta(days=-1)}},
+        {"RETENTION": {"DISCARDED": timedelta.max}},
+        {"RENAMED_HANDLERS": None},
+        {"RENAMED_HANDLERS": ["billing.old", "billing.new"]},
+        {"RENAMED_HANDLERS": {"billing.old": None}},
+        {"RENAMED_HANDLERS": {"billing.old": ""}},
+        {"RENAMED_HANDLERS": {"": "billing.new"}},
+        {"RENAMED_HANDLERS": {5: "billing.new"}},
+        {"RENAMED_HANDLERS": {"a": "a"}},
+        {"RENAMED_HANDLERS": {"a": "b", "b": "c", "c": "b"}},
         {"MANAGEMENT_URL": "rabbit:15672"},
         {"MANAGEMENT_URL": "ftp://rabbit"},
         {"CELERY_APP": 5},
@@ -203,6 +230,27 @@ def test_wrong_values(keys: dict[str, Any]) -> None:
     found = problem(**keys)
     assert found.code == "E003"
     assert next(iter(keys)) in found.message
+
+
+def test_wrong_retention_deletes_nothing() -> None:
+    """Whoever reads settings in spite of their errors must not delete on a guess."""
+    wrong = parse({"SERVICE": "a", "RETENTION": 5})[0].retention
+    assert wrong == RetentionSettings(succeeded=None, discarded=None, inbox=None)
+    kept, problems = parse({"SERVICE": "a", "RETENTION": {"INBOX": timedelta(days=29)}})
+    assert kept.retention == RetentionSettings(inbox=None)
+    assert [(p.code, p.hint) for p in problems] == [
+        ("E003", "It is at least 30 days: an event may come again as long.")
+    ]
+    for value, seconds in ((None, None), (timedelta(days=30), 2_592_000.0), (4e6, 4e6)):
+        kept, problems = parse({"SERVICE": "a", "RETENTION": {"INBOX": value}})
+        assert (kept.retention.inbox, problems) == (seconds, ())
+    assert problem(RETENTION={"ARCHIVED": 5}).code == "E002"
+
+
+def test_a_handler_that_was_renamed_more_than_once() -> None:
+    renamed = read(RENAMED_HANDLERS={"a": "b", "b": "c", "x": "c"}).renamed_handlers
+    assert renamed == {"a": "c", "b": "c", "x": "c"}
+    assert "no circle" in problem(RENAMED_HANDLERS={"a": "b", "b": "a"}).hint
 
 
 def test_autodiscover_imports_nothing_when_it_is_wrong() -> None:
@@ -369,6 +417,7 @@ def test_every_setting_is_documented() -> None:
     assert documented(text, "Keys") == set(conf.KEYS)
     handler = {name.upper() for name in conf.HANDLER_OPTIONS}
     assert documented(text, "Handlers") == handler
+    assert documented(text, "Retention") == {"SUCCEEDED", "DISCARDED", "INBOX"}
     assert documented(text, "Events") == {name.upper() for name in conf.EVENT_OPTIONS}
     for name in handler - {option.upper() for option in conf.DEFAULT_OPTIONS}:
         rows = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]

@@ -33,6 +33,7 @@ RUN = (
     "docs/getting-started.md",
     "docs/publishing.md",
     "docs/handling.md",
+    "docs/outbox.md",
     "docs/guarantees.md",
     "docs/settings.md",
 )

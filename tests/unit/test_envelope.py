@@ -37,6 +37,7 @@ from django_amqp_events.envelope import (
     outcome_message,
     redirected,
     remember,
+    replay_copy,
     retry_copy,
     task_id,
 )
@@ -148,6 +149,18 @@ def archived(received: Received | None = None, *, trusted: bool = False, **chang
     return archive_copy(received, **options)
 
 
+def replayed(received: Received) -> Message:
+    """Return the replay of an event that was archived after a retry."""
+    return replay_copy(
+        received,
+        identify(received, trusted=True)[0],
+        exchange="billing:replay",
+        routing_key="billing.billing.send_invoice",
+        handler=HANDLER,
+        replay_id=REPLAY_ID,
+    )
+
+
 def came_back() -> Received:
     """Return the retry copy as it comes back from the delay queue."""
     copy = retried(
@@ -207,6 +220,7 @@ EXAMPLES: Mapping[str, Callable[[], Message]] = {
     "retry-of-a-replay": lambda: retried(
         came_back(), trusted=True, exchange="billing:delay.2s", replay_id=REPLAY_ID
     ),
+    "replay": lambda: replayed(came_back()),
     "archive": lambda: archived(came_back(), trusted=True),
     "archive-unreadable": lambda: archive_copy(
         unreadable(),
@@ -222,7 +236,7 @@ EXAMPLES: Mapping[str, Callable[[], Message]] = {
         exchange="billing:archive",
         handler=HANDLER,
         service="billing",
-        outcome="handled",
+        outcome="succeeded",
         at=FAILED,
         worker="celery@one",
     ),
@@ -335,6 +349,21 @@ def test_a_retry_comes_back_as_it_was_sent() -> None:
         },
     )
     assert received.body == published().body
+
+
+def test_a_replay_is_a_first_attempt_that_can_be_told_by_its_id() -> None:
+    message = replayed(came_back())
+    left = {"event-due-at", "event-history", "x-death", "x-first-death-queue"}
+    assert left <= set(came_back().headers)
+    assert not left & set(message.headers)
+    event, progress = identify(delivered(message, exchange="billing:replay"), trusted=True)
+    assert (progress.attempt, progress.replay_id, progress.handler) == (1, REPLAY_ID, HANDLER)
+    assert (event.id, event.service, event.published_at) == (EVENT_ID, "shop", PUBLISHED)
+    assert (event.correlation_id, event.causation_id) == ("basket-5", CAUSE_ID)
+    assert event.headers == TRACING
+    assert message.body == came_back().body
+    other = replace(event, replay_id=None)
+    assert message.properties["message_id"] != task_id(other.service, other.id, HANDLER, None)
 
 
 def test_redirected_changes_the_way_only() -> None:
@@ -500,6 +529,8 @@ def test_the_limit_is_inclusive() -> None:
         {"lone \ud800": "x"},
         {"lone": "\ud800"},
         {"large": 2**63},
+        {"nan": float("nan")},
+        {"endless": float("-inf")},
         {"none": None},
         {"list": []},
         {"bytes": b"x"},

@@ -4,6 +4,7 @@ since a test process has one set of settings."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -75,7 +76,17 @@ from django_amqp_events.testing import memory_events
 """
 
 
-def test_orders_are_published_and_handled_in_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("release", "done", "failed"),
+    [
+        ("1", (291, 290), [("orders.send_confirmation", "failed")]
+         + [("stock.reserve_stock", "failed")] * 2),
+        ("2", (292, 292), []),
+    ],
+)  # fmt: skip
+def test_orders_are_published_and_handled_in_memory(
+    release: str, done: tuple[int, int], failed: list[tuple[str, str]], tmp_path: Path
+) -> None:
     """place_orders on the in-memory broker: what the shop does with all 300 lines."""
     out = python(
         "-c",
@@ -96,14 +107,71 @@ print(Order.objects.count(), Confirmation.objects.count(), Reservation.objects.c
 print(archived)
 """,
         data=tmp_path,
+        EXAMPLE_RELEASE=release,
     )
-    done, counts, archived = out.splitlines()
-    summary = json.loads(done)
+    last, counts, archived = out.splitlines()
+    summary = json.loads(last)
     assert (summary["published"], summary["refused"], summary["unconfirmed"]) == (292, 8, 0)
-    assert counts == f"292 291 290 {292 + summary['held']}"
-    assert archived == str(
-        [("orders.send_confirmation", "failed")] + [("stock.reserve_stock", "failed")] * 2
-    )
+    assert counts == f"292 {done[0]} {done[1]} {292 + summary['held']}"
+    assert archived == str(failed)
+
+
+TAXES = """
+import django; django.setup()
+from example_project.invoices.tax import rate, report_sale
+for call in (lambda: rate("HR", None), lambda: rate("DE", "DE 12 345"),
+             lambda: rate("PL", "unknown"), lambda: report_sale("S-1", "GR", attempt=9),
+             lambda: rate("XX", None), lambda: rate("FR", "FR00004711000")):
+    try:
+        print(call())
+    except (OSError, ValueError) as exc:
+        print(type(exc).__name__)
+"""
+
+
+def test_release_2_taxes_what_release_1_could_not(tmp_path: Path) -> None:
+    first = python("-c", TAXES, settings="billing", data=tmp_path).split()
+    assert first == [*["TaxError"] * 3, "TaxOfficeUnavailable", "TaxError", "0"]
+    second = python("-c", TAXES, settings="billing", data=tmp_path, EXAMPLE_RELEASE="2").split()
+    assert second[:3] == ["0.25", "0.19", "0.23"]
+    assert second[3].startswith("GR-")
+    assert second[4:] == ["TaxError", "0"]
+
+
+PAGE = """
+from example_project.demo.pages import Page
+page = Page("http://here/list/?page=2", '''<!doctype html><title>A &amp; B</title>
+<ul class="messagelist"><li class="success">3 events <b>published</b>.</li><li>Done</li></ul>
+<p class="errornote">Wrong.</p><form><input name="q"></form>
+<form method="POST" id="f"><input type=hidden name="token" value="x&lt;y">
+<input type="checkbox" name="row" value="1" checked><input type="checkbox" name="row" value="2">
+<select name="action"><option value="">---</option>
+<option value="replay">Replay all</option></select>
+<textarea name="reason">two  words</textarea><input name="off" disabled value="1"><br>
+<button name="index" value="0">Go</button><input type="file" name="upload"></form>
+<a href="../other/?x=1">Other <em>page</em></a>''')
+search, form = page.forms
+print([page.title, page.messages, page.errors, page.links])
+print([search.method, search.action, form.method, form.action, form.options("action")])
+print(form.data({"row": ["1", "2"]}, form.buttons[0]))
+print(form.data({}, None))
+"""
+
+
+def test_a_page_is_read_as_a_browser_would(tmp_path: Path) -> None:
+    out = python("-c", PAGE, data=tmp_path)
+    said, forms, filled, bare = map(ast.literal_eval, out.splitlines())
+    assert said == [
+        "A & B",
+        ["3 events published.", "Done"],
+        ["Wrong."],
+        [("http://here/other/?x=1", "Other page")],
+    ]
+    here = "http://here/list/?page=2"
+    assert forms == ["get", here, "post", here, {"": "---", "replay": "Replay all"}]
+    unchanged = [("token", "x<y"), ("action", ""), ("reason", "two  words")]
+    assert filled == [*unchanged, ("row", "1"), ("row", "2"), ("index", "0")]
+    assert sorted(bare) == sorted([*unchanged, ("row", "1")])
 
 
 def test_a_repeated_order_changes_nothing(tmp_path: Path) -> None:
@@ -141,21 +209,54 @@ def attempt(event_id):
     return Attempt(handler="a", event_id=event_id, attempt=1, state="SUCCESS", exception="",
                    due_at=None, began_at=now, ended_at=now)
 
-def archived(event_id):
+def archived(event_id, state):
     return Archived(event="order.made", event_id=event_id, handler="a", reason="failed",
-                    exception="", attempts=1, line="", subject="")
+                    exception="", attempts=1, line="", subject="", state=state)
 
-def lost(handled, in_archive, depths):
+def found(handled, in_archive, depths, state=""):
     ledger = Fake(published=lambda: [(str(n), "order.made") for n in range(4)],
                   attempts=lambda: [attempt(i) for i in handled])
-    found = account([shape], {"shop": ledger}, depths, {"shop": [archived(i) for i in in_archive]})
-    return found.lost, found.waiting, found.doubled
-
-print(lost("012", "3", {}), lost("012", "", {}), lost("0012", "", {}), lost("01", "3", {}),
-      lost("012", "", {"shop.a": 1}), lost("01", "", {"shop:delay.1s": 1}))
+    kept = [archived(i, state) for i in in_archive]
+    return account([shape], {"shop": ledger}, depths, {"shop": kept})
 """
 
 
 def test_what_is_nowhere_counts_as_lost_and_a_double_hides_nothing(tmp_path: Path) -> None:
-    out = python("-c", ACCOUNT, data=tmp_path)
+    out = python(
+        "-c",
+        ACCOUNT
+        + """
+def lost(*arguments):
+    result = found(*arguments)
+    return result.lost, result.waiting, result.doubled
+
+print(lost("012", "3", {}), lost("012", "", {}), lost("0012", "", {}), lost("01", "3", {}),
+      lost("012", "", {"shop.a": 1}), lost("01", "", {"shop:delay.1s": 1}))
+""",
+        data=tmp_path,
+    )
     assert out.strip() == "(0, 0, 0) (1, 0, 0) (1, 0, 1) (1, 0, 0) (0, 1, 0) (1, 1, 0)"
+
+
+def test_the_archive_is_not_believed_that_a_replay_was_handled(tmp_path: Path) -> None:
+    out = python(
+        "-c",
+        ACCOUNT
+        + """
+def lost(*arguments):
+    result = found(*arguments)
+    return result.lost, result.archived, result.settled, result.open
+
+print(lost("012", "3", {}, "archived"), lost("012", "3", {}, "replaying"),
+      lost("012", "3", {}, "succeeded"), lost("0123", "3", {}, "succeeded"),
+      lost("012", "3", {}, "discarded"), lost("0123", "3", {}, "replaying"))
+""",
+        data=tmp_path,
+    )
+    open_, going, claimed, handled, discarded, unheard = out.strip().removesuffix(")").split(") ")
+    assert open_ == going == "(0, 1, 0, 1"
+    assert claimed == "(1, 0, 0, 0"
+    assert handled == "(0, 0, 0, 0"
+    assert discarded == "(0, 0, 1, 0"
+    # Handled, and nobody has told the archive: nothing is lost, and something is to be done.
+    assert unheard == "(0, 0, 0, 1"

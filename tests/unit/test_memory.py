@@ -823,7 +823,7 @@ def test_an_archived_event_is_short_in_a_failing_assertion() -> None:
     long = "x" * 10_000
     archived = Archived(
         reason="failed", handler="billing.pay", traceback=long, body=long.encode(),
-        headers={"a": long}, document={"a": long}, payload={"a": long}, history=({"a": long},),
+        headers={"a": long}, document={"a": long}, history=({"a": long},),
     )  # fmt: skip
     assert len(repr(archived)) < 300
     assert "billing.pay" in repr(archived)

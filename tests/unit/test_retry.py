@@ -48,6 +48,13 @@ def test_true_is_one_second_as_in_celery() -> None:
     assert RetryPolicy(retry_backoff=True).schedule() == RetryPolicy().schedule()
 
 
+@pytest.mark.parametrize(
+    ("retries", "seconds"), [(0, 0), (3, 1 + 2 + 4), (5, 1 + 2 + 4 + 4 + 4), (1000, 3 + 998 * 4)]
+)
+def test_the_total_is_that_of_all_retries(retries: int, seconds: float) -> None:
+    assert RetryPolicy(max_retries=retries, retry_backoff=1, retry_backoff_max=4).total() == seconds
+
+
 def test_no_retries_no_delays() -> None:
     assert RetryPolicy(max_retries=0).schedule() == ()
     assert RetryPolicy(max_retries=0).distinct_delays() == frozenset()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import logging
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from celery.backends.filesystem import FilesystemBackend
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import ConfigurationError, DirectCallError
 from django_amqp_events.registry import Handler
+from django_amqp_events.retry import RetryPolicy
 from django_amqp_events.worker.task import register, task_class, trace_event
 from django_amqp_events.worker.verdict import Verdict
 
@@ -152,3 +155,26 @@ def test_a_payload_may_have_a_self(app: Celery) -> None:
 
 def own_link(**payload: object) -> None:
     ran.append(payload["self"])
+
+
+def failing(**payload: object) -> None:
+    raise ValueError(payload)
+
+
+@pytest.mark.parametrize("ending", ["retry", "archive"])
+def test_a_failure_leaves_no_circle_behind(
+    app: Celery, ending: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its frames, and what billiard made of them, would stay until a full collection."""
+    caplog.set_level(logging.CRITICAL, "celery.app.trace")  # a record that is kept keeps them
+    retries = {"policy": RetryPolicy(max_retries=0)} if ending == "archive" else {}
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        for _ in range(20):
+            assert verdict_of(app, failing, {}, **retries).kind == ending
+        grown = len(gc.get_objects()) - before
+    finally:
+        gc.enable()
+    assert grown < 20 * 500, "2,600 for each of them, with their frames"

@@ -98,8 +98,9 @@ class Command(BrokerCommand):
             delete_stale=options["delete_stale"],
             recreate_empty=options["recreate_empty"],
         )
+        changes = bool(plan.steps) and not (options["check"] or options["dry_run"] or plan.refusals)
         if not self.as_json:
-            self._print_tree(report, declared)
+            self._print_tree(report, declared, before=changes)
         if options["check"]:
             code = {"identical": 0, "drift": 1, "unknown": 2}[report.result]
             self._finish(plan, code, report.result)
@@ -142,7 +143,7 @@ class Command(BrokerCommand):
             self.stdout.write(f"  {text} …")
             self.stdout.flush()
 
-    def _print_tree(self, report: provisioning.Report, declared: Registry) -> None:
+    def _print_tree(self, report: provisioning.Report, declared: Registry, *, before: bool) -> None:
         if self.verbosity < 1:
             return
         settings = conf.get_settings()
@@ -151,6 +152,7 @@ class Command(BrokerCommand):
         self.stdout.write(
             self.style.MIGRATE_HEADING(f"{names.prefix}{names.service}")
             + f" on RabbitMQ {report.version}, vhost {report.vhost!r} ({seen})"
+            + (", before the changes:" if before else "")
         )
         handlers = declared.by_queue()
         groups: list[tuple[str, list[str]]] = []

@@ -9,9 +9,10 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_amqp_events import broker, conf, provisioning, registry, topology
+from django_amqp_events import broker, conf, outbox, provisioning, registry, topology
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.base import BrokerCommand
+from django_amqp_events.worker import watch
 
 #: Version of what ``--format json`` prints.
 FORMAT = 1
@@ -20,9 +21,10 @@ _EPILOG = """
 exit codes:
   0  nothing waits without somebody to take it
   1  messages wait and nobody consumes; or poison is in dead or abyss; or a
-     queue is missing
-  2  it could not be seen: broker or management API away, wrong settings,
-     no permission
+     queue is missing; or events in the outbox are due and no relay takes
+     them, or cannot be published however often they are tried
+  2  it could not be seen: broker, management API or the outbox's database
+     away, wrong settings, no permission
 """
 
 
@@ -39,6 +41,14 @@ class Command(BrokerCommand):
         parser.add_argument(
             "--format", choices=("text", "json"), default="text", help="Default: text."
         )
+        parser.add_argument(
+            "--workers",
+            type=float,
+            nargs="?",
+            const=2.0,
+            metavar="SECONDS",
+            help="Ask the workers which handlers hang, and wait %(const)g seconds for answers.",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -50,10 +60,32 @@ class Command(BrokerCommand):
         except AmqpEventsError as exc:
             raise CommandError(str(exc), returncode=2) from exc
         code = {"ok": 0, "error": 1, "unknown": 2}[status.result]
+        outboxes = outbox.look(settings) if settings.backend == "amqp" else []
+        severities = {each.severity for each in outboxes}
+        if "error" in severities:
+            code = 1
+        elif "unknown" in severities:
+            code = code or 2
+        hanging: list[dict[str, Any]] | None = None
+        if options["workers"] is not None:
+            hanging = watch.ask(app, settings.service, options["workers"])
+            code = 1 if hanging else code
         if options["format"] == "json":
-            self.stdout.write(json.dumps(_as_json(wanted.names, status, code), indent=2))
+            told = _as_json(wanted.names, status, outboxes, code)
+            if hanging is not None:
+                told["hanging"] = hanging
+            self.stdout.write(json.dumps(told, indent=2))
         else:
             self._print(status, options["verbosity"])
+            self._print_outboxes(outboxes, options["verbosity"])
+            for each in hanging or ():
+                self.stdout.write(
+                    self.style.ERROR(
+                        f"{each['handler']} has not ended after {each['seconds']} s: event "
+                        f"{each['name']!r} ({each['event']}), process {each['process']} of "
+                        f"{each['worker']}"
+                    )
+                )
         if code:
             sys.exit(code)
 
@@ -90,6 +122,18 @@ class Command(BrokerCommand):
                 "stuck, nor queues that are left over can be seen."
             )
 
+    def _print_outboxes(
+        self, outboxes: list[outbox.Waiting | outbox.Unseen], verbosity: int
+    ) -> None:
+        for each in outboxes:
+            if verbosity < 1 and each.severity == "ok":
+                continue
+            counted = ""
+            if isinstance(each, outbox.Waiting) and each.total:
+                counted = f"{each.total} events since {each.oldest:%Y-%m-%d %H:%M:%S}: "
+            line = f"outbox in database {each.alias!r}: {counted}{each.meaning}"
+            self.stdout.write(self._style(line, each.severity))
+
     def _style(self, line: str, severity: str) -> str:
         styles = {"error": self.style.ERROR, "warning": self.style.WARNING}
         styles["unknown"] = self.style.NOTICE
@@ -104,7 +148,12 @@ def _number(value: int | None) -> str:
     return "?" if value is None else str(value)
 
 
-def _as_json(names: topology.Names, status: provisioning.Status, code: int) -> dict[str, Any]:
+def _as_json(
+    names: topology.Names,
+    status: provisioning.Status,
+    outboxes: list[outbox.Waiting | outbox.Unseen],
+    code: int,
+) -> dict[str, Any]:
     return {
         "version": FORMAT,
         "service": names.service,
@@ -112,7 +161,7 @@ def _as_json(names: topology.Names, status: provisioning.Status, code: int) -> d
         "vhost": status.vhost,
         "broker": status.version,
         "source": "management" if status.exact else "amqp",
-        "result": status.result,
+        "result": {0: "ok", 1: "error", 2: "unknown"}[code],
         "exit_code": code,
         "queues": [
             {
@@ -127,5 +176,20 @@ def _as_json(names: topology.Names, status: provisioning.Status, code: int) -> d
                 "meaning": queue.meaning,
             }
             for queue in status.queues
+        ],
+        "outbox": [
+            {
+                "database": each.alias,
+                "severity": each.severity,
+                "total": getattr(each, "total", None),
+                "held": getattr(each, "held", None),
+                "failing": getattr(each, "failing", None),
+                "overdue": getattr(each, "overdue", None),
+                "oldest": each.oldest.isoformat()
+                if isinstance(each, outbox.Waiting) and each.oldest
+                else None,
+                "meaning": each.meaning,
+            }
+            for each in outboxes
         ],
     }

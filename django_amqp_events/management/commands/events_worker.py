@@ -11,21 +11,20 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from django_amqp_events.broker import celery_app
-from django_amqp_events.conf import get_settings
+from django_amqp_events.conf import Settings, get_settings
 from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.management.processes import QUIET, Children, prepare
 from django_amqp_events.registry import Registry, get_registry
-
-#: Broadcasts between workers: N workers exchange N² messages with no use for events.
-QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+from django_amqp_events.worker.watch import OPTION, add_options
 
 
 class Command(BaseCommand):
     """Start a worker that consumes the queues of some or all handlers."""
 
     help = (
-        "Start a Celery worker for the event handlers of this service. What stands behind -- is "
-        "handed to `celery worker` as it is. Exit code: that of the Celery worker; 1 where it "
-        "cannot start."
+        "Start a Celery worker for the event handlers of this service, and beside it its reaper, "
+        "the mirror of its archive and the relay of its outbox. What stands behind -- is handed to "
+        "`celery worker` as it is. Exit code: that of the Celery worker; 1 where it cannot start."
     )
     # The worker's own start says what is wrong, and two of the errors are about settings that
     # this command sets for its own process.
@@ -41,6 +40,28 @@ class Command(BaseCommand):
         parser.add_argument("-c", "--concurrency", type=int, help="processes or threads")
         parser.add_argument("-n", "--hostname", help="name; <service>-<pid>@%%h by default")
         parser.add_argument("-l", "--loglevel", default="INFO")
+        parser.add_argument(
+            "--hang-after",
+            type=float,
+            metavar="SECONDS",
+            help="report handlers that run for longer; 0: none. Their time limit by default, or "
+            "25 minutes",
+        )
+        parser.add_argument(
+            "--no-reaper",
+            action="store_true",
+            help="do not run events_reaper beside the worker",
+        )
+        parser.add_argument(
+            "--no-relay",
+            action="store_true",
+            help="do not run events_relay beside the worker",
+        )
+        parser.add_argument(
+            "--no-mirror",
+            action="store_true",
+            help="do not run events_mirror beside the worker",
+        )
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Keep what stands behind ``--`` for Celery, which argparse would take for handlers."""
@@ -57,10 +78,7 @@ class Command(BaseCommand):
         except AmqpEventsError as exc:
             raise CommandError(str(exc)) from exc
         queues = self._queues(registry, options["handlers"])
-        # Without the first, a consumer timeout ends the worker (celery#6760); without the
-        # second, a run whose connection was lost goes on beside its redelivery.
-        app.conf.broker_channel_error_retry = True
-        app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
+        prepare(app)
         # Two workers of one name on one vhost lock each other out of remote control (405), so
         # the name says service and process.
         options["hostname"] = options["hostname"] or f"{settings.service}-{os.getpid()}@%h"
@@ -68,9 +86,30 @@ class Command(BaseCommand):
         for name in ("pool", "concurrency", "hostname"):
             if options[name] is not None:
                 argv += [f"--{name}", str(options[name])]
-        code = app.worker_main([*argv, *getattr(self, "_extra", [])])
+        add_options(app)
+        if options["hang_after"] is not None:
+            argv += [OPTION, str(options["hang_after"])]
+        try:
+            children = self._children(settings, options)
+        except AmqpEventsError as exc:
+            raise CommandError(str(exc)) from exc
+        children.start()
+        try:
+            code = app.worker_main([*argv, *getattr(self, "_extra", [])])
+        finally:
+            children.stop()
         if code:
             sys.exit(code)
+
+    def _children(self, settings: Settings, options: dict[str, Any]) -> Children:
+        commands = []
+        if not options["no_mirror"]:
+            commands.append(["events_mirror", "--verbosity", str(options["verbosity"])])
+        if not options["no_relay"]:
+            commands.append(["events_relay", "--verbosity", str(options["verbosity"])])
+        if not options["no_reaper"]:
+            commands.append(["events_reaper", "--loglevel", options["loglevel"]])
+        return Children(*commands)
 
     def _queues(self, registry: Registry, names: list[str]) -> set[str]:
         if not registry.handlers:

@@ -11,11 +11,14 @@ from celery import Celery
 from celery.signals import worker_init
 from kombu import Exchange, Queue
 
+from django_amqp_events.worker.watch import add_options
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 # A suite that was killed stops no worker any more; its children see the closed pipe.
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if not os.environ.get("TESTPROJECT_OUTLIVES"):
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 app = Celery("testproject", broker=os.environ["TESTPROJECT_BROKER"])
 app.conf.update(
@@ -40,14 +43,44 @@ if quorum:
         for name in quorum
     ]  # fmt: skip
 app.autodiscover_tasks(["testproject"])
+add_options(app)
 
 
 @worker_init.connect
 def _patch(**_: object) -> None:
     """Shorten what would take half an hour."""
+    from django_amqp_events.signals import event_hanging
     from django_amqp_events.worker import settlement
 
     if hold := os.environ.get("TESTPROJECT_HOLD"):
         settlement.HOLD = float(hold)  # type: ignore[misc]
     if backoff := os.environ.get("TESTPROJECT_BACKOFF"):
         settlement.BACKOFF = (float(backoff), float(backoff))  # type: ignore[misc]
+    event_hanging.connect(_hanging, weak=False)
+    _die_in_the_reaper(os.environ.get("TESTPROJECT_DIES", "").split())
+
+
+def _hanging(
+    sender: str, handler: str, event: object, seconds: float, pid: int, **_: object
+) -> None:
+    from . import ledger
+
+    ledger.write("hanging", handler=handler, event=event.id, seconds=seconds, worker_pid=pid)  # type: ignore[attr-defined]
+
+
+def _die_in_the_reaper(where: list[str]) -> None:
+    """Kill the main process of a reaper while it reads a message (``reading``, ``forwarding``)."""
+    from django_amqp_events.worker.dispatch import Dispatcher
+    from django_amqp_events.worker.reaper import ReaperStep
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_slowly(step: ReaperStep, _: object) -> None:
+        # So that whatever else it consumes comes in meanwhile.
+        step.c.timer.call_after(1.0, die)
+
+    if "reading" in where:
+        Dispatcher.read = die  # type: ignore[assignment, method-assign]
+    if "forwarding" in where:
+        ReaperStep._forward = die_slowly  # type: ignore[assignment, method-assign]

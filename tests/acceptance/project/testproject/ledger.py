@@ -6,9 +6,16 @@ import json
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from django_amqp_events import current_event
+
+
+def where() -> Path:
+    """The directory of the service's processes."""
+    return Path(os.environ["TESTPROJECT_DIR"])
+
 
 _lock = threading.Lock()
 _files: dict[int, int] = {}
@@ -25,6 +32,7 @@ def write(what: str, **more: Any) -> None:
     }
     if event is not None:
         line |= {"event": event.id, "name": event.name, "attempt": event.attempt}
+        line["replay"] = event.replay_id
     text = json.dumps({**line, **more}, default=str) + "\n"
     with _lock:
         pid = os.getpid()

@@ -24,8 +24,14 @@ DATABASES = {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.path.join(WHERE, "db.sqlite3"),  # noqa: PTH118
         "OPTIONS": {"timeout": 20},
-    }
+    },
+    **json.loads(os.environ.get("TESTPROJECT_DATABASES", "{}")),
 }
+if given := os.environ.get("TESTPROJECT_DATABASE"):
+    DATABASES = {"default": json.loads(given)}
+if given := os.environ.get("TESTPROJECT_RESULTS"):
+    DATABASES["results"] = json.loads(given)
+    DATABASE_ROUTERS = ["testproject.results.Router"]
 AMQP_EVENTS = {
     "SERVICE": os.environ["TESTPROJECT_SERVICE"],
     # testproject.<name> declares the handlers.

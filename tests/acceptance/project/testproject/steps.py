@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -118,6 +120,12 @@ def _file_fail(task: Any, argument: str) -> None:
     raise ValueError("no")
 
 
+def _unless(task: Any, argument: str) -> None:
+    """Fail until the test has "released a fix"."""
+    if not (WHERE / argument).exists():
+        raise ValueError(f"{argument} is not there")
+
+
 def _kill_self(task: Any, argument: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -134,6 +142,35 @@ def _exit_once(task: Any, argument: str) -> None:
     if not mark.exists():
         mark.touch()
         os._exit(3)
+
+
+def _exit(task: Any, argument: str) -> None:
+    os._exit(int(argument or 3))
+
+
+def _segfault(task: Any, argument: str) -> None:
+    faulthandler.disable()
+    ctypes.string_at(0)
+
+
+def _out_of_memory(task: Any, argument: str) -> None:
+    """Take more memory than the kernel gives this process, which kills it without a word."""
+    if group := os.environ["TESTPROJECT_CGROUP"]:
+        Path(group, "cgroup.procs").write_text(str(os.getpid()))
+    ledger.write("limited", group=group)
+    hoard = []
+    for _ in range(100):
+        hoard.append(b"x" * 2_000_000)
+    # Only where no limit can be had: what the kernel would have done.
+    assert not group, "the limit did not hold"
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_crowd(task: Any, argument: str) -> None:
+    """End the worker with all that it has in hand, as when its machine goes; alone, itself."""
+    if "events_reaper" in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 def _requeue_once(task: Any, argument: str) -> None:
@@ -171,7 +208,12 @@ STEPS: dict[str, Any] = {
     "deaf": _deaf,
     "file_fail": _file_fail,
     "file": lambda task, argument: wait_for_file(argument),
+    "unless": _unless,
     "kill": _kill_self,
+    "exit": _exit,
+    "segfault": _segfault,
+    "oom": _out_of_memory,
+    "kill_crowd": _kill_crowd,
     "kill_once": _kill_once,
     "exit_once": _exit_once,
 }

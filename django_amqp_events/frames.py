@@ -14,7 +14,7 @@ from typing import Any, Final
 from amqp import Channel
 from amqp.serialization import decode_properties_basic
 
-from ..envelope import EVENT_UNREADABLE, MAX_DEPTH, too_deep
+from .envelope import EVENT_UNREADABLE, MAX_DEPTH, too_deep
 
 _METHOD: Final = 1
 _HEADER: Final = 2

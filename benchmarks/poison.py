@@ -1,0 +1,84 @@
+"""An event that the kernel kills for its memory, among healthy ones.
+
+``python -m benchmarks.poison [--events 1000]``: two prefork workers and a reaper on a private
+broker; the event comes in the middle of the others. Prints what was handled and archived and after
+how many seconds, how often the kernel killed, and how often a worker had to be started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+EVENT = "core.act"
+QUEUE = "core.testproject.act"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--events", type=int, default=1_000, help="healthy ones")
+    events = parser.parse_args().events
+    from broker import Node
+    from tests.acceptance.cgroup import memory_limit
+    from tests.acceptance.harness import Archive, Eyes, Service, until
+    from tests.acceptance.isolation import Supervisor, reaper
+
+    with tempfile.TemporaryDirectory() as folder, memory_limit(64_000_000) as limit:
+        if limit is None:
+            sys.exit("no control group can be made here; run it as root, with cgroups' memory")
+        node = Node.start(Path(folder) / "broker")
+        node.add_vhost("poison")
+        eyes = Eyes(node, "poison")
+        core = Service(
+            url=eyes.url,
+            where=Path(folder) / "core",
+            environ={"TESTPROJECT_CGROUP": str(limit.path)},
+        )
+        core.declare()
+        workers = [Supervisor(lambda: core.worker("prefork", 2, "-Q", QUEUE)) for _ in "12"]
+        beside = Supervisor(lambda: reaper(core))
+        archive = Archive(eyes)
+        try:
+            until(lambda: eyes.consumers(QUEUE) == 2, 60, "two workers consume")
+            began = time.monotonic()
+            half = [eyes.message(EVENT, {"plan": ["ok"]}) for _ in range(events // 2)]
+            deadly = eyes.message(EVENT, {"plan": ["oom"]})
+            rest = [eyes.message(EVENT, {"plan": ["ok"]}) for _ in range(events - len(half))]
+            eyes.send(*half, deadly, *rest)
+            good = {message.event_id for message in (*half, *rest)}
+            handled = archived = 0.0
+            while not (handled and archived):
+                passed = time.monotonic() - began
+                if passed > 300:
+                    break
+                handled = handled or (passed if ended(core) >= good else 0.0)
+                archived = archived or (passed if archive.of(deadly.event_id) else 0.0)
+                time.sleep(0.1)
+            again = sum(each.deaths for each in workers)
+            reason = {entry["reason"] for entry in archive.of(deadly.event_id)}
+            print(f"RabbitMQ {node.version}, 2 workers (prefork 2) and a reaper")
+            print(f"{len(ended(core) & good):,} of {events:,} healthy handled in {handled:.1f} s")
+            print(f"{len(archive.collect())} archived ({', '.join(reason)}) after {archived:.1f} s")
+            print(f"{limit.kills} kills by the kernel; {again} restarts of workers, "
+                  f"{beside.deaths} of the reaper")  # fmt: skip
+            twice = len(core.ledger(what="end")) - len(ended(core))
+            print(f"{twice} healthy ones ran to their end twice")
+        finally:
+            for each in (*workers, beside):
+                each.kill()
+            eyes.close()
+            node.end()
+
+
+def ended(core: Any) -> set[str]:
+    return {line["event"] for line in core.ledger(what="end")}
+
+
+if __name__ == "__main__":
+    main()

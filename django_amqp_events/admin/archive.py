@@ -1,0 +1,639 @@
+"""The archive's pages: list, detail, payload, confirmation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from django.apps import apps
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db.models import BinaryField, F, Func, Q, QuerySet, Value
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+
+from .. import lifecycle, replay
+from ..exceptions import AmqpEventsError
+from ..lifecycle import Seen
+from ..models import ArchivedEvent, Replay, State, visible
+from ..replay import Report
+from . import decisions, shown
+from .base import List, Pages, ago, as_file, non_atomic, uuid_of
+from .decisions import DECISIONS, LIMIT, NAMED, Decision, ReasonForm
+from .filters import (
+    EventFilter,
+    ExceptionFilter,
+    HandlerFilter,
+    ReasonFilter,
+    StateFilter,
+    TimeFilter,
+    handler_of,
+    known,
+)
+from .paging import CAP
+from .shown import line
+
+#: Failures, replays and decisions of one event that its page shows, the newest.
+FAILURES = 20
+REPLAYS = 100
+#: Reasons that one answer names; the rest it counts.
+_GROUPS = 5
+#: Where our templates are.
+_TEMPLATES = "admin/django_amqp_events/archivedevent"
+
+
+class ArchiveList(List):
+    """Ordered by the last failure and nothing else, so that an index has the order."""
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        """Return one of the two orders."""
+        oldest_first = super().get_ordering(request, queryset)[0] == "last_failed_at"
+        return ["last_failed_at", "pk"] if oldest_first else ["-last_failed_at", "-pk"]
+
+    @property
+    def nothing_open(self) -> bool:
+        """Whether it is empty because it shows open events alone."""
+        chosen = [each.chosen for each in self.filter_specs if isinstance(each, StateFilter)]
+        return not self.result_count and chosen == [StateFilter.OPEN]
+
+    @property
+    def all_url(self) -> str:
+        """The same list with events of every state."""
+        return self.get_query_string({"state": "all"}, ["p"])
+
+
+class ArchivedEventAdmin(Pages[ArchivedEvent]):
+    """Shows the archive; events change state only by the decisions that a page confirms.
+
+    For an admin site of your own, register :class:`django_amqp_events.models.ArchivedEvent` with
+    this class or a subclass. Whatever :meth:`get_queryset` leaves out cannot be decided about.
+    """
+
+    list_display = ("what", "standing", "failure", "tries", "replayed", "age")
+    list_display_links = ("what",)
+    list_filter = (
+        StateFilter,
+        HandlerFilter,
+        EventFilter,
+        ExceptionFilter,
+        ReasonFilter,
+        TimeFilter,
+    )
+    sortable_by = ("age",)
+    search_fields = ("event_id",)
+    search_help_text = (
+        "An event id or correlation id (or how it begins), the id of a row or of a replay."
+    )
+    actions = (
+        "replay_selected",
+        "discard_selected",
+        "restore_selected",
+        "force_selected",
+        "resolve_selected",
+    )
+
+    # -- who may do what
+
+    def has_payload_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may see payloads and headers."""
+        return self._granted(request, "view_payload_archivedevent")
+
+    def has_replay_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may replay."""
+        return self._granted(request, DECISIONS["replay"].permission)
+
+    def has_force_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may replay what may be on its way already."""
+        return self._granted(request, DECISIONS["force"].permission)
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may discard."""
+        return self._granted(request, DECISIONS["discard"].permission)
+
+    def has_restore_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may restore."""
+        return self._granted(request, DECISIONS["restore"].permission)
+
+    def _may(self, request: HttpRequest, decision: Decision) -> bool:
+        check: Callable[[HttpRequest], bool] = getattr(self, f"has_{decision.right}_permission")
+        return check(request)
+
+    # -- the list
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ArchivedEvent]:
+        """Return the rows without what is large, read where they are written."""
+        found = super().get_queryset(request).using(lifecycle.database())
+        return found.defer("body", "headers_raw", "detail")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return ArchiveList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Search by ids: whole or by how they begin, always by an index."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        wanted = replay.begins("event_id", term) | replay.begins("correlation_id", term)
+        if (pk := uuid_of(term)) is not None:
+            wanted |= Q(pk=pk)
+            of_replay = Replay.objects.using(queryset.db).filter(pk=pk)
+            wanted |= Q(pk__in=list(of_replay.values_list("event_id", flat=True)))
+        return queryset.filter(wanted), False
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        context = {"title": "Archived events", "cap": CAP, **(extra_context or {})}
+        return super().changelist_view(request, context)
+
+    @admin.display(description="event")
+    def what(self, event: ArchivedEvent) -> str:
+        return format_html(
+            '<span class="ae-what">{}</span> <span class="ae-quiet">{}</span>',
+            line(event.name),
+            line(event.handler) or "no handler",
+        )
+
+    @admin.display(description="state")
+    def standing(self, event: ArchivedEvent) -> str:
+        note = self._note(event)
+        return format_html(
+            '<span class="ae-state ae-{}">{}</span>{}',
+            event.state,
+            event.get_state_display(),
+            format_html(' <span class="ae-warning">{}</span>', note) if note else "",
+        )
+
+    def _note(self, event: ArchivedEvent) -> str:
+        if event.unconfirmed:
+            return "last replay not confirmed"
+        if event.error:
+            return "last replay not published"
+        if event.state != State.REPLAYING:
+            return ""
+        return "overdue" if replay.overdue(event, handler_of(event, known())) else ""
+
+    @admin.display(description="failure")
+    def failure(self, event: ArchivedEvent) -> str:
+        return format_html(
+            '<span class="ae-exception" title="{}">{}</span> <span>{}</span> '
+            '<code class="ae-quiet">{}</code>',
+            line(event.exception, 300),
+            line(event.exception.rpartition(".")[2] or event.reason),
+            line(event.message),
+            line(event.location),
+        )
+
+    @admin.display(description="attempts")
+    def tries(self, event: ArchivedEvent) -> int:
+        return event.attempts
+
+    @admin.display(description="replays")
+    def replayed(self, event: ArchivedEvent) -> int:
+        return event.replays
+
+    @admin.display(description="failed", ordering="last_failed_at")
+    def age(self, event: ArchivedEvent) -> str:
+        return ago(event.last_failed_at, datetime.now(UTC))
+
+    # -- actions of the list: freeze what is selected, and ask
+
+    @admin.action(description="Replay selected events", permissions=["replay"])
+    def replay_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        return self._selected(request, queryset, DECISIONS["replay"])
+
+    @admin.action(description="Force replay of selected overdue events", permissions=["force"])
+    def force_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
+        return self._selected(request, queryset, DECISIONS["force"])
+
+    @admin.action(description="Mark selected overdue events as resolved", permissions=["discard"])
+    def resolve_selected(
+        self, request: HttpRequest, queryset: QuerySet[Any]
+    ) -> HttpResponse | None:
+        return self._selected(request, queryset, DECISIONS["resolve"])
+
+    @admin.action(description="Discard selected events", permissions=["discard"])
+    def discard_selected(
+        self, request: HttpRequest, queryset: QuerySet[Any]
+    ) -> HttpResponse | None:
+        return self._selected(request, queryset, DECISIONS["discard"])
+
+    @admin.action(description="Restore selected events", permissions=["restore"])
+    def restore_selected(
+        self, request: HttpRequest, queryset: QuerySet[Any]
+    ) -> HttpResponse | None:
+        return self._selected(request, queryset, DECISIONS["restore"])
+
+    def _selected(
+        self, request: HttpRequest, queryset: QuerySet[Any], decision: Decision
+    ) -> HttpResponse | None:
+        # One more than may be, to know whether there are more.
+        seen = dict(queryset.values_list("pk", "version")[: LIMIT + 1])
+        if len(seen) > LIMIT:
+            messages.error(
+                request,
+                f"More than {LIMIT:,} events are selected. Filter the list, or use "
+                f"`manage.py events_replay`, which takes the same filters, shows its progress "
+                f"and can be limited to a rate.",
+            )
+            return None
+        # As Django's form of the actions reads it.
+        if request.POST.get("select_across", "").lower() in ("", "0", "false"):
+            chosen = len(set(request.POST.getlist(ACTION_CHECKBOX_NAME)))
+            if chosen > len(seen):
+                messages.warning(
+                    request,
+                    f"{chosen - len(seen)} of the {chosen} selected events are no longer in this "
+                    f"list: they have changed since you looked.",
+                )
+        if not seen:
+            return None
+        filters = self._filters(request)
+        return self._ask(request, decision, seen, filters=filters, back="list")
+
+    # -- addresses
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        ours = [
+            path(
+                f"decide/{each.name}/",
+                self.admin_site.admin_view(non_atomic(partial(self.decide_view, decision=each))),
+                name=f"{name}_{each.name}",
+            )
+            for each in DECISIONS.values()
+        ]
+        ours.append(
+            path(
+                "<uuid:pk>/payload/",
+                self.admin_site.admin_view(self.payload_view),
+                name=f"{name}_payload",
+            )
+        )
+        return [*ours, *super().get_urls()]
+
+    # -- detail
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show one event; nothing can be changed here."""
+        if request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+        readable = self.has_payload_permission(request)
+        pk = uuid_of(unquote(object_id))
+        rows = self.get_queryset(request).defer(None).defer("body")
+        if readable:
+            # Never more of a body than the page shows.
+            first = Func(
+                F("body"),
+                Value(1),
+                Value(shown.SHOWN),
+                function="SUBSTR",
+                output_field=BinaryField(),
+            )
+            rows = rows.annotate(head=first)
+        event = rows.filter(pk=pk).first() if pk is not None else None
+        filters = self._filters(request)
+        if event is None:
+            messages.warning(request, f"There is no archived event {line(unquote(object_id), 60)}.")
+            return HttpResponseRedirect(self._url("changelist", filters=filters))
+        if not self.has_view_permission(request, event):
+            raise PermissionDenied
+        if readable and event.body_size <= shown.SHOWN:
+            event.body = _head(event)
+        context = {
+            **self.admin_site.each_context(request),
+            **self._about(request, event),
+            **self._content(event, readable=readable),
+            "title": f"{line(event.name)} for {line(event.handler) or 'nobody'} "
+            f"({line(event.event_id, 9)})",
+            "subtitle": None,
+            "opts": self.opts,
+            "media": self.media,
+            "event": event,
+            "list_url": self._url("changelist", filters=filters),
+            "history_url": self._url("history", event.pk, filters=filters),
+            "buttons": self._buttons(request, event, filters),
+            **(extra_context or {}),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, f"{_TEMPLATES}/detail.html", context)
+
+    def _about(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, Any]:
+        """Everything but payload and headers."""
+        using = event._state.db  # noqa: SLF001 - Django's own way to say where a row is from
+        failures = list(event.failure_set.using(using).order_by("-failed_at", "-pk")[:FAILURES])
+        replays = list(event.replay_set.using(using).order_by("-number")[:REPLAYS])
+        actions = list(event.action_set.using(using).order_by("-at", "-pk")[:REPLAYS])
+        # The last failure that counted is the one that the row tells of.
+        last = next((each for each in failures if not each.late), None)
+        if last is None:
+            counted = event.failure_set.using(using).filter(late=False)
+            last = counted.order_by("-failed_at", "-pk").first()
+        document = last.about if last is not None else {}
+        kind, message = shown.exception(document)
+        numbers = {each.pk: each.number for each in replays}
+        ids = {event.task_id: None, **{each.task_id: each for each in replays}}
+        tasks = self._tasks(request, list(ids))
+        now = datetime.now(UTC)
+        meaning, remedy = shown.STATES.get(event.state, ("", ""))
+        if event.state == State.DISCARDED and actions and shown.resolved(actions[0]):
+            meaning, remedy = shown.RESOLVED
+        return {
+            "meaning": meaning,
+            "remedy": remedy,
+            "note": self._note(event),
+            "since": shown.age(event.state_since, now),
+            "age": shown.age(event.last_failed_at, now),
+            "error": visible(event.error, shown.TEXT),
+            "failure": last,
+            "exception": kind or line(event.exception, shown.TEXT),
+            "message": message or visible(event.message, shown.TEXT),
+            "detail": visible(event.detail, shown.TEXT),
+            "traceback": shown.fold(document.get("traceback")),
+            "frames": shown.frames(document),
+            "deaths": shown.deaths(document),
+            "cut": [line(each) for each in _texts(document.get("cut"))],
+            "facts": self._facts(event),
+            "attempts": [
+                (attempt, numbers.get(each.replay_id) if each.replay_id else None)
+                for each in reversed(failures)
+                for attempt in shown.attempts(each)
+            ],
+            "steps": shown.timeline(event, reversed(failures), replays[::-1], reversed(actions)),
+            "more_failures": len(failures) == FAILURES,
+            "replays": [(shown.replayed(each), tasks.get(each.task_id)) for each in replays],
+            "location": line(event.location, shown.TEXT),
+            "reason": line(event.reason),
+            "task": tasks.get(event.task_id),
+            "task_id": event.task_id,
+        }  # fmt: skip
+
+    def _facts(self, event: ArchivedEvent) -> list[tuple[str, str, str]]:
+        """Who and where: name, text, and the address of the events with the same."""
+
+        def same(value: str) -> str:
+            return self._url("changelist", q=value) if value else ""
+
+        return [
+            (name, visible(text, shown.TEXT), url)
+            for name, text, url in (
+                ("Event", event.name, self._url("changelist", state="all", event=event.name)),
+                (
+                    "Handler",
+                    event.handler or "nobody",
+                    self._url("changelist", state="all", handler=event.handler),
+                ),
+                ("Queue", event.queue, ""),
+                ("Published by", event.source, ""),
+                ("Event id", event.event_id, same(event.event_id)),
+                ("Correlation id", event.correlation_id, same(event.correlation_id)),
+                ("Causation id", event.causation_id, same(event.causation_id)),
+                ("Row id", str(event.pk), ""),
+            )
+            if text
+        ]
+
+    def _content(self, event: ArchivedEvent, *, readable: bool) -> dict[str, Any]:
+        """Payload and headers, for those who may see them."""
+        if not readable:
+            return {"readable": False}
+        head = _head(event)
+        whole = event.body_size <= shown.SHOWN
+        payload, cut, problem = "", False, ""
+        if whole:
+            try:
+                found = event.payload
+            except Exception:  # noqa: BLE001 - headers that cannot be read
+                found = None
+            if found is not None:
+                payload, cut = shown.pretty(dict(found))
+            else:
+                problem = "It cannot be decoded as an event's payload; this is its raw body."
+        else:
+            problem = "It is too long to be decoded here; this is how its raw body begins."
+        headers, headers_note = shown.headers(event)
+        return {
+            "readable": True,
+            "payload": payload,
+            "payload_cut": cut,
+            "problem": problem,
+            "body": shown.body(head, event.body_size),
+            "headers": headers,
+            "headers_note": headers_note,
+            "types": [line(t) for t in (event.content_type, event.content_encoding) if t],
+            "payload_url": self._url("payload", event.pk),
+        }
+
+    def _buttons(self, request: HttpRequest, event: ArchivedEvent, filters: str) -> dict[str, Any]:
+        """Return what this user can decide now, and what keeps him from the rest."""
+        possible = [each for each in DECISIONS.values() if each.before == event.state]
+        obstacles = []
+        buttons = []
+        for each in possible:
+            if each.overdue and self._note(event) != "overdue":
+                continue
+            if not self._may(request, each):
+                obstacles.append(
+                    f"You have no permission for “{each.button}” (“{each.permission}”)."
+                )
+                continue
+            if each.publishes:
+                try:
+                    where = replay.target(event)
+                except AmqpEventsError as exc:
+                    where = str(exc)
+                if isinstance(where, str):
+                    obstacles.append(f"It cannot be replayed: {visible(where, shown.TEXT)}")
+                    continue
+            frozen = decisions.freeze({event.pk: event.version})
+            buttons.append(
+                {
+                    "label": each.button,
+                    "name": each.name,
+                    "url": self._url(each.name, filters=filters, seen=frozen, back="event"),
+                }
+            )
+        return {"links": buttons, "obstacles": obstacles}
+
+    def _tasks(self, request: HttpRequest, ids: list[str]) -> dict[str, dict[str, str]]:
+        """Return the stored results of django-celery-results that there are, with their pages."""
+        if not apps.is_installed("django_celery_results"):
+            return {}
+        model: Any = apps.get_model("django_celery_results", "TaskResult")
+        if not self.admin_site.is_registered(model):
+            return {}
+        registered = self.admin_site.get_model_admin(model)
+        if not registered.has_view_or_change_permission(request):
+            return {}
+        url = "admin:django_celery_results_taskresult_change"
+        return {
+            task_id: {
+                "status": status,
+                "url": reverse(url, args=[pk], current_app=self.admin_site.name),
+            }
+            for pk, task_id, status in model.objects.filter(task_id__in=ids).values_list(
+                "pk", "task_id", "status"
+            )
+        }
+
+    def payload_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """The body as it was published, as a file."""
+        if not self.has_view_permission(request) or not self.has_payload_permission(request):
+            raise PermissionDenied
+        event = self.get_queryset(request).defer(None).only("body").filter(pk=pk).first()
+        if event is None:
+            messages.warning(request, f"There is no archived event {pk}.")
+            return HttpResponseRedirect(self._url("changelist"))
+        return as_file(pk, bytes(event.body))
+
+    # -- deciding
+
+    def decide_view(self, request: HttpRequest, *, decision: Decision) -> HttpResponse:
+        """Ask (GET), and do it (POST)."""
+        if not self.has_view_permission(request) or not self._may(request, decision):
+            raise PermissionDenied
+        data = request.POST if request.method == "POST" else request.GET
+        filters = self._filters(request)
+        back = "event" if data.get("back") == "event" else "list"
+        seen = decisions.thaw(data.get("seen", ""))
+        if seen is None:
+            messages.error(
+                request,
+                "The address or form does not say which events are meant. Select them in the "
+                "list once more.",
+            )
+            return HttpResponseRedirect(self._url("changelist", filters=filters))
+        if request.method != "POST":
+            return self._ask(request, decision, seen, filters=filters, back=back)
+        form = ReasonForm(decision, request.POST)
+        if not form.is_valid():
+            return self._ask(request, decision, seen, filters=filters, back=back, form=form)
+        report = decisions.carry_out(
+            decision,
+            seen,
+            self._rows(request, seen),
+            user=request.user,
+            reason=form.cleaned_data["reason"],
+        )
+        _tell(request, decision, report, len(seen))
+        if back == "event" and len(seen) == 1:
+            return HttpResponseRedirect(self._url("change", next(iter(seen)), filters=filters))
+        return HttpResponseRedirect(self._url("changelist", filters=filters))
+
+    def _rows(self, request: HttpRequest, seen: Seen) -> dict[UUID, ArchivedEvent]:
+        return {row.pk: row for row in self.get_queryset(request).filter(pk__in=list(seen))}
+
+    def _ask(
+        self,
+        request: HttpRequest,
+        decision: Decision,
+        seen: Seen,
+        *,
+        filters: str,
+        back: str,
+        form: ReasonForm | None = None,
+    ) -> HttpResponse:
+        rows = self._rows(request, seen)
+        try:
+            plan = decisions.plan(decision, seen, rows)
+        except AmqpEventsError as exc:
+            messages.error(request, f"Nothing can be published: {visible(exc, 1_000)}")
+            return HttpResponseRedirect(self._url("changelist", filters=filters))
+        one = back == "event" and len(seen) == 1
+        count = len(plan.eligible)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"{decision.asks(_events(count))}?" if count else "Nothing can be done",
+            "subtitle": None,
+            "opts": self.opts,
+            "media": self.media,
+            "decision": decision,
+            "plan": plan,
+            "count": count,
+            "total": len(seen),
+            "events": [
+                (
+                    line(rows[pk].name),
+                    line(rows[pk].event_id),
+                    line(rows[pk].handler) or "nobody",
+                    shown.called(rows[pk].exception, rows[pk].message) or line(rows[pk].reason),
+                    rows[pk].replays,
+                )
+                for pk in plan.eligible[:NAMED]
+            ],
+            "unnamed": max(0, count - NAMED),
+            "form": form or ReasonForm(decision),
+            "button": decision.asks(_events(count)),
+            "seen": decisions.freeze({pk: seen[pk] for pk in seen if pk in set(plan.eligible)}),
+            "back": back,
+            "action_url": self._url(decision.name, filters=filters),
+            "cancel_url": self._url("change", next(iter(seen)), filters=filters)
+            if one
+            else self._url("changelist", filters=filters),
+            "list_url": self._url("changelist", filters=filters),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, f"{_TEMPLATES}/confirm.html", context)
+
+
+def _tell(request: HttpRequest, decision: Decision, report: Report, total: int) -> None:
+    """Say what came of it."""
+    if count := len(report.published):
+        text = {
+            "discard": f"{_events(count)} discarded.",
+            "resolve": f"{_events(count)} marked as resolved.",
+            "restore": f"{_events(count)} restored into the archive.",
+        }.get(
+            decision.name,
+            f"{_events(count)} published to the handler that failed; it reports back by itself.",
+        )
+        messages.success(request, text)
+    returned = decisions.grouped(report.returned)
+    for say, groups, what in (
+        (messages.error, returned, "not published, still in the archive"),
+        (messages.warning, decisions.grouped(report.skipped), "skipped"),
+    ):
+        for group in groups[:_GROUPS]:
+            say(request, f"{_events(group.count)} {what}: {group.why}")
+        if others := sum(group.count for group in groups[_GROUPS:]):
+            say(request, f"and {_events(others, 'more ')} {what}, for other reasons")
+    if report.stopped:
+        left = total - report.done
+        why = visible(report.stopped, 500)
+        if why not in {group.why for group in returned[:_GROUPS]}:
+            rest = f"{_events(left)} not published. " if left > 0 else ""
+            messages.error(request, f"{rest}Publishing stopped: {why}")
+        elif left > 0:
+            messages.error(request, f"{_events(left, 'more ')} not tried, for the same reason.")
+
+
+def _events(count: int, more: str = "") -> str:
+    return f"1 {more}event" if count == 1 else f"{count:,} {more}events"
+
+
+def _head(event: ArchivedEvent) -> bytes:
+    # SQLite's SUBSTR makes NULL of an empty body.
+    return bytes(getattr(event, "head", None) or b"")
+
+
+def _texts(value: object) -> Sequence[object]:
+    return value[:20] if isinstance(value, list) else ()
+
+
+__all__ = ["ArchiveList", "ArchivedEventAdmin"]

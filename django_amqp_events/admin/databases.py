@@ -1,0 +1,94 @@
+"""Tables that more than one database may have: which of them a list shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    DatabaseError,
+    InterfaceError,
+    connections,
+    models,
+    router,
+    transaction,
+)
+from django.http import HttpRequest
+
+from .. import outbox
+from .filters import known
+
+#: Seconds for which it is remembered whether a database has a table: one that is away, and that
+#: nobody asked for, does not hold up each page.
+REMEMBERED: Final = 60.0
+_known: dict[tuple[str, str, type[models.Model]], tuple[float, bool]] = {}
+
+
+def aliases(model: type[models.Model], *own: str) -> list[str]:
+    """Return the databases that have the model's table: first *own*, then those of the settings."""
+    found = known()
+    first = found[0].database if found is not None else DEFAULT_DB_ALIAS
+    allowed = [
+        alias
+        for alias in dict.fromkeys([first, *own, *connections])
+        if alias in connections and router.allow_migrate_model(alias, model)
+    ] or [router.db_for_write(model)]
+    return [allowed[0], *(alias for alias in allowed[1:] if has_table(alias, model))]
+
+
+def has_table(alias: str, model: type[models.Model]) -> bool:
+    """Say whether a database has the table, and is there; asked again after :data:`REMEMBERED`."""
+    key = (alias, str(connections[alias].settings_dict["NAME"]), model)
+    until, answer = _known.get(key, (0.0, False))
+    if time.monotonic() >= until:
+        answer = _look(alias, model)
+        _known[key] = (time.monotonic() + REMEMBERED, answer)
+    return answer
+
+
+def _look(alias: str, model: type[models.Model]) -> bool:
+    try:
+        # A savepoint, where a transaction is open: an error would end that.
+        with transaction.atomic(using=alias):
+            return outbox.has_table(alias, model)
+    except (DatabaseError, InterfaceError):
+        return False
+
+
+def chosen(request: HttpRequest, model: type[models.Model], *own: str) -> str:
+    """Return the database that a list shows."""
+    found = aliases(model, *own)
+    wanted = request.GET.get(DatabaseFilter.parameter_name)
+    return wanted if wanted in found else found[0]
+
+
+class DatabaseFilter(admin.SimpleListFilter):
+    """Offered where there is more than one; the list itself reads the one that is chosen."""
+
+    title = "database"
+    parameter_name = "database"
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, str]]:
+        self._shown = model_admin.get_queryset(request).db
+        found = aliases(model_admin.model, self._shown)
+        return [(alias, alias) for alias in found] if len(found) > 1 else []
+
+    def queryset(
+        self, request: HttpRequest, queryset: models.QuerySet[Any]
+    ) -> models.QuerySet[Any]:
+        wanted = self.value()
+        return queryset if wanted in (None, queryset.db) else queryset.none()
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        for value, title in self.lookup_choices:
+            yield {
+                "selected": value == self._shown,
+                "query_string": changelist.get_query_string({"database": str(value)}),
+                "display": title,
+            }

@@ -1,0 +1,356 @@
+"""What can be decided about archived events: what it would do, and doing it.
+
+The events and their versions are frozen when somebody begins: whatever changes until he confirms
+is left alone, and he is told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+from django import forms
+from django.contrib.admin.models import CHANGE, LogEntry
+
+from .. import lifecycle, replay
+from ..exceptions import AmqpEventsError
+from ..lifecycle import Seen
+from ..models import ArchivedEvent, Replay, State, visible
+from ..replay import Report, Skipped
+from .filters import handler_of, known
+from .shown import line
+
+#: Events that one decision in the admin is about at most.
+LIMIT: Final = 2_000
+#: Events that a confirmation page names; the rest it counts.
+NAMED: Final = 50
+
+_PAIR: Final = re.compile(r"([0-9a-f]{32}):([0-9]{1,10})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One thing that can be decided.
+
+    Attributes:
+        name: in addresses.
+        right: its permission is ``<right>_archivedevent``.
+        button: on the page of one event.
+        verb, suffix: on the button that does it, around the events.
+        before: the state that an event must be in.
+        past: for the history: ``Discarded``.
+        effect: one sentence of what it does.
+        reason_required: nobody may do it without saying why.
+        publishes: whether a message goes to the broker.
+        overdue: only for events whose replay never reported back.
+    """
+
+    name: str
+    right: str
+    button: str
+    verb: str
+    before: State
+    past: str
+    effect: str
+    reason_required: bool = False
+    publishes: bool = False
+    overdue: bool = False
+    suffix: str = ""
+
+    def asks(self, events: str) -> str:
+        """``Mark 3 events as resolved``."""
+        return f"{self.verb} {events} {self.suffix}".strip()
+
+    @property
+    def force(self) -> bool:
+        return self.name == "force"
+
+    @property
+    def permission(self) -> str:
+        return f"{self.right}_archivedevent"
+
+
+DECISIONS: Final[Mapping[str, Decision]] = {
+    each.name: each
+    for each in (
+        Decision(
+            name="replay",
+            right="replay",
+            button="Replay",
+            verb="Replay",
+            before=State.ARCHIVED,
+            past="Replayed",
+            effect="Each event is published once more, as it was, to the handler that failed and "
+            "to no other.",
+            publishes=True,
+        ),
+        Decision(
+            name="force",
+            right="force",
+            button="Force replay",
+            verb="Force a replay of",
+            before=State.REPLAYING,
+            past="Replayed by force",
+            effect="Each event whose replay is overdue is published once more to its handler, "
+            "under a new replay id.",
+            publishes=True,
+            overdue=True,
+        ),
+        Decision(
+            name="resolve",
+            right="discard",
+            button="Mark as resolved",
+            verb="Mark",
+            suffix="as resolved",
+            before=State.REPLAYING,
+            past="Marked as resolved",
+            effect="Events whose replay is overdue are discarded, because somebody has seen that "
+            "they are settled. Nothing is published, and nothing is taken back: a copy that "
+            "still waits will run. A report that comes after all is kept in the history only.",
+            reason_required=True,
+            overdue=True,
+        ),
+        Decision(
+            name="discard",
+            right="discard",
+            button="Discard",
+            verb="Discard",
+            before=State.ARCHIVED,
+            past="Discarded",
+            effect="The events are settled without being handled. Nothing is published and "
+            "nothing deleted: they can be restored.",
+            reason_required=True,
+        ),
+        Decision(
+            name="restore",
+            right="restore",
+            button="Restore",
+            verb="Restore",
+            before=State.DISCARDED,
+            past="Restored",
+            effect="The discarded events come back into the archive. Nothing is published.",
+        ),
+    )
+}
+
+
+class Asks(Protocol):
+    """What can be decided, as far as its form needs to know."""
+
+    @property
+    def reason_required(self) -> bool: ...
+
+
+class ReasonForm(forms.Form):
+    """Why."""
+
+    reason = forms.CharField(
+        max_length=1_000, strip=True, widget=forms.Textarea(attrs={"rows": 2, "cols": 60})
+    )
+
+    def __init__(self, decision: Asks, data: Any = None) -> None:
+        super().__init__(data)
+        self.fields["reason"].required = decision.reason_required
+        self.fields["reason"].label = "Reason" if decision.reason_required else "Reason (optional)"
+
+
+def freeze(seen: Seen) -> str:
+    """Write ids and versions into one field."""
+    return ",".join(f"{pk.hex}:{version}" for pk, version in seen.items())
+
+
+def thaw(text: str) -> dict[UUID, int] | None:
+    """Read what :func:`freeze` wrote; ``None`` for anything else, and for too many."""
+    if len(text) > LIMIT * 44:
+        return None
+    seen = {}
+    for pair in text.split(","):
+        found = _PAIR.fullmatch(pair)
+        if found is None or int(found[2]) >= 2**31:
+            return None
+        seen[UUID(found[1])] = int(found[2])
+    return seen if len(seen) <= LIMIT else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where events would go."""
+
+    handler: str
+    before: tuple[str, ...]
+    queue: str
+    exchange: str
+    routing_key: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """Events that are left out for one reason."""
+
+    why: str
+    count: int
+    titles: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """What a decision would do.
+
+    Attributes:
+        eligible: ids it would take.
+        routes: where they would go.
+        skipped: the others, by reason.
+        unconfirmed, succeeded, poison: how many of *eligible* may be on their way already, have
+            had a replay that succeeded, and have ended the process that ran them.
+    """
+
+    eligible: list[UUID] = field(default_factory=list)
+    routes: list[Route] = field(default_factory=list)
+    skipped: list[Why] = field(default_factory=list)
+    unconfirmed: int = 0
+    succeeded: int = 0
+    poison: int = 0
+
+
+def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> Plan:
+    """Say what a decision would do; changes nothing.
+
+    Args:
+        rows: the events that this user may see.
+
+    Raises:
+        ConfigurationError: AMQP_EVENTS is wrong.
+    """
+    missing = [_gone(pk) for pk in seen if pk not in rows]
+    there = {pk: version for pk, version in seen.items() if pk in rows}
+    if not decision.publishes:
+        found_here = known()
+        skipped = []
+        for pk, version in there.items():
+            event = rows[pk]
+            if event.state != decision.before or event.version != version:
+                why = replay.changed(event, version)
+            elif decision.overdue and not replay.overdue(event, handler_of(event, found_here)):
+                why = "its replay may be waiting for a retry still; it is not overdue"
+            else:
+                continue
+            skipped.append(Skipped(id=pk, title=str(event), why=why))
+        out = {each.id for each in skipped}
+        return Plan(
+            eligible=[pk for pk in there if pk not in out],
+            skipped=grouped(skipped + missing),
+        )
+    found, skipped = replay.examine(there, force=decision.force)
+    routes: dict[tuple[str, str, str, str], list[UUID]] = {}
+    for pk, target in found:
+        key = (target.handler.name, target.queue, target.exchange, target.routing_key)
+        routes.setdefault(key, []).append(pk)
+    eligible = [pk for pk, _ in found]
+    succeeded = Replay.objects.using(lifecycle.database()).filter(
+        event__in=eligible, outcome=Replay.Outcome.SUCCEEDED
+    )
+    return Plan(
+        eligible=eligible,
+        routes=[
+            Route(
+                handler=handler,
+                before=tuple(sorted({line(rows[pk].handler) for pk in ids} - {handler, ""})),
+                queue=queue,
+                exchange=exchange,
+                routing_key=routing_key,
+                count=len(ids),
+            )
+            for (handler, queue, exchange, routing_key), ids in sorted(routes.items())
+        ],
+        skipped=grouped(skipped + missing),
+        unconfirmed=sum(rows[pk].unconfirmed for pk in eligible),
+        poison=sum(rows[pk].reason == "poison" for pk in eligible),
+        succeeded=succeeded.values("event").distinct().count() if eligible else 0,
+    )
+
+
+def _gone(pk: UUID) -> Skipped:
+    return Skipped(id=pk, title="", why="there is no such event any more")
+
+
+def grouped(skipped: Iterable[Skipped], titles: int = 5) -> list[Why]:
+    """Put those with one reason together, the most frequent first."""
+    groups: dict[str, list[Skipped]] = {}
+    for each in skipped:
+        groups.setdefault(visible(each.why, 500), []).append(each)
+    return [
+        Why(
+            why=why,
+            count=len(found),
+            titles=tuple(line(each.title or each.id) for each in found[:titles]),
+        )
+        for why, found in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def carry_out(
+    decision: Decision,
+    seen: Seen,
+    rows: Mapping[UUID, ArchivedEvent],
+    *,
+    user: Any,
+    reason: str,
+) -> Report:
+    """Do it, and write it into the objects' history; returns what came of each event."""
+    there = {pk: version for pk, version in seen.items() if pk in rows}
+    by = user.get_username()
+    if decision.publishes:
+        report = Report()
+
+        def so_far(now: Report) -> None:
+            nonlocal report
+            report = now
+
+        try:
+            report = replay.replay(
+                there, by=by, reason=reason, force=decision.force, progress=so_far
+            )
+        except AmqpEventsError as exc:
+            report.stopped = str(exc)
+    elif decision.overdue:
+        try:
+            done, left = replay.resolve(there, by=by, reason=reason)
+            report = Report(published=done, skipped=left)
+        except AmqpEventsError as exc:
+            report = Report(stopped=str(exc))
+    else:
+        act = lifecycle.discard if decision.name == "discard" else lifecycle.restore
+        # Nothing is published; these are what was done.
+        report = Report(published=act(there, by=by, reason=reason, now=datetime.now(UTC)))
+        report.skipped = _missed(there, report.published)
+    because = f": {reason}" if reason else ""
+    _log(user, [rows[pk] for pk in report.published], f"{decision.past}{because}")
+    for why in {each.why for each in report.returned}:
+        ids = [each.id for each in report.returned if each.why == why]
+        _log(user, [rows[pk] for pk in ids], f"Replay was not published: {visible(why, 500)}")
+    report.skipped += [_gone(pk) for pk in seen if pk not in rows]
+    return report
+
+
+def _missed(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
+    missed = set(wanted).difference(done)
+    if not missed:
+        return []
+    found = lifecycle.rows().filter(pk__in=missed).defer("body", "headers_raw", "detail")
+    now = {row.pk: row for row in found}
+    return [
+        Skipped(id=pk, title=str(now[pk]), why=replay.changed(now[pk], wanted[pk]))
+        if pk in now
+        else _gone(pk)
+        for pk in missed
+    ]
+
+
+def _log(user: Any, rows: list[ArchivedEvent], message: str) -> None:
+    if rows:
+        LogEntry.objects.log_actions(user.pk, rows, CHANGE, message)

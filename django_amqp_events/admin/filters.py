@@ -1,0 +1,214 @@
+"""Filters of the list, each read from an index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, Final
+
+from django.contrib import admin
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+
+from .. import lifecycle, replay
+from ..conf import Settings, get_settings
+from ..exceptions import AmqpEventsError
+from ..models import ArchivedEvent, State
+from ..registry import Handler, Registry, get_registry
+from . import paging
+from .shown import line
+
+#: The filter of the state counts up to here.
+COUNTED: Final = 1_000
+
+
+class StateFilter(admin.SimpleListFilter):
+    """Open events unless something else is asked for; a search looks everywhere."""
+
+    title = "state"
+    parameter_name = "state"
+    OPEN = State.ARCHIVED.value
+
+    def __init__(
+        self,
+        request: HttpRequest,
+        params: dict[str, Any],
+        model: type[ArchivedEvent],
+        model_admin: admin.ModelAdmin[ArchivedEvent],
+    ) -> None:
+        # The state of a search is any: who looks for an id wants to find it.
+        self._default = "all" if request.GET.get(SEARCH_VAR, "").strip() else self.OPEN
+        super().__init__(request, params, model, model_admin)
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, str]]:
+        rows = model_admin.get_queryset(request)
+        return [
+            ("archived", _counted("archived: open", rows, state=State.ARCHIVED)),
+            (
+                "going",
+                _counted(
+                    "on its way: queued, replaying",
+                    rows,
+                    state__in=(State.QUEUED, State.REPLAYING),
+                ),
+            ),
+            ("overdue", "no report for long: overdue"),
+            ("succeeded", _counted("succeeded", rows, state=State.SUCCEEDED)),
+            ("discarded", _counted("discarded", rows, state=State.DISCARDED)),
+            ("all", "all"),
+        ]
+
+    @property
+    def chosen(self) -> str:
+        """The state that is shown."""
+        return self.value() or self._default
+
+    def queryset(
+        self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
+    ) -> QuerySet[ArchivedEvent]:
+        chosen = self.chosen
+        if chosen == "all":
+            return queryset
+        if chosen == "going":
+            return queryset.filter(state__in=(State.QUEUED, State.REPLAYING))
+        if chosen == "overdue":
+            return queryset.filter(overdue())
+        if chosen in State.values:
+            return queryset.filter(state=chosen)
+        return queryset.none()
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        chosen = self.chosen
+        for value, title in self.lookup_choices:
+            yield {
+                "selected": chosen == value,
+                "query_string": changelist.get_query_string({"state": value}),
+                "display": title,
+            }
+
+
+def _counted(title: str, rows: QuerySet[Any], **wanted: Any) -> str:
+    found = paging.count(rows.filter(**wanted), COUNTED)
+    return f"{title} ({COUNTED:,}+)" if found > COUNTED else f"{title} ({found:,})"
+
+
+class ColumnFilter(admin.SimpleListFilter):
+    """The distinct values of an indexed column."""
+
+    column: ClassVar[str]
+    nothing: ClassVar[str] = "(none)"
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, str]]:
+        found = paging.distinct(lifecycle.rows(), self.column)
+        chosen = self.value()
+        if chosen is not None and chosen not in found:
+            found.append(chosen)
+        return [(value, line(value, 80) or self.nothing) for value in found]
+
+    def queryset(
+        self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
+    ) -> QuerySet[ArchivedEvent]:
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        if "\0" in chosen:  # PostgreSQL refuses it
+            return queryset.none()
+        return queryset.filter(**{self.column: chosen})
+
+
+class EventFilter(ColumnFilter):
+    title = "event"
+    parameter_name = "event"
+    column = "name"
+
+
+class HandlerFilter(ColumnFilter):
+    title = "handler"
+    parameter_name = "handler"
+    column = "handler"
+    nothing = "(nobody)"
+
+
+class ReasonFilter(ColumnFilter):
+    title = "reason"
+    parameter_name = "reason"
+    column = "reason"
+
+
+class ExceptionFilter(ColumnFilter):
+    title = "exception"
+    parameter_name = "exception"
+    column = "exception"
+
+
+class TimeFilter(admin.SimpleListFilter):
+    """When it failed last."""
+
+    title = "last failure"
+    parameter_name = "failed"
+    NEWER: ClassVar = {
+        "hour": ("in the last hour", timedelta(hours=1)),
+        "day": ("in the last 24 hours", timedelta(days=1)),
+        "week": ("in the last 7 days", timedelta(days=7)),
+    }
+    OLDER: ClassVar = {
+        "older-day": ("more than 24 hours ago", timedelta(days=1)),
+        "older-week": ("more than 7 days ago", timedelta(days=7)),
+        "older-month": ("more than 30 days ago", timedelta(days=30)),
+    }
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, str]]:
+        return [(key, title) for key, (title, _) in {**self.NEWER, **self.OLDER}.items()]
+
+    def queryset(
+        self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
+    ) -> QuerySet[ArchivedEvent]:
+        chosen = self.value()
+        now = datetime.now(UTC)
+        if chosen is None:
+            return queryset
+        if chosen in self.NEWER:
+            return queryset.filter(last_failed_at__gte=now - self.NEWER[chosen][1])
+        if chosen in self.OLDER:
+            return queryset.filter(last_failed_at__lt=now - self.OLDER[chosen][1])
+        return queryset.none()
+
+
+def known() -> tuple[Settings, Registry] | None:
+    """Return this service's settings and handlers, ``None`` where they are wrong."""
+    try:
+        return get_settings(), get_registry()
+    except AmqpEventsError:
+        return None
+
+
+def handler_of(event: ArchivedEvent, found: tuple[Settings, Registry] | None) -> Handler | None:
+    """Return the handler of an event, by its name of today; ``None`` where nobody is known."""
+    if found is None:
+        return None
+    settings, registry = found
+    name = settings.renamed_handlers.get(event.handler, event.handler)
+    return registry.handlers.get(name) if name else registry.find(event.queue, event.name)
+
+
+def overdue(now: datetime | None = None) -> Q:
+    """Say in SQL what :func:`django_amqp_events.replay.overdue` says of one event."""
+    now = now or datetime.now(UTC)
+    wanted = Q(state=State.REPLAYING, state_since__lte=now - timedelta(seconds=replay.OVERDUE))
+    if (found := known()) is not None:
+        settings, registry = found
+        for handler in registry.handlers.values():
+            delays = handler.policy.total()
+            names = [old for old, name in settings.renamed_handlers.items() if name == handler.name]
+            wanted &= ~Q(
+                handler__in=[handler.name, *names],
+                state_since__gt=now - timedelta(seconds=replay.OVERDUE + delays),
+            )
+    return wanted

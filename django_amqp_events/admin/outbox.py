@@ -1,0 +1,885 @@
+"""The outbox's pages: what waits and why; publish now, discard, restore."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final, cast
+from uuid import UUID
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db import connections, transaction
+from django.db.models import BinaryField, F, Func, Q, QuerySet, Value
+from django.db.models.functions import Now
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils.html import format_html
+
+from .. import envelope, outbox
+from ..envelope import Received
+from ..models import Moment, OutboxEvent, visible
+from ..outbox import Standing
+from ..replay import Skipped
+from . import databases, decisions, paging, shown
+from .base import List, Pages, ago, as_file, non_atomic, uuid_of
+from .databases import DatabaseFilter
+from .decisions import LIMIT, NAMED, ReasonForm, Why, grouped
+from .filters import COUNTED, known
+from .paging import CAP
+from .shown import Step, line
+
+#: Rows in one transaction at most, of those that somebody decides about.
+_BATCH: Final = 500
+_TEMPLATES: Final = "admin/django_amqp_events/outboxevent"
+
+#: How a row stands: on the list, what it means, and what can be done.
+STANDINGS: Final[Mapping[Standing, tuple[str, str, str]]] = {
+    "held": (
+        "in hand",
+        "Its process or a relay has it in hand, and waits for RabbitMQ's confirm.",
+        "Wait a minute: if its holder has died, a relay takes it then.",
+    ),
+    "failed": (
+        "failed",
+        "It could not be published, and is tried again by a relay.",
+        "Mend the cause; then wait, or publish it now. Or discard it with a reason.",
+    ),
+    "due": ("due", "It is due: the next relay takes it.", "Wait a moment."),
+    "overdue": (
+        "overdue",
+        "It has been due for more than a minute, and no relay takes it.",
+        "Run events_relay, or events_worker, which runs one.",
+    ),
+    "discarded": (
+        "discarded",
+        "Somebody decided that it is not to be published.",
+        "Restore it to have it published after all; events_prune deletes it when it is old.",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One thing that can be decided about events of the outbox.
+
+    Attributes:
+        name: in addresses; with ``_outboxevent`` its permission.
+        button: on the page of one event.
+        verb, suffix: on the button that does it, around the events.
+        before: how a row must stand.
+        past: for the history.
+        effect: what it does.
+        publishes: whether a relay publishes the event then.
+    """
+
+    name: str
+    button: str
+    verb: str
+    before: tuple[Standing, ...]
+    past: str
+    effect: str
+    done: str
+    suffix: str = ""
+    reason_required: bool = False
+    publishes: bool = True
+
+    def asks(self, events: str) -> str:
+        """``Publish 3 events now``."""
+        return f"{self.verb} {events} {self.suffix}".strip()
+
+    @property
+    def permission(self) -> str:
+        return f"{self.name}_outboxevent"
+
+
+DECISIONS: Final[Mapping[str, Decision]] = {
+    each.name: each
+    for each in (
+        Decision(
+            name="publish",
+            button="Publish now",
+            verb="Publish",
+            suffix="now",
+            before=("failed",),
+            past="Publish now",
+            effect="Each event is due at once, instead of at its next try. A relay takes it and "
+            "publishes it as any event: to every queue that is bound for it.",
+            done="due now: a relay publishes what RabbitMQ takes",
+        ),
+        Decision(
+            name="discard",
+            button="Discard",
+            verb="Discard",
+            before=("failed", "due", "overdue"),
+            past="Discarded",
+            effect="The events are given up: no relay publishes them, so nobody gets them who has "
+            "not got them yet. They stay here with their payload, and can be restored until "
+            "events_prune finds them old.",
+            done="discarded",
+            reason_required=True,
+            publishes=False,
+        ),
+        Decision(
+            name="restore",
+            button="Restore",
+            verb="Restore",
+            before=("discarded",),
+            past="Restored",
+            effect="The discarded events are due again. A relay takes each and publishes it as any "
+            "event: to every queue that is bound for it.",
+            done="restored: a relay publishes what RabbitMQ takes",
+        ),
+    )
+}
+_GONE: Final = "it is not in the outbox any more: it has been published"
+#: Why a decision leaves a row as it is.
+_LEFT: Final[Mapping[Standing, str]] = {
+    "held": "its process or a relay has it in hand, and waits for RabbitMQ's confirm",
+    "failed": "it is not discarded, and is tried again by a relay",
+    "due": "it is due already, and the next relay takes it",
+    "overdue": "it is due already, but no relay takes it: run events_relay",
+    "discarded": "it is discarded",
+}
+
+
+# -- filters ---------------------------------------------------------------------------------
+
+
+class StandingFilter(admin.SimpleListFilter):
+    """What waits, unless something else is asked for; a search looks everywhere."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def __init__(
+        self,
+        request: HttpRequest,
+        params: dict[str, Any],
+        model: type[OutboxEvent],
+        model_admin: admin.ModelAdmin[OutboxEvent],
+    ) -> None:
+        self._default = "all" if request.GET.get(SEARCH_VAR, "").strip() else "waiting"
+        super().__init__(request, params, model, model_admin)
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, str]]:
+        rows = model_admin.get_queryset(request)
+        self._services = paging.distinct(rows, "service")
+        return [
+            (value, _counted(title, self._of(rows, value)))
+            for value, title in (
+                ("waiting", "waiting"),
+                ("failed", "failed: tried again later"),
+                ("overdue", "overdue: no relay takes them"),
+                ("discarded", "discarded"),
+            )
+        ] + [("all", "all")]
+
+    def _of(self, rows: QuerySet[OutboxEvent], value: str) -> QuerySet[OutboxEvent]:
+        if value == "waiting":
+            return rows.filter(discarded_at__isnull=True)
+        if value == "failed":
+            return rows.filter(discarded_at__isnull=True, attempts__gt=0)
+        if value in ("overdue", "discarded"):
+            # With the services their index is one of them.
+            found = rows.filter(service__in=self._services)
+            return outbox.standing_in(found, cast("Standing", value))
+        return rows if value == "all" else rows.none()
+
+    @property
+    def chosen(self) -> str:
+        """What is shown."""
+        return self.value() or self._default
+
+    def queryset(
+        self, request: HttpRequest, queryset: QuerySet[OutboxEvent]
+    ) -> QuerySet[OutboxEvent]:
+        return self._of(queryset, self.chosen)
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        chosen = self.chosen
+        for value, title in self.lookup_choices:
+            yield {
+                "selected": chosen == value,
+                "query_string": changelist.get_query_string({"state": str(value)}),
+                "display": title,
+            }
+
+
+def _counted(title: str, rows: QuerySet[Any]) -> str:
+    found = paging.count(rows, COUNTED)
+    return f"{title} ({COUNTED:,}+)" if found > COUNTED else f"{title} ({found:,})"
+
+
+class ValueFilter(admin.SimpleListFilter):
+    """The values of a column that there are, and the one that is asked for."""
+
+    least = 1
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, str]]:
+        found = self.values(model_admin.get_queryset(request))
+        chosen = self.value()
+        if chosen is not None and chosen not in found:
+            found.append(chosen)
+        return [(value, line(value, 80)) for value in found] if len(found) >= self.least else []
+
+    def values(self, rows: QuerySet[Any]) -> list[str]:
+        raise NotImplementedError
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        if "\0" in chosen:  # PostgreSQL refuses it
+            return queryset.none()
+        return queryset.filter(**{str(self.parameter_name): chosen})
+
+
+class NameFilter(ValueFilter):
+    """Of the events that the list counts at most: an index would cost each publish."""
+
+    title = "event"
+    parameter_name = "name"
+
+    def values(self, rows: QuerySet[Any]) -> list[str]:
+        first = rows.order_by("pk").values_list("name", flat=True)[:CAP]
+        return sorted(set(first))[: paging.VALUES]
+
+
+class ServiceFilter(ValueFilter):
+    """Offered where services share the table, or this one had another name."""
+
+    title = "service"
+    parameter_name = "service"
+    least = 2
+
+    def values(self, rows: QuerySet[Any]) -> list[str]:
+        return paging.distinct(rows, "service")
+
+
+class OutboxList(List):
+    """Ordered by when they were published and nothing else: the ids begin with it."""
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        """Return one of the two orders."""
+        return ["-pk"] if super().get_ordering(request, queryset)[0] == "-pk" else ["pk"]
+
+
+# -- what a decision would do ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Where events would go, and whose relay takes them there."""
+
+    name: str
+    exchange: str
+    service: str
+    count: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """What a decision would do.
+
+    Attributes:
+        eligible: the rows it would take.
+        routes: where they go.
+        errors: what came of their last try.
+        skipped: the others, by reason.
+        foreign: services of theirs that are not this one.
+        idle: services of theirs whose due rows no relay takes.
+    """
+
+    eligible: list[OutboxEvent] = field(default_factory=list)
+    routes: list[Route] = field(default_factory=list)
+    errors: list[Why] = field(default_factory=list)
+    skipped: list[Why] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    idle: list[str] = field(default_factory=list)
+
+
+def plan(decision: Decision, ids: Sequence[UUID], rows: Mapping[UUID, OutboxEvent]) -> Plan:
+    """Say what a decision would do; changes nothing."""
+    eligible, skipped = [], []
+    for pk in ids:
+        row = rows.get(pk)
+        if row is None:
+            skipped.append(Skipped(id=pk, title="", why=_GONE))
+        elif (stands := outbox.standing(row, _now(row))) in decision.before:
+            eligible.append(row)
+        else:
+            skipped.append(Skipped(id=pk, title=str(row), why=_LEFT[stands]))
+    routes: dict[tuple[str, str, str], int] = {}
+    for row in eligible:
+        key = (row.name, row.exchange, row.service)
+        routes[key] = routes.get(key, 0) + 1
+    services = {row.service for row in eligible}
+    idle: set[str] = set()
+    if decision.publishes:
+        for alias in {_alias_of(row) for row in eligible}:
+            of_theirs = outbox.rows(alias).filter(service__in=services).order_by()
+            late = outbox.standing_in(of_theirs, "overdue")
+            idle |= set(late.values_list("service", flat=True).distinct())
+    found = known()
+    own = found[0].service if found is not None else None
+    return Plan(
+        eligible=eligible,
+        routes=[
+            Route(name=line(name), exchange=line(exchange), service=line(service), count=count)
+            for (name, exchange, service), count in sorted(routes.items())
+        ],
+        errors=grouped(
+            Skipped(id=row.pk, title=str(row), why=_error(row)) for row in eligible if row.error
+        ),
+        skipped=grouped(skipped),
+        foreign=sorted(map(line, services - {own})) if own else [],
+        idle=sorted(map(line, idle)),
+    )
+
+
+def carry_out(
+    decision: Decision,
+    ids: Sequence[UUID],
+    rows: Mapping[UUID, OutboxEvent],
+    *,
+    user: Any,
+    reason: str,
+) -> tuple[list[OutboxEvent], list[UUID]]:
+    """Do it, each row by one conditional UPDATE; returns those that were, and the others' ids."""
+    acts: Mapping[str, Callable[..., int]] = {
+        "publish": outbox.try_now,
+        "restore": outbox.restore,
+        "discard": partial(outbox.discard, by=user.get_username(), reason=reason),
+    }
+    act = acts[decision.name]
+    # In one order, so that two who decide about the same rows do not wait for each other.
+    there = sorted((rows[pk] for pk in ids if pk in rows), key=lambda row: (_alias_of(row), row.pk))
+    done: list[OutboxEvent] = []
+    for alias in dict.fromkeys(map(_alias_of, there)):
+        own = [
+            row
+            for row in there
+            if _alias_of(row) == alias and outbox.standing(row, _now(row)) in decision.before
+        ]
+        for start in range(0, len(own), _BATCH):
+            with transaction.atomic(using=alias):
+                part = [row for row in own[start : start + _BATCH] if act([row.pk], alias=alias)]
+            done += part
+            _log(user, part, f"{decision.past}: {reason}" if reason else decision.past)
+    return done, [pk for pk in ids if pk not in {row.pk for row in done}]
+
+
+def _error(row: OutboxEvent) -> str:
+    """Its error without its own id, so that those of many events are alike."""
+    return row.error.replace(f" ({row.event_id})", "")
+
+
+def _log(user: Any, rows: list[OutboxEvent], message: str) -> None:
+    if rows:
+        LogEntry.objects.log_actions(user.pk, rows, CHANGE, message)
+
+
+def _alias_of(row: OutboxEvent) -> str:
+    return str(row._state.db)  # noqa: SLF001 - Django's own way to say where a row is from
+
+
+def _now(row: OutboxEvent) -> datetime:
+    """The database's clock when the row was read."""
+    return cast("Any", row).at  # type: ignore[no-any-return]
+
+
+# -- the pages -------------------------------------------------------------------------------
+
+
+class OutboxEventAdmin(Pages[OutboxEvent]):
+    """Shows what waits in the outbox and why; rows change only by what a page confirms.
+
+    For an admin site of your own, register :class:`django_amqp_events.models.OutboxEvent` with
+    this class or a subclass. Whatever :meth:`get_queryset` leaves out cannot be decided about.
+    """
+
+    list_display = ("what", "standing", "failure", "tries", "age")
+    list_display_links = ("what",)
+    list_filter = (StandingFilter, NameFilter, ServiceFilter, DatabaseFilter)
+    sortable_by = ("age",)
+    search_fields = ("event_id",)
+    search_help_text = "An event id, or how it begins; the id of a row."
+    actions = ("publish_selected", "discard_selected", "restore_selected")
+
+    # -- who may do what
+
+    def has_payload_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may see payloads and headers."""
+        return self._granted(request, "view_payload_outboxevent")
+
+    def has_publish_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may have events published at once."""
+        return self._granted(request, DECISIONS["publish"].permission)
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may give events up."""
+        return self._granted(request, DECISIONS["discard"].permission)
+
+    def has_restore_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may have events published that were given up."""
+        return self._granted(request, DECISIONS["restore"].permission)
+
+    def _may(self, request: HttpRequest, decision: Decision) -> bool:
+        check: Callable[[HttpRequest], bool] = getattr(self, f"has_{decision.name}_permission")
+        return check(request)
+
+    # -- the list
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[OutboxEvent]:
+        """Return the rows without what is large, of the database that is chosen."""
+        found = super().get_queryset(request).using(databases.chosen(request, OutboxEvent))
+        return found.defer("body", "envelope").annotate(at=Now(output_field=Moment()))
+
+    def _found(self, request: HttpRequest, ids: Sequence[UUID]) -> dict[UUID, OutboxEvent]:
+        """Return rows by their ids, whichever database they are in."""
+        found: dict[UUID, OutboxEvent] = {}
+        rows = self.get_queryset(request)
+        for alias in dict.fromkeys([rows.db, *databases.aliases(OutboxEvent)]):
+            if left := [pk for pk in ids if pk not in found]:
+                found |= {row.pk: row for row in rows.using(alias).filter(pk__in=left)}
+        return found
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> OutboxEvent | None:
+        pk = uuid_of(object_id)
+        return self._found(request, [pk]).get(pk) if pk is not None else None
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return OutboxList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Search by ids: that of a row, or of an event, whole or by how it begins."""
+        term = search_term.strip()
+        return queryset.filter(with_id(term, queryset.db)) if term else queryset, False
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        context = {"title": "Waiting events", "cap": CAP, **(extra_context or {})}
+        return super().changelist_view(request, context)
+
+    @admin.display(description="event")
+    def what(self, event: OutboxEvent) -> str:
+        return format_html(
+            '<span class="ae-what">{}</span> <span class="ae-quiet">of {}</span>',
+            line(event.name),
+            line(event.service),
+        )
+
+    @admin.display(description="state")
+    def standing(self, event: OutboxEvent) -> str:
+        stands = outbox.standing(event, _now(event))
+        note = f"in {_ahead(event)}" if stands == "failed" else ""
+        return format_html(
+            '<span class="ae-state ae-{}">{}</span>{}',
+            stands,
+            STANDINGS[stands][0],
+            format_html(' <span class="ae-quiet">{}</span>', f"again {note}") if note else "",
+        )
+
+    @admin.display(description="why")
+    def failure(self, event: OutboxEvent) -> str:
+        stands = outbox.standing(event, _now(event))
+        if stands == "discarded":
+            return line(outbox.why(event))
+        return line(_error(event)) or STANDINGS[stands][1]
+
+    @admin.display(description="attempts")
+    def tries(self, event: OutboxEvent) -> int:
+        return event.attempts
+
+    @admin.display(description="published", ordering="pk")
+    def age(self, event: OutboxEvent) -> str:
+        return ago(event.created_at, _now(event))
+
+    # -- actions of the list: freeze what is selected, and ask
+
+    @admin.action(description="Publish selected events now", permissions=["publish"])
+    def publish_selected(
+        self, request: HttpRequest, queryset: QuerySet[Any]
+    ) -> HttpResponse | None:
+        return self._selected(request, queryset, DECISIONS["publish"])
+
+    @admin.action(description="Discard selected events", permissions=["discard"])
+    def discard_selected(
+        self, request: HttpRequest, queryset: QuerySet[Any]
+    ) -> HttpResponse | None:
+        return self._selected(request, queryset, DECISIONS["discard"])
+
+    @admin.action(description="Restore selected events", permissions=["restore"])
+    def restore_selected(
+        self, request: HttpRequest, queryset: QuerySet[Any]
+    ) -> HttpResponse | None:
+        return self._selected(request, queryset, DECISIONS["restore"])
+
+    def _selected(
+        self, request: HttpRequest, queryset: QuerySet[Any], decision: Decision
+    ) -> HttpResponse | None:
+        # One more than may be, to know whether there are more.
+        ids = list(queryset.values_list("pk", flat=True)[: LIMIT + 1])
+        if len(ids) > LIMIT:
+            messages.error(
+                request, f"More than {LIMIT:,} events are selected. Filter the list first."
+            )
+            return None
+        if request.POST.get("select_across", "").lower() in ("", "0", "false"):
+            # Who is not there any more is told of on the page that asks.
+            ids = [UUID(each) for each in dict.fromkeys(request.POST.getlist(ACTION_CHECKBOX_NAME))]
+        if not ids:
+            return None
+        return self._ask(request, decision, ids[:LIMIT], filters=self._filters(request))
+
+    # -- addresses
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        ours = [
+            path(
+                f"decide/{each.name}/",
+                self.admin_site.admin_view(non_atomic(partial(self.decide_view, decision=each))),
+                name=f"{name}_{each.name}",
+            )
+            for each in DECISIONS.values()
+        ]
+        view = self.admin_site.admin_view(self.payload_view)
+        ours.append(path("<uuid:pk>/payload/", view, name=f"{name}_payload"))
+        return [*ours, *super().get_urls()]
+
+    # -- detail
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show one event; nothing can be changed here."""
+        if request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+        event = self.get_object(request, unquote(object_id))
+        filters = self._filters(request)
+        if event is None:
+            messages.warning(
+                request,
+                f"There is no event {line(unquote(object_id), 60)} in the outbox. What is "
+                f"confirmed by RabbitMQ is deleted here.",
+            )
+            return HttpResponseRedirect(self._url("changelist", filters=filters))
+        if not self.has_view_permission(request, event):
+            raise PermissionDenied
+        stands = outbox.standing(event, _now(event))
+        _, meaning, remedy = STANDINGS[stands]
+        found = known()
+        foreign = found is not None and event.service != found[0].service
+        context = {
+            **self.admin_site.each_context(request),
+            **self._content(event, readable=self.has_payload_permission(request)),
+            "title": f"{line(event.name)} of {line(event.service)} ({line(event.event_id, 9)})",
+            "subtitle": None,
+            "opts": self.opts,
+            "media": self.media,
+            "event": event,
+            "stands": stands,
+            "state": STANDINGS[stands][0],
+            "meaning": meaning,
+            "remedy": remedy,
+            "foreign": line(event.service) if foreign else "",
+            "again": _ahead(event) if stands == "failed" else "",
+            "age": shown.age(event.created_at, _now(event)),
+            "error": visible(event.error, shown.TEXT),
+            "reason": visible(event.discard_reason, shown.TEXT),
+            "by": line(event.discarded_by),
+            "steps": _timeline(event, stands),
+            "list_url": self._url("changelist", filters=filters),
+            "history_url": self._url("history", event.pk, filters=filters),
+            "buttons": self._buttons(request, event, stands, filters),
+            **(extra_context or {}),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, f"{_TEMPLATES}/detail.html", context)
+
+    def _content(self, event: OutboxEvent, *, readable: bool) -> dict[str, Any]:
+        """Facts; payload and headers for those who may see them."""
+        first = Func(
+            F("body"), Value(1), Value(shown.SHOWN), function="SUBSTR", output_field=BinaryField()
+        )
+        # Never more of a body than the page shows. What goes meanwhile is shown as empty.
+        body, written = (
+            outbox.rows(_alias_of(event))
+            .filter(pk=event.pk)
+            .annotate(head=first)
+            .values_list("head", "envelope")
+            .first()
+        ) or (b"", "{}")
+        headers, properties = _envelope(written)
+        facts = [
+            (name, visible(text, shown.TEXT), url)
+            for name, text, url in (
+                ("Event", event.name, self._url("changelist", state="all", name=event.name)),
+                ("Published by", event.service, ""),
+                ("Event id", event.event_id, ""),
+                ("Correlation id", headers.get(envelope.EVENT_CORRELATION_ID), ""),
+                ("Causation id", headers.get(envelope.EVENT_CAUSATION_ID), ""),
+                ("Exchange", event.exchange, ""),
+                ("Routing key", event.name, ""),
+                ("Database", _alias_of(event), ""),
+                ("Row id", str(event.pk), ""),
+            )
+            if text
+        ]
+        if not readable:
+            return {"facts": facts, "readable": False}
+        # SQLite's SUBSTR makes NULL of an empty body.
+        head = bytes(body or b"")
+        payload, cut, problem = _payload(event, head, headers, properties)
+        return {
+            "facts": facts,
+            "readable": True,
+            "payload": payload,
+            "payload_cut": cut,
+            "problem": problem,
+            "body": shown.body(head, event.size),
+            "headers": _table(headers),
+            "properties": _table(properties),
+            "payload_url": self._url("payload", event.pk),
+        }
+
+    def _buttons(
+        self, request: HttpRequest, event: OutboxEvent, stands: Standing, filters: str
+    ) -> dict[str, Any]:
+        """Return what this user can decide now, and what keeps him from the rest."""
+        obstacles, links = [], []
+        for each in DECISIONS.values():
+            if stands not in each.before:
+                continue
+            if not self._may(request, each):
+                obstacles.append(
+                    f"You have no permission for “{each.button}” (“{each.permission}”)."
+                )
+                continue
+            frozen = decisions.freeze({event.pk: 0})
+            url = self._url(each.name, filters=filters, seen=frozen, back="event")
+            links.append({"label": each.button, "name": each.name, "url": url})
+        return {"links": links, "obstacles": obstacles}
+
+    def payload_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """The body as it is published, as a file."""
+        if not self.has_view_permission(request) or not self.has_payload_permission(request):
+            raise PermissionDenied
+        event = self.get_object(request, str(pk))
+        if event is None:
+            messages.warning(request, f"There is no event {pk} in the outbox.")
+            return HttpResponseRedirect(self._url("changelist"))
+        return as_file(pk, bytes(event.body))
+
+    # -- deciding
+
+    def decide_view(self, request: HttpRequest, *, decision: Decision) -> HttpResponse:
+        """Ask (GET), and do it (POST)."""
+        if not self.has_view_permission(request) or not self._may(request, decision):
+            raise PermissionDenied
+        data = request.POST if request.method == "POST" else request.GET
+        filters = self._filters(request)
+        one = data.get("back") == "event"
+        seen = decisions.thaw(data.get("seen", ""))
+        if seen is None:
+            messages.error(
+                request,
+                "The address or form does not say which events are meant. Select them in the "
+                "list once more.",
+            )
+            return HttpResponseRedirect(self._url("changelist", filters=filters))
+        ids = list(seen)
+        form = ReasonForm(decision, request.POST if request.method == "POST" else None)
+        if request.method != "POST" or not form.is_valid():
+            return self._ask(request, decision, ids, filters=filters, one=one, form=form)
+        done, others = carry_out(
+            decision,
+            ids,
+            self._found(request, ids),
+            user=request.user,
+            reason=form.cleaned_data["reason"],
+        )
+        self._tell(request, decision, done, others)
+        if one and len(ids) == 1 and not decision.publishes:
+            return HttpResponseRedirect(self._url("change", ids[0], filters=filters))
+        return HttpResponseRedirect(self._url("changelist", filters=filters))
+
+    def _tell(
+        self,
+        request: HttpRequest,
+        decision: Decision,
+        done: Sequence[OutboxEvent],
+        others: Sequence[UUID],
+    ) -> None:
+        """Say what came of it."""
+        if done:
+            messages.success(request, f"{_events(len(done))} {decision.done}.")
+        if not others:
+            return
+        # Again, because somebody else has changed them since.
+        now = plan(decision, others, self._found(request, others))
+        for group in now.skipped:
+            messages.warning(request, f"{_events(group.count)} not touched: {group.why}")
+        if now.eligible:
+            messages.warning(
+                request,
+                f"{_events(len(now.eligible))} changed while this was done; look once more.",
+            )
+
+    def _ask(
+        self,
+        request: HttpRequest,
+        decision: Decision,
+        ids: Sequence[UUID],
+        *,
+        filters: str,
+        one: bool = False,
+        form: ReasonForm | None = None,
+    ) -> HttpResponse:
+        found = plan(decision, ids, self._found(request, ids))
+        count = len(found.eligible)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"{decision.asks(_events(count))}?" if count else "Nothing can be done",
+            "subtitle": None,
+            "opts": self.opts,
+            "media": self.media,
+            "decision": decision,
+            "plan": found,
+            "count": count,
+            "total": len(ids),
+            "events": [
+                (
+                    line(row.name),
+                    line(row.event_id),
+                    line(row.service),
+                    row.attempts,
+                    shown.age(row.created_at, _now(row)),
+                )
+                for row in found.eligible[:NAMED]
+            ],
+            "unnamed": max(0, count - NAMED),
+            "form": form or ReasonForm(decision),
+            "button": decision.asks(_events(count)),
+            "seen": decisions.freeze({row.pk: 0 for row in found.eligible}),
+            "back": "event" if one else "list",
+            "action_url": self._url(decision.name, filters=filters),
+            "cancel_url": self._url("change", ids[0], filters=filters)
+            if one and len(ids) == 1
+            else self._url("changelist", filters=filters),
+            "list_url": self._url("changelist", filters=filters),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, f"{_TEMPLATES}/confirm.html", context)
+
+
+def with_id(text: str, alias: str) -> Q:
+    """Match the id of a row, or how an event id begins."""
+    if connections[alias].vendor == "postgresql":
+        wanted = Q(event_id__startswith=text)
+    else:
+        # SQLite's LIKE ignores case, so it ignores an index too.
+        wanted = Q(event_id__gte=text, event_id__lt=text + "\U0010ffff")
+    pk = uuid_of(text)
+    return wanted if pk is None else wanted | Q(pk=pk)
+
+
+def _events(count: int) -> str:
+    return "1 event" if count == 1 else f"{count:,} events"
+
+
+def _ahead(event: OutboxEvent) -> str:
+    """Write in how much time it is due."""
+    return shown.age(_now(event), event.due_at)
+
+
+def _envelope(written: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read headers and properties; nothing where somebody has changed them by hand."""
+    try:
+        found = json.loads(written)
+        return dict(found["headers"]), dict(found["properties"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return {}, {}
+
+
+def _payload(
+    event: OutboxEvent, head: bytes, headers: Mapping[str, Any], properties: Mapping[str, Any]
+) -> tuple[str, bool, str]:
+    """Show the arguments by name; says whether they were cut, and what is wrong with them."""
+    if event.size > shown.SHOWN:
+        return "", False, "It is too long to be decoded here; this is how its raw body begins."
+    received = Received(
+        queue="",
+        exchange=event.exchange,
+        routing_key=event.name,
+        body=head,
+        headers=headers,
+        properties=properties,
+    )
+    try:
+        return (*shown.pretty(dict(envelope.decode(received, event.size).kwargs)), "")
+    except Exception:  # noqa: BLE001 - Malformed, or a row that somebody has changed by hand
+        problem = "It cannot be decoded as an event's payload; this is its raw body."
+        return "", False, problem
+
+
+def _table(found: Mapping[str, Any]) -> list[shown.Header]:
+    return [
+        shown.Header(
+            name=line(name),
+            value=shown.header(found[name]),
+            kind="" if isinstance(found[name], str) else type(found[name]).__name__,
+        )
+        for name in sorted(found)[: shown.ROWS]
+    ]
+
+
+def _timeline(event: OutboxEvent, stands: Standing) -> list[Step]:
+    """Put what a row knows into the order of time."""
+    steps = [
+        Step(at=event.created_at, what="published", who=f"by {line(event.service)}, in its outbox")
+    ]
+    if event.discarded_at is not None:
+        steps.append(
+            Step(
+                at=event.discarded_at,
+                what="discarded",
+                who=f"by {line(event.discarded_by)}" if event.discarded_by else "",
+                note=visible(event.discard_reason, shown.TEXT),
+            )
+        )
+    elif stands == "held":
+        steps.append(Step(at=event.due_at, what="free for a relay, if nobody has confirmed it"))
+    elif stands == "failed":
+        what = f"try {event.attempts + 1}, by a relay"
+        steps.append(Step(at=event.due_at, what=what))
+    else:
+        late = event.due_at < _now(event) - timedelta(seconds=outbox.OVERDUE)
+        steps.append(Step(at=event.due_at, what="due, for a relay", kind="bad" if late else ""))
+    return steps
+
+
+__all__ = ["DECISIONS", "OutboxEventAdmin", "OutboxList"]

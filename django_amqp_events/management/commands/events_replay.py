@@ -1,0 +1,523 @@
+"""``manage.py events_replay``: archived events go to the handler that failed, again."""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import json
+import os
+import socket
+import sys
+import time
+from argparse import ArgumentParser
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from django.db import DatabaseError
+from django.db.models import F, Q
+
+from django_amqp_events import conf, lifecycle, replay
+from django_amqp_events.management import archive
+from django_amqp_events.management.archive import ArchiveCommand, number
+from django_amqp_events.models import ArchivedEvent, Replay, State
+from django_amqp_events.registry import get_registry
+from django_amqp_events.replay import Skipped, Target
+
+#: Rows or ids that one statement of this command names at most.
+CHUNK: Final = 500
+#: Events that are named one by one on the console, unless --verbosity is 2.
+SHOWN: Final = 10
+#: Seconds between looks for outcomes: doubled from the first to the last.
+LOOK: Final = (0.2, 5.0)
+
+T = TypeVar("T")
+
+_EPILOG = """
+times: ISO 8601 (2026-11-20, 2026-11-20T13:30, …+01:00; without an offset in
+the project's time zone), or ages: 45m, 2h, 3d.
+
+Options of one kind that are repeated are alternatives; all kinds have to fit.
+Names are whole: patterns such as library.* do not work. Of an id that is a UUID
+its first 8 characters are enough, or as many more as fit one id alone.
+What is replayed is what fits when the command starts, oldest failure first. An
+event that changes before its turn is skipped.
+
+A replay goes to the handler that failed and to nobody else. How it ended comes
+back through the archive queue, which events_mirror reads: --wait needs one that
+runs. Delivery is at least once.
+
+exit codes:
+  0  everything that fits was published (--wait: and succeeded; --dry-run: could
+     be), or nothing fits
+  1  some of it was not: skipped, returned, stopped, no such id; --wait: failed
+     again, or still without an outcome
+  2  nothing could be done: wrong arguments or settings, broker or database away
+"""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the command did.
+
+    Attributes:
+        fits: how many events it froze in the beginning.
+        missing: ids that no event has.
+        published: events that are on their way.
+        returned, skipped: those that are not.
+        replays: ids of replays whose outcome is waited for.
+        stopped: why the rest was not tried.
+    """
+
+    fits: int = 0
+    missing: list[str] = field(default_factory=list)
+    published: int = 0
+    returned: list[Skipped] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    replays: set[UUID] = field(default_factory=set)
+    stopped: str = ""
+    waited: bool = False
+    succeeded: int = 0
+    failed: list[UUID] = field(default_factory=list)
+
+    @property
+    def code(self) -> int:
+        if self.stopped and not self.published:
+            return 2
+        left = self.missing or self.returned or self.skipped or self.stopped
+        return 1 if left or (self.waited and self.succeeded < self.published) else 0
+
+
+class Command(ArchiveCommand):
+    """A shell on :func:`django_amqp_events.replay.replay`."""
+
+    help = (
+        "Replay archived events: by id (of the event or of its row), or all that fit the filters."
+    )
+    epilog = _EPILOG
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("ids", nargs="*", metavar="id", help="Event id, or id of the row.")
+        for name, what in (
+            ("handler", "Handler that failed."),
+            ("event", "Whole name of the event, no pattern."),
+            ("exception", "Exception: whole dotted name, or its last word; no pattern."),
+            ("reason", f"Reason that it is archived: {', '.join(sorted(replay.REASONS))}."),
+        ):
+            parser.add_argument(
+                f"--{name}", action="append", default=[], metavar=name.upper(), help=what
+            )
+        parser.add_argument("--since", metavar="TIME", help="Last failed then or later.")
+        parser.add_argument("--until", metavar="TIME", help="Last failed before.")
+        parser.add_argument(
+            "--all", action="store_true", help="All that is archived; needed without a filter."
+        )
+        parser.add_argument("--limit", type=int, metavar="N", help="Events at most.")
+        parser.add_argument("--rate", type=float, metavar="N", help="Events per second at most.")
+        parser.add_argument(
+            "--comment", default="", metavar="TEXT", help="Why; kept in the history of each event."
+        )
+        parser.add_argument(
+            "--force",
+            action="store_true",
+            help="Replay ids whose replay is overdue (no outcome); they may be handled twice.",
+        )
+        parser.add_argument(
+            "--wait",
+            type=float,
+            metavar="SECONDS",
+            help="Wait so long for the outcomes; a mirror has to run.",
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="Say what would go where, change nothing."
+        )
+        parser.add_argument(
+            "--format", choices=("text", "json"), default="text", help="Default: text."
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.prepare(options)
+        filters = self._filters(options)
+        tally = Tally()
+        handlers: Counter[tuple[str, str, str]] = Counter()
+        with self.interruptible():
+            self._check_handlers(filters["handlers"])
+            self._check_reasons(filters["reasons"])
+            options["ids"] = [self._whole(each) for each in options["ids"]]
+            seen = self._freeze(options, filters, tally)
+            if options["dry_run"]:
+                handlers = self._examine(seen, tally, force=options["force"])
+            else:
+                self._replay(seen, options, tally)
+                if tally.waited:
+                    self._wait(options["wait"], tally)
+            if self.json:
+                self.stdout.write(
+                    json.dumps(_document(tally, handlers, dry_run=options["dry_run"]), indent=2)
+                )
+            elif options["dry_run"]:
+                self._print_plan(tally, handlers)
+            else:
+                self._print(tally)
+        if tally.code:
+            sys.exit(tally.code)
+
+    # -- what ---------------------------------------------------------------------------------
+
+    def _filters(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        now = datetime.now(UTC)
+        filters: dict[str, Any] = {
+            "handlers": options["handler"],
+            "events": options["event"],
+            "exceptions": options["exception"],
+            "reasons": options["reason"],
+        }
+        for name in ("since", "until"):
+            if options[name] is not None:
+                filters[name] = archive.moment(f"--{name}", options[name], now)
+        for name in [*options["event"], *options["exception"]]:
+            if "*" in name or "#" in name:
+                raise archive.wrong(f"{name!r} is a pattern; give whole names, one option for each")
+        narrowed = bool(options["ids"]) or any(filters.values())
+        if options["all"] and narrowed:
+            raise archive.wrong("--all takes everything; leave it out, or the ids and filters")
+        if not options["all"] and not narrowed:
+            raise archive.wrong("say what to replay: ids, filters, or --all")
+        if options["force"] and (not options["ids"] or any(filters.values())):
+            raise archive.wrong("--force takes ids and no filters: look at each event first")
+        if "since" in filters and "until" in filters and filters["since"] >= filters["until"]:
+            raise archive.wrong("--since is not before --until")
+        if options["limit"] is not None and options["limit"] < 1:
+            raise archive.wrong("--limit is a number above 0")
+        for name in ("rate", "wait"):
+            value = options[name]
+            if value is not None and not 0 < value <= 1_000_000:
+                raise archive.wrong(f"--{name} is a number above 0, and at most 1000000")
+        if options["dry_run"] and options["wait"] is not None:
+            raise archive.wrong("--dry-run publishes nothing that --wait could wait for")
+        return filters
+
+    def _check_handlers(self, names: Iterable[str]) -> None:
+        """Refuse a name that neither the project nor the archive knows: nothing would fit."""
+        known = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
+        for name in names:
+            if name not in known and not lifecycle.rows().filter(handler=name).exists():
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else "see `manage.py events_declare`"
+                raise archive.wrong(f"there is no handler {name!r}, nor an event of it; {hint}")
+
+    def _check_reasons(self, names: Iterable[str]) -> None:
+        """Refuse a reason that is none, unless an event has it all the same."""
+        for name in names:
+            if name not in replay.REASONS and not lifecycle.rows().filter(reason=name).exists():
+                near = difflib.get_close_matches(name, replay.REASONS, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else "."
+                every = ", ".join(sorted(replay.REASONS))
+                raise archive.wrong(f"there is no reason {name!r}{hint} Reasons: {every}")
+
+    def _whole(self, text: str) -> str:
+        """Return the id that begins so; what nothing begins with stays as it is."""
+        found = replay.whole(text)
+        if len(found) > 1:
+            raise archive.wrong(f"{text!r} begins more than one id: {', '.join(found)}")
+        return found[0] if found else text
+
+    def _hint(self, filters: Mapping[str, Any]) -> None:
+        """Say of names that no archived event has, whatever its state, that it is so."""
+        for column, names in (("name", filters["events"]), ("exception", filters["exceptions"])):
+            for name in names:
+                wanted = replay.called(name) if column == "exception" else Q(name=name)
+                if lifecycle.rows().filter(wanted).exists():
+                    continue
+                values = lifecycle.rows().order_by().values_list(column, flat=True)
+                known = {each: each for each in values.distinct()[:1000]}
+                if column == "exception":
+                    known.update({each.rpartition(".")[2]: each for each in list(known)})
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {known[near[0]]!r}?" if near else ""
+                self.stderr.write(f"no archived event has the {column} {name!r}{hint}")
+
+    def _freeze(
+        self, options: Mapping[str, Any], filters: Mapping[str, Any], tally: Tally
+    ) -> dict[UUID, int]:
+        """Return id and version of all of this service that fits now, oldest failure first."""
+        state = State.REPLAYING if options["force"] else State.ARCHIVED
+        service = conf.get_settings().service
+        seen: dict[UUID, int] = {}
+        ids = list(dict.fromkeys(options["ids"]))
+        for chunk in _parts(ids, CHUNK) if ids else [[]]:
+            # Those of another service in the same tables can only be replayed by it.
+            found = replay.select(ids=chunk, state=state, **filters).filter(service=service)
+            matched: set[str] = set()
+            rows = found.order_by("last_failed_at", "pk").values_list("pk", "version", "event_id")
+            limit = options["limit"]
+            for pk, version, event_id in rows[:limit].iterator(chunk_size=2000):
+                seen[pk] = version
+                if chunk:
+                    matched |= {str(pk), event_id}
+            if chunk and limit is None:
+                # With a limit it is asked for that not all of them are taken.
+                self._explain(
+                    [each for each in chunk if not matched & {each, _plain(each)}], state, tally
+                )
+        if options["limit"] is not None:
+            seen = dict(list(seen.items())[: options["limit"]])
+        tally.fits = len(seen)
+        if not seen:
+            self._hint(filters)
+        return seen
+
+    def _explain(self, ids: list[str], state: State, tally: Tally) -> None:
+        """Note why ids are left out that somebody asked for."""
+        if not ids:
+            return
+        wanted = Q(event_id__in=ids) | Q(pk__in=[pk for pk in map(_uuid, ids) if pk])
+        known: set[str] = set()
+        for event in lifecycle.rows().filter(wanted).defer("body", "headers_raw", "detail"):
+            known |= {str(event.pk), event.event_id}
+            if event.service != conf.get_settings().service:
+                why = replay.foreign(event)
+            elif event.state == state:
+                why = "the filters leave it out"
+            elif _overdue(event):
+                why = "it is replaying and overdue; --force replays it, and may run it twice"
+            else:
+                why = f"it is {event.get_state_display()}"
+            tally.skipped.append(Skipped(id=event.pk, title=str(event), why=why))
+        tally.missing += [each for each in ids if not known & {each, _plain(each)}]
+
+    # -- doing --------------------------------------------------------------------------------
+
+    def _examine(
+        self, seen: Mapping[UUID, int], tally: Tally, *, force: bool
+    ) -> Counter[tuple[str, str, str]]:
+        handlers: Counter[tuple[str, str, str]] = Counter()
+        for part in _parts(list(seen), 2000):
+            eligible, skipped = replay.examine({pk: seen[pk] for pk in part}, force=force)
+            handlers.update(_place(target) for _, target in eligible)
+            tally.skipped += skipped
+            self.progress(f"{handlers.total() + len(tally.skipped)} of {len(seen)} looked at")
+            if self.stopping:
+                tally.stopped = "somebody stopped it"
+                break
+        return handlers
+
+    def _replay(self, seen: Mapping[UUID, int], options: Mapping[str, Any], tally: Tally) -> None:
+        rate: float | None = options["rate"]
+        tally.waited = options["wait"] is not None
+        by, began, done = _by(), time.monotonic(), 0
+        # Short chunks where it is slow, so that the rate is even and Ctrl-C waits for few.
+        size = replay.CHUNK if rate is None else max(1, min(replay.CHUNK, int(rate)))
+        for part in _parts(list(seen), size):
+            if rate is not None:
+                self._sleep(began + done / rate)
+            if self.stopping:
+                tally.stopped = "somebody stopped it"
+                return
+            chunk = {pk: seen[pk] for pk in part}
+            try:
+                report = replay.replay(
+                    chunk, by=by, reason=options["comment"], force=options["force"]
+                )
+                if tally.waited:
+                    tally.replays |= _replays(report.published)
+            except DatabaseError as exc:
+                if not done:
+                    raise
+                tally.stopped = f"the database: {type(exc).__name__}: {exc}"
+                return
+            done += len(chunk)
+            tally.published += len(report.published)
+            tally.returned += report.returned
+            tally.skipped += report.skipped
+            self.progress(f"{done} of {len(seen)}: {tally.published} published")
+            if report.stopped:
+                tally.stopped = report.stopped
+                return
+
+    def _wait(self, seconds: float, tally: Tally) -> None:
+        """Wait for the outcomes of what was published."""
+        end = time.monotonic() + seconds
+        pending, pause = set(tally.replays), LOOK[0]
+        if pending and not self.stopping:
+            self.tell(f"{len(pending)} published; waiting for the outcomes")
+        while pending:
+            for part in _parts(list(pending), CHUNK):
+                ended = Replay.objects.using(lifecycle.database()).filter(
+                    pk__in=part, outcome__in=(Replay.Outcome.SUCCEEDED, Replay.Outcome.FAILED)
+                )
+                for pk, event_id, outcome in ended.values_list("pk", "event_id", "outcome"):
+                    pending.discard(pk)
+                    if outcome == Replay.Outcome.SUCCEEDED:
+                        tally.succeeded += 1
+                    else:
+                        tally.failed.append(event_id)
+            if self.stopping or time.monotonic() >= end:
+                return
+            self.progress(
+                f"{tally.succeeded} succeeded, {len(tally.failed)} failed again, "
+                f"{len(pending)} without an outcome"
+            )
+            if pending:
+                self._sleep(min(end, time.monotonic() + pause))
+                pause = min(2 * pause, LOOK[1])
+
+    def _sleep(self, until: float) -> None:
+        while not self.stopping and (left := until - time.monotonic()) > 0:
+            time.sleep(min(0.2, left))
+
+    # -- telling ------------------------------------------------------------------------------
+
+    def _print_plan(self, tally: Tally, handlers: Counter[tuple[str, str, str]]) -> None:
+        if not tally.fits and not tally.skipped and not tally.missing:
+            self.tell("nothing to replay: no archived event fits")
+            return
+        self.tell(f"{number(handlers.total(), 'event')} would be replayed")
+        for (name, exchange, queue), count in handlers.most_common():
+            self.tell(f"  {count} to {name}: {exchange} → {queue}")
+        self._print_left("would be skipped", tally.skipped)
+        self._print_missing(tally)
+
+    def _print(self, tally: Tally) -> None:
+        if not tally.fits and not tally.skipped and not tally.missing:
+            self.tell("nothing to replay: no archived event fits")
+            return
+        if tally.fits:
+            self.tell(f"{tally.published} of {number(tally.fits, 'event')} published")
+        self._print_left("came back", tally.returned)
+        self._print_left("skipped", tally.skipped)
+        self._print_missing(tally)
+        if tally.stopped:
+            left = tally.fits - tally.published - len(tally.returned)
+            told = any(each.why == tally.stopped for each in tally.returned)
+            why = "for the same reason" if told and self.verbosity else tally.stopped
+            self.stderr.write(f"stopped: {why}; {left} not replayed")
+        if tally.waited:
+            running = tally.published - tally.succeeded - len(tally.failed)
+            self.tell(
+                f"{tally.succeeded} succeeded, {len(tally.failed)} failed again, "
+                f"{running} without an outcome yet"
+            )
+            for event in (
+                lifecycle.rows()
+                .filter(pk__in=tally.failed[: self._shown])
+                .defer("body", "headers_raw", "detail")
+            ):
+                self.tell(f"  {event}: {event.exception or event.reason}: {event.message}")
+            if running and not tally.succeeded and not tally.failed:
+                self.tell("no outcome at all: does events_mirror run, and a worker?")
+
+    def _print_left(self, what: str, left: list[Skipped]) -> None:
+        if not left:
+            return
+        self.tell(f"{len(left)} {what}")
+        reasons = Counter(each.why for each in left)
+        told = 0
+        for why, count in reasons.most_common(self._shown):
+            told += count
+            first = next(each for each in left if each.why == why)
+            more = f", and {count - 1} more" if count > 1 else ""
+            self.tell(f"  {first.title or first.id}{more}: {why}")
+        if told < len(left):
+            self.tell(f"  and {number(len(left) - told, 'more event')} for other reasons")
+
+    def _print_missing(self, tally: Tally) -> None:
+        for each in tally.missing:
+            hint = (
+                f"; give the whole id, or its first {replay.SHORT} characters at least"
+                if len(each) < replay.SHORT
+                else ""
+            )
+            self.stderr.write(f"no archived event has the id {each!r}{hint}")
+
+    @property
+    def _shown(self) -> int:
+        return SHOWN if self.verbosity < 2 else 10_000
+
+
+def _document(
+    tally: Tally, handlers: Counter[tuple[str, str, str]], *, dry_run: bool
+) -> dict[str, Any]:
+    result = "stopped" if tally.stopped else "counted" if dry_run else "published"
+    document: dict[str, Any] = {
+        "version": archive.FORMAT,
+        "result": result,
+        "exit_code": tally.code,
+        "fits": tally.fits,
+        "published": tally.published,
+        "returned": [_left(each) for each in tally.returned],
+        "skipped": [_left(each) for each in tally.skipped],
+        "missing": tally.missing,
+        "stopped": tally.stopped,
+        "handlers": [
+            {"handler": name, "exchange": exchange, "queue": queue, "events": count}
+            for (name, exchange, queue), count in handlers.most_common()
+        ],
+        "outcomes": None,
+    }
+    if tally.waited:
+        document["outcomes"] = {
+            "succeeded": tally.succeeded,
+            "failed": len(tally.failed),
+            "none": tally.published - tally.succeeded - len(tally.failed),
+            "failed_ids": [str(pk) for pk in tally.failed],
+        }
+    return document
+
+
+def _left(each: Skipped) -> dict[str, str]:
+    return {"id": str(each.id), "title": each.title, "why": each.why}
+
+
+def _overdue(event: ArchivedEvent) -> bool:
+    """Say whether ``--force`` would take it."""
+    if event.state != State.REPLAYING:
+        return False
+    where = replay.target(event)
+    return isinstance(where, Target) and replay.overdue(event, where.handler)
+
+
+def _place(target: Target) -> tuple[str, str, str]:
+    return target.handler.name, target.exchange, target.queue
+
+
+def _replays(published: list[UUID]) -> set[UUID]:
+    """Return the current replays of events."""
+    found: set[UUID] = set()
+    for part in _parts(published, CHUNK):
+        current = Replay.objects.using(lifecycle.database()).filter(
+            event_id__in=part, number=F("event__replays")
+        )
+        found |= set(current.values_list("pk", flat=True))
+    return found
+
+
+def _parts(items: list[T], size: int) -> Iterator[list[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _plain(text: str) -> str:
+    """Write an id as it is shown, where it is a row's."""
+    found = _uuid(text)
+    return text if found is None else str(found)
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def _by() -> str:
+    """Say who runs the command."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        # A container's user may have no name.
+        user = str(os.getuid())
+    return f"events_replay ({user}@{socket.gethostname()})"

@@ -1,0 +1,468 @@
+"""What the archive's mirror keeps: archived events, each failure, each replay, each decision.
+
+Rows change state only through :mod:`django_amqp_events.lifecycle`. Text columns hold nothing
+that a database could refuse (:func:`clean`); what came from outside byte for byte is in binary
+columns, or in text that is ASCII.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from amqp.serialization import dumps, loads
+from django.db import models
+from django.utils.timezone import get_default_timezone, is_naive, make_aware
+
+from . import envelope
+from .context import ReceivedEvent
+from .envelope import Received
+
+if TYPE_CHECKING:
+    _DateTimeField = models.DateTimeField[Any, Any]
+else:
+    _DateTimeField = models.DateTimeField
+
+#: Longest text of the columns that lists, filters and indexes use.
+LENGTH: Final = 255
+
+
+_HIDDEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+class State(models.TextChoices):
+    """Where an archived event stands; docs/archive.md draws it."""
+
+    ARCHIVED = "archived", "archived"
+    QUEUED = "queued", "queued"
+    REPLAYING = "replaying", "replaying"
+    SUCCEEDED = "succeeded", "succeeded"
+    DISCARDED = "discarded", "discarded"
+
+
+class Moment(_DateTimeField):
+    """A time that has a time zone, also where ``USE_TZ`` is off and Django takes it away."""
+
+    def from_db_value(self, value: datetime | None, *_: object) -> datetime | None:
+        if value is not None and is_naive(value):
+            # The connection's own, and so the one that the database has written it in.
+            return make_aware(value, get_default_timezone()).astimezone(UTC)
+        return value
+
+    def deconstruct(self) -> Any:
+        # It is the same column, and no migration need know of this class.
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.DateTimeField", args, kwargs
+
+
+class ArchivedEvent(models.Model):
+    """An event that one handler could not handle. One row per event, handler and body.
+
+    Attributes:
+        id: made of source, event id, name, service, handler and body, so that the same message
+            makes the same row however often it is read
+            (:meth:`django_amqp_events.archive.Archived.identity`).
+        service: the service whose handler it is.
+        handler: ``""`` where nobody was found; ``queue`` says where it was.
+        name, event_id, source, correlation_id, causation_id, published_at: as published.
+            A message without an id has one of its own here.
+        first_failed_at, last_failed_at: of all failures.
+        mirrored_at: when the row was made.
+        state_since: when it came into its state.
+        version: counts changes of state: whoever acts on what he saw names it.
+        reason, detail, exception, message, location: of the last failure; ``location`` is its
+            innermost frame outside of installed packages.
+        attempts: runs of the handler, replays included.
+        replays: number of replays, and so the number of the current one.
+        claim: the operation that queued it last.
+        unconfirmed: no confirm came for the current replay, which may be on its way all the same.
+        error: why the current replay could not be published.
+        body: as published, byte for byte.
+        headers_raw: the publisher's headers as an AMQP table.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    service = models.CharField(max_length=LENGTH)
+    handler = models.CharField(max_length=LENGTH, blank=True)
+    queue = models.CharField(max_length=LENGTH, blank=True)
+    name = models.CharField("event", max_length=LENGTH)
+    event_id = models.CharField("event id", max_length=LENGTH)
+    source = models.CharField("published by", max_length=LENGTH, blank=True)
+    correlation_id = models.CharField("correlation id", max_length=LENGTH, blank=True)
+    causation_id = models.CharField("causation id", max_length=LENGTH, blank=True)
+    published_at = Moment("published", null=True, blank=True)
+    first_failed_at = Moment("first failed")
+    last_failed_at = Moment("last failed")
+    mirrored_at = Moment("mirrored")
+    state = models.CharField(max_length=16, choices=State, default=State.ARCHIVED)
+    state_since = Moment("in this state since")
+    version = models.PositiveIntegerField(default=0)
+    reason = models.CharField(max_length=32)
+    detail = models.TextField(blank=True)
+    exception = models.CharField(max_length=LENGTH, blank=True)
+    message = models.CharField(max_length=LENGTH, blank=True)
+    location = models.CharField("failing line", max_length=LENGTH, blank=True)
+    attempts = models.PositiveIntegerField(default=1)
+    replays = models.PositiveIntegerField(default=0)
+    claim = models.UUIDField(null=True, blank=True, editable=False)
+    unconfirmed = models.BooleanField(default=False)
+    error = models.TextField(blank=True)
+    body = models.BinaryField()
+    body_size = models.PositiveIntegerField("bytes")
+    headers_raw = models.BinaryField()
+    content_type = models.CharField(max_length=LENGTH, blank=True)
+    content_encoding = models.CharField(max_length=LENGTH, blank=True)
+
+    class Meta:
+        verbose_name = "archived event"
+        ordering: ClassVar = ["-last_failed_at", "-pk"]
+        default_permissions = ("view",)
+        permissions: ClassVar = [
+            ("view_payload_archivedevent", "Can view payload and headers of archived events"),
+            ("replay_archivedevent", "Can replay archived events"),
+            ("discard_archivedevent", "Can discard archived events"),
+            ("restore_archivedevent", "Can restore discarded events"),
+            ("force_archivedevent", "Can replay events whose replay never reported back"),
+        ]
+        # Each filter of the list with its order; a page is read from one of them.
+        indexes: ClassVar = [
+            models.Index(fields=["-last_failed_at", "-id"], name="amqp_events_failed"),
+            models.Index(fields=["state", "-last_failed_at", "-id"], name="amqp_events_state"),
+            models.Index(fields=["handler", "-last_failed_at", "-id"], name="amqp_events_handler"),
+            models.Index(fields=["name", "-last_failed_at", "-id"], name="amqp_events_name"),
+            models.Index(fields=["exception", "-last_failed_at", "-id"], name="amqp_events_exc"),
+            models.Index(fields=["reason", "-last_failed_at", "-id"], name="amqp_events_reason"),
+            models.Index(fields=["state", "state_since"], name="amqp_events_since"),
+            # Of equal ids, and on PostgreSQL of those that begin alike, whatever its collation.
+            models.Index(
+                fields=["event_id"], name="amqp_events_event_id", opclasses=["varchar_pattern_ops"]
+            ),
+            models.Index(
+                fields=["correlation_id"],
+                name="amqp_events_correlation",
+                opclasses=["varchar_pattern_ops"],
+            ),
+            models.Index(fields=["claim"], name="amqp_events_claim"),
+        ]
+
+    def __str__(self) -> str:
+        return visible(f"{self.name} ({self.event_id}) for {self.handler or 'nobody'}")
+
+    @cached_property
+    def headers(self) -> Mapping[str, Any]:
+        """The publisher's headers, with the types that they had."""
+        raw = bytes(self.headers_raw)
+        return dict(loads("F", raw, 0)[0][0]) if raw else {}
+
+    @property
+    def received(self) -> Received:
+        """The message as the handler's queue had it, as far as a copy needs it."""
+        properties = {
+            "content_type": self.content_type,
+            "content_encoding": self.content_encoding,
+        }
+        return Received(
+            queue=self.queue,
+            exchange="",
+            routing_key=self.name,
+            body=bytes(self.body),
+            headers=self.headers,
+            properties={key: value for key, value in properties.items() if value},
+        )
+
+    @property
+    def event(self) -> ReceivedEvent:
+        """Who it is."""
+        return ReceivedEvent(
+            id=self.event_id,
+            name=self.name,
+            service=self.source,
+            published_at=self.published_at,
+            attempt=self.attempts,
+            correlation_id=self.correlation_id or self.event_id,
+            causation_id=self.causation_id or None,
+        )
+
+    @cached_property
+    def payload(self) -> Mapping[str, Any] | None:
+        """The arguments by name, ``None`` where the body cannot be read."""
+        try:
+            return envelope.decode(self.received, self.body_size).kwargs
+        except Exception:  # noqa: BLE001 - Malformed, or headers that somebody has changed by hand
+            return None
+
+    @property
+    def task_id(self) -> str:
+        """Id of its TaskResult: of its run before any replay."""
+        return envelope.task_id(self.source, self.event_id, self.handler, None)
+
+    @staticmethod
+    def pack_headers(headers: Mapping[str, Any]) -> bytes:
+        """Write headers as an AMQP table, the only form that keeps all their types."""
+        return bytes(dumps("F", [dict(headers)])) if headers else b""
+
+
+class Replay(models.Model):
+    """One replay of an archived event; its id travels with the message and comes back.
+
+    Attributes:
+        number: 1 for the first replay of the event.
+        handler: where it went; another than the event's where that was renamed.
+        outcome: how far it has come.
+        requested_by: user name, or the command's.
+        reason: why, as somebody said.
+        published_at: when the broker confirmed it, last.
+        finished_at: when the handler was through, by the worker's clock.
+        publishes: tries to publish it: one, unless a process died or a confirm did not come. It may
+            have run as often.
+        error: why it could not be published.
+    """
+
+    class Outcome(models.TextChoices):
+        QUEUED = "queued", "queued"
+        PUBLISHED = "published", "published"
+        REFUSED = "refused", "not published"
+        UNCONFIRMED = "unconfirmed", "not confirmed"
+        SUCCEEDED = "succeeded", "succeeded"
+        FAILED = "failed", "failed again"
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="replay_set")
+    number = models.PositiveIntegerField()
+    handler = models.CharField(max_length=LENGTH)
+    outcome = models.CharField(max_length=16, choices=Outcome, default=Outcome.QUEUED)
+    requested_at = Moment()
+    requested_by = models.CharField(max_length=LENGTH, blank=True)
+    reason = models.TextField(blank=True)
+    published_at = Moment(null=True, blank=True)
+    finished_at = Moment(null=True, blank=True)
+    publishes = models.PositiveIntegerField(default=0)
+    error = models.TextField(blank=True)
+
+    class Meta:
+        ordering: ClassVar = ["number"]
+        default_permissions = ()
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["event", "number"], name="amqp_replay_number"),
+        ]
+
+    def __str__(self) -> str:
+        return f"replay {self.number} of {self.event_id}"
+
+    @property
+    def task_id(self) -> str:
+        """Id of its TaskResult."""
+        event = self.event
+        return envelope.task_id(event.source, event.event_id, self.handler, str(self.pk))
+
+
+class ArchivedFailure(models.Model):
+    """One message of the archive: the end of a first run with its retries, or of a replay's.
+
+    Attributes:
+        id: made of the message, so that reading it twice makes one row.
+        replay: the replay that failed, ``None`` for the first run.
+        attempts: of this run.
+        failed_at: the last of them.
+        late: it came after the event was settled, or for an older replay, and changed nothing.
+        document: the header ``event-archive``, JSON: traceback, frames, attempts, deaths.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="failure_set")
+    replay = models.ForeignKey(
+        Replay, models.SET_NULL, related_name="failure_set", null=True, blank=True
+    )
+    reason = models.CharField(max_length=32)
+    exception = models.CharField(max_length=LENGTH, blank=True)
+    message = models.CharField(max_length=LENGTH, blank=True)
+    attempts = models.PositiveIntegerField(default=1)
+    failed_at = Moment()
+    mirrored_at = Moment()
+    late = models.BooleanField(default=False)
+    document = models.TextField(blank=True)
+
+    class Meta:
+        ordering: ClassVar = ["failed_at"]
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.exception or self.reason} at {self.failed_at:%Y-%m-%d %H:%M:%S}"
+
+    @cached_property
+    def about(self) -> Mapping[str, Any]:
+        """The document, read; ``{}`` where the message had none."""
+        try:
+            found = json.loads(self.document)
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+class ArchiveAction(models.Model):
+    """What somebody decided about an archived event. Rows are added, never changed.
+
+    Attributes:
+        action: ``replay``, ``force``, ``discard``, ``restore``.
+        by: user name, or the command's.
+        reason: why, as somebody said.
+        replay: the replay that came of it.
+    """
+
+    class Action(models.TextChoices):
+        REPLAY = "replay", "replayed"
+        FORCE = "force", "replayed by force"
+        DISCARD = "discard", "discarded"
+        RESTORE = "restore", "restored"
+
+    event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="action_set")
+    at = Moment()
+    action = models.CharField(max_length=16, choices=Action)
+    by = models.CharField(max_length=LENGTH, blank=True)
+    reason = models.TextField(blank=True)
+    replay = models.ForeignKey(Replay, models.SET_NULL, null=True, blank=True, related_name="+")
+
+    class Meta:
+        ordering: ClassVar = ["at", "pk"]
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.get_action_display()} by {self.by or 'nobody'}"
+
+
+def clean(value: object, limit: int | None = None) -> str:
+    """Write text so that any database takes it: no NUL, no lone surrogates, bounded.
+
+    Characters that go are written as Python escapes, so that they can be seen.
+    """
+    text = "" if value is None else str(value)
+    text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+    if limit is not None and len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return text
+
+
+def visible(value: object, limit: int | None = None) -> str:
+    """Write text so that all of it can be seen, and none of it makes the rest lie.
+
+    Controls, bidirectional overrides, what has no width and lone surrogates become Python escapes.
+    """
+    text = "" if value is None else str(value)
+    if limit is not None and len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return _HIDDEN.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+class OutboxEvent(models.Model):
+    """An event that is committed and whose confirm has not come; it goes when that has.
+
+    Rows are made, taken and deleted by :mod:`django_amqp_events.outbox` alone.
+
+    Attributes:
+        id: begins with the time, so that its order is roughly that of publishing.
+        service: who publishes it; its relays take no row of others.
+        name, exchange, body, envelope: the message as it goes on the wire. ``envelope`` is JSON
+            of headers and properties.
+        size: bytes of the body.
+        created_at: when it was published, by the database's clock.
+        due_at: from when on a relay may take it, by the database's clock.
+        claim: the relay that has it in hand; none while its own process has.
+        attempts: publishes that failed. One that was not even begun does not count.
+        error: why the last one failed.
+        discarded_at: when somebody gave it up; no relay takes it, and it stays until
+            ``events_prune`` finds it old.
+        discarded_by, discard_reason: who, and why.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    service = models.CharField(max_length=LENGTH)
+    event_id = models.CharField("event id", max_length=LENGTH)
+    name = models.CharField("event", max_length=LENGTH)
+    exchange = models.CharField(max_length=LENGTH)
+    envelope = models.TextField()
+    body = models.BinaryField()
+    size = models.PositiveIntegerField("bytes")
+    created_at = Moment("published")
+    due_at = Moment("due")
+    claim = models.UUIDField(null=True, blank=True, editable=False)
+    attempts = models.PositiveIntegerField(default=0)
+    error = models.TextField(blank=True)
+    discarded_at = Moment("discarded", null=True, blank=True)
+    # The database's defaults: an INSERT of a process that is older than these columns goes on.
+    discarded_by = models.CharField(max_length=LENGTH, blank=True, db_default="")
+    discard_reason = models.TextField(blank=True, db_default="")
+
+    class Meta:
+        verbose_name = "waiting event"
+        ordering: ClassVar = ["pk"]
+        default_permissions = ("view",)
+        permissions: ClassVar = [
+            ("view_payload_outboxevent", "Can view payload and headers of waiting events"),
+            ("publish_outboxevent", "Can publish waiting events at once"),
+            ("discard_outboxevent", "Can discard waiting events"),
+            ("restore_outboxevent", "Can restore discarded events of the outbox"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["service", "due_at", "id"], name="amqp_outbox_due"),
+            # Partial: they cost an event that is published at once nothing.
+            models.Index(
+                fields=["id"], name="amqp_outbox_failed", condition=models.Q(attempts__gt=0)
+            ),
+            models.Index(
+                fields=["service", "discarded_at"],
+                name="amqp_outbox_discarded",
+                condition=models.Q(discarded_at__isnull=False),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return visible(f"{self.name} ({self.event_id})")
+
+
+class InboxEntry(models.Model):
+    """A handler with ``once`` has handled an event; in the transaction of its effects.
+
+    Attributes:
+        id: made of service, handler, source, event id and name
+            (:func:`django_amqp_events.inbox.key`); that there is one of each is what the inbox
+            rests on.
+        source, event_id, name: of the event, for people.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    service = models.CharField(max_length=LENGTH)
+    handler = models.CharField(max_length=LENGTH)
+    source = models.CharField("published by", max_length=LENGTH, blank=True)
+    event_id = models.CharField("event id", max_length=LENGTH)
+    name = models.CharField("event", max_length=LENGTH)
+    handled_at = Moment("handled")
+
+    class Meta:
+        verbose_name = "handled event"
+        verbose_name_plural = "handled events"
+        ordering: ClassVar = ["-handled_at", "pk"]
+        default_permissions = ("view",)
+        indexes: ClassVar = [
+            models.Index(fields=["service", "handled_at"], name="amqp_inbox_handled"),
+            # Of equal ids, and on PostgreSQL of those that begin alike, whatever its collation.
+            models.Index(
+                fields=["event_id"], name="amqp_inbox_event_id", opclasses=["varchar_pattern_ops"]
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return visible(f"{self.name} ({self.event_id}) by {self.handler}")

@@ -1,0 +1,192 @@
+"""Retention: what is settled leaves the database when it is old; nothing else deletes such a row.
+
+Of the archive events that have succeeded or were discarded, of the outbox those that were
+discarded (what is confirmed goes by itself), of the inbox what no event can ask for any more. In
+batches, oldest first, each in its own short transaction. What a batch found is locked and
+looked at again before anything of it goes, so that an event that somebody restored meanwhile
+keeps its row and its history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from . import inbox, lifecycle, outbox
+from .commits import check_commits
+from .conf import RetentionSettings, get_settings
+from .models import ArchiveAction, ArchivedEvent, ArchivedFailure, OutboxEvent, Replay, State
+
+#: Rows in one transaction at most.
+BATCH: Final = 500
+#: What may be deleted at all: what is on its way to a handler is not.
+STATES: Final = (State.SUCCEEDED, State.DISCARDED, State.ARCHIVED)
+
+
+@dataclass(slots=True, kw_only=True)
+class Pruned:
+    """What was deleted, or would be.
+
+    Attributes:
+        events: their number by state; a state that is kept for ever is missing.
+        outbox: discarded events of the outbox.
+        inbox: rows of the inbox.
+        stopped: the rest was left because somebody said so.
+    """
+
+    events: dict[State, int] = field(default_factory=dict)
+    outbox: int = 0
+    inbox: int = 0
+    stopped: bool = False
+
+    @property
+    def total(self) -> int:
+        return sum(self.events.values()) + self.outbox + self.inbox
+
+
+def ages(settings: RetentionSettings) -> dict[State, float]:
+    """Return the seconds that the settings keep each state; one that is kept for ever is missing.
+
+    Events that nobody has dealt with are never deleted by a setting.
+    """
+    kept = {State.SUCCEEDED: settings.succeeded, State.DISCARDED: settings.discarded}
+    return {state: age for state, age in kept.items() if age is not None}
+
+
+def due(
+    kept: Mapping[State, float],
+    *,
+    service: str,
+    outbox_age: float | None = None,
+    inbox_age: float | None = None,
+    now: datetime | None = None,
+) -> Pruned:
+    """Count what :func:`prune` would delete; changes nothing."""
+    now = now or datetime.now(UTC)
+    counted = Pruned(
+        events={
+            state: _old(service, state, age, now).count() for state, age in _checked(kept).items()
+        }
+    )
+    if outbox_age is not None:
+        age = timedelta(seconds=outbox_age)
+        counted.outbox = sum(outbox.discarded(alias, service, age).count() for alias in _outboxes())
+    if inbox_age is not None:
+        counted.inbox = inbox.due(before=now - timedelta(seconds=inbox_age), service=service)
+    return counted
+
+
+def prune(
+    kept: Mapping[State, float],
+    *,
+    service: str,
+    outbox_age: float | None = None,
+    inbox_age: float | None = None,
+    batch_size: int = BATCH,
+    now: datetime | None = None,
+    progress: Callable[[Pruned], object] = bool,
+    stop: Callable[[], bool] = bool,
+) -> Pruned:
+    """Delete events that have been in their state for longer than they are kept.
+
+    Their failures, replays and actions go with them; task results stay. Any number may run at
+    once.
+
+    Args:
+        kept: seconds by state (:func:`ages`), counted from ``state_since``.
+        service: whose; another one in the same tables keeps its own as long as it wants.
+        outbox_age, inbox_age: seconds that discarded events of the outbox and rows of the inbox
+            are kept; for ever by default.
+        batch_size: rows in one transaction at most.
+        now: until when it is counted; once for the whole run, so that it ends.
+        progress: called after each batch.
+        stop: asked before each batch whether to end.
+
+    Raises:
+        ValueError: a state of which nothing is ever deleted, or an inbox that is not kept for
+            as long as it must be.
+        DatabaseError: the database is away; batches that were committed are gone.
+        ConfigurationError: nothing would be committed.
+    """
+    now = now or datetime.now(UTC)
+    pruned = Pruned()
+    for state, age in _checked(kept).items():
+        pruned.events[state] = 0
+        old = _old(service, state, age, now)
+        while not pruned.stopped:
+            if stop():
+                pruned.stopped = True
+                break
+            ids = list(old.order_by("state_since").values_list("pk", flat=True)[:batch_size])
+            if not ids:
+                break
+            pruned.events[state] += _delete(old, ids)
+            progress(pruned)
+    if outbox_age is not None:
+        age_kept = timedelta(seconds=outbox_age)
+        for alias in _outboxes():
+            check_commits(alias)
+            while not pruned.stopped:
+                if stop():
+                    pruned.stopped = True
+                    break
+                gone = outbox.forget(alias=alias, service=service, age=age_kept, limit=batch_size)
+                if not gone:
+                    break
+                pruned.outbox += gone
+                progress(pruned)
+    if inbox_age is not None and not pruned.stopped:
+
+        def so_far(count: int) -> None:
+            pruned.inbox = count
+            progress(pruned)
+
+        def ended() -> bool:
+            pruned.stopped = pruned.stopped or stop()
+            return pruned.stopped
+
+        before = now - timedelta(seconds=inbox_age)
+        inbox.prune(
+            before=before, service=service, batch_size=batch_size, progress=so_far, stop=ended
+        )
+    return pruned
+
+
+def _outboxes() -> list[str]:
+    found = outbox.aliases(get_settings())
+    return [alias for alias in found if outbox.has_table(alias, OutboxEvent)]
+
+
+def _old(service: str, state: State, age: float, now: datetime) -> QuerySet[ArchivedEvent]:
+    before = now - timedelta(seconds=age)
+    return lifecycle.rows().filter(service=service, state=state, state_since__lt=before)
+
+
+def _delete(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
+    """Delete those of *ids* that are *old* still, and what belongs to them; returns how many."""
+    using = lifecycle.database()
+    check_commits(using)
+    with transaction.atomic(using=using):
+        lifecycle.lock(ids)
+        # Locked: whoever was faster has committed, and nobody changes them until this commits.
+        ids = list(old.filter(pk__in=ids).values_list("pk", flat=True))
+        # First what points at replays, so that no row is looked through twice.
+        ArchiveAction.objects.using(using).filter(event_id__in=ids).delete()
+        ArchivedFailure.objects.using(using).filter(event_id__in=ids).delete()
+        Replay.objects.using(using).filter(event_id__in=ids).only("pk").delete()
+        # Without their bodies, which Django would read before it deletes them.
+        old.filter(pk__in=ids).only("pk").delete()
+    return len(ids)
+
+
+def _checked(kept: Mapping[State, float]) -> Mapping[State, float]:
+    for state in kept:
+        if state not in STATES:
+            raise ValueError(f"events that are {state.value} are on their way, and never deleted")
+    return kept

@@ -1,0 +1,75 @@
+"""Reapers, and workers that somebody starts again when they die."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+from .harness import STARTED, Eyes, Service, Worker
+
+
+def fewer_deliveries(eyes: Eyes, pattern: str, deliveries: int) -> None:
+    """Let queues move a message to the graveyard sooner: the lower of argument and policy counts.
+
+    For tests in which each delivery takes a worker's whole life; that there are six without it is
+    proven elsewhere.
+    """
+    eyes.http(
+        "PUT",
+        "/api/policies/{vhost}/fewer-deliveries",
+        {
+            "pattern": pattern,
+            "apply-to": "queues",
+            "definition": {"delivery-limit": deliveries - 1},
+        },
+    )
+
+
+def reaper(service: Service, *arguments: str) -> Worker:
+    """Start an events_reaper; it is not waited for."""
+    log_path = service.where / f"reaper-{len(STARTED)}.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "django", "events_reaper", *arguments],
+            env=service.env(),
+            cwd=service.where,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    worker = Worker(process, log_path, f"{service.name}-reaper")
+    STARTED.append(worker)
+    return worker
+
+
+class Supervisor:
+    """Starts a worker again when it has died, as systemd or Kubernetes would."""
+
+    def __init__(self, start: Callable[[], Worker]) -> None:
+        self._start = start
+        self.workers = [start()]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.1):
+            if not self.workers[-1].alive:
+                self.workers[-1].kill()  # what is left of its group
+                self.workers.append(self._start())
+
+    @property
+    def deaths(self) -> int:
+        return len(self.workers) - 1
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def kill(self) -> None:
+        """End it and its worker, which nothing is left for."""
+        self.end()
+        self.workers[-1].kill()

@@ -1,0 +1,71 @@
+"""The handlers of the fault table: every event has two, one of them with ``once``."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from django.db import connection
+
+from django_amqp_events import current_event, handler
+
+from . import ledger
+from .points import point
+
+TABLE = "CREATE TABLE effects (event varchar(64), attempt integer)"
+EVENT = "faults.happened"
+#: Seconds between two attempts.
+DELAY = int(os.environ.get("TESTPROJECT_DELAY", "1"))
+RELEASE = os.environ.get("TESTPROJECT_RELEASE", "")
+POLICY: dict[str, Any] = {
+    "bind": True, "max_retries": 2, "retry_backoff": DELAY, "retry_backoff_max": DELAY,
+    "retry_jitter": False,
+    # Where there is a result backend, every run stores something.
+    "ignore_result": "TESTPROJECT_RESULTS" not in os.environ,
+}  # fmt: skip
+
+
+class Passing(Exception):
+    """Is gone with the next attempt."""
+
+
+class Lasting(Exception):
+    """Is not, until a fix is released."""
+
+
+@handler(EVENT, **POLICY)
+def call(self: Any, number: int, plan: str, work: float = 0.0) -> None:
+    """Whose calls are counted."""
+    _run("call", plan, work)
+
+
+def effect(self: Any, number: int, plan: str, work: float = 0.0) -> None:
+    """Whose effects in the database are counted."""
+    event = current_event()
+    assert event is not None
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO effects VALUES (%s, %s)", [event.id, event.attempt])
+    _run("effect", plan, work)
+
+
+#: A later release may have no such handler, or call it by another name.
+if RELEASE != "removed":
+    name = "testproject.outcome" if RELEASE == "renamed" else ""
+    handler(EVENT, **POLICY, once=True, name=name)(effect)
+
+
+def _run(handler: str, plan: str, work: float) -> None:
+    event = current_event()
+    assert event is not None
+    ledger.write("start", handler=handler)
+    time.sleep(work / 2)
+    point("within", event.id)
+    time.sleep(work / 2)
+    if plan == "passing" and event.attempt == 1:
+        ledger.write("raised", handler=handler)
+        raise Passing("the first attempt fails")
+    if plan == "lasting" and not (ledger.where() / "fixed").exists():
+        ledger.write("raised", handler=handler)
+        raise Lasting("until the fix is released")
+    ledger.write("done", handler=handler)

@@ -1,0 +1,77 @@
+"""Publish events as a process of a service does, and write down what was accepted.
+
+``python -m testproject.publishing '{"count": 1000, "seed": 1, "mode": "outbox"}'``
+
+With ``outbox`` a transaction commits; with ``immediate`` the call returns, and what it refused is
+published again under the same id, as the documents ask for. Each event is written down before it
+is tried and after it was accepted: between the two nobody can know.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from typing import Any
+from uuid import UUID
+
+import django
+
+
+def main(
+    *, count: int, seed: str, mode: str = "outbox", size: int = 10, pause: float = 0.0,
+    passing: float = 0.1, lasting: float = 0.05, work: float = 0.0, patience: float = 120.0,
+) -> None:  # fmt: skip
+    """Publish *count* events in transactions of *size*; shares of them fail once, or for good."""
+    from django.db import DatabaseError, InterfaceError, close_old_connections, transaction
+
+    from django_amqp_events import Options, PublishError, courier, publish_event
+
+    from . import ledger
+    from .faulty import EVENT
+
+    # A busy machine confirms late, and what is late is a relay's: most rows are not about that.
+    courier.PATIENCE = 10.0  # type: ignore[misc]
+    chance = random.Random(seed)
+    events: list[tuple[str, dict[str, Any]]] = []
+    for number in range(count):
+        drawn = chance.random()
+        plan = "passing" if drawn < passing else "lasting" if drawn < passing + lasting else "fine"
+        event_id = str(UUID(int=chance.getrandbits(128), version=4))
+        events.append((event_id, {"number": number, "plan": plan, "work": work}))
+
+    def publish(part: list[tuple[str, dict[str, Any]]]) -> None:
+        if mode == "outbox":
+            with transaction.atomic():
+                for event_id, payload in part:
+                    publish_event(EVENT, payload, options=Options(event_id=event_id, mode="outbox"))
+            return
+        for event_id, payload in part:
+            publish_event(EVENT, payload, options=Options(event_id=event_id, mode="immediate"))
+
+    size = size if mode == "outbox" else 1
+    for first in range(0, count, size):
+        part = events[first : first + size]
+        ledger.write("intent", events=[event_id for event_id, _ in part])
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                publish(part)
+            except (PublishError, DatabaseError, InterfaceError) as exc:
+                ledger.write("refused", events=[event_id for event_id, _ in part], why=str(exc))
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+                # As any process does that is no request: a connection that is lost stays so.
+                close_old_connections()
+            else:
+                break
+        ledger.write("accepted", events=[event_id for event_id, _ in part])
+        time.sleep(pause)
+    ledger.write("published everything")
+
+
+if __name__ == "__main__":
+    django.setup()
+    main(**json.loads(sys.argv[1]))

@@ -1,0 +1,358 @@
+"""Processes that publish and processes that relay, killed at their worst moments. Counted.
+
+Each program is a process with the database of the test as its default. Event ids tell who
+published what, so what should have arrived is known without asking those that died.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db.models.functions import Now
+
+import django_amqp_events
+from django_amqp_events.models import OutboxEvent
+from tests.conftest import Database, Vhost
+from tests.integration.wire import Proxy, Wire, until
+
+PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
+ALIAS = "archive"
+
+pytestmark = pytest.mark.timeout(300)
+
+BEGIN = """
+import json, os, signal, sys, threading, time
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_amqp_events"],
+    DATABASES={"default": json.loads(os.environ["DATABASE"])},
+    AMQP_EVENTS={
+        "SERVICE": "shop", "AUTODISCOVER": [], "CONFIRM_TIMEOUT": 10,
+        "EXCHANGE": os.environ["EXCHANGE"], "CELERY_APP": "__main__.app",
+    },
+)
+django.setup()
+from celery import Celery
+app = Celery("outbox", broker=os.environ["URL"], set_as_current=False)
+from django.db import connections, transaction
+from django_amqp_events import Options, broker, conf, courier, outbox, publish_event, publish_many
+from django_amqp_events.relay import Relay
+
+# A machine that is busy confirms late. Where that is not the point, it is waited for.
+courier.PATIENCE = 30
+
+def lease(seconds):
+    outbox.LEASE, outbox.BEGIN_WITHIN, outbox.RENEW = seconds, seconds / 2, seconds / 6
+
+def publish(event_id, **payload):
+    publish_event("shop.happened", payload, options=Options(event_id=event_id))
+
+def relay(**options):
+    Relay(app=app, settings=conf.get_settings(), alias="default", **options).run(until_empty=True)
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def wait(pid):
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, status
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def wire(vhost: Vhost, archive_database: Database) -> Iterator[Wire]:
+    with Wire.on(vhost.url, PUBLISH="outbox", DATABASE=ALIAS) as wire:
+        yield wire
+
+
+@pytest.fixture
+def start(wire: Wire, archive_database: Database) -> Iterator[Start]:
+    """Start a program; whatever still runs is killed with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str, *arguments: str, url: str = "") -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-X", "dev", "-W", "error",
+                # Python 3.12 and newer warn of a fork beside a thread, as the courier is one.
+                "-W", "ignore:This process:DeprecationWarning",
+                "-c", BEGIN + code, *arguments,
+            ],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(PACKAGE),
+                "URL": url or wire.url,
+                "EXCHANGE": wire.exchange,
+                "DATABASE": archive_database.json,
+            },
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str], code: int = 0, seconds: float = 120) -> str:
+    """Wait for the end of a program, which says nothing on stderr; return what it printed."""
+    out, err = process.communicate(timeout=seconds)
+    assert (process.returncode, err) == (code, "")
+    return out
+
+
+def table() -> Any:
+    return OutboxEvent.objects.using(ALIAS)
+
+
+def arrived(wire: Wire, about: int) -> Counter[str]:
+    return Counter(message.properties["message_id"] for message in wire.take(about=about))
+
+
+PUBLISHER = """
+who = sys.argv[1]
+for n in range(50):
+    with transaction.atomic():
+        publish(f"{who}-{n}")
+with transaction.atomic():
+    transaction.on_commit(kill)
+    for n in range(50, 1050):
+        publish(f"{who}-{n}", text="x" * 100)
+"""
+
+RELAY = "relay(size=100)"
+
+
+def test_publishers_killed_between_commit_and_publish(wire: Wire, start: Start):
+    publishers = [start(PUBLISHER, who) for who in "abcd"]
+    for process in publishers:
+        ended(process, -signal.SIGKILL)
+    assert table().count() >= 4000, "nobody died with events in hand"
+    table().update(due_at=Now())  # the lease of the dead
+    relays = [start(RELAY) for _ in range(2)]
+    for process in relays:
+        ended(process)
+    assert not table().exists()
+    found = arrived(wire, 4200)
+    assert found == Counter(f"{who}-{n}" for who in "abcd" for n in range(1050))
+
+
+def test_publishers_killed_at_any_moment(wire: Wire, start: Start, tmp_path: Path):
+    """Events that a transaction was rolled back of are not published, all others are."""
+    code = """
+who = sys.argv[1]
+with open(sys.argv[2], "a") as ledger:
+    for n in range(100_000):
+        with transaction.atomic():
+            for m in range(10):
+                publish(f"{who}-{n}-{m}")
+        ledger.write(f"{n}\\n")
+        ledger.flush()
+        if n % 5 == 0:
+            try:
+                with transaction.atomic():
+                    publish(f"rolled-back-{n}")
+                    raise LookupError
+            except LookupError:
+                pass
+"""
+    ledgers = {who: tmp_path / who for who in "ab"}
+    publishers = [start(code, who, str(path)) for who, path in ledgers.items()]
+
+    def begun() -> bool:
+        return all(
+            path.exists() and path.read_text().count("\n") >= 60 for path in ledgers.values()
+        )
+
+    until(begun, "each has committed some", 120)
+    for process in publishers:
+        assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        ended(process, -signal.SIGKILL)
+    table().update(due_at=Now())
+    ended(start(RELAY))
+    found = arrived(wire, 1200)
+    committed = {
+        f"{who}-{n}-{m}"
+        for who, path in ledgers.items()
+        for n in path.read_text().split()
+        for m in range(10)
+    }
+    assert committed <= set(found)
+    assert not table().exists()
+    assert not any(event_id.startswith("rolled") for event_id in found)
+    # The last transaction of each may have committed without a word about it: whole or not at all.
+    rest = Counter(event_id.rpartition("-")[0] for event_id in set(found) - committed)
+    assert len(rest) <= 2
+    assert set(rest.values()) <= {10}
+    # What was published, and its row not deleted yet, comes again.
+    assert sum(found.values()) - len(found) <= 20
+
+
+DYING_RELAY = """
+lease(3)
+calls = 0
+confirmed = outbox.confirmed
+def dying(alias, rows):
+    global calls
+    calls += 1
+    if calls == 4:
+        print(" ".join(row.message.event_id for row in rows), flush=True)
+        kill()
+    confirmed(alias, rows)
+outbox.confirmed = dying
+relay(size=100)
+"""
+
+
+def test_relays_killed_between_confirm_and_delete(wire: Wire, start: Start):
+    publisher = start(PUBLISHER, "a")
+    ended(publisher, -signal.SIGKILL)
+    table().update(due_at=Now())
+    twice: set[str] = set()
+    for _ in range(2):
+        twice.update(ended(start(DYING_RELAY), -signal.SIGKILL).split())
+    assert len(twice) == 200
+    # What they had in hand is due when their leases are over, and not before.
+    ended(start("lease(3)\n" + RELAY))
+    assert table().count() in (0, 100, 200)
+    until(lambda: not table().filter(due_at__gt=Now()).exists(), "the leases are over")
+    ended(start(RELAY))
+    assert not table().exists()
+    found = arrived(wire, 1250)
+    assert set(found) == {f"a-{n}" for n in range(1050)}
+    assert {event_id for event_id, count in found.items() if count > 1} == twice
+    assert max(found.values()) == 2
+
+
+# -- the process -----------------------------------------------------------------------------------
+
+
+def test_forks(wire: Wire, start: Start):
+    """Before, between and after; in the middle of a transaction; with an event in hand."""
+    code = """
+def fork():
+    connections.close_all()  # no database's connection survives a fork
+    return os.fork()
+
+publish("parent-0")
+pid = fork()
+if not pid:
+    publish("child-0")
+    publish("child-1")
+    inner = fork()
+    if not inner:
+        publish("grandchild")
+        sys.exit(0)
+    wait(inner)
+    publish("child-2")
+    sys.exit(0)
+wait(pid)
+publish("parent-1")
+ours = courier.courier(conf.get_settings())
+with ours._changed:
+    pid = fork()
+    if not pid:
+        signal.alarm(60)
+        publish("locked")
+        os._exit(0)
+wait(pid)
+publish("parent-2")
+assert not outbox.rows("default").exists()
+"""
+    proxy = wire.proxy()
+    ended(start(code, url=proxy.url))
+    assert wire.ids() == [
+        "parent-0", "child-0", "child-1", "grandchild", "child-2", "parent-1", "locked", "parent-2",
+    ]  # fmt: skip
+    assert len(proxy.links) == 4, "a fork cost its parent the connection"
+
+
+def test_a_program_that_ends_at_once(wire: Wire, start: Start):
+    """What is under way is waited for, a little."""
+    code = """
+courier.PATIENCE = 0
+for n in range(20):
+    publish(f"event-{n}")
+"""
+    ended(start(code))
+    assert not table().exists()
+    assert len(wire.ids()) == 20
+
+
+def test_a_program_that_ends_while_the_broker_is_silent(wire: Wire, start: Start):
+    proxy: Proxy = wire.proxy()
+    code = """
+courier.PATIENCE = 0.15
+publish("first")
+print("go", flush=True)
+sys.stdin.readline()
+began = time.monotonic()
+publish("second")
+publish("third")
+print(time.monotonic() - began)
+print("end", flush=True)
+"""
+    process = start(code, url=proxy.url)
+    assert process.stdout
+    assert process.stdin
+    assert process.stdout.readline() == "go\n"
+    proxy.flowing.clear()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert float(process.stdout.readline()) < 2
+    assert process.stdout.readline() == "end\n"
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20, "the end is not waited for without end"
+    assert process.returncode == 0
+    assert "Traceback" not in err
+    assert sorted(table().values_list("event_id", flat=True)) == ["second", "third"]
+    proxy.flowing.set()
+    table().update(due_at=Now())
+    ended(start(RELAY))
+    assert set(wire.ids()) == {"first", "second", "third"}
+
+
+def test_published_while_the_interpreter_ends(wire: Wire, start: Start):
+    code = """
+import atexit
+atexit.register(publish, "late")
+"""
+    _, err = start(code).communicate(timeout=60)
+    assert "Traceback" not in err
+    table().update(due_at=Now())
+    ended(start(RELAY))
+    assert wire.ids() == ["late"]
+
+
+def test_events_relay(wire: Wire, start: Start, tmp_path: Path):
+    """The command: relays, waits, ends when it is told to, or when its parent is gone."""
+    ended(start(PUBLISHER, "a"), -signal.SIGKILL)
+    table().update(due_at=Now())
+    command = "from django.core.management import call_command\ncall_command('events_relay', {})"
+    out = ended(start(command.format("until_empty=True")))
+    assert re.search(r"events_relay: stopped; 1\d\d\d events published in all", out)
+    assert not table().exists()
+    running = start(command.format("parent=os.getppid()"))
+    assert running.stdout
+    assert "relaying the outbox of shop" in running.stdout.readline()
+    running.send_signal(signal.SIGTERM)
+    assert "stopped; nothing in all" in ended(running)
+    assert len(arrived(wire, 1050)) == 1050

@@ -1,0 +1,97 @@
+"""Run the fault table and write docs/faults.md.
+
+    make faults                                    all rows, some minutes each ten
+    make faults ARGS="--events 200 child-within"   some of them
+    make faults ARGS="--list"
+    make faults ARGS="--peer --events 200"         the same faults, celery-amqp-events in our place
+
+What a run found is kept in docs/faults/ by broker version; the page is written from all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+
+from . import all_rows, peers, report  # noqa: E402 - scripts/ has the broker
+from .running import Result, run  # noqa: E402
+from .world import Grounds, world  # noqa: E402
+
+#: Published in a row of the table; twice as many units.
+EVENTS = 1000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="make faults", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("rows", nargs="*", metavar="row", help="Names; all rows by default.")
+    parser.add_argument("--events", type=int, default=EVENTS, help=f"Per row; {EVENTS} by default.")
+    parser.add_argument("--seed", default="1", help="Of all that is left to chance; 1 by default.")
+    parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs", help="docs/ by default.")
+    parser.add_argument("--keep", action="store_true", help="Keep ledgers and logs, and say where.")
+    parser.add_argument("--missing", action="store_true", help="Rows that did not hold here yet.")
+    parser.add_argument("--list", action="store_true", help="The rows' names.")
+    parser.add_argument("--write", action="store_true", help="Only write the page again.")
+    parser.add_argument("--peer", action="store_true", help="Rows of celery-amqp-events.")
+    given = parser.parse_args(arguments)
+    rows = peers.PEERS if given.peer else all_rows()
+    if given.write:
+        report.write(given.output)
+        return 0
+    if given.list:
+        print(*(f"{row.name:32} {row.title}" for row in rows.values()), sep="\n")
+        return 0
+    if unknown := [name for name in given.rows if name not in rows]:
+        parser.error(f"no row is called {', '.join(unknown)}; --list names them all")
+    directory = Path(tempfile.mkdtemp(prefix="faults-"))
+    grounds = Grounds(directory, kind="sqlite" if given.peer else given.database)
+    make = peers.peer_world if given.peer else world
+    results: list[Result] = []
+    began = time.monotonic()
+    try:
+        print(f"RabbitMQ {grounds.node.version}, {grounds.kind}, {given.events} events in a row")
+        names = given.rows or list(rows)
+        if given.missing:
+            held = report.held(given.output, grounds, peer=given.peer)
+            names = [name for name in names if name not in held]
+        for name in names:
+            result = run(rows[name], grounds, events=given.events, seed=given.seed, make=make)
+            print(report.line(result), flush=True)
+            results.append(result)
+            # After each: what was measured stays if the machine goes.
+            report.keep(
+                given.output, grounds, results,
+                events=given.events, seed=given.seed, peer=given.peer,
+            )  # fmt: skip
+    finally:
+        grounds.end()
+        if given.keep:
+            print(f"Ledgers and logs: {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    page = report.write(given.output)
+    bad = [result.row for result in results if not result.held]
+    print(
+        f"{len(results) - len(bad)} of {len(results)} rows held in "
+        f"{time.monotonic() - began:.0f} s; see {page.name}"
+    )
+    if bad:
+        print(f"Not held: {', '.join(bad)}")
+    # What the peer does not hold is what its table is for.
+    return 1 if bad and not given.peer else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

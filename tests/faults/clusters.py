@@ -1,0 +1,83 @@
+"""Rows: a cluster of three nodes that loses one of them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from functools import partial
+
+from broker import Node
+from tests.acceptance.harness import until
+
+from .rows import row
+from .world import QUEUES, Hit, World
+
+CLUSTER = "A cluster of three nodes"
+
+
+def loses_one(world: World, *, cut: bool) -> None:
+    """The leader of the handlers' queues goes for some seconds while publisher and worker work."""
+    _, leader, _ = nodes = world.grounds.cluster()
+    with world.behind(leader.amqp_url(world.eyes.vhost)):
+        world.declare()
+    until(lambda: _leaders(world) == {leader.nodename}, 20, "the queues are led by one node")
+    # Each of their connections finds another node when its own is gone.
+    until(lambda: all(_known(world, node) for node in nodes), 30, "all nodes know the vhost")
+    world.keep(lambda: world.worker("prefork", 2))
+    world.keep(world.relay)
+    world.keep(world.reaper)
+    world.publisher(pause=0.05, work=0.02)
+    until(lambda: world.unacked(time.time()), 60, "deliveries are in hand")
+    world.hits.append(
+        Hit(
+            "leader cut off" if cut else "leader killed",
+            time.time(),
+            world.in_flight(),
+            leader.pid,
+            None if cut else signal.SIGKILL,
+        )
+    )
+    if cut:
+        _cut_off(leader, *(node for node in nodes if node is not leader))
+    else:
+        leader.kill()
+    until(lambda: leader.nodename not in _leaders(world), 60, "others lead")
+    time.sleep(3)
+    if cut:
+        _heal(leader, *(node for node in nodes if node is not leader))
+        until(lambda: _runs(world, leader), 60, "it is back")
+    else:
+        leader.start_again()
+    world.settle()
+
+
+row(CLUSTER, "The queues' leader is killed under load, and started again", cluster=True,
+    name="cluster-leader-killed")(partial(loses_one, cut=False))  # fmt: skip
+row(CLUSTER, "The queues' leader is cut off from the two others, and comes back", cluster=True,
+    name="cluster-leader-cut-off")(partial(loses_one, cut=True))  # fmt: skip
+
+
+def _leaders(world: World) -> set[str]:
+    return {world.eyes.queue(queue).get("leader", "") for queue in QUEUES}
+
+
+def _known(world: World, node: Node) -> bool:
+    found = node.http("GET", "/api/vhosts")
+    return any(vhost["name"] == world.eyes.vhost for vhost in found)
+
+
+def _runs(world: World, node: Node) -> bool:
+    found = world.node.http("GET", "/api/nodes")
+    return any(each["name"] == node.nodename and each["running"] for each in found)
+
+
+def _cut_off(node: Node, *others: Node) -> None:
+    """End its links to the others, and let none be made again: the nodes' cookies differ now."""
+    names = ",".join(f"'{other.nodename}'" for other in others)
+    node.ctl("eval", f"[begin erlang:set_cookie(N, other), erlang:disconnect_node(N) end "
+                     f"|| N <- [{names}]].")  # fmt: skip
+
+
+def _heal(node: Node, *others: Node) -> None:
+    names = ",".join(f"'{other.nodename}'" for other in others)
+    node.ctl("eval", f"[erlang:set_cookie(N, erlang:get_cookie()) || N <- [{names}]].")

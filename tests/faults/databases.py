@@ -1,0 +1,293 @@
+"""Rows: the database goes away while the mirror, the outbox, `once` or a result backend needs it.
+
+PostgreSQL is killed and started again. SQLite has no server: somebody holds a lock on its file, for
+longer than anybody waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from tests.acceptance.harness import until
+from tests.integration.wire import ACK, NACK
+
+from .publishers import RELAY, claimed, lasting, leave, mirrored, relayed, unhandled
+from .rows import row
+from .world import ARCHIVE, DEADLINE, Database, Hit, World
+
+GROUP = "Databases"
+#: Seconds for which the database is away: without the time that PostgreSQL takes to start, and
+#: longer than anybody waits for SQLite's lock.
+KILLED, LOCKED, PATIENCE = 1.0, 2.5, 1
+#: Seconds between attempts: the third one finds the database again.
+DELAY = "2"
+
+OUTBOX = "django_amqp_events_outboxevent"
+EVENTS = "django_amqp_events_archivedevent"
+#: Sessions of the service that wait for somebody's lock, and transactions between two statements.
+_BLOCKED = "wait_event_type = 'Lock'"
+_OPEN = "state = 'idle in transaction'"
+
+
+def begin(world: World) -> int:
+    """Let nobody wait long for the database; returns how often it is to be taken away."""
+    world.environ(TESTPROJECT_DELAY=DELAY, TESTPROJECT_DATABASE=_impatient(world.database))
+    world.declare()
+    return 2 if world.events < 1000 else 4
+
+
+# -- who needs it -------------------------------------------------------------------------
+
+
+@row(GROUP, "The database is away while the mirror writes to it")
+def database_mirror(world: World) -> None:
+    """Mirroring goes on with the same messages; no row is doubled."""
+    times = begin(world)
+    world.keep(world.worker)
+    mirror = world.mirror()
+    for _ in range(times):
+        slowly(world, times, lasting=lasting(world))
+        if world.grounds.postgres is None:
+            # If it could not even read, it would take no message.
+            lose(world, lambda: unacked(world, ARCHIVE), "messages unacked", only_commits=True)
+        else:
+            with held(world.database, EVENTS):
+                lose(world, lambda: sessions(world, _BLOCKED), "transactions of the mirror")
+    world.settle()
+    mirrored(world, exactly=False)
+    assert "is away" in mirror.log
+
+
+@row(GROUP, "The database is away while publishers write to the outbox")
+def database_outbox(world: World) -> None:
+    """A transaction that failed is repeated by its publisher, under the same ids.
+
+    It may have been committed all the same: `call` may be called twice.
+    """
+    times = begin(world)
+    world.keep(world.worker)
+    world.relay()
+    for _ in range(times):
+        slowly(world, times, mode="outbox", size=5)
+        if world.grounds.postgres is None:
+            lose(world, lambda: len(pending(world)), "events whose transaction waits")
+        else:
+            with held(world.database, OUTBOX):
+                lose(world, lambda: sessions(world, _BLOCKED), "transactions of publishers")
+    relayed(world)
+    assert world.service.ledger(what="refused"), "no transaction failed"
+
+
+@row(GROUP, "The database is away while a relay waits for confirms")
+def database_relay(world: World) -> None:
+    """They come meanwhile. The relay keeps them, and notes them when it is back."""
+    times = begin(world)
+    world.keep(world.worker)
+    leave(world)
+    proxy = world.proxy()
+    proxy.hold = {ACK, NACK}
+    with world.behind(proxy.url):
+        relay = world.command(*RELAY)
+
+    def confirm(hold: set[tuple[int, int]]) -> None:
+        """Let the confirms through, and hold back those that come now."""
+        proxy.release()
+        proxy.hold = hold
+
+    for left in reversed(range(times)):
+        until(lambda: any(link.held for link in proxy.links), DEADLINE, "a batch is confirmed")
+        hold = {ACK, NACK} if left else set()
+        lose(world, partial(int, claimed(world)), "rows in the hand of the relay",
+             meanwhile=partial(confirm, hold))  # fmt: skip
+    relayed(world)
+    assert "is away" in relay.log
+
+
+@row(GROUP, "The database is away while handlers with `once` write to it")
+def database_once(world: World) -> None:
+    """Also between their last statement and their commit: what does not commit is tried again."""
+    times = begin(world)
+    sqlite = world.grounds.postgres is None
+    world.keep(world.worker if sqlite else partial(world.worker, "threads", 8))
+    work = 0.02 if sqlite else max(0.1, 16 / world.events)
+    for number in range(times):
+        slowly(world, times, work=work, passing=0.0, lasting=0.0)
+        if sqlite:
+            # Who reads lets others write, but not commit.
+            only_commits = number % 2 == 0
+            lose(world, lambda: unacked(world), "messages unacked", only_commits=only_commits)
+        else:
+            lose(world, lambda: sessions(world, _OPEN), "transactions of handlers")
+    world.settle()
+    ledger = world.ledger.read()
+    again = {
+        event_id
+        for event_id, handler, attempt, _ in ledger.started
+        if handler == "effect" and ledger.ended[event_id, handler, attempt - 1, None]
+    }
+    assert again, "no commit failed"
+
+
+@row(
+    GROUP, "The database of the result backend is away (django-celery-results, extended)", share=0.5
+)
+def database_results(world: World) -> None:
+    """Every run stores a result, or fails to; nothing comes of it."""
+    results = world.grounds.database()
+    world.environ(TESTPROJECT_RESULTS=_impatient(results))
+    backend = {"result_backend": "django-db", "result_extended": True}
+    world.service.celery = {**world.service.celery, **backend}
+    times = begin(world)
+    worker = world.worker()
+    for _ in range(times):
+        slowly(world, times, work=0.02, lasting=0.0)
+        until(lambda: unacked(world), DEADLINE, "handlers run")
+        with closed(world, results):
+            world.hit("result backend away")
+            time.sleep(LOCKED)
+    world.settle()
+    assert not unhandled(world)
+    words = "is locked" if world.grounds.postgres is None else "not currently accepting"
+    assert words in worker.log, "no result was refused"
+    ((stored,),) = results.query("SELECT count(*) FROM django_celery_results_taskresult")
+    assert 0 < stored < len(world.ledger.units)
+
+
+def slowly(world: World, parts: int, **options: Any) -> None:
+    """Publish a part of all events over some seconds, and immediately unless said otherwise.
+
+    The part before it is through by then: no event meets the fault in all of its attempts.
+    """
+    before = sum(worker.name == "publisher" for worker in world.started)
+    until(lambda: world.ledger.read().through >= before, DEADLINE, "the part before is published")
+    count = world.events // parts
+    world.publisher(count, **{"mode": "immediate", "pause": 4 / count, **options})
+
+
+# -- what is in hand ----------------------------------------------------------------------
+
+
+def unacked(world: World, queue: str = "") -> int:
+    if not queue:
+        return world.unacked(time.time())
+    return int(world.eyes.queue(queue).get("messages_unacknowledged", 0))
+
+
+def pending(world: World) -> set[str]:
+    ledger = world.ledger.read()
+    return ledger.intended - ledger.accepted
+
+
+def sessions(world: World, condition: str) -> int:
+    """Count the service's sessions that are like that."""
+    ((number,),) = world.database.query(
+        "SELECT count(*) FROM pg_stat_activity "  # noqa: S608
+        f"WHERE datname = current_database() AND {condition}"
+    )
+    return int(number)
+
+
+# -- how it goes away ---------------------------------------------------------------------
+
+
+def lose(
+    world: World,
+    hand: Callable[[], int],
+    what: str,
+    *,
+    meanwhile: Callable[[], object] = bool,
+    only_commits: bool = False,
+) -> None:
+    """Take the database away while something is in hand, and give it back.
+
+    Args:
+        hand: how much it is; with SQLite it is looked at when the lock is there.
+        meanwhile: done while it is away.
+        only_commits: with SQLite nothing but commits has to wait.
+    """
+    postgres = world.grounds.postgres
+    if postgres is None:
+        with locked(world.database, only_commits=only_commits):
+            number = until(hand, DEADLINE, what)
+            world.hit(f"database locked, {what}", in_flight=number)
+            meanwhile()
+            time.sleep(LOCKED)
+        return
+    number = until(hand, DEADLINE, what)
+    pid = postgres.pid
+    world.hits.append(Hit(f"database killed, {what}", time.time(), number, pid, signal.SIGKILL))
+    postgres.kill()
+    meanwhile()
+    time.sleep(KILLED)
+    postgres.start_again()
+
+
+@contextmanager
+def locked(database: Database, *, only_commits: bool = False) -> Iterator[None]:
+    """Hold SQLite's lock."""
+    holder = sqlite3.connect(database.settings["NAME"], timeout=60, isolation_level=None)
+    try:
+        holder.execute("BEGIN" if only_commits else "BEGIN EXCLUSIVE")
+        # Whoever has read holds a lock that others read and write beside, but do not commit.
+        holder.execute("SELECT count(*) FROM django_migrations").fetchall()
+        yield
+    finally:
+        holder.close()
+
+
+@contextmanager
+def held(database: Database, table: str) -> Iterator[None]:
+    """Let whoever writes to a table of PostgreSQL wait in his transaction."""
+    holder = _connect(database, autocommit=False)
+    try:
+        holder.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE")
+        yield
+    finally:
+        holder.close()
+
+
+@contextmanager
+def closed(world: World, database: Database) -> Iterator[None]:
+    """Take one database away and leave the others."""
+    if world.grounds.postgres is None:
+        with locked(database):
+            yield
+        return
+    name = database.settings["NAME"]
+    with _connect(world.database, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        try:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
+            yield
+        finally:
+            connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
+
+def _connect(database: Database, *, autocommit: bool) -> Any:
+    import psycopg
+
+    settings = database.settings
+    return psycopg.connect(
+        host=settings["HOST"],
+        port=settings["PORT"],
+        user=settings["USER"],
+        dbname=settings["NAME"],
+        autocommit=autocommit,
+    )
+
+
+def _impatient(database: Database) -> str:
+    """Write a database's settings for a process that waits shortly for SQLite's lock."""
+    settings = database.settings
+    if "sqlite" in settings["ENGINE"]:
+        settings = {**settings, "OPTIONS": {**settings["OPTIONS"], "timeout": PATIENCE}}
+    return json.dumps(settings)

@@ -1,0 +1,106 @@
+"""Running a row, and what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .counts import Counts
+from .rows import Row
+from .world import Grounds, Hit, World, world
+
+Making = AbstractContextManager[World]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A row of the table.
+
+    Attributes:
+        error: why the row says nothing, if so.
+    """
+
+    row: str
+    group: str
+    title: str
+    events: int
+    seconds: float
+    counts: Counts | None = None
+    hits: Sequence[Hit] = field(default_factory=tuple)
+    error: str = ""
+
+    @property
+    def held(self) -> bool:
+        """Whether the promises held under a fault that did hit something."""
+        counts = self.counts
+        return (
+            counts is not None
+            and not self.error
+            and counts.published > 0
+            and counts.lost == 0
+            and counts.waiting == 0
+            and counts.effects == 0
+            and self.hit
+        )
+
+    @property
+    def hit(self) -> bool:
+        """Whether the fault came while work was in flight."""
+        return any(hit.in_flight for hit in self.hits)
+
+    @property
+    def missed(self) -> bool:
+        """Whether it says nothing: nothing was in flight when the fault came, or it never came."""
+        counts = self.counts
+        return not self.hit and counts is not None and not counts.lost and not counts.effects
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run(row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..., Making] = world,
+        tries: int = 3) -> Result:  # fmt: skip
+    """Run one row; what goes wrong with it is said in the result.
+
+    Faults come by the clock where processes do their work: one that missed it proves nothing, and
+    the row is run again, up to *tries* times in all.
+    """
+    result = _run(row, grounds, events=events, seed=seed, make=make)
+    for again in range(2, tries + 1):
+        if not result.missed:
+            break
+        print(f"{row.name} missed: {result.error or 'nothing was in flight'}", flush=True)
+        result = _run(row, grounds, events=events, seed=f"{seed}-{again}", make=make)
+    return result
+
+
+def _run(
+    row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..., Making]
+) -> Result:
+    number = max(20, round(events * row.share))
+    nodes = grounds.cluster() if row.cluster else []
+    began = time.monotonic()
+    with make(
+        grounds, name=row.name, events=number, seed=f"{seed}-{row.name}", nodes=nodes
+    ) as here:
+        error = ""
+        try:
+            row.run(here)
+        except (AssertionError, subprocess.TimeoutExpired) as exc:
+            error = str(exc)
+        hits = here.proof()
+        counts = here.count()
+    return Result(
+        row=row.name,
+        group=row.group,
+        title=row.title,
+        events=number,
+        seconds=round(time.monotonic() - began, 1),
+        counts=counts,
+        hits=tuple(hits),
+        error=error,
+    )

@@ -1,0 +1,15 @@
+"""The rows of :mod:`tests.faults.topologies`, with few events."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import rows_of
+from .conftest import Hold
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.mark.parametrize("name", rows_of("topologies"))
+def test_row(name: str, hold: Hold) -> None:
+    hold(name)

@@ -1,0 +1,547 @@
+"""A service of its own on a vhost of its own, its processes, and who looks at them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+from uuid import uuid4
+
+from postgresql import Postgres
+
+from broker import Broker, Node
+from django_amqp_events import envelope
+from tests.acceptance.harness import STARTED, Archive, Eyes, Service, Worker, until
+from tests.acceptance.isolation import Supervisor
+from tests.integration.wire import Proxy
+
+from .counts import HANDLERS, Counts, Ledger, Unit, count
+
+NAME = "shop"
+ARCHIVE = f"{NAME}:archive"
+QUEUES = tuple(f"{NAME}.testproject.{handler}" for handler in HANDLERS)
+#: Seconds between looks at the queues; the management API of our nodes is half a second behind.
+SAMPLE = 0.25
+#: Seconds in which the processes of a row have to come to an end of their work.
+DEADLINE = 180.0
+#: Seconds for which an outbox row stays with a process that may be dead; 60 in production.
+LEASE = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A fault, and the work that was in flight when it came.
+
+    Attributes:
+        in_flight: what was begun and not settled then: unacked deliveries (as the management API
+            had them within a second), and, of publishers, events without an answer; at a point,
+            what the process had in hand; of a database, transactions that were open.
+    """
+
+    what: str
+    at: float
+    in_flight: int
+    pid: int | None = None
+    signal: int | None = None
+
+
+class Database:
+    """Where the service has its outbox, its inbox, its archive and its effects."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        if "sqlite" in self.settings["ENGINE"]:
+            with sqlite3.connect(self.settings["NAME"], timeout=20) as connection:
+                return connection.execute(statement).fetchall()
+        import psycopg
+
+        with psycopg.connect(
+            host=self.settings["HOST"],
+            port=self.settings["PORT"],
+            user=self.settings["USER"],
+            dbname=self.settings["NAME"],
+        ) as connection:
+            return connection.execute(statement).fetchall()
+
+
+class Grounds:
+    """A broker and a database server, for row after row; a row may kill both.
+
+    Args:
+        kind: ``postgresql`` or ``sqlite``.
+    """
+
+    def __init__(self, directory: Path, *, kind: str = "postgresql") -> None:
+        self.directory = directory
+        self.kind = kind
+        directory.mkdir(parents=True, exist_ok=True)
+        self.node = Node.start(directory / "node")
+        self.postgres = Postgres.start() if kind == "postgresql" else None
+        self._template: Path | str = ""
+        self._cluster: list[Node] = []
+
+    def end(self) -> None:
+        for node in reversed(self._cluster):
+            node.end()
+        self.node.end()
+        if self.postgres is not None:
+            self.postgres.end()
+
+    def ready(self) -> None:
+        """See to it that both run, whatever the row before did."""
+        if not self.node.alive:
+            self.node.start_again()
+        else:
+            self.node.wait_ready()
+        if self.postgres is not None:
+            self.postgres.start_again()
+
+    def cluster(self) -> list[Node]:
+        """Three nodes, all running; a minority that is cut off pauses."""
+        config = "cluster_partition_handling = pause_minority"
+        while len(self._cluster) < 3:
+            peer = self._cluster[0] if self._cluster else None
+            directory = self.directory / f"member-{len(self._cluster)}"
+            self._cluster.append(Node.start(directory, config_extra=config, peer=peer))
+        for node in self._cluster:
+            if not node.alive:
+                node.start_again()
+            # What a dead-letter publisher has no confirm for when a node goes it publishes again
+            # after three minutes (rabbit_fifo_dlx_worker); here after five seconds.
+            node.ctl("eval", "application:set_env(rabbit, "
+                     "dead_letter_worker_publisher_confirm_timeout, 5000).")  # fmt: skip
+        return self._cluster
+
+    def database(self) -> Database:
+        """A new one with all tables."""
+        if not self._template:
+            self._template = self._make_template()
+        if self.postgres is None:
+            path = self.directory / f"{uuid4().hex}.sqlite3"
+            shutil.copyfile(self._template, path)
+            return self._sqlite(path)
+        name = f"row_{uuid4().hex}"
+        self._execute(f"CREATE DATABASE {name} TEMPLATE {self._template}")
+        return self._postgresql(name)
+
+    def _make_template(self) -> Path | str:
+        if self.postgres is None:
+            template: Path | str = self.directory / "template.sqlite3"
+            database = self._sqlite(self.directory / "template.sqlite3")
+        else:
+            template = "template_of_rows"
+            self._execute(f"CREATE DATABASE {template}")
+            database = self._postgresql(template)
+        service = Service(
+            url="amqp://nobody@127.0.0.1:1//",
+            where=Path(tempfile.mkdtemp(dir=self.directory)),
+            name=NAME,
+            handlers="faulty",
+            environ={"TESTPROJECT_DATABASE": json.dumps(database.settings)},
+        )
+        service.python(
+            "from django.core.management import call_command as c\nc('migrate', verbosity=0)\n"
+            "from django.db import connection\nfrom testproject import faulty\n"
+            "connection.cursor().execute(faulty.TABLE)"
+        )
+        return template
+
+    def _sqlite(self, path: Path) -> Database:
+        options = {"timeout": 20, "transaction_mode": "IMMEDIATE"}
+        return Database(
+            {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path), "OPTIONS": options}
+        )
+
+    def _postgresql(self, name: str) -> Database:
+        assert self.postgres is not None
+        return Database(
+            {
+                "ENGINE": "django.db.backends.postgresql",
+                "NAME": name,
+                "HOST": self.postgres.HOST,
+                "PORT": str(self.postgres.port),
+                "USER": self.postgres.USER,
+            }
+        )
+
+    def _execute(self, statement: str) -> None:
+        import psycopg
+
+        assert self.postgres is not None
+        with psycopg.connect(
+            host=self.postgres.HOST,
+            port=self.postgres.port,
+            user=self.postgres.USER,
+            dbname="postgres",
+            autocommit=True,
+        ) as connection:
+            connection.execute(statement)
+
+
+@dataclass
+class World:
+    """One row's service. Whatever it starts is gone when :func:`world` ends.
+
+    Attributes:
+        events: how many a row publishes, more or less.
+        seed: of every choice that is left to chance.
+        url: where the service's processes find the broker; a row may put a proxy there.
+    """
+
+    grounds: Grounds
+    node: Broker
+    events: int
+    seed: str
+    eyes: Eyes
+    service: Service
+    database: Database
+    hits: list[Hit] = field(default_factory=list)
+    started: list[Worker] = field(default_factory=list)
+    kept: list[Supervisor] = field(default_factory=list)
+    proxies: list[Proxy] = field(default_factory=list)
+    interpreter: ClassVar[str] = sys.executable
+    publishing: ClassVar[str] = "testproject.publishing"
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.service.where)
+        self._samples: list[tuple[float, int]] = []
+        #: How many were started; each says so when it is through.
+        self.publishers = 0
+        self._over = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+        self._sampler.start()
+
+    # -- before
+
+    def arm(self, point: str, *, times: int, of: int = 0, whom: str = "self") -> None:
+        """Let processes kill themselves at a point (see testproject's ``points``).
+
+        Args:
+            of: how many events will come by; the kills are spread over them.
+        """
+        points = json.loads(self.service.environ.get("TESTPROJECT_POINTS", "{}"))
+        every = max(1, (of or self.events) // (times * 4))
+        points[point] = {"times": times, "every": every, "whom": whom, "seed": self.seed}
+        self.environ(TESTPROJECT_POINTS=json.dumps(points))
+
+    def environ(self, **more: str) -> None:
+        """Add to the environment of processes that are started from now on."""
+        self.service.environ = {**self.service.environ, **more}
+
+    def settings(self, **keys: Any) -> None:
+        """Add keys to AMQP_EVENTS of processes that are started from now on."""
+        self.service.events = {**self.service.events, **keys}
+
+    def proxy(self) -> Proxy:
+        """A proxy to the broker, for those who are started with its URL (:meth:`behind`)."""
+        proxy = Proxy(self.eyes.url)
+        self.proxies.append(proxy)
+        return proxy
+
+    @contextmanager
+    def behind(self, url: str) -> Iterator[None]:
+        """Processes that are started in this block find the broker at *url*."""
+        before, self.service.url = self.service.url, url
+        try:
+            yield
+        finally:
+            self.service.url = before
+
+    def declare(self) -> None:
+        self.service.declare()
+
+    # -- processes
+
+    def worker(self, pool: str = "prefork", concurrency: int = 2, *arguments: str) -> Worker:
+        worker = self.service.worker(pool, concurrency, "-Q", ",".join(QUEUES), *arguments)
+        self.started.append(worker)
+        return worker
+
+    def command(self, *arguments: str) -> Worker:
+        """Start ``manage.py`` with these arguments; it is not waited for."""
+        return self._start(["-m", "django", *arguments], arguments[0])
+
+    def reaper(self) -> Worker:
+        return self.command("events_reaper")
+
+    def mirror(self) -> Worker:
+        return self.command("events_mirror")
+
+    def relay(self) -> Worker:
+        return self.command("events_relay")
+
+    def publisher(self, count: int = 0, **options: Any) -> Worker:
+        """Start a process that publishes; options as testproject's ``publishing`` has them."""
+        self.publishers += 1
+        given = {"count": count or self.events, "seed": f"{self.seed}-{self.publishers}"}
+        return self._start(["-m", self.publishing, json.dumps({**given, **options})], "publisher")
+
+    def keep(self, start: Callable[[], Worker]) -> Supervisor:
+        """Start a process, and again whenever it is gone."""
+        kept = Supervisor(start)
+        self.kept.append(kept)
+        return kept
+
+    def _start(self, arguments: Sequence[str], what: str) -> Worker:
+        path = self.service.where / f"{what}-{len(self.started)}.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                [self.interpreter, *arguments],
+                env=self.service.env(),
+                cwd=self.service.where,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        started = Worker(process, path, what)
+        self.started.append(started)
+        STARTED.append(started)
+        return started
+
+    # -- faults
+
+    def hit(
+        self,
+        what: str,
+        worker: Worker | None = None,
+        number: int | None = None,
+        *,
+        in_flight: int | None = None,
+    ) -> None:
+        """Note a fault that comes now, with what is in flight; send a signal, if one is given."""
+        pid = worker.pid if worker is not None else None
+        if in_flight is None:
+            in_flight = self.in_flight()
+        self.hits.append(Hit(what, time.time(), in_flight, pid, number))
+        if worker is not None and number is not None:
+            if number == signal.SIGKILL:
+                worker.kill()
+            else:
+                worker.signal(number)
+
+    def in_flight(self, when: float | None = None) -> int:
+        """Unacked deliveries at a time, and events that publishers have no answer for."""
+        ledger = self.ledger.read()
+        pending = len(ledger.intended - ledger.accepted)
+        # What runs is not acked, though the management API may not know of it yet.
+        return max(self.unacked(when or time.time()), ledger.in_hand) + pending
+
+    def unacked(self, when: float) -> int:
+        """Unacked deliveries in all queues: the most that was seen within a second of a time."""
+        samples = list(self._samples)
+        first = bisect_right(samples, (when - 1.0, -1))
+        return max(
+            (number for at, number in samples[first:] if at <= when + 1.0),
+            default=0,
+        )
+
+    def _sample(self) -> None:
+        path = f"/api/queues/{quote(self.eyes.vhost, safe='')}?columns=messages_unacknowledged"
+        while not self._over.wait(SAMPLE):
+            with suppress(Exception):
+                found = self.node.http("GET", path)
+                number = sum(queue.get("messages_unacknowledged", 0) for queue in found if queue)
+                self._samples.append((time.time(), number))
+
+    # -- the end
+
+    def progress(self) -> tuple[int, int]:
+        """Units that have an end, by the ledgers and the length of the archive, and all."""
+        ledger = self.ledger.read()
+        return len(ledger.units & ledger.done) + self.archived_number(), len(ledger.units)
+
+    def archived_number(self) -> int:
+        """Units in the archive, with copies; 0 where nobody answers."""
+        with suppress(Exception):
+            return self.eyes.ready(ARCHIVE) + self._rows("archivedevent", "state = 'archived'")
+        return 0
+
+    def _rows(self, model: str, where: str = "1 = 1") -> int:
+        table = f"django_amqp_events_{model}"
+        ((number,),) = self.database.query(f"SELECT count(*) FROM {table} WHERE {where}")  # noqa: S608
+        return int(number)
+
+    def settle(self, seconds: float = DEADLINE, *, publishers: int | None = None) -> None:
+        """Wait until the publishers are through and every unit has an end.
+
+        Raises:
+            AssertionError: one of the two takes longer than *seconds*.
+        """
+        wanted = self.publishers if publishers is None else publishers
+        until(lambda: self.ledger.read().through >= wanted, seconds, "everything is published")
+        deadline = time.monotonic() + seconds
+        while True:
+            ended, units = self.progress()
+            # Copies in the archive may stand for one unit: what is left shows in the queues.
+            if ended >= units and not self.waiting_number():
+                return
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"after {seconds:.0f} s {ended} of {units} have an end, "
+                    f"{self.waiting_number()} wait"
+                )
+            time.sleep(0.2)
+
+    def waiting_number(self) -> int:
+        """Messages in queues other than the archive, and rows in the outbox."""
+        try:
+            totals = self.eyes.totals(NAME)
+            return sum(number for queue, number in totals.items() if queue != ARCHIVE) + self._rows(
+                "outboxevent"
+            )
+        except Exception:  # noqa: BLE001 - it may be away just now
+            return 1
+
+    def count(self) -> Counts:
+        """Stop everything and do the sum."""
+        self.stop()
+        with suppress(AssertionError):
+            until(self._back, 30, "what the dead had in hand is back in its queues")
+        archived = {
+            (entry["event_id"], entry["handler"].rpartition(".")[2])
+            for entry in Archive(self.eyes, NAME).collect()
+        }
+        archived |= {
+            (str(event_id), handler.rpartition(".")[2])
+            for event_id, handler in self.database.query(
+                "SELECT event_id, handler FROM django_amqp_events_archivedevent"
+            )
+        }
+        effects = [event_id for (event_id,) in self.database.query("SELECT event FROM effects")]
+        waiting = self._waiting()
+        return count(
+            self.ledger.read(),
+            effects=effects,
+            archived=archived,
+            waiting=waiting,
+            stuck=self._stuck() if waiting or self.waiting_number() else 0,
+        )
+
+    def _stuck(self) -> int:
+        """Messages that a queue has and gives to nobody: dead letters without a confirm."""
+        time.sleep(2)  # the management API is behind
+        return sum(number for queue, number in self.eyes.totals(NAME).items() if queue != ARCHIVE)
+
+    def _back(self) -> bool:
+        """Whether nobody consumes and nothing is unacked."""
+        columns = "?columns=consumers,messages_unacknowledged"
+        # Of a queue of which it has no figures yet the management API says [].
+        return not any(
+            not queue or queue.get("consumers", 1) or queue.get("messages_unacknowledged", 1)
+            for queue in self.eyes.http("GET", f"/api/queues/{{vhost}}{columns}")
+        )
+
+    def _waiting(self) -> set[Unit]:
+        found: set[Unit] = {
+            (str(event_id), handler)
+            for (event_id,) in self.database.query(
+                "SELECT event_id FROM django_amqp_events_outboxevent"
+            )
+            for handler in HANDLERS
+        }
+        # First those that messages leave by themselves, at the end those that they go to.
+        queues = sorted(self.eyes.totals(NAME), key=lambda queue: ":delay" not in queue)
+        for queue in [*queues, *(queue for queue in QUEUES if queue in queues)]:
+            # A worker's own queue for remote control goes with it.
+            if queue == ARCHIVE or queue.endswith(".pidbox"):
+                continue
+            for message in self.eyes.take(queue):
+                key = message.delivery_info["routing_key"]
+                name = str(message.headers.get(envelope.EVENT_HANDLER) or queue or key)
+                handler = name.rpartition(".")[2]
+                # The message of a copy has an id of its own.
+                own = message.headers.get(envelope.EVENT_ID)
+                found.add((str(own or message.properties.get("message_id")), handler))
+        return found
+
+    def proof(self) -> list[Hit]:
+        """All hits: those that the row made, and those at the points."""
+        at_points = [
+            Hit(
+                f"killed, {line['point']}",
+                line["at"],
+                # What comes by a point of the worker is itself not acked yet.
+                max(self.unacked(line["at"]), line["hand"], 1),
+                line["pid"],
+                line["signal"],
+            )
+            for line in self.ledger.read().kills
+        ]
+        return sorted([*self.hits, *at_points], key=lambda hit: hit.at)
+
+    def stop(self) -> None:
+        """Kill what still runs."""
+        for kept in self.kept:
+            kept.end()
+        for kept in self.kept:
+            for worker in kept.workers:
+                worker.kill()
+        for worker in self.started:
+            worker.kill()
+        self.kept.clear()
+        self.started.clear()
+
+    def close(self) -> None:
+        self._over.set()
+        self.stop()
+        for proxy in self.proxies:
+            proxy.end()
+        self._sampler.join(10)
+        self.eyes.close()
+
+
+@contextmanager
+def world(
+    grounds: Grounds, *, name: str, events: int, seed: str, nodes: Sequence[Node] = ()
+) -> Iterator[World]:
+    """A world for one row; on the nodes of a cluster, whose first one the row leaves alone."""
+    grounds.ready()
+    nodes = nodes or [grounds.node]
+    node = nodes[0]
+    vhost = f"{name}-{uuid4().hex[:8]}"
+    node.add_vhost(vhost)
+    database = grounds.database()
+    service = Service(
+        url=";".join(each.amqp_url(vhost) for each in nodes),
+        where=Path(tempfile.mkdtemp(prefix=f"{name}-", dir=grounds.directory)),
+        name=NAME,
+        handlers="faulty",
+        # PUBLISH is testproject's "immediate" only until a publisher says otherwise.
+        events={"TOPOLOGY": "verify", "CONFIRM_TIMEOUT": 10},
+        celery={"worker_lost_wait": 1, "worker_cancel_long_running_tasks_on_connection_loss": True},
+        environ={
+            "TESTPROJECT_DATABASE": json.dumps(database.settings),
+            "TESTPROJECT_LEASE": str(LEASE),
+        },
+    )
+    here = World(
+        grounds=grounds,
+        node=node,
+        events=events,
+        seed=seed,
+        eyes=Eyes(node, vhost),
+        service=service,
+        database=database,
+    )
+    try:
+        yield here
+    finally:
+        here.close()
+        with suppress(Exception):
+            node.delete_vhost(vhost)

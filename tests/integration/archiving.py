@@ -1,0 +1,132 @@
+"""Archive messages as workers make them, and the ends of replays, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from django_amqp_events import envelope, mirror
+from django_amqp_events.broker import ConfirmChannel
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.envelope import Failure, Message, Progress, Received
+from django_amqp_events.mirror import Counts, Mirror
+from django_amqp_events.models import ArchivedEvent
+from tests.integration.conftest import Service
+
+FAILURE = Failure(
+    exception="billing.errors.TaxError",
+    message="there is no tax rate for the country 'XX'\nask the tax office",
+    traceback="Traceback (most recent call last):\n  …\nbilling.errors.TaxError: no rate\n",
+    frames=(
+        {"file": "/srv/billing/tax.py", "line": 28, "function": "rate", "module": "billing.tax"},
+        {
+            "file": "/srv/.venv/lib/python3.11/site-packages/requests/api.py",
+            "line": 59,
+            "function": "get",
+            "module": "requests.api",
+        },
+    ),
+)
+
+
+def received(
+    event_id: str | None = None,
+    *,
+    name: str = "shop.order.created",
+    payload: Mapping[str, Any] | None = None,
+    queue: str = "billing.send_invoice",
+    source: str = "shop",
+    headers: Mapping[str, Any] | None = None,
+    body: bytes | None = None,
+) -> Received:
+    """A delivery as the handler's queue had it."""
+    message = envelope.event_message(
+        exchange="events",
+        name=name,
+        body=envelope.encode_payload(name, payload or {"order_id": 7}) if body is None else body,
+        event_id=event_id or str(uuid4()),
+        service=source,
+        published_at=datetime.now(UTC),
+        headers=headers,
+    )
+    return Received(
+        queue=queue,
+        exchange="events",
+        routing_key=name,
+        body=message.body,
+        headers=message.headers,
+        properties=message.properties,
+    )
+
+
+def archived(
+    delivery: Received | None = None,
+    *,
+    service: str = "billing",
+    handler: str | None = "send_invoice",
+    reason: str = "exhausted",
+    attempt: int = 3,
+    replay_id: str | None = None,
+    at: datetime | None = None,
+    failure: Failure | None = FAILURE,
+    identified: bool = True,
+) -> Message:
+    """The archive message that a worker would publish of a delivery."""
+    delivery = delivery or received()
+    event: ReceivedEvent | None = None
+    progress = Progress(attempt=attempt, replay_id=replay_id, handler=handler)
+    if identified:
+        event = envelope.identify(delivery, trusted=False)[0]
+    if failure is not None and event is not None:
+        moment = at or datetime.now(UTC)
+        history = envelope.remember(progress, failure, at=moment, worker="celery@one")
+        progress = Progress(attempt=attempt, replay_id=replay_id, handler=handler, history=history)
+    return envelope.archive_copy(
+        delivery,
+        exchange=f"{service}:archive",
+        reason=reason,
+        detail="attempt 3 failed, and it was the last one",
+        at=at or datetime.now(UTC),
+        worker="celery@one",
+        service=service,
+        event=event,
+        progress=progress,
+        handler=handler,
+        failure=failure,
+    )
+
+
+def outcome(row: ArchivedEvent, replay_id: str, *, at: datetime | None = None) -> Message:
+    """The report of a worker that a replay of this event succeeded."""
+    event = ReceivedEvent(id=row.event_id, name=row.name, service=row.source, replay_id=replay_id)
+    return envelope.outcome_message(
+        event,
+        exchange=f"{row.service}:archive",
+        handler=row.handler,
+        service=row.service,
+        outcome="succeeded",
+        at=at or datetime.now(UTC),
+        worker="celery@one",
+    )
+
+
+def publish(service: Service, *messages: Message) -> None:
+    """Publish as a worker does."""
+    channel = ConfirmChannel(service.app, timeout=10)
+    try:
+        errors = channel.publish(messages, mandatory=True, timeout=10)
+        assert not any(errors), errors
+    finally:
+        channel.close()
+
+
+def mirror_all(service: Service, **options: Any) -> Counts:
+    """Run a mirror until the archive is empty."""
+    said: list[str] = []
+    mirroring = Mirror(app=service.app, settings=service.settings, tell=said.append, **options)
+    return mirroring.run(until_empty=True)
+
+
+__all__ = ["FAILURE", "archived", "mirror", "mirror_all", "outcome", "publish", "received"]

@@ -1,0 +1,253 @@
+"""Decisions in the admin on a real broker: what reaches the handler's queue, who is told what."""
+
+from __future__ import annotations
+
+import http.cookiejar
+import json
+import os
+import secrets
+import subprocess
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
+from uuid import UUID
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client, override_settings
+
+import django_amqp_events
+from broker import free_ports
+from django_amqp_events import broker
+from django_amqp_events.models import ArchivedEvent, State
+from tests.conftest import Vhost, _execute, postgres_settings, sqlite_settings
+from tests.unit import admin_world as world
+from tests.unit.admin_world import Page
+
+from .archiving import archived, mirror_all, outcome, publish, received
+from .conftest import Service
+from .wire import in_threads, until
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+#: What somebody is told who comes late.
+FASTER = (
+    "1 event skipped: it has changed since you looked, and is {} now: "
+    "somebody else, or another tab, was faster"
+)
+PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
+QUEUE = "billing.send_invoice"
+HANDLERS = {"send_invoice": ["shop.order.created"]}
+
+
+def close_pools() -> None:
+    broker.close_pools()
+    broker._pools.clear()
+
+
+@pytest.fixture
+def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Iterator[Service]:
+    made = service(fresh_vhost, HANDLERS=HANDLERS)
+    made.declare()
+    close_pools()
+    yield made
+    close_pools()
+
+
+@pytest.fixture
+def ada(transactional_db: None) -> Iterator[Client]:
+    with override_settings(**world.SETTINGS):
+        yield world.client_of(world.user(*world.PERMISSIONS))
+
+
+def said(response) -> list[str]:
+    return [str(each) for each in response.context["messages"]]
+
+
+def test_a_replay_goes_to_its_handlers_queue_and_its_outcome_comes_back(billing, ada):
+    delivery = received("order-1", headers={"traceparent": "00-1"})
+    publish(billing, archived(delivery), archived(received("order-2")))
+    mirror_all(billing)
+    rows = list(ArchivedEvent.objects.order_by("event_id"))
+    asked = ada.post(world.url("changelist"), world.select(rows, "replay"))
+    page = Page(asked.content.decode())
+    assert QUEUE in page.words
+    assert billing.ready(QUEUE) == 0
+    done = ada.post(world.url("replay"), {**page.fields, "reason": "fixed"}, follow=True)
+    assert said(done) == [
+        "2 events published to the handler that failed; it reports back by itself."
+    ]
+    messages = {each.headers["event-id"]: each for each in billing.take_all(QUEUE)}
+    assert set(messages) == {"order-1", "order-2"}
+    body = messages["order-1"].body
+    assert (body if isinstance(body, bytes) else body.encode()) == delivery.body
+    made = rows[0].replay_set.get()
+    assert messages["order-1"].headers["event-replay-id"] == str(made.pk)
+    publish(billing, outcome(rows[0], str(made.pk)))
+    mirror_all(billing)
+    words = Page(ada.get(world.url("change", rows[0].pk)).content.decode()).words
+    assert "replay 1: succeeded" in words
+    assert "Nothing is left to do" in words
+    # Whoever still has the page of then is told.
+    again = ada.post(world.url("replay"), {**page.fields, "reason": "again"}, follow=True)
+    assert sorted(said(again)) == [
+        FASTER.format("replaying"),
+        FASTER.format("succeeded"),
+    ]
+    assert billing.ready(QUEUE) == 0
+
+
+def test_what_no_queue_takes_comes_back_with_its_error(billing, ada):
+    publish(billing, archived(received("order-1")))
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    billing.channel().queue_unbind(QUEUE, "billing:replay", QUEUE)
+    form = {"seen": world.frozen(row), "back": "event"}
+    done = ada.post(world.url("replay"), form, follow=True)
+    assert "1 event not published, still in the archive" in said(done)[0]
+    page = Page(done.content.decode())
+    assert "Why the last replay was not published" in page.words
+    assert "Replay…" in page.words
+
+
+def test_a_broker_that_is_away_is_said_and_the_event_stays(billing, ada):
+    publish(billing, archived(received("order-1")))
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    close_pools()
+    before = billing.app.conf.broker_url
+    billing.app.conf.broker_url = f"amqp://127.0.0.1:{free_ports(1)[0]}//"
+    try:
+        assert ada.get(world.url("replay"), {"seen": world.frozen(row)}).status_code == 200
+        done = ada.post(world.url("replay"), {"seen": world.frozen(row)}, follow=True)
+    finally:
+        billing.app.conf.broker_url = before
+        close_pools()
+    assert done.status_code == 200
+    assert any("not published" in each for each in said(done)), said(done)
+    row.refresh_from_db()
+    assert row.state == State.ARCHIVED
+    # The broker is back, and so is he.
+    done = ada.post(world.url("replay"), {"seen": world.frozen(row)}, follow=True)
+    assert said(done)[0].startswith("1 event published")
+    assert billing.ready(QUEUE) == 1
+    assert [entry.get_change_message()[:8] for entry in LogEntry.objects.all()] == [
+        "Replayed",
+        "Replay w",
+    ]
+
+
+# -- over HTTP ------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(database: dict[str, object], url: str, tmp_path: Path) -> Iterator[tuple[str, UUID]]:
+    """The admin in two processes of 25 threads each; yields its address and the event's id."""
+    (port,) = free_ports(1)
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(PACKAGE)]),
+        "DATABASE": json.dumps(database),
+        "URL": url,
+    }
+    made = subprocess.run(
+        [sys.executable, "-m", "tests.integration.admin_web"],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    command = [sys.executable, "-m", "gunicorn", "--workers", "2", "--worker-class", "gthread"]
+    command += ["--threads", "25", "--bind", f"127.0.0.1:{port}", "--no-control-socket"]
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, "tests.integration.admin_web:wsgi"],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        address = f"http://127.0.0.1:{port}"
+        until(lambda: answers(address) or server.poll() is not None, "gunicorn listens")
+        yield address, UUID(made.stdout.strip())
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def answers(address: str) -> bool:
+    try:
+        Browser(address).open("/admin/login/")
+    except OSError:
+        return False
+    return True
+
+
+class Browser:
+    """Cookies, forms and redirects."""
+
+    def __init__(self, address: str, cookies: http.cookiejar.CookieJar | None = None) -> None:
+        self.address = address
+        self.cookies = http.cookiejar.CookieJar()
+        for cookie in cookies or ():
+            self.cookies.set_cookie(cookie)
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(self.cookies))
+
+    def open(self, path: str, form: dict[str, str] | None = None) -> Page:
+        data = urlencode(form).encode() if form is not None else None
+        with self._opener.open(f"{self.address}{path}", data, timeout=60) as answer:
+            return Page(answer.read().decode())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_fifty_at_once_replay_one_event_once(
+    kind: str, billing: Service, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    if kind == "sqlite":
+        database = sqlite_settings(tmp_path / "db.sqlite3")
+    else:
+        server = request.getfixturevalue("postgres")
+        name = f"admin_{secrets.token_hex(6)}"
+        _execute(server, f"CREATE DATABASE {name}")
+        request.addfinalizer(lambda: _execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
+        database = postgres_settings(server, name)
+    with serving(database, billing.vhost.url, tmp_path) as (address, pk):
+        ada = Browser(address)
+        login = ada.open("/admin/login/")
+        ada.open("/admin/login/", {**login.fields, "username": "ada", "password": "secret"})
+        archive = "/admin/django_amqp_events/archivedevent/"
+        asked = ada.open(f"{archive}decide/replay/?seen={pk.hex}:0")
+        assert "Replay 1 event?" in asked.words
+        told: list[str] = []
+
+        def post(_: int) -> None:
+            browser = Browser(address, ada.cookies)
+            form = {**asked.fields, "reason": "fixed", "back": "list"}
+            told.append(browser.open(f"{archive}decide/replay/", form).words)
+
+        raised = in_threads(50, post)
+        assert not raised, (raised[:3], (tmp_path / "log").read_text()[-3_000:])
+        counts = Counter(
+            next((key for key in ("1 event published", "1 event skipped") if key in words), words)
+            for words in told
+        )
+        assert counts == {"1 event published": 1, "1 event skipped": 49}
+        faster = [words for words in told if "somebody else, or another tab, was faster" in words]
+        assert len(faster) == 49
+        detail = ada.open(f"{archive}{pk}/change/").words
+        assert "replay 1 asked for by ada" in detail
+        assert "replay 2" not in detail
+    [message] = billing.take_all(QUEUE)
+    assert message.headers["event-id"] == "order-1"
+    assert message.headers["event-replay-id"] in detail

@@ -1,0 +1,67 @@
+"""Autocommit is off: whoever rests on a commit refuses, before anything is acked or published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from django.db import connections
+
+from django_amqp_events import ConfigurationError, handler, inbox, mirror, retention
+from django_amqp_events.conf import get_settings
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.envelope import event_message
+from django_amqp_events.models import InboxEntry, State
+from django_amqp_events.outbox import insert, rows
+from django_amqp_events.registry import get_registry
+from django_amqp_events.relay import Relay
+from django_amqp_events.testing import override_events
+from tests.celery_app import app
+from tests.conftest import Database
+
+ALIAS = "archive"
+REFUSED = "autocommit is off on the database 'archive'"
+
+
+@pytest.fixture
+def manual(archive_database: Database) -> Iterator[None]:
+    with override_events(SERVICE="billing", AUTODISCOVER=[], DATABASE=ALIAS):
+        message = event_message(
+            exchange="events",
+            name="a.b",
+            body=b"[[], {}, {}]",
+            event_id="1",
+            service="billing",
+            published_at=datetime.now(UTC),
+        )
+        insert([message], alias=ALIAS, service="billing", held=False)
+        archive_database.close()
+        connections[ALIAS].settings_dict["AUTOCOMMIT"] = False
+        yield
+        archive_database.close()
+
+
+@pytest.mark.usefixtures("manual")
+def test_all_who_rest_on_a_commit_refuse() -> None:
+    @handler("a.b", name="t.never", once=True)
+    def never() -> None: ...
+
+    called: list[str] = []
+    event = ReceivedEvent(id="1", name="a.b", service="shop")
+    known = get_registry().handlers["t.never"]
+    with pytest.raises(ConfigurationError, match=REFUSED):
+        inbox.once(known, event, lambda: called.append("never"))
+    assert not called
+    with pytest.raises(ConfigurationError, match=REFUSED):
+        mirror.store([], get_settings())
+    with pytest.raises(ConfigurationError, match=REFUSED):
+        # It would go on for ever: the broker is not even asked.
+        Relay(app=app, settings=get_settings(), alias=ALIAS).run(until_empty=True)
+    kept = {State.SUCCEEDED: 1.0}
+    with pytest.raises(ConfigurationError, match=REFUSED):
+        retention.prune(kept, service="billing", outbox_age=1)
+    with pytest.raises(ConfigurationError, match=REFUSED):
+        retention.prune(kept, service="billing", inbox_age=31 * 86400)
+    assert rows(ALIAS).count() == 1
+    assert not InboxEntry.objects.using(ALIAS).exists()

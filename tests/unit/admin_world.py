@@ -1,0 +1,285 @@
+"""A Django project with the admin, and archived events of every kind: what the admin's tests need.
+
+Addresses: ``/admin/`` is the default site, ``/office/`` one of a project's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from typing import Any
+from uuid import UUID, uuid4
+
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+from django.urls import path, reverse
+
+from django_amqp_events.admin import ArchivedEventAdmin
+from django_amqp_events.admin.decisions import freeze
+from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Replay, State
+
+office = admin.AdminSite(name="office")
+office.register(ArchivedEvent, ArchivedEventAdmin)
+
+urlpatterns = [path("admin/", admin.site.urls), path("office/", office.urls)]
+
+SETTINGS: dict[str, Any] = {
+    "ROOT_URLCONF": __name__,
+    "STATIC_URL": "/static/",
+    "PASSWORD_HASHERS": ["django.contrib.auth.hashers.MD5PasswordHasher"],
+    "MIDDLEWARE": [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ],
+    "TEMPLATES": [
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "APP_DIRS": True,
+            "OPTIONS": {
+                "context_processors": [
+                    "django.template.context_processors.request",
+                    "django.contrib.auth.context_processors.auth",
+                    "django.contrib.messages.context_processors.messages",
+                ]
+            },
+        }
+    ],
+}
+EVENTS: dict[str, Any] = {
+    "SERVICE": "billing",
+    "AUTODISCOVER": [],
+    "CELERY_APP": "tests.celery_app.app",
+    "HANDLERS": {
+        "send_invoice": {
+            "EVENTS": ["shop.order.*"],
+            "HANDLER": "tests.integration.handlers.handle",
+        },
+        "book": {"EVENTS": ["shop.order.*"], "HANDLER": "tests.integration.handlers.handle"},
+    },
+    "RENAMED_HANDLERS": {"send_bill": "send_invoice"},
+}
+LIST = "admin:django_amqp_events_archivedevent_changelist"
+PERMISSIONS = ("view", "view_payload", "replay", "force", "discard", "restore")
+DECISIONS = ("replay", "force", "resolve", "discard", "restore")
+#: Decisions whose permission is another one's.
+RIGHTS = {"resolve": "discard"}
+BEFORE = {
+    "replay": State.ARCHIVED,
+    "force": State.REPLAYING,
+    "resolve": State.REPLAYING,
+    "discard": State.ARCHIVED,
+    "restore": State.DISCARDED,
+}
+TRACEBACK = """Traceback (most recent call last):
+  File "/srv/billing/handlers.py", line 12, in send_invoice
+    rate = tax.rate(country)
+  File "/srv/.venv/lib/python3.11/site-packages/requests/api.py", line 59, in get
+    return session.request(method="get")
+  File "/srv/.venv/lib/python3.11/site-packages/requests/sessions.py", line 7, in request
+    raise Refused
+billing.errors.TaxError: there is no tax rate for 'XX'
+"""
+
+
+def document(**more: Any) -> dict[str, Any]:
+    """The header event-archive as a worker writes it."""
+    return {
+        "reason": "exhausted",
+        "exception": {
+            "type": "billing.errors.TaxError",
+            "message": "there is no tax rate for 'XX'\nask the tax office",
+        },
+        "traceback": TRACEBACK,
+        "frames": [
+            {
+                "file": "/srv/billing/tax.py",
+                "line": 28,
+                "function": "rate",
+                "module": "billing.tax",
+            },
+        ],
+        "history": [
+            {
+                "attempt": number,
+                "at": f"2026-03-01T12:00:0{number}.000000Z",
+                "worker": f"celery@worker-{number}",
+                "exception": "billing.errors.TaxError",
+                "message": "there is no tax rate for 'XX'",
+            }
+            for number in (1, 2, 3)
+        ],
+        "deaths": [
+            {
+                "queue": "billing:delay.1s",
+                "reason": "expired",
+                "at": "2026-03-01T12:00:01.000000Z",
+                "count": 2,
+            }
+        ],
+        "cut": [],
+        **more,
+    }
+
+
+def make(state: State = State.ARCHIVED, *, failure: Any = None, **more: Any) -> ArchivedEvent:
+    """An archived event with its failure; *failure* is the document, whatever it is."""
+    now = datetime.now(UTC)
+    body = more.pop("body", b'[[], {"order_id": 7, "note": "Gr\xc3\xbc\xc3\x9fe"}, {}]')
+    headers = more.pop("headers", {"traceparent": "00-1", "weight": 2})
+    row = ArchivedEvent.objects.create(
+        **{
+            "pk": uuid4(),
+            "service": "billing",
+            "handler": "send_invoice",
+            "queue": "billing.send_invoice",
+            "name": "shop.order.created",
+            "event_id": str(uuid4()),
+            "source": "shop",
+            "correlation_id": "basket-5",
+            "published_at": now - timedelta(hours=3),
+            "first_failed_at": now - timedelta(hours=3),
+            "last_failed_at": now - timedelta(hours=2),
+            "mirrored_at": now - timedelta(hours=1),
+            "state": state,
+            "state_since": now - timedelta(hours=1),
+            "reason": "exhausted",
+            "detail": "attempt 3 failed, and it was the last one",
+            "exception": "billing.errors.TaxError",
+            "message": "there is no tax rate for 'XX'",
+            "location": "billing.tax:28 in rate",
+            "attempts": 3,
+            "content_type": "application/json",
+            "content_encoding": "utf-8",
+            **more,
+            "body": body,
+            "body_size": len(body),
+            "headers_raw": headers
+            if isinstance(headers, bytes)
+            else ArchivedEvent.pack_headers(headers),
+        }
+    )
+    written = document() if failure is None else failure
+    ArchivedFailure.objects.create(
+        pk=uuid4(),
+        event=row,
+        reason=row.reason,
+        exception=row.exception,
+        message=row.message,
+        attempts=3,
+        failed_at=row.last_failed_at,
+        mirrored_at=row.mirrored_at,
+        document=written if isinstance(written, str) else json.dumps(written),
+    )
+    return row
+
+
+def overdue(**more: Any) -> ArchivedEvent:
+    """An event whose replay has not reported back for days."""
+    row = make(
+        State.REPLAYING, state_since=datetime.now(UTC) - timedelta(days=3), replays=1, **more
+    )
+    add_replay(row, outcome=Replay.Outcome.PUBLISHED, published_at=row.state_since)
+    return row
+
+
+def add_replay(row: ArchivedEvent, number: int = 1, **more: Any) -> Replay:
+    return Replay.objects.create(
+        **{
+            "pk": uuid4(),
+            "event": row,
+            "number": number,
+            "handler": row.handler,
+            "requested_at": row.last_failed_at,
+            "requested_by": "ada",
+            "reason": "fixed in 1.2",
+            **more,
+        }
+    )
+
+
+def user(*permissions: str, name: str = "ada") -> User:
+    """A member of staff who may do this and nothing else."""
+    made = User.objects.create_user(name, password="secret", is_staff=True)
+    made.user_permissions.set(
+        Permission.objects.get(
+            codename=f"{each}_archivedevent", content_type__app_label="django_amqp_events"
+        )
+        for each in permissions
+    )
+    return made
+
+
+def client_of(made: User, **options: Any) -> Client:
+    found = Client(**options)
+    found.force_login(made)
+    return found
+
+
+def url(name: str, *args: Any, site: str = "admin") -> str:
+    return reverse(f"admin:django_amqp_events_archivedevent_{name}", args=args, current_app=site)
+
+
+def frozen(*rows: ArchivedEvent) -> str:
+    return freeze({row.pk: row.version for row in rows})
+
+
+def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
+    return {row.pk: row.version for row in rows}
+
+
+def select(rows: Iterable[ArchivedEvent], action: str, **more: str) -> dict[str, Any]:
+    """The form of the list as a browser posts it."""
+    return {
+        "action": f"{action}_selected",
+        "_selected_action": [str(row.pk) for row in rows],
+        "index": "0",
+        "select_across": "0",
+        **more,
+    }
+
+
+class Page(HTMLParser):
+    """A page as a browser with a strict policy sees it, and its hidden fields."""
+
+    VOID = frozenset({"script", "style"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.violations: list[str] = []
+        self.fields: dict[str, str] = {}
+        self.tags: list[str] = []
+        self.text: list[str] = []
+        self._script: str | None = None
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        found = dict(attrs)
+        for name, value in attrs:
+            if name == "style" or name.startswith("on"):
+                self.violations.append(f"<{tag} {name}={value!r}>")
+            if name in {"href", "src", "action"} and (value or "").strip().lower().startswith(
+                ("javascript:", "data:", "http:", "//")
+            ):
+                self.violations.append(f"<{tag} {name}={value!r}>")
+        if tag == "style":
+            self.violations.append("<style>")
+        if tag == "script":
+            self._script = "" if found.get("src") is None else None
+            if found.get("src") is None and found.get("type") != "application/json":
+                self.violations.append("<script> inline")
+        if tag == "input" and found.get("name"):
+            self.fields[str(found["name"])] = found.get("value") or ""
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())

@@ -1,0 +1,1062 @@
+"""The archive in the admin: pages, permissions, decisions. No broker: that is tests/integration."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.contrib import messages
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission
+from django.db import connection
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django_celery_results.models import TaskResult
+
+import django_amqp_events
+from django_amqp_events import broker, lifecycle, publisher, replay
+from django_amqp_events.admin import decisions, filters, paging, shown
+from django_amqp_events.conf import get_settings
+from django_amqp_events.exceptions import BrokerUnavailableError, UnroutableError
+from django_amqp_events.models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State
+from django_amqp_events.registry import get_registry
+
+from . import admin_world as world
+from .admin_world import (
+    BEFORE,
+    DECISIONS,
+    PERMISSIONS,
+    RIGHTS,
+    Page,
+    add_replay,
+    client_of,
+    document,
+    frozen,
+    make,
+    overdue,
+    select,
+    url,
+    user,
+)
+
+pytestmark = pytest.mark.django_db
+
+#: Nobody has this id.
+NOBODY = UUID("c0ffee00-0000-4000-8000-000000000000")
+#: What somebody is told who comes late.
+FASTER = (
+    "1 event skipped: it has changed since you looked, and is {} now: "
+    "somebody else, or another tab, was faster"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def pages_of_a_project():
+    # Once: with other TEMPLATES Django would compile all of them anew.
+    with override_settings(**world.SETTINGS):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def project(pages_of_a_project):
+    with override_settings(AMQP_EVENTS=world.EVENTS):
+        yield
+
+
+@pytest.fixture
+def ada():
+    return client_of(user(*PERMISSIONS))
+
+
+class Wire:
+    """Stands where the broker's connection is: what is published, and its answers."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+        self.errors: list[Any] = []
+
+    def publish(self, messages: list[Any], *, mandatory: bool) -> list[Any]:
+        assert mandatory
+        self.messages += messages
+        return [self.errors.pop(0) if self.errors else None for _ in messages]
+
+
+@pytest.fixture
+def wire(monkeypatch):
+    made = Wire()
+    monkeypatch.setattr(publisher, "backend", lambda settings: made)
+    return made
+
+
+def said(response: Any) -> list[str]:
+    """The messages that the page after a redirect shows."""
+    return [str(each) for each in messages.get_messages(response.wsgi_request)] or [
+        str(each) for each in response.context["messages"]
+    ]
+
+
+def page(response: Any) -> Page:
+    assert response.status_code == 200, response.status_code
+    return Page(response.content.decode())
+
+
+def row_in(state: State) -> ArchivedEvent:
+    return overdue() if state == State.REPLAYING else make(state)
+
+
+def ids_in(response: Any) -> set[UUID]:
+    return {row.pk for row in response.context["cl"].result_list}
+
+
+# -- list
+
+
+def test_the_list_shows_open_events_and_what_an_operator_asks_first(ada):
+    row = make(replays=2)
+    make(State.SUCCEEDED)
+    response = ada.get(url("changelist"))
+    assert ids_in(response) == {row.pk}
+    words = page(response).words
+    for word in (
+        "shop.order.created",
+        "send_invoice",
+        "TaxError",
+        "there is no tax rate for 'XX'",
+        "billing.tax:28 in rate",
+        "2 h",
+    ):
+        assert word in words, word
+    assert "archived: open (1)" in words
+    html = response.content.decode()
+    assert '<td class="field-tries">3</td>' in html
+    assert '<td class="field-replayed">2</td>' in html
+    assert row.last_failed_at.isoformat() in html
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({}, {"open", "old"}),
+        ({"state": "archived"}, {"open", "old"}),
+        ({"state": "going"}, {"queued", "replaying", "overdue"}),
+        ({"state": "overdue"}, {"overdue"}),
+        ({"state": "succeeded"}, {"succeeded"}),
+        ({"state": "discarded"}, {"discarded"}),
+        ({"state": "all"}, {"open", "old", "queued", "replaying", "overdue", "succeeded"}
+         | {"discarded"}),
+        ({"state": "nonsense"}, set()),
+        ({"handler": "book"}, {"old"}),
+        ({"handler": ""}, set()),
+        ({"handler": "bo\0ok"}, set()),
+        ({"event": "shop.order.paid"}, {"old"}),
+        ({"reason": "malformed"}, {"old"}),
+        ({"exception": "KeyError"}, {"old"}),
+        ({"failed": "day"}, {"open"}),
+        ({"failed": "hour"}, set()),
+        ({"failed": "older-week"}, {"old"}),
+        ({"failed": "nonsense"}, set()),
+        ({"failed": "older-week", "handler": "book"}, {"old"}),
+        ({"failed": "day", "handler": "book"}, set()),
+    ],
+)  # fmt: skip
+def test_filters(ada, query, found):
+    rows = {
+        "open": make(),
+        "old": make(
+            handler="book",
+            name="shop.order.paid",
+            reason="malformed",
+            exception="KeyError",
+            last_failed_at=datetime.now(UTC) - timedelta(days=9),
+        ),
+        "queued": make(State.QUEUED),
+        "replaying": make(State.REPLAYING, state_since=datetime.now(UTC)),
+        "overdue": overdue(),
+        "succeeded": make(State.SUCCEEDED),
+        "discarded": make(State.DISCARDED),
+    }
+    response = ada.get(url("changelist"), query)
+    page(response)
+    assert ids_in(response) == {rows[name].pk for name in found}
+
+
+def test_filters_offer_what_there_is(ada):
+    make(handler="", exception="")
+    make(handler="book", exception="a.B")
+    words = page(ada.get(url("changelist"))).words
+    assert "(nobody)" in words
+    assert "book" in words
+    assert "a.B" in words
+
+
+def test_distinct_values_are_those_of_the_table():
+    for name in ("b", "a", "b", "", "ä", "c"):
+        make(handler=name)
+    assert paging.distinct(ArchivedEvent.objects.all(), "handler") == ["", "a", "b", "c", "ä"]
+
+
+def test_distinct_values_end(monkeypatch):
+    monkeypatch.setattr(paging, "VALUES", 3)
+    for number in range(5):
+        make(handler=f"h{number}")
+    assert paging.distinct(ArchivedEvent.objects.all(), "handler") == ["h0", "h1", "h2"]
+
+
+def test_distinct_values_of_an_empty_table():
+    assert paging.distinct(ArchivedEvent.objects.all(), "handler") == []
+
+
+def test_search_finds_ids_in_any_state(ada):
+    row = make(State.SUCCEEDED, event_id="order-77", correlation_id="basket-9")
+    replayed = add_replay(row)
+    make(event_id="Order-77")
+    make(event_id="order-8", correlation_id="order")
+    for term in ("order-77", "order-7", "basket-9", "bask", str(row.pk), row.pk.hex):
+        assert row.pk in ids_in(ada.get(url("changelist"), {"q": term})), term
+    assert ids_in(ada.get(url("changelist"), {"q": str(replayed.pk)})) == {row.pk}
+    assert ids_in(ada.get(url("changelist"), {"q": "order-7"})) == {row.pk}
+    for term in ("rder-77", "%", "_rder-77", "TaxError", str(uuid4())):
+        assert ids_in(ada.get(url("changelist"), {"q": term})) == set(), term
+    assert ids_in(ada.get(url("changelist"), {"q": "order-77", "state": "archived"})) == set()
+
+
+def test_payloads_cannot_be_guessed_by_lookups(ada):
+    make()
+    for lookup in ("body__contains", "headers_raw__contains", "failure_set__document__contains"):
+        assert ada.get(url("changelist"), {lookup: "x"}).status_code == 400
+
+
+def test_an_empty_list_says_what_is_empty(ada):
+    make(State.SUCCEEDED)
+    response = ada.get(url("changelist"))
+    assert "Nothing open. Show events of every state" in page(response).words
+    assert 'href="?state=all"' in response.content.decode()
+    assert "Nothing open fits" in page(ada.get(url("changelist"), {"handler": "book"})).words
+    assert "0 archived events" in page(ada.get(url("changelist"), {"q": "nobody"})).words
+    assert "1 archived event" in page(ada.get(url("changelist"), {"state": "all"})).words
+
+
+@pytest.mark.parametrize("query", [{}, {"q": "basket"}])
+def test_nothing_beside_the_search_promises_all(ada, query):
+    make()
+    assert "Show all" not in page(ada.get(url("changelist"), query)).words
+
+
+def test_the_order_is_that_of_an_index(ada):
+    for _ in range(2):
+        make()
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        ada.get(url("changelist"), {"o": "6"})
+        ada.get(url("changelist"), {"o": "-6"})
+        ada.get(url("changelist"), {"o": "3.1"})
+    orders = [
+        query["sql"].partition("ORDER BY")[2].partition("LIMIT")[0].split()
+        for query in queries
+        if "ORDER BY" in query["sql"] and '"name"' in query["sql"]
+    ]
+    assert [order[1::2] for order in orders] == [
+        ["ASC,", "ASC"],
+        ["DESC,", "DESC"],
+        ["DESC,", "DESC"],
+    ]
+
+
+def test_the_list_counts_to_its_cap(ada, monkeypatch):
+    monkeypatch.setattr(paging, "CAP", 3)
+    for _ in range(5):
+        make()
+    with CaptureQueriesContext(connection) as queries:
+        response = ada.get(url("changelist"))
+    assert response.context["cl"].result_count == 3
+    counts = [query["sql"] for query in queries if "COUNT(" in query["sql"]]
+    assert len(counts) == 5
+    assert [sql for sql in counts if "LIMIT" not in sql or "ORDER BY" in sql] == []
+    assert [sql for sql in counts if "LIMIT 4)" in sql]
+    assert "There are more than" in page(response).words
+    ArchivedEvent.objects.filter(
+        pk__in=list(ArchivedEvent.objects.values_list("pk", flat=True)[:2])
+    ).delete()
+    assert "There are more than" not in page(ada.get(url("changelist"))).words
+
+
+def test_the_list_reads_neither_bodies_nor_headers(ada):
+    make(detail="a very long detail")
+    with CaptureQueriesContext(connection) as queries:
+        ada.get(url("changelist"))
+    assert not [query for query in queries if '"body"' in query["sql"]]
+    assert not [query for query in queries if '"headers_raw"' in query["sql"]]
+
+
+# -- queries
+
+
+def queries_of(run: Callable[[], Any]) -> int:
+    with CaptureQueriesContext(connection) as queries:
+        assert run().status_code == 200
+    return len(queries)
+
+
+def test_each_page_has_a_constant_number_of_queries(ada):
+    first = [make(handler=name) for name in ("send_invoice", "book") for _ in range(5)]
+
+    def pages(rows: list[ArchivedEvent]) -> Iterator[Callable[[], Any]]:
+        event = rows[0]
+        yield lambda: ada.get(url("changelist"))
+        yield lambda: ada.get(url("changelist"), {"state": "all", "handler": "book"})
+        yield lambda: ada.get(url("changelist"), {"state": "overdue"})
+        yield lambda: ada.get(url("changelist"), {"q": event.event_id})
+        yield lambda: ada.get(url("change", event.pk))
+        yield lambda: ada.post(url("changelist"), select(rows, "replay"))
+        yield lambda: ada.post(url("changelist"), select(rows, "discard"))
+
+    before = [queries_of(run) for run in pages(first)]
+    rows = [make(handler=("send_invoice", "book")[n % 2], exception=f"e{n % 9}") for n in range(38)]
+    rows += [overdue() for _ in range(6)]
+    rows += [make(State.SUCCEEDED) for _ in range(6)]
+    event = rows[0]
+    for number in range(1, 30):
+        made = add_replay(event, number)
+        ArchivedFailure.objects.create(
+            pk=uuid4(),
+            event=event,
+            replay=made,
+            reason="failed",
+            failed_at=event.last_failed_at,
+            mirrored_at=event.mirrored_at,
+            document=json.dumps(document()),
+        )
+        ArchiveAction.objects.create(event=event, at=event.mirrored_at, action="discard")
+    assert [queries_of(run) for run in pages(rows[:48])] == before
+    assert max(before) <= 26
+
+
+# -- detail
+
+
+def test_the_detail_page_tells_everything(ada):
+    row = make(error="no queue is bound", causation_id="cause-1", replays=1)
+    made = add_replay(row, outcome=Replay.Outcome.REFUSED, error="no queue is bound")
+    words = page(ada.get(url("change", row.pk))).words
+    for word in (
+        "archived",
+        "Nothing happens to it until somebody decides",
+        "no queue is bound",
+        "billing.errors.TaxError",
+        "ask the tax office",
+        "attempt 3 failed, and it was the last one",
+        "rate = tax.rate(country)",
+        "2 frames in installed packages",
+        "billing.tax:28 in rate",
+        "attempt 2 failed",
+        "celery@worker-2",
+        "mirrored into this database",
+        "replay 1 asked for by ada",
+        "fixed in 1.2",
+        '"order_id": 7',
+        "Grüße",
+        "traceparent",
+        "basket-5",
+        "cause-1",
+        "billing:delay.1s",
+        str(made.pk),
+        row.task_id,
+    ):
+        assert word in words, word
+    html = ada.get(url("change", row.pk)).content.decode()
+    assert f"?q={row.event_id}" in html
+    assert "?q=basket-5" in html
+    assert "?q=cause-1" in html
+    title = f"shop.order.created for send_invoice ({row.event_id[:8]}…)"
+    assert ada.get(url("change", row.pk)).context["title"] == title
+
+
+def test_attempts_name_their_replay(ada):
+    row = make(replays=2)
+    made = add_replay(row, 2)
+    row.failure_set.update(replay=made)
+    assert "3 of replay 2" in page(ada.get(url("change", row.pk))).words
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_the_detail_page_says_what_a_state_means(ada, state):
+    row = make(state)
+    meaning, remedy = shown.STATES[state]
+    words = page(ada.get(url("change", row.pk))).words
+    assert meaning in words
+    assert remedy in words
+
+
+def test_an_event_that_may_be_on_its_way_says_so(ada):
+    row = make(unconfirmed=True, error="no confirm in 10 s", replays=1)
+    assert "it may be on its way" in page(ada.get(url("change", row.pk))).words
+    assert "last replay not confirmed" in page(ada.get(url("changelist"))).words
+
+
+def test_an_overdue_replay_can_be_forced_and_one_that_is_not_cannot(ada):
+    late, fresh = overdue(), make(State.REPLAYING, state_since=datetime.now(UTC))
+    assert "Force replay…" in page(ada.get(url("change", late.pk))).words
+    assert "Force replay…" not in page(ada.get(url("change", fresh.pk))).words
+
+
+def test_an_event_that_cannot_be_replayed_says_why(ada):
+    row = make(handler="gone")
+    found = page(ada.get(url("change", row.pk)))
+    assert "no handler is named 'gone'" in found.words
+    assert "Replay…" not in found.words
+    assert "Discard…" in found.words
+
+
+@pytest.mark.parametrize("wrong", ["nonsense", str(NOBODY), "1"])
+def test_an_event_that_is_not_there(ada, wrong):
+    response = ada.get(url("change", wrong), follow=True)
+    assert response.redirect_chain
+    assert "There is no archived event" in said(response)[0]
+    assert ada.post(url("change", wrong)).status_code == 403
+
+
+def test_task_results_are_linked_for_those_who_may_see_them(ada):
+    row = make()
+    made = add_replay(row)
+    results = [
+        TaskResult.objects.create(task_id=task_id, status=status)
+        for task_id, status in ((row.task_id, "FAILURE"), (made.task_id, "SUCCESS"))
+    ]
+    links = [reverse("admin:django_celery_results_taskresult_change", args=[r.pk]) for r in results]
+    before = ada.get(url("change", row.pk)).content.decode()
+    assert not [link for link in links if link in before]
+    boss = user(*PERMISSIONS, name="boss")
+    boss.user_permissions.add(Permission.objects.get(codename="view_taskresult"))
+    html = client_of(boss).get(url("change", row.pk)).content.decode()
+    assert [link for link in links if link in html] == links
+    # The project's own site does not show them.
+    elsewhere = client_of(boss).get(url("change", row.pk, site="office")).content.decode()
+    assert row.task_id in elsewhere
+    assert not [link for link in links if link in elsewhere]
+
+
+# -- payload
+
+
+def test_payload_and_headers_need_their_permission(ada):
+    row = make(body=b'[[], {"card": "4111"}, {}]', headers={"secret-header": "swordfish"})
+    other = client_of(user(*[each for each in PERMISSIONS if each != "view_payload"], name="bob"))
+    html = other.get(url("change", row.pk)).content.decode()
+    for word in ("4111", "secret-header", "swordfish", "payload/"):
+        assert word not in html
+    assert "You have no permission to see payload and headers" in html
+    assert other.get(url("payload", row.pk)).status_code == 403
+    html = ada.get(url("change", row.pk)).content.decode()
+    for word in ("4111", "secret-header", "swordfish", url("payload", row.pk)):
+        assert word in html
+
+
+def test_the_raw_body_is_a_file_byte_for_byte(ada):
+    row = make(body=bytes(range(256)) * 10)
+    response = ada.get(url("payload", row.pk))
+    assert response.content == bytes(range(256)) * 10
+    assert response["Content-Type"] == "application/octet-stream"
+    assert response["Content-Disposition"] == f'attachment; filename="{row.pk}.bin"'
+    assert response["X-Content-Type-Options"] == "nosniff"
+    missing = ada.get(url("payload", uuid4()), follow=True)
+    assert "There is no archived event" in said(missing)[0]
+
+
+def test_a_body_of_15_mib_is_neither_read_nor_shown_whole(ada):
+    body = b'[[], {"x": "' + b"\xc3\xa4" * (15 * 512 * 1024) + b'"}, {}]'
+    row = make(body=body)
+    response = ada.get(url("change", row.pk))
+    assert "The first 256" in page(response).words
+    assert len(response.content) < 2 * shown.SHOWN
+    assert ada.get(url("payload", row.pk)).content == body
+
+
+def test_a_binary_body_is_a_table_of_numbers(ada):
+    row = make(body=b"\x89PNG\r\n\x1a\n<script>" + bytes(range(128, 256)), reason="malformed")
+    html = ada.get(url("change", row.pk)).content.decode()
+    assert "89 50 4e 47" in html
+    assert ".PNG....&lt;script&gt;" in html
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[",
+        b"[" * 200_000,
+        b'[[], {"a": ' + b"[" * 90 + b"1," * 50_000 + b"1" + b"]" * 90 + b"}, {}]",
+        b'[[], {"a": ' + b"9" * 5_000 + b"}, {}]",
+        b'[[], {"a": "\\ud800\\u0000\\u202e"}, {}]',
+        b'[[], {"a": NaN}, {}]',
+        b"\xff\xfe",
+        "\u202e\u2066\ufeff\x00\x1b[31m".encode(),
+        b'[[], {"__proto__": "</pre><script>alert(1)</script>"}, {}]',
+    ],
+    ids=range(10),
+)  # fmt: skip
+def test_no_body_breaks_the_page_or_escapes_from_it(ada, body):
+    row = make(body=body)
+    response = ada.get(url("change", row.pk))
+    found = page(response)
+    assert not found.violations
+    html = response.content.decode()
+    assert "alert(1)</script>" not in html
+    assert not [char for char in "\x00\x1b\u202e\u2066\ufeff" if char in html]
+    assert len(response.content) < 8 * 1024 * 1024
+
+
+HOSTILE = "<script>alert(1)</script>\" onclick='x' \u202e\x07\u2066</pre><style>*{}</style>"
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_hostile_words_are_shown_as_words_on_every_page(ada, decision):
+    fields = "name event_id source correlation_id causation_id queue service detail exception"
+    fields += " message location error content_type content_encoding"
+    words: dict[str, Any] = dict.fromkeys(fields.split(), HOSTILE)
+    words["reason"] = HOSTILE[:32]
+    failure = document(
+        reason=HOSTILE,
+        exception={"type": HOSTILE, "message": HOSTILE},
+        traceback=HOSTILE,
+        frames=[{"file": HOSTILE, "line": HOSTILE, "function": HOSTILE, "module": HOSTILE}],
+        history=[{"attempt": HOSTILE, "worker": HOSTILE, "exception": HOSTILE, "message": HOSTILE}],
+        deaths=[{"queue": HOSTILE, "reason": HOSTILE, "count": HOSTILE}],
+        cut=[HOSTILE],
+    )
+    build = overdue if decision in {"force", "resolve"} else make
+    options: dict[str, Any] = {} if build is overdue else {"state": BEFORE[decision]}
+    row = build(
+        **options,
+        **words,
+        failure=failure,
+        headers={HOSTILE[:100]: HOSTILE, "t": {HOSTILE[:50]: [HOSTILE]}},
+        body=json.dumps([[], {HOSTILE: HOSTILE}, {}]).encode(),
+    )
+    add_replay(row, 7, reason=HOSTILE, requested_by=HOSTILE, error=HOSTILE, handler=HOSTILE)
+    ArchiveAction.objects.create(
+        event=row, at=row.mirrored_at, action="discard", by=HOSTILE, reason=HOSTILE
+    )
+    pages = [
+        ada.get(url("changelist"), {"state": "all"}),
+        ada.get(url("changelist"), {"q": HOSTILE}),
+        ada.get(url("changelist"), {"handler": HOSTILE, "state": "all"}),
+        ada.get(url("change", row.pk)),
+        ada.get(url(decision), {"seen": frozen(row)}),
+        ada.post(url("changelist") + "?state=all", select([row], decision)),
+    ]
+    for response in pages:
+        found = page(response)
+        assert found.violations == []
+        assert "alert(1)</script>" not in response.content.decode()
+    for response in (pages[0], *pages[3:]):
+        assert "\u202e" not in response.content.decode()
+
+
+def test_every_page_passes_a_strict_policy(ada):
+    rows = [make(), overdue(), make(State.DISCARDED)]
+    for site in ("admin", "office"):
+        responses = [ada.get(url("changelist", site=site), {"state": "all"})]
+        for row in rows:
+            responses += [
+                ada.get(url("change", row.pk, site=site)),
+                ada.get(url("history", row.pk, site=site)),
+            ]
+        for decision in DECISIONS:
+            responses += [ada.get(url(decision, site=site), {"seen": frozen(row)}) for row in rows]
+        assert [page(response).violations for response in responses] == [[]] * len(responses)
+
+
+# -- permissions
+
+
+def decided(row: ArchivedEvent) -> bool:
+    row.refresh_from_db()
+    return row.version != 0 or row.state == State.QUEUED
+
+
+@pytest.mark.parametrize("granted", [None, *PERMISSIONS])
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_each_decision_needs_its_own_permission(granted, decision, wire):
+    """Nobody without `view` sees anything; with it, each permission opens one door."""
+    row = row_in(BEFORE[decision])
+    somebody = client_of(user("view", *([granted] if granted else [])))
+    right = RIGHTS.get(decision, decision)
+    allowed = granted == right
+    # The list's action.
+    html = somebody.get(url("changelist"), {"state": "all"}).content.decode()
+    assert (f'value="{decision}_selected"' in html) == allowed
+    # The button.
+    html = somebody.get(url("change", row.pk)).content.decode()
+    assert (url(decision) in html) == allowed
+    assert (f"{right}_archivedevent" in html) == (not allowed)
+    # The action's post, the page that asks, the post that does it.
+    asked = somebody.post(url("changelist") + "?state=all", select([row], decision), follow=True)
+    assert ("seen" in page(asked).fields) == allowed
+    assert somebody.get(url(decision), {"seen": frozen(row)}).status_code == (
+        200 if allowed else 403
+    )
+    done = somebody.post(url(decision), {"seen": frozen(row), "reason": "because"})
+    assert done.status_code == (302 if allowed else 403)
+    assert decided(row) == allowed
+    assert len(wire.messages) == (1 if allowed and decision in {"replay", "force"} else 0)
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_without_view_no_page_opens(decision, wire):
+    row = row_in(BEFORE[decision])
+    blind = client_of(user(*[each for each in PERMISSIONS if each != "view"]))
+    for name, args in (("changelist", ()), ("change", [row.pk]), ("payload", [row.pk])):
+        assert blind.get(url(name, *args)).status_code == 403
+    assert blind.get(url(decision), {"seen": frozen(row)}).status_code == 403
+    assert blind.post(url(decision), {"seen": frozen(row), "reason": "x"}).status_code == 403
+    assert not decided(row)
+    assert not wire.messages
+
+
+def test_nobody_adds_changes_or_deletes(ada):
+    row = make()
+    assert ada.get(url("add")).status_code == 403
+    assert ada.post(url("change", row.pk), {"state": "succeeded"}).status_code == 403
+    assert ada.post(url("delete", row.pk), {"post": "yes"}).status_code == 403
+    html = ada.get(url("changelist")).content.decode()
+    assert "delete_selected" not in html
+    assert ArchivedEvent.objects.get().state == State.ARCHIVED
+
+
+def test_strangers_are_asked_to_log_in(client):
+    row = make()
+    for name in DECISIONS:
+        response = client.post(url(name), {"seen": frozen(row), "reason": "x"})
+        assert response.status_code == 302
+        assert "/login/" in response["Location"]
+    assert not decided(row)
+
+
+def test_a_form_of_another_site_is_refused(wire):
+    row = make()
+    careful = client_of(user(*PERMISSIONS), enforce_csrf_checks=True)
+    assert careful.post(url("replay"), {"seen": frozen(row)}).status_code == 403
+    assert not wire.messages
+    found = page(careful.get(url("replay"), {"seen": frozen(row)}))
+    assert careful.post(url("replay"), found.fields).status_code == 302
+    assert len(wire.messages) == 1
+
+
+# -- confirmation
+
+
+def test_to_ask_changes_nothing(ada, wire):
+    row = make()
+    ada.post(url("changelist"), select([row], "replay"))
+    ada.get(url("replay"), {"seen": frozen(row)})
+    assert not decided(row)
+    assert not wire.messages
+    assert not LogEntry.objects.exists()
+    assert not ArchiveAction.objects.exists()
+
+
+def test_the_confirmation_says_where_it_goes_and_what_is_left(ada):
+    rows = [make(), make(handler="book"), make(handler="send_bill"), make(handler="gone")]
+    response = ada.post(url("changelist"), select(rows, "replay"))
+    found = page(response)
+    for word in (
+        "Replay 3 events?",
+        "3 of 4 can be taken",
+        "billing.send_invoice",
+        "billing.book",
+        "billing:replay",
+        "archived as send_bill",
+        "no handler is named 'gone'",
+        "Delivery is at least once",
+    ):
+        assert word in found.words, word
+    assert decisions.thaw(found.fields["seen"]) == world.seen(*rows[:3])
+    assert "may be on" not in found.words
+    assert "succeeded" not in found.words
+
+
+def test_the_confirmation_warns_of_what_may_double(ada):
+    row = make(unconfirmed=True, replays=1)
+    add_replay(row, outcome=Replay.Outcome.SUCCEEDED)
+    words = page(ada.get(url("replay"), {"seen": frozen(row)})).words
+    assert "1 of 1 may be on its way already" in words
+    assert "1 of 1 had a replay that succeeded" in words
+    late = overdue()
+    words = page(ada.get(url("force"), {"seen": frozen(late)})).words
+    assert "expect the handler to run twice" in words
+    for word in ("manage.py events_status", "events_mirror", "graveyard", "both run"):
+        assert word in words, word
+        assert word in page(ada.get(url("change", late.pk))).words, word
+    killer = make(reason="poison")
+    words = page(ada.get(url("replay"), {"seen": frozen(killer, make())})).words
+    assert "1 of 2 is here as poison: it ended the worker's process again and again" in words
+    assert "billing.errors.TaxError: there is no tax rate for 'XX'" in words
+    fresh = make(State.REPLAYING, state_since=datetime.now(UTC))
+    found = page(ada.get(url("force"), {"seen": frozen(fresh)}))
+    assert "it is not overdue" in found.words
+    assert "The event cannot be taken." in found.words
+    assert "seen" not in found.fields
+
+
+def test_a_replay_is_published_noted_and_told(ada, wire):
+    rows = [make(), make(handler="book")]
+    fields = page(ada.post(url("changelist"), select(rows, "replay"))).fields
+    response = ada.post(url("replay"), {**fields, "reason": "fixed in 1.2"}, follow=True)
+    assert "2 events published to the handler that failed" in said(response)[0]
+    assert sorted(message.routing_key for message in wire.messages) == [
+        "billing.book",
+        "billing.send_invoice",
+    ]
+    for row in rows:
+        row.refresh_from_db()
+        assert row.state == State.REPLAYING
+        made = row.replay_set.get()
+        assert (made.requested_by, made.reason) == ("ada", "fixed in 1.2")
+        history = page(ada.get(url("history", row.pk)))
+        assert "Replayed: fixed in 1.2" in history.words
+    assert LogEntry.objects.count() == 2
+
+
+def test_ids_and_versions_are_frozen_when_somebody_begins(ada, wire):
+    row = make()
+    fields = page(ada.post(url("changelist"), select([row], "replay"))).fields
+    make()  # it fails while he reads, and was not seen
+    first = ada.post(url("replay"), {**fields, "reason": ""}, follow=True)
+    assert "1 event published" in said(first)[0]
+    again = ada.post(url("replay"), {**fields, "reason": ""}, follow=True)
+    assert said(again) == [FASTER.format("replaying")]
+    assert len(wire.messages) == 1
+    # It fails again: what he has seen is not what it is.
+    ArchivedEvent.objects.filter(pk=row.pk).update(state="archived", version=5)
+    third = ada.post(url("replay"), {**fields, "reason": ""}, follow=True)
+    assert said(third) == [FASTER.format("archived")]
+    assert len(wire.messages) == 1
+
+
+def test_all_of_a_filter_are_frozen_then_and_there(ada, monkeypatch):
+    rows = [make(handler="book") for _ in range(60)]
+    make()
+    response = ada.post(
+        url("changelist") + "?handler=book", select(rows[:1], "replay", select_across="1")
+    )
+    assert decisions.thaw(page(response).fields["seen"]) == world.seen(*rows)
+
+
+def test_too_many_at_once_are_told_of_the_command(ada, monkeypatch):
+    rows = [make() for _ in range(4)]
+    monkeypatch.setattr("django_amqp_events.admin.archive.LIMIT", 3)
+    response = ada.post(
+        url("changelist"), select(rows[:1], "replay", select_across="1"), follow=True
+    )
+    assert "`manage.py events_replay`" in said(response)[0]
+
+
+def test_selected_events_that_left_the_list_are_counted(ada):
+    rows = [make(), make()]
+    ArchivedEvent.objects.filter(pk=rows[0].pk).update(state="succeeded")
+    response = ada.post(url("changelist"), select(rows, "replay"))
+    assert "1 of the 2 selected events are no longer in this list" in page(response).words
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "nonsense", f"{NOBODY.hex}:99999999999", f"{NOBODY}:1", f"{NOBODY.hex}:-1", ":", ","]
+    + [",".join(f"{number:032x}:1" for number in range(2_001))],
+    ids=range(8),
+)
+def test_a_form_that_names_no_events(ada, wrong, wire):
+    for response in (
+        ada.get(url("replay"), {"seen": wrong[:2_000]}, follow=True),
+        ada.post(url("replay"), {"seen": wrong}, follow=True),
+    ):
+        assert "does not say which events are meant" in said(response)[0]
+    assert not wire.messages
+
+
+def test_a_discard_needs_a_reason(ada):
+    row = make()
+    fields = page(ada.get(url("discard"), {"seen": frozen(row)})).fields
+    for reason in ("", "   ", "x\0y"):
+        response = ada.post(url("discard"), {**fields, "reason": reason})
+        assert decisions.thaw(page(response).fields["seen"]) == world.seen(row)
+        assert not decided(row)
+    response = ada.post(url("discard"), {**fields, "reason": "a test order"}, follow=True)
+    assert said(response) == ["1 event discarded."]
+    row.refresh_from_db()
+    assert row.state == State.DISCARDED
+    action = ArchiveAction.objects.get()
+    assert (action.action, action.by, action.reason) == ("discard", "ada", "a test order")
+    words = page(ada.get(url("change", row.pk))).words
+    assert "discarded by ada a test order" in words
+    assert "Discarded: a test order" in page(ada.get(url("history", row.pk))).words
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_an_event_that_has_changed_is_not_offered(ada, decision):
+    row = row_in(BEFORE[decision])
+    stale = frozen(row)
+    ArchivedEvent.objects.filter(pk=row.pk).update(version=4)
+    found = page(ada.get(url(decision), {"seen": stale}))
+    assert "somebody else, or another tab, was faster" in found.words
+    assert "Nothing was changed" in found.words
+    assert "seen" not in found.fields
+
+
+def test_restore(ada):
+    rows = [make(State.DISCARDED), make(State.DISCARDED)]
+    fields = page(ada.post(url("changelist") + "?state=discarded", select(rows, "restore"))).fields
+    lifecycle.restore(world.seen(rows[1]), by="bob", reason="", now=datetime.now(UTC))
+    response = ada.post(url("restore"), {**fields, "reason": ""}, follow=True)
+    assert said(response) == [
+        "1 event restored into the archive.",
+        FASTER.format("archived"),
+    ]
+    assert set(ArchivedEvent.objects.values_list("state", flat=True)) == {"archived"}
+    assert [entry.object_id for entry in LogEntry.objects.all()] == [str(rows[0].pk)]
+
+
+def test_an_overdue_replay_can_be_marked_as_resolved(ada, wire):
+    late, fresh = overdue(), make(State.REPLAYING, state_since=datetime.now(UTC))
+    asked = page(ada.post(url("changelist") + "?state=going", select([late, fresh], "resolve")))
+    assert "Mark 1 event as resolved?" in asked.words
+    assert "it is not overdue" in asked.words
+    fields = {**asked.fields, "reason": "the invoice is there"}
+    done = ada.post(url("resolve"), fields, follow=True)
+    assert said(done) == ["1 event marked as resolved."]
+    again = ada.post(url("resolve"), fields, follow=True)
+    assert "since you looked" in said(again)[0]
+    # A form that says more than the page offered.
+    forged = ada.post(url("resolve"), {"seen": frozen(fresh), "reason": "x"}, follow=True)
+    assert "it is not overdue" in said(forged)[0]
+    late.refresh_from_db()
+    assert late.state == State.DISCARDED
+    assert not wire.messages
+    assert "a copy that still waits will run" in asked.words
+    words = page(ada.get(url("change", late.pk))).words
+    assert "Somebody marked it as resolved" in words
+    assert "A copy that still waits will run" in words
+    assert "marked as resolved by ada the invoice is there" in words
+    # Restored and discarded, it is that and nothing else.
+    ArchiveAction.objects.create(event=late, at=datetime.now(UTC), action="discard", reason="x")
+    words = page(ada.get(url("change", late.pk))).words
+    assert shown.STATES[State.DISCARDED][0] in words
+    assert (
+        "Marked as resolved: the invoice is there" in page(ada.get(url("history", late.pk))).words
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_project_with_atomic_requests_can_decide(ada, wire, monkeypatch):
+    row = make()
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    assert ada.get(url("change", row.pk)).status_code == 200
+    response = ada.post(url("replay"), {"seen": frozen(row), "reason": ""}, follow=True)
+    assert "1 event published" in said(response)[0]
+    assert len(wire.messages) == 1
+
+
+def test_filters_are_kept_on_the_way_back(ada, wire):
+    row = make(handler="book")
+    response = ada.post(url("changelist") + "?handler=book", select([row], "replay"))
+    action = response.context["action_url"]
+    done = ada.post(action, {**page(response).fields, "reason": ""})
+    assert done["Location"] == url("changelist") + "?handler=book"
+    # From the event's own page one comes back to it, and from there to the list.
+    other = make(handler="book")
+    detail = ada.get(url("change", other.pk), {"_changelist_filters": "handler=book"})
+    [link] = [
+        each["url"] for each in detail.context["buttons"]["links"] if each["name"] == "discard"
+    ]
+    asked = ada.get(link)
+    assert "handler%3Dbook" in asked.context["cancel_url"]
+    done = ada.post(asked.context["action_url"], {**page(asked).fields, "reason": "x"})
+    assert done["Location"] == url("change", other.pk) + "?_changelist_filters=handler%3Dbook"
+
+
+def test_a_site_of_ones_own_stays_in_its_addresses(ada, wire):
+    row = make()
+    response = ada.get(url("change", row.pk, site="office"))
+    html = response.content.decode()
+    assert "/office/django_amqp_events" in html
+    assert "/admin/django_amqp_events" not in html
+    asked = ada.get(url("replay", site="office"), {"seen": frozen(row)})
+    assert "/admin/django_amqp_events" not in asked.content.decode()
+    done = ada.post(asked.context["action_url"], {**page(asked).fields, "reason": ""})
+    assert done["Location"].startswith("/office/")
+
+
+def test_a_broker_that_is_away_is_told_and_nothing_is_lost(ada, wire):
+    row = make()
+    wire.errors = [BrokerUnavailableError("RabbitMQ is not there")]
+    fields = page(ada.get(url("replay"), {"seen": frozen(row)})).fields
+    response = ada.post(url("replay"), {**fields, "reason": ""}, follow=True)
+    assert said(response) == ["1 event not published, still in the archive: RabbitMQ is not there"]
+    row.refresh_from_db()
+    assert row.state == State.ARCHIVED
+    assert "Replay was not published" in page(ada.get(url("history", row.pk))).words
+
+
+@pytest.mark.parametrize("chunk", [200, 5])
+def test_many_that_fail_alike_are_told_once(ada, wire, monkeypatch, chunk):
+    """What the broker's errors say begins with the name and id of each event."""
+    monkeypatch.setattr(replay, "CHUNK", chunk)
+    rows = [make() for _ in range(7)]
+    monkeypatch.setattr(
+        wire,
+        "publish",
+        lambda messages, mandatory: broker._unavailable(messages, "no connection to RabbitMQ"),
+    )
+    response = ada.post(url("replay"), {"seen": frozen(*rows), "reason": ""}, follow=True)
+    told = ["7 events not published, still in the archive: no connection to RabbitMQ"]
+    if chunk == 5:
+        told = [
+            "5 events not published, still in the archive: no connection to RabbitMQ",
+            "2 more events not tried, for the same reason.",
+        ]
+    assert said(response) == told
+    # Each row has the whole of it.
+    errors = [row.error for row in ArchivedEvent.objects.exclude(error="")]
+    assert len(errors) == min(chunk, 7)
+    assert all("'shop.order.created' (" in each for each in errors)
+
+
+def test_reasons_that_are_many_are_counted(ada, wire):
+    rows = [make() for _ in range(9)]
+    wire.errors = [UnroutableError(f"nobody {number}") for number in (1, 1, 2, 3, 4, 5, 6, 7, 7)]
+    response = ada.post(url("replay"), {"seen": frozen(*rows), "reason": ""}, follow=True)
+    assert len(said(response)) == 6
+    last = "and 2 more events not published, still in the archive, for other reasons"
+    assert said(response)[-1] == last
+
+
+def test_settings_that_are_wrong_leave_the_pages_readable(ada):
+    row = make()
+    late = overdue()
+    with override_settings(AMQP_EVENTS={"SERVICE": "billing", "NONSENSE": 1}):
+        page(ada.get(url("changelist"), {"state": "all"}))
+        page(ada.get(url("changelist"), {"state": "overdue"}))
+        assert "cannot be replayed" in page(ada.get(url("change", row.pk))).words
+        page(ada.get(url("change", late.pk)))
+        response = ada.get(url("replay"), {"seen": frozen(row)}, follow=True)
+        assert "Nothing can be published" in said(response)[0]
+        response = ada.post(url("replay"), {"seen": frozen(row)}, follow=True)
+        assert "Publishing stopped" in said(response)[0]
+
+
+def test_rows_that_a_project_hides_cannot_be_decided_about(ada, wire, monkeypatch):
+    row = make()
+    monkeypatch.setattr(
+        "django_amqp_events.admin.ArchivedEventAdmin.get_queryset",
+        lambda self, request: ArchivedEvent.objects.none(),
+    )
+    response = ada.post(url("replay"), {"seen": frozen(row), "reason": ""})
+    assert response.status_code == 302
+    assert not wire.messages
+    assert not decided(row)
+
+
+def test_the_overdue_filter_and_the_replay_agree():
+    settings, registry = get_settings(), get_registry()
+
+    patience = replay.OVERDUE + sum(registry.handlers["send_invoice"].policy.schedule())
+    now = datetime.now(UTC)
+    for seconds in (0, patience - 5, patience + 5, patience * 2):
+        row = make(State.REPLAYING, state_since=now - timedelta(seconds=seconds))
+        old = make(
+            State.REPLAYING, handler="send_bill", state_since=now - timedelta(seconds=seconds)
+        )
+        found = set(ArchivedEvent.objects.filter(filters.overdue(now)))
+        for each in (row, old):
+            handler = filters.handler_of(each, (settings, registry))
+            assert handler is not None
+            assert (each in found) == replay.overdue(each, handler, now)
+
+
+def test_nothing_imports_the_admin_where_it_is_not_installed():
+    code = """
+import sys
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django.contrib.contenttypes", "django_amqp_events"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    AMQP_EVENTS={"SERVICE": "billing"},
+)
+import django
+django.setup()
+import django_amqp_events.mirror, django_amqp_events.replay
+found = [name for name in sys.modules if name.startswith(
+    ("django.contrib.admin", "django_amqp_events.admin", "django.contrib.auth"))]
+assert not found, found
+"""
+    root = Path(django_amqp_events.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("across", ["\N{SUPERSCRIPT TWO}", "x", "-1", "1"])
+def test_a_forged_form_selects_across_or_does_not(ada, across):
+    form = select([make()], "discard", select_across=across)
+    assert "Discard 1 event?" in Page(ada.post(url("changelist"), form).content.decode()).words
+
+
+@pytest.mark.parametrize("pk", ["", "x", "'"])
+def test_a_forged_form_with_ids_that_are_none(ada, pk):
+    form = {**select([make()], "discard"), "_selected_action": [pk]}
+    page = Page(ada.post(url("changelist"), form, follow=True).content.decode())
+    assert "ids that are none" in page.words
+
+
+def test_headers_that_somebody_has_changed_by_hand_keep_no_page_from_showing(ada):
+    broken, whole = make(reason="malformed", headers=b"\0\0\0\xff"), make()
+    assert broken.payload is None
+    page = Page(ada.get(url("change", broken.pk)).content.decode())
+    assert "It cannot be replayed: its body cannot be read" in page.words
+    asked = Page(ada.get(url("replay"), {"seen": frozen(broken, whole)}).content.decode())
+    assert "Replay 1 event?" in asked.words
+
+
+def test_times_of_a_project_without_time_zones(settings):
+    """SQLite takes none of ours then, so the row is made before."""
+    row = make(last_failed_at=datetime(2026, 3, 1, 23, 30, tzinfo=UTC))
+    office = client_of(user(*PERMISSIONS))
+    settings.USE_TZ = False
+    settings.TIME_ZONE = "Asia/Tokyo"
+    row.refresh_from_db()
+    # SQLite has written it in UTC, and is read as the project's clock.
+    assert row.last_failed_at == datetime(2026, 3, 1, 14, 30, tzinfo=UTC)
+    page = Page(office.get(url("change", row.pk)).content.decode())
+    assert "last March 1, 2026, 11:30 p.m." in page.words
+    assert office.get(url("changelist")).status_code == 200
+
+
+def test_failures_that_came_late_do_not_hide_the_one_that_counts(ada):
+    row = make()
+    ArchivedFailure.objects.bulk_create(
+        ArchivedFailure(
+            pk=uuid4(),
+            event=row,
+            reason="failed",
+            failed_at=row.last_failed_at + timedelta(seconds=second),
+            mirrored_at=row.mirrored_at,
+            late=True,
+        )
+        for second in range(1, 30)
+    )
+    page = Page(ada.get(url("change", row.pk)).content.decode())
+    assert "ask the tax office" in page.words
+    assert "Older failures than these are not shown" in page.words

@@ -1,0 +1,728 @@
+"""Outbox and inbox in the admin: pages, permissions, decisions. Publishing: tests/integration."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.contrib import admin, messages
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import path, reverse
+
+from django_amqp_events import outbox
+from django_amqp_events.admin import OutboxEventAdmin, paging
+from django_amqp_events.admin import outbox as pages
+from django_amqp_events.admin.decisions import freeze
+from django_amqp_events.models import InboxEntry, Moment, OutboxEvent
+
+from . import admin_world as world
+from .admin_world import Page, client_of
+
+pytestmark = pytest.mark.django_db
+
+#: A site of a project's own.
+office = admin.AdminSite(name="office")
+office.register(OutboxEvent, OutboxEventAdmin)
+urlpatterns = [path("admin/", admin.site.urls), path("office/", office.urls)]
+
+PERMISSIONS = ("view", "view_payload", "publish", "discard", "restore")
+DECISIONS = ("publish", "discard", "restore")
+#: How a row is made that stands so.
+STANDING: dict[str, dict[str, Any]] = {
+    "failed": {"attempts": 3, "error": "a queue refused it", "due": 300},
+    "held": {"due": 50},
+    "due": {"due": -1},
+    "overdue": {"due": -600},
+    "discarded": {
+        "due": 3600,
+        "attempts": 1,
+        "discarded_at": Now(),
+        "discarded_by": "bob",
+        "discard_reason": "the shop has closed",
+    },
+}
+HELD_BY_A_RELAY: dict[str, Any] = {"due": 50, "attempts": 1, "claim": uuid4()}
+BODY = b'[[], {"order_id": 7, "note": "Gr\xc3\xbc\xc3\x9fe"}, {}]'
+ENVELOPE = {
+    "headers": {"task": "shop.order.created", "event-correlation-id": "basket-5", "weight": 2},
+    "properties": {"content_type": "application/json", "content_encoding": "utf-8"},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def pages_of_a_project():
+    with override_settings(**world.SETTINGS):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def project(pages_of_a_project):
+    with override_settings(AMQP_EVENTS=world.EVENTS):
+        yield
+
+
+def user(*permissions: str, model: str = "outboxevent", name: str = "ada") -> User:
+    made = User.objects.create_user(name, password="secret", is_staff=True)
+    made.user_permissions.set(
+        Permission.objects.get(
+            codename=f"{each}_{model}", content_type__app_label="django_amqp_events"
+        )
+        for each in permissions
+    )
+    return made
+
+
+@pytest.fixture
+def ada():
+    return client_of(user(*PERMISSIONS))
+
+
+def make(*, due: float = 300, **more: Any) -> OutboxEvent:
+    """A row that is due in so many seconds."""
+    body = more.pop("body", BODY)
+    row = OutboxEvent.objects.create(
+        **{
+            "pk": outbox.new_id(),
+            "service": "billing",
+            "event_id": str(uuid4()),
+            "name": "shop.order.created",
+            "exchange": "events",
+            "envelope": json.dumps(ENVELOPE),
+            "body": body,
+            "size": len(body),
+            "created_at": Now() - timedelta(hours=2),
+            "due_at": Now() + timedelta(seconds=due),
+            **more,
+        }
+    )
+    return OutboxEvent.objects.get(pk=row.pk)
+
+
+def one_of_each() -> dict[str, OutboxEvent]:
+    return {stands: make(**fields) for stands, fields in STANDING.items()}
+
+
+def rows() -> QuerySet[Any]:
+    return OutboxEvent.objects.annotate(at=Now(output_field=Moment()))
+
+
+def stands(row: OutboxEvent) -> str:
+    found = rows().get(pk=row.pk)
+    return outbox.standing(found, found.at)
+
+
+def url(name: str, *args: Any, site: str = "admin", model: str = "outboxevent") -> str:
+    return reverse(f"admin:django_amqp_events_{model}_{name}", args=args, current_app=site)
+
+
+def frozen(*found: OutboxEvent) -> str:
+    return freeze({row.pk: 0 for row in found})
+
+
+def post(client: Any, decision: str, *found: OutboxEvent, **more: str) -> Any:
+    data = {"seen": frozen(*found), "reason": "the queue is mended", **more}
+    return client.post(url(decision), data, follow=True)
+
+
+def select(found: list[OutboxEvent], decision: str, **more: str) -> dict[str, Any]:
+    """The form of the list as a browser posts it."""
+    ids = [str(row.pk) for row in found]
+    form = {"action": f"{decision}_selected", "_selected_action": ids, "index": "0"}
+    return {**form, "select_across": "0", **more}
+
+
+def said(response: Any) -> list[str]:
+    return [str(each) for each in response.context["messages"]]
+
+
+def page(response: Any) -> Page:
+    assert response.status_code == 200, response.status_code
+    found = Page(response.content.decode())
+    assert found.violations == []
+    return found
+
+
+def ids_in(response: Any) -> set[UUID]:
+    return {row.pk for row in response.context["cl"].result_list}
+
+
+# -- the list
+
+
+def test_the_list_shows_what_waits_since_when_and_why(ada):
+    found = one_of_each()
+    response = ada.get(url("changelist"))
+    assert ids_in(response) == {row.pk for name, row in found.items() if name != "discarded"}
+    words = page(response).words
+    for word in (
+        "shop.order.created of billing",
+        "a queue refused it",
+        "failed again in 4 min",
+        "in hand",
+        "no relay takes it",
+        "2 h",
+        "waiting (4)",
+        "failed: tried again later (1)",
+        "overdue: no relay takes them (1)",
+        "discarded (1)",
+    ):
+        assert word in words, word
+    assert '<td class="field-tries">3</td>' in response.content.decode()
+    discarded = page(ada.get(url("changelist"), {"state": "discarded"})).words
+    assert "discarded by bob: the shop has closed" in discarded
+
+
+def test_standing_and_its_sql_agree():
+    one_of_each()
+    make(**HELD_BY_A_RELAY)
+    make(due=-1, attempts=2, claim=uuid4())  # a relay that died
+    make(due=-1, attempts=2)
+    kinds: dict[str, set[UUID]] = {each: set() for each in STANDING}
+    for row in rows():
+        kinds[outbox.standing(row, row.at)].add(row.pk)
+    for each in ("held", "failed", "due", "overdue", "discarded"):
+        found = outbox.standing_in(OutboxEvent.objects.all(), each)
+        assert {row.pk for row in found} == kinds[each], each
+    assert sorted(map(len, kinds.values())) == [1, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({}, {"failed", "held", "due", "overdue"}),
+        ({"state": "waiting"}, {"failed", "held", "due", "overdue"}),
+        ({"state": "failed"}, {"failed"}),
+        ({"state": "overdue"}, {"overdue"}),
+        ({"state": "discarded"}, {"discarded"}),
+        ({"state": "all"}, set(STANDING)),
+        ({"state": "nonsense"}, set()),
+        ({"name": "shop.order.created"}, {"held", "due", "overdue"}),
+        ({"name": "shop.order.paid"}, {"failed"}),
+        ({"name": "x\0"}, set()),
+        ({"service": "old", "state": "all"}, {"overdue"}),
+        ({"service": "billing"}, {"failed", "held", "due"}),
+        ({"database": "default"}, {"failed", "held", "due", "overdue"}),
+    ],
+)
+def test_filters(ada, query, found):
+    made = one_of_each()
+    OutboxEvent.objects.filter(pk=made["failed"].pk).update(name="shop.order.paid")
+    OutboxEvent.objects.filter(pk=made["overdue"].pk).update(service="old")
+    names = {row.pk: name for name, row in made.items()}
+    response = ada.get(url("changelist"), query)
+    assert {names[pk] for pk in ids_in(response)} == found
+
+
+def test_filters_offer_what_there_is(ada):
+    make(name="shop.order.paid")
+    titles = [each.title for each in ada.get(url("changelist")).context["cl"].filter_specs]
+    assert titles == ["state", "event"]
+    make(service="old")
+    specs = ada.get(url("changelist")).context["cl"].filter_specs
+    assert [each.title for each in specs] == ["state", "event", "service"]
+    assert dict(specs[1].lookup_choices).keys() == {"shop.order.created", "shop.order.paid"}
+
+
+def test_search_finds_ids_however_they_stand(ada):
+    row = make(**STANDING["discarded"], event_id="order-7-created")
+    make(event_id="order-8-created")
+    for term in ("order-7", "order-7-created", str(row.pk), f" {row.pk.hex} "):
+        assert ids_in(ada.get(url("changelist"), {"q": term})) == {row.pk}, term
+    for term in ("ORDER-7", "rder-7", "%"):
+        assert ids_in(ada.get(url("changelist"), {"q": term})) == set(), term
+
+
+def test_payloads_cannot_be_guessed_by_lookups(ada):
+    make()
+    for lookup in ("body__contains", "envelope__contains", "error__startswith", "claim__isnull"):
+        assert ada.get(url("changelist"), {lookup: "x"}).status_code == 400
+
+
+def test_the_order_is_that_of_publishing(ada):
+    made = [make() for _ in range(3)]
+    assert list(ada.get(url("changelist")).context["cl"].result_list) == made
+    newest = ada.get(url("changelist"), {"o": "-5"}).context["cl"].result_list
+    assert list(newest) == made[::-1]
+
+
+def test_the_list_counts_to_its_cap(ada, monkeypatch):
+    monkeypatch.setattr(paging, "CAP", 2)
+    monkeypatch.setattr(pages, "COUNTED", 2)
+    for _ in range(4):
+        make()
+    words = page(ada.get(url("changelist"))).words
+    assert "waiting (2+)" in words
+    assert "only the first" in words
+
+
+def test_pages_have_a_constant_number_of_queries_and_lists_read_no_bodies(ada):
+    def queries(address: str, **query: str) -> list[str]:
+        with CaptureQueriesContext(connection) as captured:
+            assert ada.get(address, query).status_code == 200
+        return [each["sql"] for each in captured.captured_queries]
+
+    first = one_of_each()
+    calls = [
+        (url("changelist"), {"state": "all"}),
+        (url("change", first["failed"].pk), {}),
+        (url("discard"), {"seen": frozen(*first.values())}),
+    ]
+    before = [len(queries(address, **query)) for address, query in calls]
+    for _ in range(5):
+        one_of_each()
+    calls[2] = (url("discard"), {"seen": frozen(*OutboxEvent.objects.all())})
+    assert [len(queries(address, **query)) for address, query in calls] == before
+    for sql in queries(calls[0][0], **calls[0][1]) + queries(calls[2][0], **calls[2][1]):
+        assert '"body"' not in sql
+        assert '"envelope"' not in sql
+
+
+# -- one event
+
+
+@pytest.mark.parametrize("kind", STANDING)
+def test_the_page_of_an_event_says_what_its_state_means_and_what_can_be_done(ada, kind):
+    row = make(**STANDING[kind])
+    response = ada.get(url("change", row.pk))
+    words = page(response).words
+    assert pages.STANDINGS[kind][1] in words
+    assert pages.STANDINGS[kind][2] in words
+    offered = {link["name"] for link in response.context["buttons"]["links"]}
+    assert offered == {each.name for each in pages.DECISIONS.values() if kind in each.before}
+    assert ("the shop has closed" in words) is (kind == "discarded")
+
+
+def test_the_page_of_an_event_tells_everything(ada):
+    row = make(**STANDING["failed"])
+    words = page(ada.get(url("change", row.pk))).words
+    for word in (
+        "a queue refused it",
+        "3 failed",
+        "tried again in 4 min",
+        '"order_id": 7',
+        "Grüße",
+        "basket-5",
+        "content_type",
+        "weight",
+        row.event_id,
+        str(row.pk),
+        "try 4, by a relay",
+        "Routing key shop.order.created",
+        "Database default",
+    ):
+        assert word in words, word
+
+
+def test_an_event_of_another_service_names_its_remedy(ada):
+    row = make(**STANDING["overdue"], service="old")
+    assert "events_relay --service old" in page(ada.get(url("change", row.pk))).words
+
+
+def test_payload_and_headers_need_their_permission():
+    row = make(**STANDING["failed"])
+    client = client_of(user("view"))
+    words = page(client.get(url("change", row.pk))).words
+    assert "view_payload_outboxevent" in words
+    assert "basket-5" in words, "ids are no payload"
+    for secret in ("order_id", "Grüße", "weight"):
+        assert secret not in words
+    assert client.get(url("payload", row.pk)).status_code == 403
+
+
+def test_the_raw_body_is_a_file_byte_for_byte(ada):
+    row = make(body=bytes(range(256)))
+    response = ada.get(url("payload", row.pk))
+    assert response.content == bytes(range(256))
+    assert response["Content-Type"] == "application/octet-stream"
+    assert "attachment" in response["Content-Disposition"]
+    assert "no text" in page(ada.get(url("change", row.pk))).words
+    assert ada.get(url("payload", uuid4())).status_code == 302
+
+
+def test_a_long_body_is_neither_read_nor_shown_whole(ada):
+    row = make(body=b"[" + b" " * 900_000 + b"]")
+    with CaptureQueriesContext(connection) as captured:
+        response = ada.get(url("change", row.pk))
+    assert "too long to be decoded" in page(response).words
+    assert len(response.content) < 600_000
+    whole = re.compile(r'(?<!SUBSTR\()"django_amqp_events_outboxevent"."body"')
+    assert not any(whole.search(query["sql"]) for query in captured)
+
+
+BODIES = (b"", b"null", b"[[],[],{}]", b'[[], {"a": "\\ud800\\u0000"}, {}]')
+
+
+def test_no_row_breaks_its_page(ada):
+    for envelope in ("", "[]", '{"headers": 1}', "{", json.dumps(ENVELOPE)):
+        for body in BODIES:
+            row = make(body=body, envelope=envelope, attempts=1)
+            page(ada.get(url("change", row.pk)))
+
+
+EVIL = '<script>alert(1)</script>\u202e"\x07'
+
+
+def test_hostile_words_are_shown_as_words(ada):
+    row = make(
+        name=EVIL, service=EVIL, event_id=EVIL, exchange=EVIL, attempts=1, error=EVIL,
+        envelope=json.dumps({"headers": {EVIL: EVIL}, "properties": {EVIL: [EVIL]}}),
+        body=json.dumps([[], {EVIL: EVIL}, {}]).encode(),
+    )  # fmt: skip
+    gone = make(**{**STANDING["discarded"], "discard_reason": EVIL, "discarded_by": EVIL})
+    for response in (
+        ada.get(url("changelist"), {"state": "all"}),
+        ada.get(url("change", row.pk)),
+        ada.get(url("change", gone.pk)),
+        *(ada.get(url(each), {"seen": frozen(row, gone)}) for each in DECISIONS),
+    ):
+        page(response)
+        html = response.content.decode()
+        assert "<script>alert" not in html
+        assert "\u202e" not in html
+        assert "\x07" not in html
+    assert post(ada, "discard", row).status_code == 200
+    assert ada.get(url("history", row.pk)).status_code == 200
+
+
+@pytest.mark.parametrize("wrong", ["nonsense", "1", "771651c4-e48a-4b5c-adbc-3743d16f42a4"])
+def test_an_event_that_is_not_there(ada, wrong):
+    response = ada.get(url("change", wrong), follow=True)
+    assert "no event" in said(response)[0]
+    assert "confirmed by RabbitMQ is deleted" in said(response)[0]
+
+
+# -- who may do what
+
+
+@pytest.mark.parametrize("granted", [None, *PERMISSIONS])
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_each_decision_needs_its_own_permission(granted, decision):
+    kind = pages.DECISIONS[decision].before[0]
+    row = make(**STANDING[kind])
+    allowed = granted == decision
+    client = client_of(user(*{"view", granted} - {None}))
+    assert (client.get(url(decision), {"seen": frozen(row)}).status_code == 200) is allowed
+    assert (post(client, decision, row).status_code == 200) is allowed
+    assert (stands(row) != kind) is allowed
+    listed = client.get(url("changelist")).content.decode()
+    assert (f'value="{decision}_selected"' in listed) is allowed
+    fresh = make(**STANDING[kind])
+    shown = page(client.get(url("change", fresh.pk))).words
+    assert (f"{decision}_outboxevent" not in shown) is allowed
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_without_view_no_page_opens(decision):
+    row = make(**STANDING["failed"])
+    client = client_of(user(*set(PERMISSIONS) - {"view"}))
+    assert client.get(url("changelist")).status_code == 403
+    assert client.get(url("change", row.pk)).status_code == 403
+    assert client.get(url("payload", row.pk)).status_code == 403
+    assert post(client, decision, row).status_code == 403
+
+
+def test_nobody_adds_changes_or_deletes():
+    root = User.objects.create_superuser("root")
+    row, client = make(), client_of(root)
+    for address in (url("add"), url("delete", row.pk)):
+        assert client.post(address, {"post": "yes"}).status_code == 403
+    assert client.post(url("change", row.pk), {"name": "x"}).status_code == 403
+    assert 'value="delete_selected"' not in client.get(url("changelist")).content.decode()
+    assert OutboxEvent.objects.filter(pk=row.pk, name=row.name).exists()
+
+
+def test_a_form_of_another_site_is_refused():
+    row = make(**STANDING["failed"])
+    client = client_of(user(*PERMISSIONS), enforce_csrf_checks=True)
+    assert post(client, "discard", row).status_code == 403
+    assert stands(row) == "failed"
+
+
+# -- deciding
+
+
+def test_to_ask_changes_nothing(ada):
+    found = one_of_each()
+    for each in DECISIONS:
+        page(ada.get(url(each), {"seen": frozen(*found.values())}))
+    assert {name: stands(row) for name, row in found.items()} == {each: each for each in found}
+
+
+def test_publish_now_makes_due_and_is_noted(ada):
+    row = make(**STANDING["failed"])
+    response = post(ada, "publish", row)
+    assert said(response) == ["1 event due now: a relay publishes what RabbitMQ takes."]
+    assert stands(row) == "due"
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.user.get_username()) == (str(row.pk), "ada")
+    assert row.event_id in entry.object_repr
+    assert entry.get_change_message() == "Publish now: the queue is mended"
+    # A double click finds it due.
+    assert said(post(ada, "publish", row)) == [
+        "1 event not touched: it is due already, and the next relay takes it"
+    ]
+    assert LogEntry.objects.count() == 1
+
+
+@pytest.mark.parametrize("decision", DECISIONS)
+@pytest.mark.parametrize("kind", STANDING)
+def test_a_decision_takes_what_stands_so_and_nothing_else(ada, decision, kind):
+    row = make(**STANDING[kind])
+    post(ada, decision, row)
+    taken = kind in pages.DECISIONS[decision].before
+    assert LogEntry.objects.count() == taken
+    after = {"publish": "due", "restore": "due", "discard": "discarded"}[decision]
+    assert stands(row) == (after if taken else kind)
+
+
+def test_what_a_relay_has_in_hand_is_left(ada):
+    row = make(**HELD_BY_A_RELAY)
+    for decision in DECISIONS:
+        assert "in hand" in said(post(ada, decision, row))[0]
+    assert OutboxEvent.objects.get().claim == HELD_BY_A_RELAY["claim"]
+    assert not LogEntry.objects.exists()
+
+
+def test_what_a_relay_took_between_page_and_click_is_left(ada, monkeypatch):
+    row = make(**STANDING["failed"])
+    plain = pages.carry_out
+
+    def later(*args: Any, **kwargs: Any) -> Any:
+        OutboxEvent.objects.update(claim=uuid4())
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(pages, "carry_out", later)
+    assert "in hand" in said(post(ada, "discard", row))[0]
+    assert stands(row) == "held"
+    assert not LogEntry.objects.exists()
+
+
+def test_a_discard_needs_a_reason_and_keeps_who_why_and_the_message(ada):
+    row = make(**STANDING["failed"])
+    response = post(ada, "discard", row, reason=" ")
+    assert "This field is required" in page(response).words
+    assert stands(row) == "failed"
+    response = post(ada, "discard", row, reason="the shop has closed", back="event")
+    assert said(response) == ["1 event discarded."]
+    assert "the shop has closed" in page(response).words
+    kept = OutboxEvent.objects.get()
+    assert (kept.discarded_by, kept.discard_reason) == ("ada", "the shop has closed")
+    assert (bytes(kept.body), kept.envelope) == (BODY, row.envelope)
+    assert LogEntry.objects.get().get_change_message() == "Discarded: the shop has closed"
+    assert "the shop has closed" in page(ada.get(url("history", row.pk))).words
+    # Somebody else, or another tab.
+    bob = client_of(user(*PERMISSIONS, name="bob"))
+    assert said(post(bob, "discard", row)) == ["1 event not touched: it is discarded"]
+    assert OutboxEvent.objects.get().discarded_by == "ada"
+
+
+def test_restore(ada):
+    row = make(**STANDING["discarded"])
+    assert said(post(ada, "restore", row)) == [
+        "1 event restored: a relay publishes what RabbitMQ takes."
+    ]
+    found = OutboxEvent.objects.get()
+    assert stands(row) == "due"
+    assert (found.discarded_at, found.discarded_by, found.discard_reason) == (None, "", "")
+
+
+def test_what_is_published_meanwhile_is_told(ada):
+    row, other = make(**STANDING["failed"]), make(**STANDING["failed"])
+    seen = frozen(row, other)
+    OutboxEvent.objects.filter(pk=row.pk).delete()
+    response = ada.post(url("discard"), {"seen": seen, "reason": "x"}, follow=True)
+    assert said(response) == [
+        "1 event discarded.",
+        "1 event not touched: it is not in the outbox any more: it has been published",
+    ]
+
+
+def test_the_confirmation_says_where_it_goes_why_it_waits_and_what_may_double(ada):
+    ids = [str(uuid4()) for _ in range(2)]
+    failed = [
+        {**STANDING["failed"], "event_id": each, "error": f"a queue refused it ({each}) twice"}
+        for each in ids
+    ]
+    made = [make(**each) for each in failed]
+    made.append(make(**STANDING["failed"], service="old", name="shop.order.paid"))
+    response = ada.get(url("publish"), {"seen": frozen(*made, make(**STANDING["held"]))})
+    words = page(response).words
+    for word in (
+        "Publish 3 events now?",
+        "2 shop.order.created events billing",
+        "1 shop.order.paid events old",
+        "2 : a queue refused it twice",
+        "1 : a queue refused it",
+        "What may double",
+        "Handlers with once skip it",
+        "old is another service",
+        "events_relay --service old",
+        "waits for RabbitMQ's confirm",
+    ):
+        assert word in words, word
+    assert "No relay takes" not in words
+    make(**STANDING["overdue"])
+    words = page(ada.get(url("publish"), {"seen": frozen(*made)})).words
+    assert "No relay takes what is due of billing" in words
+    assert "No relay takes what is due of old" not in words
+    words = page(ada.get(url("discard"), {"seen": frozen(*made)})).words
+    assert "What is lost" in words
+
+
+def test_actions_of_the_list_ask_first_and_keep_the_filters(ada):
+    made = [make(**STANDING["failed"]) for _ in range(3)]
+    response = ada.post(f"{url('changelist')}?state=failed", select(made[:2], "discard"))
+    found = page(response)
+    assert "Discard 2 events?" in found.words
+    assert found.fields["seen"] == frozen(*made[:2])
+    assert all(stands(row) == "failed" for row in made)
+    response = ada.post(
+        response.context["action_url"], {"seen": found.fields["seen"], "reason": "x"}
+    )
+    assert response.url == f"{url('changelist')}?state=failed"
+    assert [stands(row) for row in made] == ["discarded", "discarded", "failed"]
+
+
+def test_all_of_a_filter_and_too_many(ada, monkeypatch):
+    made = [make(**STANDING["failed"]) for _ in range(3)]
+    make(**STANDING["held"])
+    form = select(made[:1], "publish", select_across="1")
+    response = ada.post(f"{url('changelist')}?state=failed", form)
+    assert "Publish 3 events now?" in page(response).words
+    monkeypatch.setattr(pages, "LIMIT", 2)
+    response = ada.post(f"{url('changelist')}?state=failed", form, follow=True)
+    assert "More than 2 events" in said(response)[0]
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "1:2", "0" * 32, f"{'0' * 32}:x"])
+def test_a_form_that_names_no_events(ada, wrong):
+    make(**STANDING["failed"])
+    response = ada.post(url("discard"), {"seen": wrong, "reason": "x"}, follow=True)
+    assert "does not say which events" in said(response)[0]
+
+
+def test_a_forged_form_with_ids_that_are_none(ada):
+    form = {"action": "discard_selected", "_selected_action": ["x"], "index": "0"}
+    response = ada.post(url("changelist"), form)
+    assert response.status_code == 302
+    assert "ids that are none" in str(next(iter(messages.get_messages(response.wsgi_request))))
+
+
+def test_settings_that_are_wrong_leave_the_pages_readable(ada):
+    row = make(**STANDING["failed"])
+    with override_settings(AMQP_EVENTS={"SERVICE": 5}):
+        page(ada.get(url("changelist")))
+        page(ada.get(url("change", row.pk)))
+        post(ada, "discard", row)
+    assert stands(row) == "discarded"
+
+
+def test_rows_that_a_project_hides_cannot_be_decided_about(ada, monkeypatch):
+    row = make(**STANDING["failed"])
+    plain = OutboxEventAdmin.get_queryset
+    monkeypatch.setattr(
+        OutboxEventAdmin,
+        "get_queryset",
+        lambda self, request: plain(self, request).exclude(name="shop.order.created"),
+    )
+    assert ids_in(ada.get(url("changelist"))) == set()
+    assert "no event" in said(ada.get(url("change", row.pk), follow=True))[0]
+    post(ada, "discard", row)
+    assert stands(row) == "failed"
+
+
+def test_a_site_of_ones_own(ada):
+    row = make(**STANDING["failed"])
+    with override_settings(ROOT_URLCONF=__name__):
+        response = ada.get(url("change", row.pk, site="office"))
+        assert all("/office/" in link["url"] for link in response.context["buttons"]["links"])
+        assert "/office/" in response.context["payload_url"]
+
+
+# -- the inbox
+
+
+def handled(**more: Any) -> InboxEntry:
+    fields = {
+        "pk": uuid4(),
+        "service": "billing",
+        "handler": "books.write",
+        "source": "shop",
+        "event_id": str(uuid4()),
+        "name": "shop.order.created",
+        "handled_at": Now() - timedelta(hours=2),
+    }
+    return InboxEntry.objects.create(**{**fields, **more})
+
+
+@pytest.fixture
+def reader():
+    return client_of(user("view", model="inboxentry"))
+
+
+def inbox_url(name: str, *args: Any) -> str:
+    return url(name, *args, model="inboxentry")
+
+
+def test_the_inbox_shows_which_handler_has_handled_what(reader):
+    row = handled(event_id="order-7")
+    other = handled(service="old", handler=EVIL, name=EVIL, source=EVIL, event_id=EVIL)
+    response = reader.get(inbox_url("changelist"))
+    assert ids_in(response) == {row.pk}
+    words = page(response).words
+    for word in ("shop.order.created", "books.write", "order-7", "shop", "2 h"):
+        assert word in words, word
+    response = reader.get(inbox_url("changelist"), {"service": "old"})
+    assert ids_in(response) == {other.pk}
+    page(response)
+    assert "<script>alert" not in response.content.decode()
+
+
+def test_the_inbox_is_searched_by_ids(reader):
+    row, other = handled(event_id="order-7-paid"), handled(event_id="order-7-paid", service="old")
+    for term in ("order-7", "order-7-paid"):
+        found = ids_in(reader.get(inbox_url("changelist"), {"q": term}))
+        assert found == {row.pk, other.pk}
+    assert ids_in(reader.get(inbox_url("changelist"), {"q": str(row.pk)})) == {row.pk}
+    assert ids_in(reader.get(inbox_url("changelist"), {"q": "7-paid"})) == set()
+    response = reader.get(inbox_url("change", row.pk), follow=True)
+    assert ids_in(response) == {row.pk}
+
+
+def test_the_inbox_is_read_by_an_index_and_a_constant_number_of_queries(reader):
+    def count() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            reader.get(inbox_url("changelist"))
+        [sql] = [q["sql"] for q in captured if re.search("ORDER BY.*handled_at", q["sql"])]
+        with connection.cursor() as cursor:
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+            plan = " ".join(str(row) for row in cursor.fetchall())
+        assert "amqp_inbox_handled" in plan
+        return len(captured)
+
+    handled()
+    before = count()
+    for _ in range(20):
+        handled()
+    assert count() == before
+
+
+def test_nobody_changes_the_inbox(reader):
+    row = handled()
+    root = client_of(User.objects.create_superuser("root"))
+    for client in (reader, root):
+        for address in (inbox_url("add"), inbox_url("delete", row.pk)):
+            assert client.post(address, {"post": "yes"}).status_code == 403
+        client.post(inbox_url("change", row.pk), {"handler": "x"})
+    assert InboxEntry.objects.get().handler == "books.write"
+    assert client_of(user(name="bob")).get(inbox_url("changelist")).status_code == 403

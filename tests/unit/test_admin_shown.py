@@ -1,0 +1,254 @@
+"""What the admin shows of documents that anybody may have written: never an error, never a lie."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from django_amqp_events.admin import decisions, shown
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    visible,
+)
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+text = st.text(
+    st.characters() | st.characters(categories=["Cs"]) | st.sampled_from("\0\u202e\u2066\x1b\r\n")
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
+    max_leaves=12,
+)
+KEYS = (
+    "exception", "frames", "traceback", "history", "deaths", "cut", "at", "attempt", "worker",
+    "type", "message", "file", "line", "function", "module", "queue", "reason", "count",
+)  # fmt: skip
+shapes = st.dictionaries(st.sampled_from(KEYS), json_values, max_size=3)
+documents = st.dictionaries(
+    st.sampled_from(KEYS), json_values | shapes | st.lists(shapes, max_size=3)
+)
+
+
+def fits_a_page(value: str) -> None:
+    value.encode()
+    assert visible(value) == value
+
+
+def event(**more: object) -> ArchivedEvent:
+    return ArchivedEvent(
+        pk=uuid4(),
+        mirrored_at=NOW,
+        last_failed_at=NOW,
+        first_failed_at=NOW,
+        state_since=NOW,
+        **more,
+    )
+
+
+@given(text)
+def test_visible_text_has_nothing_hidden(value):
+    fits_a_page(visible(value))
+    assert "\n" not in shown.line(value)
+    assert len(visible(value, 10)) <= 10 * 10
+
+
+def test_visible_text_keeps_what_people_write():
+    plain = "Grüße, 你好, مرحبا, שלום\n\tπ ≈ 3 😀 e\u0301"
+    assert visible(plain) == plain
+    assert visible("a\r\nb") == "a\nb"
+    assert visible("\0\x1b\u202e\ud800\U000e0041") == "\\x00\\x1b\\u202e\\ud800\\U000e0041"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-5, "0 s"), (59, "59 s"), (60, "1 min"), (7199, "1 h"), (86400 * 3.5, "3 d")],
+)
+def test_ages(seconds, words):
+    assert shown.age(NOW - timedelta(seconds=seconds), NOW) == words
+
+
+@given(documents)
+@example({"history": [{"at": "9999-12-31T23:59:59-14:00"}]})
+@example({"exception": {"type": ["x"], "message": {"a": 1}}, "frames": [{"line": None}]})
+def test_no_document_breaks_its_page(document):
+    failure = ArchivedFailure(
+        failed_at=NOW, mirrored_at=NOW, reason="failed", document=json.dumps(document)
+    )
+    found = failure.about
+    for value in (
+        *shown.exception(found),
+        *(piece.text for piece in shown.fold(found.get("traceback"))),
+        *(word for frame in shown.frames(found) for word in (frame.place, frame.file)),
+        *(word for each in shown.attempts(failure) for word in (each.number, each.worker)),
+        *(each.what for each in shown.attempts(failure)),
+        *(word for each in shown.deaths(found) for word in (each.queue, each.reason, each.count)),
+    ):
+        fits_a_page(value)
+    steps = shown.timeline(event(), [failure], [], [])
+    assert steps == sorted(steps, key=lambda step: step.at)
+    for step in steps:
+        fits_a_page(step.what + step.who + step.note)
+
+
+@given(text)
+def test_no_text_is_a_document_that_breaks_its_page(value):
+    failure = ArchivedFailure(failed_at=NOW, mirrored_at=NOW, reason=value, document=value)
+    for step in shown.timeline(event(), [failure], [], []):
+        fits_a_page(step.what + step.who + step.note)
+
+
+@given(st.lists(text | st.just('  File "/lib/site-packages/x.py", line 1, in f'), max_size=8))
+def test_folding_loses_no_line_of_a_traceback(lines):
+    whole = visible("\n".join(lines))
+    assert "\n".join(piece.text for piece in shown.fold("\n".join(lines))).split("\n") == "\n".join(
+        whole.splitlines()
+    ).split("\n")
+
+
+def test_what_is_installed_is_folded_and_what_is_ours_is_not():
+    pieces = shown.fold(
+        "Traceback (most recent call last):\n"
+        '  File "/srv/shop/a.py", line 1, in a\n'
+        "    b()\n"
+        '  File "/venv/lib/python3.11/site-packages/b.py", line 2, in b\n'
+        "    c()\n"
+        "    ^^^\n"
+        '  File "/venv/lib/python3.11/site-packages/c.py", line 3, in c\n'
+        "ValueError: no\n"
+        "\n"
+        "During handling of the above exception, another exception occurred:\n"
+        '  + File "/srv/shop/d.py", line 4, in d\n'
+    )
+    assert [(piece.installed, piece.frames) for piece in pieces] == [
+        (False, 1),
+        (True, 2),
+        (False, 1),
+    ]
+    assert "c()" in pieces[1].text
+    assert pieces[2].text.startswith("ValueError: no")
+
+
+@given(st.binary(max_size=300), st.integers(0, 100))
+def test_no_body_breaks_its_page(data, more):
+    found = shown.body(data, len(data) + more)
+    fits_a_page(found.text)
+    assert found.cut == (found.shown < found.size)
+
+
+def test_a_text_that_is_cut_within_a_character_is_a_text():
+    body = "ä".encode() * shown.SHOWN
+    found = shown.body(body[: shown.SHOWN + 1][:-1], len(body))
+    assert not found.binary
+    odd = b"x" + body
+    found = shown.body(odd[: shown.SHOWN], len(odd))
+    assert not found.binary
+    assert found.shown == shown.SHOWN
+    assert shown.body(b"ok\xff", 3).binary
+    assert shown.body(b"ok\xc3", 3).binary
+
+
+def test_hexadecimal():
+    assert shown.hexadecimal(b"\x00\x01<b>") == f"00000000  {'00 01 3c 62 3e':<47}  ..<b>"
+
+
+@given(json_values, st.integers(0, 50))
+def test_pretty_is_bounded(value, limit):
+    found, cut = shown.pretty(value, limit)
+    fits_a_page(found)
+    assert cut or len(found) >= 1
+
+
+@pytest.mark.parametrize("depth", [500, 5_000])
+def test_pretty_of_what_is_deep_and_wide(depth):
+    deep: object = [1] * 1_000
+    for _ in range(depth):
+        deep = [deep]
+    found, cut = shown.pretty(deep, 10_000)
+    assert cut
+    assert len(found) <= 10_000
+
+
+@given(st.binary(max_size=60))
+def test_no_headers_break_their_page(raw):
+    headers, note = shown.headers(event(headers_raw=raw))
+    fits_a_page(note)
+    for each in headers:
+        fits_a_page(each.name + each.value + each.kind)
+
+
+@given(st.dictionaries(text, json_values, max_size=5))
+def test_headers_of_any_type(found):
+    row = event()
+    row.headers = found
+    headers, _ = shown.headers(row)
+    assert len(headers) == len(found)
+    for each in headers:
+        fits_a_page(each.name + each.value + each.kind)
+
+
+def test_the_timeline_is_in_order_and_whole():
+    row = event(published_at=NOW - timedelta(hours=1), source="shop")
+    history = [
+        {"attempt": n, "at": f"2026-03-01T11:0{n}:00Z", "worker": "w", "exception": "E"}
+        for n in (1, 2)
+    ]
+    first = ArchivedFailure(
+        failed_at=NOW - timedelta(minutes=50),
+        mirrored_at=NOW,
+        reason="exhausted",
+        document=json.dumps({"history": history}),
+    )
+    made = Replay(
+        pk=uuid4(),
+        number=1,
+        handler="send_invoice",
+        requested_at=NOW + timedelta(minutes=1),
+        requested_by="ada",
+        published_at=NOW + timedelta(minutes=2),
+        finished_at=NOW + timedelta(minutes=3),
+        outcome=Replay.Outcome.FAILED,
+    )
+    again = ArchivedFailure(
+        failed_at=NOW + timedelta(minutes=3), mirrored_at=NOW, reason="failed", replay_id=made.pk
+    )
+    late = ArchivedFailure(
+        failed_at=NOW + timedelta(minutes=9), mirrored_at=NOW, reason="failed", late=True
+    )
+    settled = ArchiveAction(
+        at=NOW + timedelta(minutes=5), action="discard", by="bob", reason="a test"
+    )
+    steps = shown.timeline(row, [first, again, late], [made], [settled])
+    assert [f"{step.what} {step.who}".strip() for step in steps] == [
+        "published by shop",
+        "attempt 1 failed on w",
+        "attempt 2 failed on w",
+        "archived: exhausted",
+        "mirrored into this database",
+        "replay 1 asked for by ada",
+        "replay 1 published to send_invoice",
+        "archived after replay 1: failed",
+        "replay 1: failed again",
+        "discarded by bob",
+        "archived: failed; it came late and changed nothing",
+    ]
+
+
+@given(st.dictionaries(st.uuids(), st.integers(0, 2**31 - 1), min_size=1))
+def test_what_is_frozen_thaws(seen):
+    assert decisions.thaw(decisions.freeze(seen)) == seen
+
+
+@given(st.text() | st.text("0123456789abcdef:,"))
+def test_nothing_else_thaws(wrong):
+    found = decisions.thaw(wrong)
+    assert found is None or all(isinstance(pk, UUID) for pk in found)

@@ -1,0 +1,109 @@
+"""Messages of the archive read back: nothing in them is believed to be what it should be."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+
+from django_amqp_events import archive
+from django_amqp_events.archive import Archived, Outcome
+from django_amqp_events.envelope import EVENT_UNREADABLE, Received
+from tests.integration.archiving import archived, received
+
+
+def delivery(headers: Any, body: Any = b"x", **more: Any) -> Any:
+    return Received(
+        queue="billing:archive", exchange="", routing_key="a.b", body=body, headers=headers,
+        properties={"content_type": "application/json"}, **more,
+    )  # fmt: skip
+
+
+def read(headers: Any, body: Any = b"x", **more: Any) -> Archived:
+    found = archive.read(delivery(headers, body, **more))
+    assert isinstance(found, Archived)
+    return found
+
+
+def identity(headers: Any, body: Any = b"x", **more: Any) -> Any:
+    return read(headers, body, **more).identity("billing")
+
+
+def test_counts_of_deliveries_are_in_no_identity_and_no_row():
+    once = read({"a": 1})
+    again = read({"x-delivery-count": 3, "a": 1, "x-acquired-count": 4})
+    assert again.headers == once.headers == {"a": 1}
+    assert again.identity("billing") == once.identity("billing")
+    assert identity({"a": 2}) != once.identity("billing")
+    assert identity({"a": 1}, b"y") != once.identity("billing")
+
+
+def test_events_of_one_id_are_told_apart_by_name_and_body():
+    def of(message: Any) -> Any:
+        return read(message.headers, message.body).identity("billing")
+
+    created = of(archived(received("1")))
+    assert of(archived(received("1"), attempt=4)) == created
+    assert of(archived(received("1", name="shop.order.deleted"))) != created
+    assert of(archived(received("1", payload={"order_id": 8}))) != created
+
+
+def encoded(*entries: bytes, flags: int = 0xB000) -> bytes:
+    table = b"".join(entries)
+    start = struct.pack(">H", flags) + b"\x04text"
+    return start + (struct.pack(">I", len(table)) + table if flags & 0x2000 else b"") + b"\x02"
+
+
+A, B = b"\x01aI\0\0\0\1", b"\x01bS\0\0\0\2hi"
+COUNT = b"\x10x-delivery-countl\0\0\0\0\0\0\0\1"
+
+
+@pytest.mark.parametrize(
+    ("once", "again"),
+    [
+        (encoded(A, B), encoded(B, COUNT, A)),
+        (encoded(A), encoded(A, b"\x10x-acquired-countI\0\0\0\7", COUNT)),
+        (encoded(flags=0x9000), encoded(COUNT)),
+    ],
+)
+def test_nor_in_one_whose_properties_cannot_be_read(once, again):
+    first = identity({EVENT_UNREADABLE: once}, unreadable="why")
+    assert first == identity({EVENT_UNREADABLE: again}, unreadable="why")
+    assert first != identity({EVENT_UNREADABLE: encoded(B)}, unreadable="why")
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff", b"\xf0\x00\xff", b"\x20\x00\0\0\0\xffabc"])
+def test_properties_that_end_too_early_have_an_identity(raw):
+    assert identity({EVENT_UNREADABLE: raw}, unreadable="why")
+
+
+@pytest.mark.parametrize("value", [7, None, [], {}, [[1]], True, 1.5])
+def test_a_word_of_another_type_is_none(value):
+    keys = ("reason", "detail", "handler", "queue", "traceback", "frames", "history", "exception")
+    found = read({"event-archive": json.dumps({**dict.fromkeys(keys, value), "attempt": "x"})})
+    assert (found.reason, found.detail, found.handler, found.queue) == ("unknown", "", None, "")
+    assert (found.frames, found.history, found.exception) == ((), (), "")
+    assert (found.attempts, found.location) == (1, "")
+
+
+def test_an_outcome_has_no_body():
+    header = {"event-id": "1", "event-outcome": json.dumps({"outcome": "succeeded"})}
+    assert isinstance(archive.read(delivery(header, b"")), Outcome)
+    assert read(header, b"x").reason == "unknown"
+
+
+def test_a_document_that_is_too_deep_is_none():
+    deep = '{"reason": "failed", "a": ' + "[" * 300 + "]" * 300 + "}"
+    assert read({"event-archive": deep}).reason == "unknown"
+    assert read({"event-archive": deep}).headers == {"event-archive": deep}
+
+
+def test_the_failing_line_is_ours():
+    message = archived(received("1"))
+    found = read(dict(message.headers), message.body)
+    assert found.location == "billing.tax:28 in rate"
+    assert found.payload == {"order_id": 7}
+    odd = json.dumps({"reason": "failed", "frames": [{"file": [], "line": {}, "module": 5}]})
+    assert read({"event-archive": odd}).location == "5:? in ?"

@@ -1,0 +1,221 @@
+"""Any value at all for AMQP_EVENTS: parsing never raises, and what is wrong has a name.
+
+Few examples by default; ``AMQP_EVENTS_FUZZ=20000`` looks for longer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from django_amqp_events import conf
+from django_amqp_events.conf import ArchiveSettings, RetentionSettings, Settings, parse
+from django_amqp_events.exceptions import ConfigurationError
+
+EXAMPLES = int(os.environ.get("AMQP_EVENTS_FUZZ", "60"))
+fuzz = profile(max_examples=2 * EXAMPLES, phases=set(Phase) - {Phase.explain})
+
+
+class Odd:
+    """Equal to nothing, true to nobody; a lazy translation or a typo'd import."""
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __repr__(self) -> str:
+        return "<odd>"
+
+
+words = st.one_of(
+    st.text(max_size=12),
+    st.text("abz_-.:#* \0\ud800é", max_size=300),
+    st.sampled_from(
+        ["billing", "events", "amq.topic", "quorum", "classic", "memory", "http://rabbit:15672"]
+    ),
+)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(-1, 3),
+    st.floats(),
+    words,
+    st.binary(max_size=5),
+    st.timedeltas(),
+    st.builds(Odd),
+    st.just(print),
+)
+hashable = st.one_of(words, st.integers(), st.none(), st.tuples(words, st.integers()))
+options = st.sampled_from([name.upper() for name in conf.HANDLER_OPTIONS + conf.EVENT_OPTIONS])
+nested: st.SearchStrategy[Any] = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.sets(hashable, max_size=3),
+        st.dictionaries(st.one_of(hashable, options), inner, max_size=4),
+    ),
+    max_leaves=10,
+)
+by_name = st.dictionaries(
+    st.one_of(words, hashable), st.dictionaries(options, nested, max_size=3), max_size=3
+)
+known: dict[str, st.SearchStrategy[Any]] = dict.fromkeys(conf.KEYS, nested)
+known |= {"EVENTS": st.one_of(nested, by_name), "HANDLERS": st.one_of(nested, by_name)}
+known |= {
+    key: st.one_of(nested, st.dictionaries(st.sampled_from(names), nested))
+    for key, names in {
+        "ARCHIVE": ["TTL", "MAX_LENGTH"],
+        "RETENTION": ["SUCCEEDED", "DISCARDED"],
+        "DEFAULTS": [name.upper() for name in conf.DEFAULT_OPTIONS],
+    }.items()
+}
+known["RENAMED_HANDLERS"] = st.one_of(
+    nested, st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("abcdef"))
+)
+settings_dicts = st.builds(
+    lambda right, more: {**more, **right},
+    st.fixed_dictionaries({}, optional=known),
+    st.dictionaries(hashable, nested, max_size=2),
+)
+
+
+def checked(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[conf.Problem, ...]]:
+    settings, problems = parse(raw, debug=debug)
+    for problem in problems:
+        assert problem.code[0] in "EW"
+        assert "AMQP_EVENTS" in problem.message
+        assert len(problem.message) < 2000
+        assert problem.hint
+    conf.describe(problems)
+    # Whatever came, what comes out has the types that the annotations say.
+    assert isinstance(settings.service, str)
+    assert isinstance(settings.prefix, str)
+    assert isinstance(settings.exchange, str)
+    assert isinstance(settings.database, str)
+    assert isinstance(settings.celery_app, str)
+    assert isinstance(settings.management_url, str)
+    assert settings.publish in conf.PUBLISH_MODES
+    assert settings.unrouted in conf.UNROUTED_POLICIES
+    assert settings.backend in conf.BACKENDS
+    assert settings.topology in conf.TOPOLOGY_MODES
+    assert settings.queue_type in conf.QUEUE_TYPES
+    assert isinstance(settings.confirm_timeout, float)
+    assert 0 < settings.confirm_timeout < conf.MAX
+    assert isinstance(settings.max_body, int)
+    assert 0 < settings.max_body < conf.MAX
+    assert all(isinstance(name, str) for name in settings.autodiscover)
+    for found in (settings.archive, settings.retention):
+        assert isinstance(found, (ArchiveSettings, RetentionSettings))
+        for each in fields(found):
+            value = getattr(found, each.name)
+            assert value is None or 0 < value < conf.MAX
+    for entries in (settings.events, settings.handlers):
+        for name, entry in entries.items():
+            assert isinstance(name, str)
+            assert isinstance(entry, Mapping)
+            assert all(key == key.lower() for key in entry)
+    assert all(
+        isinstance(text, str) and text
+        for pair in settings.renamed_handlers.items()
+        for text in pair
+    )
+    return settings, problems
+
+
+@fuzz
+@given(nested, st.booleans())
+def test_any_value(raw: object, debug: bool) -> None:
+    _, problems = checked(raw, debug=debug)
+    assert problems
+    if raw and not isinstance(raw, Mapping):
+        assert [problem.code for problem in problems] == ["E003"]
+
+
+@fuzz
+@given(settings_dicts)
+def test_any_dict(raw: dict[Any, Any]) -> None:
+    settings, problems = checked(raw)
+    unknown = [key for key in raw if key not in conf.KEYS]
+    said = [problem for problem in problems if problem.code == "E002"]
+    assert len(said) >= len(unknown)
+    if not raw:
+        return
+    if "SERVICE" not in raw:
+        assert "E001" in {problem.code for problem in problems}
+    if not any(problem.is_error for problem in problems):
+        # What has no error works: names fit, and they can be written.
+        assert settings.service
+        (settings.prefix + settings.exchange).encode()
+
+
+@fuzz
+@given(st.sampled_from(conf.KEYS), nested)
+def test_a_key_is_taken_or_its_problem_is_named(key: str, value: Any) -> None:
+    settings, problems = checked({"SERVICE": "billing", key: value})
+    name = {"RETENTION": "retention", "RENAMED_HANDLERS": "renamed_handlers"}.get(key, key.lower())
+    default = Settings(service="billing")
+    taken = getattr(settings, name)
+    if not problems and taken == getattr(default, name):
+        return
+    if problems:
+        assert any(key in problem.message for problem in problems), problems
+    elif isinstance(value, timedelta):
+        assert taken == value.total_seconds()
+
+
+@fuzz
+@given(st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("abcdefgh"), max_size=6))
+def test_a_renaming_ends_or_is_a_circle(raw: dict[str, str]) -> None:
+    settings, problems = checked({"SERVICE": "billing", "RENAMED_HANDLERS": raw})
+    if problems:
+        assert settings.renamed_handlers == {}
+    else:
+        assert set(settings.renamed_handlers) == set(raw)
+        assert not set(settings.renamed_handlers.values()) & set(raw)
+
+
+@fuzz
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "AMQP_EVENTS_MAX_RETRIES",
+                "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL",
+                "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH",
+            ]
+        ),
+        st.one_of(words, st.integers().map(str), st.text("0123456789_ -+٣", max_size=6000)),
+    )
+)
+def test_any_environment(environ: dict[str, str]) -> None:
+    try:
+        raw = conf.from_env({"SERVICE": "billing"}, environ)
+    except ConfigurationError as exc:
+        said = str(exc)
+    else:
+        said = "AMQP_EVENTS_"
+        checked(raw)
+    assert "AMQP_EVENTS_" in said
+
+
+def test_a_time_to_live_beyond_all_time_is_named() -> None:
+    """It was an OverflowError while the settings were imported."""
+    with pytest.raises(ConfigurationError, match="MESSAGE_TTL"):
+        conf.from_env({}, {"AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "86400000000000000"})
+
+
+@pytest.mark.parametrize("raw", [{"SERVICE": "a"}, {"SERVICE": "a", "EXCHANGE": "b"}])
+def test_what_is_right_has_no_problem(raw: dict[str, Any]) -> None:
+    assert checked(raw)[1] == ()

@@ -1,0 +1,717 @@
+"""The state machine of an archived event: what is allowed, what is refused, what never happens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import OperationalError, connections, transaction
+from django.test.utils import CaptureQueriesContext
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from django_amqp_events import conf, envelope, lifecycle, mirror
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.envelope import Message, Progress, Received
+from django_amqp_events.exceptions import ConfigurationError
+from django_amqp_events.lifecycle import Claimed, Unpublished
+from django_amqp_events.models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HANDLER = "send_invoice"
+
+pytestmark = pytest.mark.usefixtures("archive_database")
+
+
+def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:
+    """A row that came with version 3, so that a stale one can be told."""
+    values: dict[str, Any] = {
+        "id": uuid4(),
+        "service": "billing",
+        "handler": HANDLER,
+        "queue": "billing.send_invoice",
+        "name": "shop.order.created",
+        "event_id": f"order-{number}",
+        "source": "shop",
+        "first_failed_at": NOW,
+        "last_failed_at": NOW,
+        "mirrored_at": NOW,
+        "state": state,
+        "state_since": NOW,
+        "version": 3,
+        "reason": "exhausted",
+        "body": b'[[],{"order_id":7},{}]',
+        "body_size": 22,
+        "headers_raw": b"",
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        **fields,
+    }
+    return ArchivedEvent.objects.create(**values)
+
+
+def seen(*events: ArchivedEvent) -> dict[UUID, int]:
+    return {event.pk: event.version for event in events}
+
+
+def claim(*events: ArchivedEvent, force: bool = False, **more: Any) -> list[Claimed]:
+    return lifecycle.claim(
+        more.pop("seen", seen(*events)),
+        handlers={event.pk: more.get("handler", HANDLER) for event in events},
+        by=more.get("by", "ada"),
+        reason=more.get("reason", "fixed"),
+        now=more.get("now", NOW),
+        force=force,
+    )
+
+
+def reclaim(**more: Any) -> list[Claimed]:
+    options: dict[str, Any] = {
+        "service": "billing",
+        "handlers": {},
+        "since_before": NOW + timedelta(minutes=1),
+        "limit": 100,
+        "size": 10**6,
+        "now": NOW + timedelta(minutes=2),
+    }
+    return lifecycle.reclaim(**{**options, **more})
+
+
+def give_back(each: Claimed, *, unconfirmed: bool = False, error: str = "no route") -> None:
+    lifecycle.returned([Unpublished(claimed=each, error=error, unconfirmed=unconfirmed)], now=NOW)
+
+
+def again(event: ArchivedEvent) -> ArchivedEvent:
+    return ArchivedEvent.objects.get(pk=event.pk)
+
+
+def number_of_states(event: ArchivedEvent) -> tuple[Any, ...]:
+    now = again(event)
+    return now.state, now.version, now.claim, now.replays, now.state_since
+
+
+# -- the table ----------------------------------------------------------------------------
+
+OPERATIONS: dict[str, tuple[Callable[[ArchivedEvent], Any], State, State]] = {
+    "claim": (claim, State.ARCHIVED, State.QUEUED),
+    "force": (lambda event: claim(event, force=True), State.REPLAYING, State.QUEUED),
+    "discard": (
+        lambda event: lifecycle.discard(seen(event), by="ada", reason="a test", now=NOW),
+        State.ARCHIVED,
+        State.DISCARDED,
+    ),
+    "resolve": (
+        lambda event: lifecycle.resolve(seen(event), by="ada", reason="a test", now=NOW),
+        State.REPLAYING,
+        State.DISCARDED,
+    ),
+    "restore": (
+        lambda event: lifecycle.restore(seen(event), by="ada", reason="a test", now=NOW),
+        State.DISCARDED,
+        State.ARCHIVED,
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_decision_has_one_state_that_it_starts_from(operation: str) -> None:
+    """The others stay to the last column, and nothing is said of them in the history."""
+    run, before, after = OPERATIONS[operation]
+    for state in State:
+        event = make(state=state, replays=0)
+        unchanged = number_of_states(event)
+        done = run(event)
+        if state == before:
+            assert len(done) == 1
+            assert again(event).state == after
+            assert again(event).version == 4
+            assert ArchiveAction.objects.filter(event=event).count() == 1
+        else:
+            assert done == []
+            assert number_of_states(event) == unchanged
+            assert not ArchiveAction.objects.filter(event=event).exists()
+            assert not Replay.objects.filter(event=event).exists()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("version", [2, 4])
+def test_what_changed_since_somebody_looked_is_left_alone(operation: str, version: int) -> None:
+    run, before, _ = OPERATIONS[operation]
+    event = make(state=before)
+    event.version = version
+    unchanged = number_of_states(event)
+    assert run(event) == []
+    assert number_of_states(event) == unchanged
+    assert not ArchiveAction.objects.exists()
+
+
+@pytest.mark.parametrize("operation", ["claim", "discard", "restore", "resolve"])
+def test_nothing_seen_is_nothing_done(operation: str) -> None:
+    """An empty condition is true of every row."""
+    events = [make(state=state) for state in State]
+    if operation == "claim":
+        assert claim() == []
+    else:
+        assert getattr(lifecycle, operation)({}, by="ada", reason="", now=NOW) == []
+    assert all(again(event).version == 3 for event in events)
+
+
+def test_of_several_those_that_fit_are_changed() -> None:
+    good, stale, busy = make(1), make(2, version=7), make(3, state=State.QUEUED)
+    stale.version = 6
+    (claimed,) = claim(good, stale, busy)
+    assert claimed.event.pk == good.pk
+    assert again(stale).state == State.ARCHIVED
+    discarded = lifecycle.discard(
+        {**seen(again(good)), stale.pk: 7}, by="ada", reason="a test", now=NOW
+    )
+    assert discarded == [stale.pk]
+
+
+def test_a_claim_says_who_and_why_and_gives_the_replay_its_id() -> None:
+    event = make()
+    (claimed,) = claim(event, by="ada", reason="tax table\0 fixed")
+    replay = Replay.objects.get()
+    assert claimed.replay == replay
+    assert (replay.number, replay.outcome, replay.publishes) == (1, "queued", 1)
+    assert (replay.requested_by, replay.reason) == ("ada", "tax table\\x00 fixed")
+    action = ArchiveAction.objects.get()
+    assert (action.action, action.by, action.replay) == ("replay", "ada", replay)
+    assert again(event).claim == claimed.event.claim
+    assert again(event).replays == 1
+
+
+def test_a_discarded_event_says_who_and_why() -> None:
+    event = make()
+    lifecycle.discard(seen(event), by="ada", reason="a test order", now=NOW)
+    lifecycle.restore(seen(again(event)), by="bob", reason="no, it was not", now=NOW)
+    said = [(a.action, a.by, a.reason) for a in ArchiveAction.objects.order_by("pk")]
+    assert said == [("discard", "ada", "a test order"), ("restore", "bob", "no, it was not")]
+
+
+def test_thousands_are_decided_in_transactions_of_a_bounded_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lifecycle, "BATCH", 3)
+    events = [make(number, version=number) for number in range(8)]
+    done = lifecycle.discard(seen(*events), by="ada", reason="old", now=NOW)
+    assert sorted(done) == sorted(event.pk for event in events)
+
+
+# -- publishing ---------------------------------------------------------------------------
+
+
+def test_a_confirm_makes_it_replaying() -> None:
+    event = make()
+    claimed = claim(event)
+    lifecycle.published(claimed, now=NOW)
+    assert (again(event).state, again(event).version) == (State.REPLAYING, 5)
+    assert Replay.objects.get().outcome == "published"
+
+
+def test_a_confirm_that_comes_after_the_outcome_changes_nothing() -> None:
+    """A fast worker reports before the confirm is noted."""
+    event = make()
+    (claimed,) = claim(event)
+    assert lifecycle.finish({claimed.replay.pk: NOW}, now=NOW) == 1
+    lifecycle.published([claimed], now=NOW)
+    assert again(event).state == State.SUCCEEDED
+    assert Replay.objects.get().outcome == "succeeded"
+    assert Replay.objects.get().published_at is not None
+
+
+def test_what_was_not_published_is_archived_with_the_error_and_its_next_replay_is_another() -> None:
+    event = make()
+    (first,) = claim(event)
+    give_back(first, error="no queue is bound")
+    row = again(event)
+    assert (row.state, row.error, row.unconfirmed) == (State.ARCHIVED, "no queue is bound", False)
+    assert Replay.objects.get().outcome == "refused"
+    (second,) = claim(row)
+    assert second.replay.pk != first.replay.pk
+    assert again(event).replays == 2
+    assert again(event).error == ""
+
+
+def test_what_is_not_confirmed_keeps_its_id() -> None:
+    """It may be on its way: whatever runs reports to the one replay."""
+    event = make()
+    (first,) = claim(event)
+    give_back(first, unconfirmed=True, error="no confirm")
+    assert again(event).unconfirmed
+    (second,) = claim(again(event), handler="issue_invoice", by="bob")
+    assert second.replay.pk == first.replay.pk
+    row, replay = again(event), Replay.objects.get()
+    assert (row.replays, row.unconfirmed, row.error) == (1, False, "")
+    assert (replay.publishes, replay.outcome, replay.error) == (2, "queued", "")
+    assert replay.handler == "issue_invoice", "its handler was renamed meanwhile"
+    assert ArchiveAction.objects.count() == 2
+
+
+@pytest.mark.parametrize("state", [State.ARCHIVED, State.DISCARDED])
+def test_an_unconfirmed_replay_that_has_ended_is_not_gone_on_with(state: State) -> None:
+    event = make()
+    (first,) = claim(event)
+    give_back(first, unconfirmed=True)
+    if state == State.DISCARDED:
+        lifecycle.discard(seen(again(event)), by="ada", reason="by hand", now=NOW)
+    lifecycle.failed_again({first.replay.pk: NOW})
+    if state == State.DISCARDED:
+        lifecycle.restore(seen(again(event)), by="ada", reason="no", now=NOW)
+    (second,) = claim(again(event))
+    assert second.replay.pk != first.replay.pk
+
+
+def test_a_late_confirm_counts_whoever_has_the_claim_by_now() -> None:
+    """The claimer was slow, not dead; the one that took over got no confirm."""
+    event = make()
+    slow = claim(event)
+    (other,) = reclaim()
+    give_back(other, unconfirmed=True)
+    lifecycle.published(slow, now=NOW)
+    row = again(event)
+    assert (row.state, row.unconfirmed, row.error) == (State.REPLAYING, False, "")
+
+
+def test_a_claimer_that_lost_its_claim_gives_nothing_back() -> None:
+    event = make()
+    (slow,) = claim(event)
+    others = reclaim()
+    give_back(slow)
+    assert again(event).state == State.QUEUED
+    assert Replay.objects.get().outcome == "queued"
+    lifecycle.published(others, now=NOW)
+    give_back(slow)
+    assert again(event).state == State.REPLAYING
+
+
+# -- left queued --------------------------------------------------------------------------
+
+
+def test_a_claim_is_taken_over_under_its_replay_id_and_once() -> None:
+    event = make()
+    (dead,) = claim(event)
+    (taken,) = reclaim()
+    assert taken.replay.pk == dead.replay.pk
+    assert taken.event.claim != dead.event.claim
+    assert Replay.objects.get().publishes == 2
+    assert reclaim() == [], "it is not that old any more"
+    assert ArchiveAction.objects.count() == 1, "nobody decided anything"
+
+
+def test_a_claim_has_its_time() -> None:
+    claim(make())
+    assert reclaim(since_before=NOW) == []
+    assert reclaim(service="stock") == [], "another service's mirror"
+    assert len(reclaim(since_before=NOW + timedelta(microseconds=1))) == 1
+
+
+def test_what_waits_longest_is_taken_over_first_and_no_more_than_asked_for() -> None:
+    events = [make(number, body_size=400) for number in range(4)]
+    for number, event in enumerate(reversed(events)):
+        claim(event, now=NOW + timedelta(seconds=number))
+    assert [each.event.pk for each in reclaim(limit=1)] == [events[3].pk]
+    assert {each.event.pk for each in reclaim(size=900)} == {events[2].pk, events[1].pk}
+    assert [each.event.pk for each in reclaim(size=1)] == [events[0].pk], "one that is larger"
+
+
+def test_a_renamed_handler_gets_what_was_left() -> None:
+    claim(make(), handler="old")
+    (taken,) = reclaim(handlers={"old": "new"})
+    assert taken.replay.handler == Replay.objects.get().handler == "new"
+
+
+def test_a_claim_whose_replay_somebody_deleted_goes_back() -> None:
+    event = make()
+    claim(event)
+    Replay.objects.all().delete()
+    assert reclaim() == []
+    row = again(event)
+    assert row.state == State.ARCHIVED
+    assert "was deleted" in row.error
+    assert len(claim(row)) == 1
+
+
+# -- outcomes -----------------------------------------------------------------------------
+
+
+def test_the_outcome_of_an_older_replay_is_history() -> None:
+    event = make()
+    (first,) = claim(event)
+    lifecycle.published([first], now=NOW)
+    (second,) = claim(again(event), force=True)
+    assert second.replay.pk != first.replay.pk
+    lifecycle.published([second], now=NOW)
+    assert lifecycle.finish({first.replay.pk: NOW}, now=NOW) == 1
+    assert again(event).state == State.REPLAYING
+    assert Replay.objects.get(pk=first.replay.pk).outcome == "succeeded"
+    lifecycle.finish({second.replay.pk: NOW}, now=NOW)
+    assert again(event).state == State.SUCCEEDED
+
+
+def test_success_is_final_and_keeps_its_time() -> None:
+    event = make()
+    (claimed,) = claim(event)
+    lifecycle.finish({claimed.replay.pk: NOW}, now=NOW)
+    version = again(event).version
+    lifecycle.finish({claimed.replay.pk: NOW + timedelta(hours=1)}, now=NOW)
+    lifecycle.failed_again({claimed.replay.pk: NOW + timedelta(hours=2)})
+    replay = Replay.objects.get()
+    assert (replay.outcome, replay.finished_at) == ("succeeded", NOW)
+    assert (again(event).state, again(event).version) == (State.SUCCEEDED, version)
+
+
+def test_a_replay_that_failed_and_ran_once_more_succeeds() -> None:
+    event = make()
+    (claimed,) = claim(event)
+    lifecycle.published([claimed], now=NOW)
+    lifecycle.failed_again({claimed.replay.pk: NOW})
+    ArchivedEvent.objects.update(state=State.ARCHIVED)
+    lifecycle.finish({claimed.replay.pk: NOW}, now=NOW)
+    assert again(event).state == State.SUCCEEDED
+    assert Replay.objects.get().outcome == "succeeded"
+
+
+def test_what_was_discarded_stays_so_whatever_is_reported() -> None:
+    event = make()
+    (claimed,) = claim(event)
+    give_back(claimed, unconfirmed=True)
+    lifecycle.discard(seen(again(event)), by="ada", reason="by hand", now=NOW)
+    lifecycle.finish({claimed.replay.pk: NOW}, now=NOW)
+    lifecycle.published([claimed], now=NOW)
+    assert again(event).state == State.DISCARDED
+    assert Replay.objects.get().outcome == "succeeded"
+    lifecycle.restore(seen(again(event)), by="ada", reason="no", now=NOW)
+    lifecycle.published([claimed], now=NOW)
+    assert again(event).state == State.ARCHIVED, "nothing is on its way any more"
+
+
+def test_an_outcome_of_nobody_is_told() -> None:
+    assert lifecycle.finish({uuid4(): NOW}, now=NOW) == 0
+    assert lifecycle.finish({}, now=NOW) == 0
+
+
+# -- transactions -------------------------------------------------------------------------
+
+
+def test_a_claim_in_a_transaction_is_refused_with_the_remedy() -> None:
+    """ATOMIC_REQUESTS: what is published could be rolled back, and be claimed once more."""
+    event, left = make(1), make(2)
+    claim(left)
+    using = lifecycle.database()
+    remedy = r"ATOMIC_REQUESTS.*non_atomic_requests"
+    with transaction.atomic(using=using):
+        with pytest.raises(ConfigurationError, match=remedy):
+            claim(event)
+        with pytest.raises(ConfigurationError, match=remedy):
+            reclaim()
+    assert again(event).state == State.ARCHIVED
+    assert again(left).version == 4
+
+
+def test_a_claim_without_autocommit_is_refused() -> None:
+    event, using = make(), lifecycle.database()
+    transaction.set_autocommit(False, using=using)
+    try:
+        with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+            claim(event)
+    finally:
+        transaction.rollback(using=using)
+        transaction.set_autocommit(True, using=using)
+
+
+def test_a_transaction_on_another_database_is_none_of_it() -> None:
+    with transaction.atomic(using="default"):
+        assert len(claim(make())) == 1
+
+
+@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
+    """REPEATABLE READ: PostgreSQL ends the one that comes second, with serialization_failure."""
+    event, using = make(), lifecycle.database()
+    tries = []
+    with connections[using].cursor() as cursor:
+        cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+    @lifecycle.whole
+    def contested() -> int:
+        tries.append(1)
+        with transaction.atomic(using=using):
+            lifecycle.rows().count()
+            if len(tries) == 1:
+                elsewhere(using, event.pk)
+            lifecycle.lock([event.pk])
+            return lifecycle.rows().get().version
+
+    assert contested() == 4
+    assert len(tries) == 2
+    tries.clear()
+    with pytest.raises(OperationalError), transaction.atomic(using=using):
+        contested()
+    assert len(tries) == 1, "in the caller's transaction there is nothing to try again"
+
+
+def elsewhere(using: str, pk: UUID) -> None:
+    """Change a row on a connection of its own."""
+    other = connections.create_connection(using)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute(
+                "UPDATE django_amqp_events_archivedevent SET version = version + 1 WHERE id = %s",
+                [pk],
+            )
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("events", [2, 60])
+def test_the_number_of_statements_does_not_grow_with_the_events(
+    events: int, record_property: Callable[[str, object], None]
+) -> None:
+    """Nor with the number of versions among them."""
+    made = [make(number, version=number) for number in range(events)]
+    alias = lifecycle.database()
+    with CaptureQueriesContext(connections[alias]) as captured:
+        claimed = claim(*made)
+        lifecycle.published(claimed, now=NOW)
+    assert len(claimed) == events
+    statements = [query["sql"] for query in captured if "SAVEPOINT" not in query["sql"]]
+    assert len(statements) <= 13, statements
+
+
+# -- anything, in any order ---------------------------------------------------------------
+
+
+class Archive(RuleBasedStateMachine):
+    """Three events, whatever people, processes, broker and workers do to them."""
+
+    claims = Bundle("claims")
+    replays = Bundle("replays")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moments = (NOW + timedelta(seconds=second) for second in count(1))
+        self.owner: dict[UUID, UUID] = {}
+        self.before: dict[UUID, ArchivedEvent] = {}
+        self.ended: set[UUID] = set()
+        self.actions: list[tuple[Any, ...]] = []
+
+    @initialize()
+    def begin(self) -> None:
+        for model in (ArchiveAction, ArchivedFailure, Replay, ArchivedEvent):
+            model._default_manager.all().delete()
+        for number in range(3):
+            assert lifecycle.rows().count() == number
+            mirror.store([taken(failure(f"order-{number}", None, 1, NOW))], conf.get_settings())
+
+    @property
+    def now(self) -> datetime:
+        return next(self.moments)
+
+    def pick(self, which: Iterable[int], stale: int = 0) -> dict[UUID, int]:
+        rows = list(ArchivedEvent.objects.order_by("event_id"))
+        return {rows[number].pk: rows[number].version - stale for number in which}
+
+    which = st.sets(st.integers(0, 2), min_size=1)
+    stale = st.sampled_from([0, 0, 0, 1])
+
+    # -- people
+
+    @rule(target=claims, which=which, stale=stale, force=st.booleans())
+    def claim(self, which: set[int], stale: int, force: bool) -> Any:
+        wanted = self.pick(which, stale)
+        claimed = lifecycle.claim(
+            wanted,
+            handlers=dict.fromkeys(wanted, HANDLER),
+            by="ada",
+            reason="",
+            now=self.now,
+            force=force,
+        )
+        for each in claimed:
+            before = self.before[each.event.pk]
+            assert before.state == (State.REPLAYING if force else State.ARCHIVED)
+            if before.replays and not force:
+                last = Replay.objects.get(event=before, number=before.replays)
+                same = last.pk == each.replay.pk
+                assert same or last.outcome not in ("unconfirmed", "queued"), last.outcome
+        return self.handed(claimed)
+
+    @rule(which=which, stale=stale, what=st.sampled_from(["discard", "restore", "resolve"]))
+    def decide(self, which: set[int], stale: int, what: str) -> None:
+        getattr(lifecycle, what)(self.pick(which, stale), by="bob", reason="", now=self.now)
+
+    # -- processes; one that dies does nothing more with its claim
+
+    @rule(target=claims)
+    def reclaim(self) -> Any:
+        return self.handed(reclaim(since_before=NOW + timedelta(days=1), now=self.now))
+
+    def handed(self, claimed: list[Claimed]) -> Any:
+        for each in claimed:
+            assert self.owner.setdefault(each.replay.pk, each.event.pk) == each.event.pk
+            row = again(each.event)
+            assert (row.state, row.claim) == (State.QUEUED, each.event.claim)
+        assert len({each.event.pk for each in claimed}) == len(claimed)
+        return multiple(*claimed)
+
+    @rule(target=replays, each=claims)
+    def confirm(self, each: Claimed) -> UUID:
+        lifecycle.published([each], now=self.now)
+        return each.replay.pk
+
+    @rule(each=claims)
+    def refuse(self, each: Claimed) -> None:
+        give_back(each, unconfirmed=each.replay.publishes > 1)
+
+    @rule(target=replays, each=claims)
+    def lose_the_confirm(self, each: Claimed) -> UUID:
+        give_back(each, unconfirmed=True)
+        return each.replay.pk
+
+    @rule(target=replays, each=claims)
+    def die_before_it_is_noted(self, each: Claimed) -> UUID:
+        return each.replay.pk
+
+    # -- workers, and the mirror
+
+    @rule(replay_id=replays)
+    def succeed(self, replay_id: UUID) -> None:
+        self.store(success(Replay.objects.get(pk=replay_id)))
+        self.ended.add(replay_id)
+
+    @rule(replay_id=replays, attempts=st.integers(1, 3))
+    def fail(self, replay_id: UUID, attempts: int) -> None:
+        event_id = Replay.objects.get(pk=replay_id).event.event_id
+        self.store(failure(event_id, str(replay_id), attempts, self.now))
+
+    @rule(number=st.integers(0, 2))
+    def fail_once_more_without_a_replay(self, number: int) -> None:
+        self.store(failure(f"order-{number}", None, 2, self.now))
+
+    def store(self, message: Message) -> None:
+        """Twice, as a mirror does that dies before its ack."""
+        for _ in range(2):
+            mirror.store([taken(message)], conf.get_settings())
+
+    # -- what never happens
+
+    @invariant()
+    def holds(self) -> None:
+        rows = {row.pk: row for row in ArchivedEvent.objects.all()}
+        for pk, row in rows.items():
+            replays = list(Replay.objects.filter(event=row))
+            assert [replay.number for replay in replays] == list(range(1, row.replays + 1))
+            current = replays[-1].outcome if replays else None
+            if row.state == State.QUEUED:
+                assert current == "queued"
+            elif row.state == State.REPLAYING:
+                assert current == "published"
+            elif row.state == State.SUCCEEDED:
+                assert current == "succeeded"
+            if row.unconfirmed:
+                assert row.state in (State.ARCHIVED, State.DISCARDED)
+            if (before := self.before.get(pk)) is not None:
+                self.compare(before, row)
+        self.before = rows
+        for replay in Replay.objects.filter(pk__in=self.ended):
+            assert replay.outcome == "succeeded"
+        actions = list(ArchiveAction.objects.order_by("pk").values_list())
+        assert actions[: len(self.actions)] == self.actions
+        self.actions = actions
+
+    def compare(self, before: ArchivedEvent, row: ArchivedEvent) -> None:
+        assert row.version >= before.version
+        names = ("state", "state_since", "claim", "replays", "unconfirmed", "error", "attempts")
+        if any(getattr(before, name) != getattr(row, name) for name in names):
+            assert row.version > before.version
+        if before.state == State.SUCCEEDED:
+            assert row.state == State.SUCCEEDED
+        assert row.replays >= before.replays
+        assert row.attempts >= before.attempts
+
+
+def failure(event_id: str, replay_id: str | None, attempts: int, at: datetime) -> Message:
+    message = envelope.event_message(
+        exchange="events",
+        name="shop.order.created",
+        body=b'[[],{"order_id":7},{}]',
+        event_id=event_id,
+        service="shop",
+        published_at=NOW,
+    )
+    received = Received(
+        queue="billing.send_invoice",
+        exchange="events",
+        routing_key="shop.order.created",
+        body=message.body,
+        headers=message.headers,
+        properties=message.properties,
+    )
+    return envelope.archive_copy(
+        received,
+        exchange="billing:archive",
+        reason="exhausted",
+        at=at,
+        worker="celery@one",
+        service="billing",
+        event=envelope.identify(received, trusted=False)[0],
+        progress=Progress(attempt=attempts, replay_id=replay_id, handler=HANDLER),
+        handler=HANDLER,
+    )
+
+
+def success(replay: Replay) -> Message:
+    row = replay.event
+    return envelope.outcome_message(
+        ReceivedEvent(id=row.event_id, name=row.name, service=row.source, replay_id=str(replay.pk)),
+        exchange="billing:archive",
+        handler=HANDLER,
+        service="billing",
+        outcome="succeeded",
+        at=NOW,
+        worker="celery@one",
+    )
+
+
+def taken(message: Message) -> Received:
+    """What the mirror reads of it."""
+    return Received(
+        queue="billing:archive",
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        body=message.body,
+        headers=message.headers,
+        properties=message.properties,
+    )
+
+
+@pytest.mark.timeout(300)
+def test_whatever_happens_in_whatever_order(archive_database: Any, settings: Any) -> None:
+    settings.AMQP_EVENTS = {"SERVICE": "billing", "AUTODISCOVER": []}
+    if archive_database.kind == "sqlite":
+        # Thousands of commits: whether they survive a power cut is not what is tested.
+        with connections[archive_database.alias].cursor() as cursor:
+            cursor.execute("PRAGMA synchronous = OFF")
+    run_state_machine_as_test(Archive, settings=EXAMPLES)
+
+
+EXAMPLES = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

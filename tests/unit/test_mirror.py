@@ -1,0 +1,355 @@
+"""Storing messages of the archive: whatever they are, each is counted once and kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import DataError, InterfaceError, OperationalError, connection
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from django_amqp_events import conf, lifecycle, mirror
+from django_amqp_events.envelope import Received
+from django_amqp_events.mirror import Counts, Mirror, store
+from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Replay, State
+from tests.integration.archiving import archived, outcome, received
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+EARLIER, LATER = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
+
+
+def taken(message: Any, **more: Any) -> Any:
+    """The delivery of a message that was published to the archive."""
+    return Received(
+        queue="billing:archive",
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        body=message.body,
+        headers=dict(message.headers),
+        properties=dict(message.properties),
+        **more,
+    )
+
+
+def keep(*messages: Any) -> Counts:
+    return store([taken(message) for message in messages], conf.get_settings())
+
+
+def claim(row: Any, **more: Any) -> Any:
+    [claimed] = lifecycle.claim(
+        {row.pk: row.version}, handlers={row.pk: row.handler}, by="ada", reason="", now=NOW, **more
+    )
+    return claimed
+
+
+def replayed(row: Any) -> Any:
+    """Replay a row; returns the replay's id."""
+    row.refresh_from_db()
+    claimed = claim(row)
+    lifecycle.published([claimed], now=NOW)
+    return str(claimed.replay.pk)
+
+
+@pytest.fixture
+def row(transactional_db: Any) -> Any:
+    keep(archived(received("1"), at=EARLIER))
+    return ArchivedEvent.objects.get()
+
+
+def failed(replay_id: Any = None, at: Any = LATER, attempt: Any = 2) -> Any:
+    return archived(received("1"), replay_id=replay_id, at=at, attempt=attempt)
+
+
+def state(row: Any) -> Any:
+    row.refresh_from_db()
+    return row.state, row.attempts
+
+
+# -- what comes in which order ---------------------------------------------------------------------
+
+
+def test_a_failure_after_a_discard_opens_it_again(row):
+    lifecycle.discard({row.pk: row.version}, by="ada", reason="old", now=NOW)
+    keep(failed(at=EARLIER + timedelta(minutes=1), attempt=4))
+    assert state(row) == (State.DISCARDED, 3)
+    keep(failed(at=LATER, attempt=2))
+    assert state(row) == (State.ARCHIVED, 5)
+    assert sorted(ArchivedFailure.objects.values_list("late", flat=True)) == [False, False, True]
+
+
+def test_a_failure_after_success_is_history(row):
+    keep(outcome(row, replayed(row)))
+    keep(failed(at=LATER))
+    assert state(row) == (State.SUCCEEDED, 3)
+    assert ArchivedFailure.objects.get(failed_at=LATER).late
+
+
+@pytest.mark.parametrize("first", ["success", "failure", "together"])
+def test_success_and_failure_of_one_replay_come_in_any_order(row, first):
+    replay_id = replayed(row)
+    both = [outcome(row, replay_id), failed(replay_id)]
+    if first == "together":
+        keep(*both)
+    else:
+        for message in both if first == "success" else reversed(both):
+            keep(message)
+    assert state(row)[0] == State.SUCCEEDED
+    assert Replay.objects.get().outcome == Replay.Outcome.SUCCEEDED
+    assert ArchivedFailure.objects.filter(replay=replay_id).count() == 1
+
+
+@pytest.mark.parametrize("end", ["success", "failure"])
+def test_an_outcome_before_the_publish_was_noted(row, end):
+    claimed = claim(row)
+    replay_id = str(claimed.replay.pk)
+    keep(outcome(row, replay_id) if end == "success" else failed(replay_id))
+    lifecycle.published([claimed], now=NOW)
+    wanted = (State.SUCCEEDED, 3) if end == "success" else (State.ARCHIVED, 5)
+    assert state(row) == wanted
+
+
+def test_what_comes_of_an_older_replay_is_history(row):
+    first = replayed(row)
+    keep(failed(first))
+    second = replayed(row)
+    keep(outcome(row, first), failed(first, at=LATER + timedelta(minutes=1)))
+    assert state(row) == (State.REPLAYING, 5)
+    assert Replay.objects.get(pk=first).outcome == Replay.Outcome.SUCCEEDED
+    keep(outcome(row, second))
+    assert state(row) == (State.SUCCEEDED, 5)
+
+
+def test_an_outcome_of_a_replay_that_nobody_knows(row, caplog):
+    with caplog.at_level(logging.WARNING):
+        counts = keep(outcome(row, str(uuid4())))
+    assert (counts.foreign, counts.messages) == (1, 1)
+    assert "does not know" in caplog.text
+    assert state(row) == (State.ARCHIVED, 3)
+
+
+def test_what_was_pruned_meanwhile_makes_a_row_of_its_own(row):
+    replay_id = replayed(row)
+    row.delete()
+    counts = keep(failed(replay_id), outcome(row, replay_id))
+    assert (counts.events, counts.foreign) == (1, 1)
+    assert ArchivedFailure.objects.get().replay is None
+
+
+def test_what_is_pruned_while_a_batch_is_stored(row, monkeypatch):
+    """The replay that was found is gone when its failure is written: it is read once more."""
+    replay_id = replayed(row)
+    real = mirror._find_replays
+    calls: list[Any] = []
+
+    def find(*args: Any) -> Any:
+        found = real(*args)
+        if not calls:
+            ArchivedEvent.objects.all().delete()
+        calls.append(found)
+        return found
+
+    monkeypatch.setattr(mirror, "_find_replays", find)
+    assert keep(failed(replay_id)).events == 1
+    assert len(calls) == 2
+    assert ArchivedFailure.objects.get().replay is None
+
+
+# -- what a database or a message can do -----------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_that_the_database_refuses_is_kept_as_its_bytes(monkeypatch, caplog):
+    real = mirror._row
+
+    def row(entry: Any, *args: Any) -> Any:
+        if entry.archived.event and entry.archived.event.id == "3":
+            raise DataError("no such character")
+        return real(entry, *args)
+
+    monkeypatch.setattr(mirror, "_row", row)
+    with caplog.at_level(logging.CRITICAL):
+        counts = keep(*(archived(received(f"{n}")) for n in range(7)))
+    assert (counts.events, counts.unreadable, counts.messages) == (7, 1, 7)
+    kept = ArchivedEvent.objects.get(reason="unreadable")
+    assert "no such character" in kept.detail
+    assert bytes(kept.body) == received("3").body
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("error", [OperationalError, InterfaceError])
+def test_a_database_that_is_away_is_no_message_s_fault(monkeypatch, error):
+    def away(*args: Any) -> Any:
+        raise error("gone")
+
+    monkeypatch.setattr(mirror, "_store_events", away)
+    with pytest.raises(error):
+        keep(archived(), archived())
+    assert not ArchivedEvent.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_whether_the_database_takes_rows():
+    assert mirror._takes_rows()
+    assert not ArchivedEvent.objects.exists()
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_amqp_events_archivedevent RENAME TO elsewhere")
+    try:
+        assert not mirror._takes_rows()
+        with pytest.raises(Exception, match="archivedevent") as caught:
+            keep(archived())
+        assert mirror._no_table(caught.value)
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE elsewhere RENAME TO django_amqp_events_archivedevent")
+
+
+class Taken:
+    def __init__(self, *messages: Any) -> None:
+        self.messages = [taken(message) for message in messages]
+        self.last = len(messages)
+
+
+def batch(*messages: Any) -> Any:
+    return Taken(*messages)
+
+
+class Acks:
+    def __init__(self) -> None:
+        self.acked: list[Any] = []
+
+    def ack(self, batch: Any, only: Any = None) -> Any:
+        self.acked.append("all" if only is None else list(only))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_that_cannot_be_stored_at_all_is_put_aside(monkeypatch):
+    """A statement that times out, say: the database is well, and those behind it need not wait."""
+    real = mirror._row
+
+    def row(entry: Any, *args: Any) -> Any:
+        if entry.archived.event.id == "3":
+            raise OperationalError("canceling statement due to statement timeout")
+        return real(entry, *args)
+
+    monkeypatch.setattr(mirror, "_row", row)
+    said: list[str] = []
+    intake: Any = Acks()
+    mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)
+    mirroring._mirror(intake, batch(*(archived(received(f"{n}")) for n in range(7))))
+    mirroring._mirror(intake, batch(archived(received("7"))))
+    # Not all up to the last one any more, which would ack it too.
+    assert intake.acked == [[0, 1, 2, 4, 5, 6], [0]]
+    assert (mirroring.aside, ArchivedEvent.objects.count()) == (1, 7)
+    assert len(said) == 1
+    assert "stays in the archive queue (OperationalError: canceling statement" in said[0]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_new_connection_is_nothing_to_tell(monkeypatch):
+    real = mirror._store_events
+    calls: list[Any] = []
+
+    def once(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            raise OperationalError("terminating connection due to administrator command")
+        return real(*args)
+
+    monkeypatch.setattr(mirror, "_store_events", once)
+    said: list[str] = []
+    intake: Any = Acks()
+    mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)
+    mirroring._mirror(intake, batch(archived()))
+    assert (intake.acked, said) == (["all"], [])
+
+
+# -- anything --------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(), max_size=20)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.datetimes().map(str),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = [
+    "reason", "detail", "handler", "queue", "event_name", "attempt", "replay_id", "exception",
+    "first_failed_at", "last_failed_at", "frames", "traceback", "history", "outcome", "at",
+]  # fmt: skip
+DOCUMENT = st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON))
+VALUE = JSON | st.binary(max_size=20) | DOCUMENT.map(json.dumps)
+HEADERS = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(
+            ("event-id", "id", "event-name", "event-service", "event-attempt", "event-handler",
+             "event-history", "event-published-at", "event-correlation-id", "event-replay-id",
+             "x-death", "compression", "other"),
+            VALUE,
+        ),
+        "event-archive": DOCUMENT.map(json.dumps) | VALUE,
+        "event-outcome": DOCUMENT.map(json.dumps) | VALUE,
+    },
+)  # fmt: skip
+MESSAGE = st.builds(
+    Received,
+    queue=st.just("billing:archive"),
+    exchange=TEXT,
+    routing_key=TEXT,
+    body=st.binary(max_size=30) | JSON.map(lambda value: json.dumps([[], value, {}]).encode()),
+    headers=HEADERS,
+    properties=st.dictionaries(st.sampled_from(["content_type", "content_encoding"]), VALUE),
+    redelivered=st.booleans(),
+    unreadable=st.just("") | TEXT,
+)
+
+
+@pytest.mark.django_db
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(messages=st.lists(MESSAGE, min_size=1, max_size=4))
+def test_any_messages_are_stored_and_counted(messages):
+    counts = store(messages, conf.get_settings())
+    assert counts.messages == len(messages)
+    assert counts.unreadable == sum(bool(message.unreadable) for message in messages)
+    for row in ArchivedEvent.objects.all():
+        assert bytes(row.body) in {message.body for message in messages}
+        assert isinstance(row.headers, dict)
+    rows = {bytes(body) for body in ArchivedEvent.objects.values_list("body", flat=True)}
+    assert {message.body for message in messages if message.body} <= rows
+    again = store(
+        [
+            Received(
+                **{
+                    field: getattr(message, field)
+                    for field in Received.__dataclass_fields__
+                    if field != "redelivered"
+                },
+                redelivered=True,
+            )
+            for message in messages
+        ],
+        conf.get_settings(),
+    )
+    assert again.messages == len(messages)
+    assert (again.events, again.failures) == (0, 0)
+    ArchivedEvent.objects.all().delete()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (1, "1 new event, 1 replay succeeded, 1 outcome of an unknown replay"),
+        (2, "2 new events, 2 replays succeeded, 2 outcomes of unknown replays"),
+    ],
+)
+def test_counts_are_written_as_one_says_them(count: int, text: str) -> None:
+    assert mirror.describe(dict.fromkeys(("events", "outcomes", "foreign"), count)) == text
+    assert mirror.describe(mirror.Counts(events=count)) == text.partition(",")[0]

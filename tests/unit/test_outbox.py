@@ -1,0 +1,219 @@
+"""The outbox where no broker is needed: delays, ids, words, checks; and where no table is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import transaction
+
+from django_amqp_events import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    ExchangeMissingError,
+    InvalidEventError,
+    Options,
+    OutboxError,
+    PublishError,
+    PublishInterruptedError,
+    PublishNackedError,
+    PublishTimeoutError,
+    UnroutableError,
+    outbox,
+    publish_event,
+)
+from django_amqp_events.conf import Settings
+from django_amqp_events.envelope import Message
+from django_amqp_events.models import OutboxEvent
+from django_amqp_events.outbox import Answer, Row, Unseen, Waiting
+from django_amqp_events.testing import capture_events, memory_events, override_events
+
+NAME = "shop.order.created"
+MESSAGE = Message(exchange="events", routing_key=NAME, body=b"", headers={}, properties={})
+
+
+@pytest.mark.parametrize(
+    ("error", "delays"),
+    [
+        (UnroutableError, [5, 10, 20, 40, 80, 160, 320, 600, 600]),
+        (ExchangeMissingError, [5, 10, 20, 40, 80, 160, 320, 600, 600]),
+        (PublishTimeoutError, [5, 20, 80, 320, 1280, 5120, 20480, 21600]),
+        (PublishInterruptedError, [5, 20, 80, 320, 1280, 5120, 20480, 21600]),
+        # Other queues may have it already: few repeats.
+        (PublishNackedError, [30, 120, 480, 1920, 7680, 21600]),
+    ],
+)
+def test_delays(error: type[PublishError], delays: list[float]):
+    assert [outbox.delay(error("no"), n) for n in range(len(delays))] == delays
+    assert outbox.delay(error("no"), 2**31) == delays[-1]
+
+
+@pytest.mark.parametrize(
+    ("unrouted", "done"), [("warn", True), ("ignore", True), ("raise", False), ("hold", False)]
+)
+def test_what_an_answer_means(unrouted: Any, done: bool):
+    settings = Settings(unrouted=unrouted)
+    row = Row(outbox.new_id(), MESSAGE)
+    assert Answer(row, None).done(settings)
+    assert Answer(row, UnroutableError("nobody")).done(settings) is done
+    assert not Answer(row, PublishNackedError("full")).done(settings)
+    assert Answer(row, BrokerUnavailableError("away")).untried
+    assert not Answer(row, PublishTimeoutError("late")).untried
+
+
+def test_ids_of_many_threads():
+    found: list[UUID] = []
+
+    def work() -> None:
+        mine = [outbox.new_id() for _ in range(5000)]
+        assert mine == sorted(mine)
+        found.extend(mine)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 20_000
+    assert {each.version for each in found} == {7}
+
+
+def test_ids_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch):
+    before = outbox.new_id()
+    monkeypatch.setattr("time.time_ns", lambda: 10**18)
+    assert outbox.new_id() > before
+
+
+def test_words():
+    assert Waiting(alias="default").meaning == "empty"
+    assert Waiting(alias="default").severity == "ok"
+    state = Waiting(
+        alias="default",
+        total=9,
+        held=2,
+        failing=3,
+        overdue=4,
+        attempts=7,
+        error="full",
+        others={"b": 1},
+    )
+    assert state.severity == "error"
+    for words in (
+        "4 are due",
+        "run events_relay",
+        "3 could not",
+        "7 times",
+        "no",
+        "2 wait",
+        "b (1)",
+    ):
+        assert words in state.meaning
+    assert Waiting(alias="default", total=1, failing=1, attempts=1).severity == "warning"
+    assert Waiting(alias="default", total=1, failing=1, attempts=3).severity == "error"
+    assert Waiting(alias="default", total=1).meaning == "due, for a relay"
+    row = OutboxEvent(attempts=2, error="it is <b>full</b>")
+    assert outbox.why(row) == "failed 2 times: it is <b>full</b>"
+    assert "relay" in outbox.why(OutboxEvent(claim=outbox.new_id()))
+    assert "not confirmed" in outbox.why(OutboxEvent())
+
+
+# -- in tests and development no table is needed ------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+@override_events(SERVICE="shop")
+def test_captured_and_in_memory(django_assert_num_queries: Any):
+    with capture_events() as events:
+        with django_assert_num_queries(0):
+            publish_event(NAME, {"n": 1})
+        with transaction.atomic():
+            publish_event(NAME, {"n": 2})
+        with pytest.raises(LookupError), transaction.atomic():  # noqa: PT012
+            publish_event(NAME, {"n": 3})
+            raise LookupError
+    assert [(each.mode, each.payload["n"]) for each in events] == [("outbox", 1), ("outbox", 2)]
+    with memory_events() as broker, transaction.atomic():
+        publish_event(NAME, {})
+        assert not broker.run()
+    assert not OutboxEvent.objects.exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("backend", ["inline", "memory"])
+def test_other_backends(backend: str):
+    with override_events(SERVICE="shop", BACKEND=backend):
+        publish_event(NAME, {})
+    assert not OutboxEvent.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_held_event_does_not_reach_the_caller_in_memory_either(caplog: pytest.LogCaptureFixture):
+    with override_events(SERVICE="shop", BACKEND="memory", UNROUTED="hold"), transaction.atomic():
+        publish_event(NAME, {}, options=Options(mode="outbox"))
+    with (
+        override_events(SERVICE="shop", BACKEND="memory", UNROUTED="hold"),
+        pytest.raises(UnroutableError),
+    ):
+        publish_event(NAME, {}, options=Options(mode="immediate"))
+
+
+@pytest.mark.django_db
+def test_a_test_case_needs_no_broker():
+    """The row is written and rolled back with the test; nothing is published."""
+    with override_events(SERVICE="shop", CELERY_APP="tests.celery_app.app"):
+        event_id = publish_event(NAME, {"n": 1})
+    row = OutboxEvent.objects.get()
+    assert (row.event_id, row.name, row.attempts, row.claim) == (event_id, NAME, 0, None)
+    assert row.due_at > row.created_at
+
+
+@pytest.mark.django_db
+def test_wrong_aliases():
+    with override_events(SERVICE="shop", CELERY_APP="tests.celery_app.app"):
+        with pytest.raises(ConfigurationError, match="'nowhere' is no alias"):
+            publish_event(NAME, {}, options=Options(using="nowhere"))
+        with pytest.raises(ConfigurationError, match="outbox, on_commit, immediate"):
+            Options(mode="later")  # type: ignore[arg-type]
+    assert issubclass(OutboxError, ConfigurationError)
+
+
+def test_what_cannot_be_seen_is_said(monkeypatch: pytest.MonkeyPatch):
+    """No database may be used here; whoever needs it is told, others are not."""
+    found = outbox.look(Settings(service="shop", publish="outbox"))
+    assert [type(each) for each in found] == [Unseen]
+    assert "cannot be seen" in found[0].meaning
+    assert outbox.look(Settings(service="shop", publish="immediate")) == []
+
+
+def test_no_database_at_all() -> None:
+    """Its own sentence, where Django would complain of an ENGINE."""
+    program = (
+        "import django\n"
+        "from django.conf import settings\n"
+        "settings.configure(AMQP_EVENTS={'SERVICE': 'lonely'}, "
+        "INSTALLED_APPS=['django_amqp_events'])\n"
+        "django.setup()\n"
+        "from celery import Celery\n"
+        "Celery('lonely', broker='amqp://nobody@127.0.0.1:1//').set_default()\n"
+        "from django_amqp_events import OutboxError, publish_event\n"
+        "try:\n"
+        "    publish_event('shop.order.created', {})\n"
+        "except OutboxError as exc:\n"
+        "    print(exc)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "needs a database" in done.stdout
+    assert '"immediate"' in done.stdout
+
+
+@pytest.mark.parametrize("name", ["event_id", "correlation_id", "causation_id"])
+@pytest.mark.parametrize("value", ["a\0b", "\ud800"])
+def test_ids_that_no_database_keeps(name: str, value: str) -> None:
+    with pytest.raises(InvalidEventError, match=name):
+        Options(**{name: value})  # type: ignore[arg-type]

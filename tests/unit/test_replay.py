@@ -1,0 +1,680 @@
+"""What a replay takes, skips and gives up, with a broker that answers as it is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import InterfaceError, OperationalError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_amqp_events import conf, lifecycle, publisher, replay
+from django_amqp_events.envelope import Message
+from django_amqp_events.exceptions import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    ExchangeMissingError,
+    MessageTooLargeError,
+    PublishError,
+    PublishInterruptedError,
+    PublishNackedError,
+    PublishRefusedError,
+    PublishTimeoutError,
+    UnroutableError,
+)
+from django_amqp_events.models import ArchivedEvent, Replay, State
+from django_amqp_events.registry import get_registry
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+# A replay works in the transaction of a TestCase, which is never committed.
+pytestmark = pytest.mark.django_db
+
+
+def handle(**_: Any) -> None:
+    """Handles anything."""
+
+
+@pytest.fixture(autouse=True)
+def billing(settings: Any) -> Any:
+    handler = f"{__name__}.handle"
+    settings.AMQP_EVENTS = {
+        "SERVICE": "billing",
+        "AUTODISCOVER": [],
+        "MAX_BODY": 1000,
+        "RENAMED_HANDLERS": {"older": "old", "old": "send_invoice"},
+        "HANDLERS": {
+            "send_invoice": {"EVENTS": ["shop.order.created"], "HANDLER": handler},
+            "slow": {
+                "EVENTS": ["shop.slow"],
+                "HANDLER": handler,
+                "MAX_RETRIES": 2,
+                "RETRY_BACKOFF": 400,
+                "RETRY_BACKOFF_MAX": 400,
+            },
+        },
+    }
+    return settings
+
+
+Answer = Callable[[Message], PublishError | None]
+
+
+@dataclass
+class Broker:
+    """Takes messages; *answer* says what it says of each."""
+
+    answer: Answer = lambda message: None
+    windows: list[list[Message]] = field(default_factory=list)
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool
+    ) -> Sequence[PublishError | None]:
+        assert mandatory
+        self.windows.append(list(messages))
+        return [self.answer(message) for message in messages]
+
+    def now(self) -> datetime:
+        return NOW
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for window in self.windows for message in window]
+
+
+@pytest.fixture(autouse=True)
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    made = Broker()
+    monkeypatch.setattr(publisher, "backend", lambda settings: made)
+    return made
+
+
+@dataclass
+class Clock:
+    """Stands in for the module ``time``."""
+
+    at: float = 1000.0
+    slept: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+        self.slept += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(replay, "time", made)
+    return made
+
+
+def make(number: int = 1, body: bytes = b'[[],{"order_id":7},{}]', **fields: Any) -> ArchivedEvent:
+    row = ArchivedEvent(
+        **{
+            "id": uuid4(),
+            "service": "billing",
+            "handler": "send_invoice",
+            "queue": "billing.send_invoice",
+            "name": "shop.order.created",
+            "event_id": f"order-{number}",
+            "source": "shop",
+            "first_failed_at": NOW,
+            "last_failed_at": NOW,
+            "mirrored_at": NOW,
+            "state_since": NOW,
+            "reason": "exhausted",
+            "body": body,
+            "body_size": len(body),
+            "headers_raw": b"",
+            "content_type": "application/json",
+            "content_encoding": "utf-8",
+            **fields,
+        }
+    )
+    row.save(force_insert=True)
+    return row
+
+
+def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
+    return {row.pk: row.version for row in rows}
+
+
+def run(*rows: ArchivedEvent, **options: Any) -> replay.Report:
+    return replay.replay(seen(*rows), by="ada", **options)
+
+
+def again(row: ArchivedEvent) -> ArchivedEvent:
+    return ArchivedEvent.objects.get(pk=row.pk)
+
+
+def why(report: replay.Report) -> str:
+    (skipped,) = report.skipped
+    return skipped.why
+
+
+def error(kind: type[PublishError], text: str = "no") -> Answer:
+    return lambda message: kind(text)
+
+
+# -- who is taken -------------------------------------------------------------------------
+
+
+def test_a_replay_goes_to_its_handler(broker: Broker) -> None:
+    row = make()
+    report = run(row, reason="fixed")
+    assert (report.published, report.done, report.stopped) == ([row.pk], 1, "")
+    (message,) = broker.messages
+    assert (message.exchange, message.routing_key) == ("billing:replay", "billing.send_invoice")
+    assert message.headers["event-replay-id"] == str(Replay.objects.get().pk)
+    assert again(row).state == State.REPLAYING
+
+
+@pytest.mark.parametrize("name", ["old", "older"])
+def test_a_renamed_handler_gets_what_its_old_name_left(broker: Broker, name: str) -> None:
+    row = make(handler=name, queue="billing.gone")
+    assert run(row).published == [row.pk]
+    (message,) = broker.messages
+    assert message.routing_key == "billing.send_invoice"
+    assert message.headers["event-handler"] == Replay.objects.get().handler == "send_invoice"
+    assert Replay.objects.get().task_id == message.properties["message_id"]
+    assert again(row).handler == name, "the row is of the handler that failed"
+
+
+def test_a_handler_that_was_not_there_yet(broker: Broker) -> None:
+    """Nobody was found on the queue when it came; somebody is by now."""
+    row = make(handler="", reason="unknown")
+    assert run(row).published == [row.pk]
+    assert broker.messages[0].headers["event-handler"] == "send_invoice"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"handler": "gone"}, r"no handler is named 'gone' here.*RENAMED_HANDLERS.*AUTODISCOVER"),
+        ({"handler": "", "queue": "billing.other"}, "no handler is known for event"),
+        ({"service": "stock"}, "it is of the service 'stock'"),
+        ({"body_size": 1001}, "MAX_BODY is 1000; raise it"),
+        ({"reason": "malformed", "body": b"\xff"}, "its body cannot be read"),
+        ({"state": State.QUEUED}, "^it is queued$"),
+        ({"state": State.SUCCEEDED}, "^it is succeeded$"),
+        ({"version": 8}, "changed since you looked, and is archived now"),
+    ],
+)
+def test_what_cannot_be_replayed_says_why_and_stays(
+    broker: Broker, fields: dict[str, Any], reason: str
+) -> None:
+    row, other = make(1, **fields), make(2)
+    before = again(row)
+    wanted = {row.pk: 0, other.pk: 0}
+    eligible, skipped = replay.examine(wanted)
+    assert [pk for pk, _ in eligible] == [other.pk]
+    report = replay.replay(wanted, by="ada")
+    assert report.skipped == skipped
+    assert re.search(reason, why(report)), why(report)
+    assert report.published == [other.pk], "one that cannot go keeps nobody"
+    assert (again(row).version, again(row).state) == (before.version, before.state)
+    assert len(broker.messages) == 1
+
+
+def test_a_malformed_event_whose_body_can_be_read_by_now() -> None:
+    """It was larger than MAX_BODY, say."""
+    row = make(reason="malformed")
+    assert run(row).published == [row.pk]
+
+
+def test_a_row_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = uuid4()
+    report = replay.replay({nobody: 0}, by="ada")
+    assert (report.skipped[0].id, why(report)) == (nobody, "there is no such event any more")
+    row = make()
+    claim = lifecycle.claim
+
+    def too_late(*args: Any, **options: Any) -> Any:
+        ArchivedEvent.objects.all().delete()
+        return claim(*args, **options)
+
+    monkeypatch.setattr(lifecycle, "claim", too_late)
+    assert why(run(row)) == "there is no such event any more"
+
+
+def test_who_comes_second_is_told(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> None:
+    """Between the look and the claim."""
+    row = make()
+    claim = lifecycle.claim
+
+    def faster(*args: Any, **options: Any) -> Any:
+        lifecycle.discard(seen(row), by="bob", reason="by hand", now=NOW)
+        return claim(*args, **options)
+
+    monkeypatch.setattr(lifecycle, "claim", faster)
+    assert why(run(row)) == (
+        "it has changed since you looked, and is discarded now: "
+        "somebody else, or another tab, was faster"
+    )
+    assert not broker.windows
+
+
+# -- force --------------------------------------------------------------------------------
+
+
+def replaying(minutes: float, **fields: Any) -> ArchivedEvent:
+    since = datetime.now(UTC) - timedelta(minutes=minutes)
+    row = make(state=State.REPLAYING, state_since=since, replays=1, **fields)
+    Replay.objects.create(
+        pk=uuid4(), event=row, number=1, handler=row.handler, outcome="published",
+        requested_at=since,
+    )  # fmt: skip
+    return row
+
+
+def test_force_takes_only_what_is_overdue(broker: Broker) -> None:
+    """Overdue is 15 minutes beyond the last retry: 1, 2, 4 … s here, 800 s for the slow one."""
+    fresh = replaying(10)
+    waiting = replaying(20, handler="slow", name="shop.slow", queue="billing.slow")
+    late = replaying(60)
+    late_too = replaying(60, handler="slow", name="shop.slow", queue="billing.slow")
+    archived = make()
+    report = run(fresh, waiting, late, late_too, archived, force=True)
+    assert report.published == sorted([late.pk, late_too.pk])
+    assert {each.id for each in report.skipped} == {fresh.pk, waiting.pk, archived.pk}
+    assert "not overdue" in next(each.why for each in report.skipped if each.id == fresh.pk)
+    ids = {message.headers["event-replay-id"] for message in broker.messages}
+    assert ids == {str(r.pk) for r in Replay.objects.filter(number=2)}, "new replay ids"
+    assert again(late).action_set.get().action == "force"
+
+
+def test_without_force_what_is_overdue_stays() -> None:
+    assert why(run(replaying(600))) == "it is replaying"
+
+
+def test_resolve_discards_only_what_is_overdue() -> None:
+    fresh, late, archived = replaying(1), replaying(60), make()
+    gone, foreign = replaying(60, handler="gone"), replaying(60, service="stock")
+    wanted = seen(fresh, late, archived, gone, foreign)
+    resolved, skipped = replay.resolve(wanted, by="ada", reason="booked by hand")
+    assert set(resolved) == {late.pk, gone.pk}
+    assert {each.id for each in skipped} == {fresh.pk, archived.pk, foreign.pk}
+    assert again(late).state == State.DISCARDED
+    # The only thing that tells it from a discard.
+    assert again(late).action_set.get().reason == "marked as resolved: booked by hand"
+    lifecycle.finish({again(late).replay_set.get().pk: NOW}, now=NOW)
+    assert again(late).state == State.DISCARDED
+
+
+# -- what the broker says -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "unconfirmed"),
+    [
+        (UnroutableError, False),
+        (ExchangeMissingError, False),
+        (BrokerUnavailableError, False),
+        (MessageTooLargeError, False),
+        (PublishNackedError, True),
+        (PublishTimeoutError, True),
+        (PublishInterruptedError, True),
+    ],
+)
+def test_what_is_not_confirmed_is_back_with_the_error(
+    broker: Broker, kind: type[PublishError], unconfirmed: bool
+) -> None:
+    row = make()
+    broker.answer = error(kind, "for some reason")
+    report = run(row)
+    assert [(each.id, each.why) for each in report.returned] == [(row.pk, "for some reason")]
+    now = again(row)
+    assert (now.state, now.error, now.unconfirmed) == ("archived", "for some reason", unconfirmed)
+    broker.answer = error(UnroutableError, "another reason")
+    run(now)
+    assert again(row).unconfirmed is unconfirmed, (
+        "what is known of a second try is not of the first"
+    )
+    ids = {message.headers["event-replay-id"] for message in broker.messages}
+    assert len(ids) == (1 if unconfirmed else 2)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [BrokerUnavailableError, ExchangeMissingError, PublishTimeoutError, PublishInterruptedError],
+)
+def test_a_broker_that_is_away_ends_it_with_the_rest_untouched(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: type[PublishError]
+) -> None:
+    monkeypatch.setattr(replay, "CHUNK", 2)
+    rows = [make(number) for number in range(6)]
+    answers = iter([None, None, kind("it is away"), kind("it is away")])
+    broker.answer = lambda message: next(answers)
+    report = run(*rows)
+    assert report.stopped == "it is away"
+    assert (len(report.published), len(report.returned), report.done) == (2, 2, 4)
+    assert [again(row).version for row in rows[4:]] == [0, 0]
+
+
+@pytest.mark.parametrize("kind", [UnroutableError, PublishNackedError])
+def test_an_error_of_some_events_does_not_keep_the_others(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: type[PublishError]
+) -> None:
+    monkeypatch.setattr(replay, "CHUNK", 2)
+    rows = [make(number) for number in range(6)]
+    answers = iter([kind("no"), kind("no"), None, None, BrokerUnavailableError("hm"), None])
+    broker.answer = lambda message: next(answers)
+    report = run(*rows)
+    assert (report.stopped, len(report.published), len(report.returned)) == ("", 3, 3)
+
+
+def test_a_message_that_the_broker_refuses_does_not_keep_those_behind_it(broker: Broker) -> None:
+    """The broker closes the connection over it; what it has not read is published once more."""
+    rows = [make(number) for number in range(5)]
+
+    def publish(messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
+        broker.windows.append(list(messages))
+        answers: list[PublishError | None] = []
+        for message in messages:
+            if any(isinstance(answer, MessageTooLargeError) for answer in answers):
+                answers.append(BrokerUnavailableError("the connection failed before it"))
+            elif message.event_id == broker.windows[0][1].event_id:
+                answers.append(MessageTooLargeError("too large for the broker"))
+            else:
+                answers.append(None)
+        return answers
+
+    broker.publish = publish  # type: ignore[method-assign]
+    report = run(*rows)
+    assert [each.why for each in report.returned] == ["too large for the broker"]
+    assert len(report.published) == 4
+    assert [len(window) for window in broker.windows] == [5, 3]
+    assert report.stopped == ""
+
+
+def test_a_foreign_header_that_the_broker_refuses_is_left_out(broker: Broker) -> None:
+    row = make(headers_raw=ArchivedEvent.pack_headers({"traceparent": "00-1"}))
+    broker.answer = lambda message: (
+        PublishRefusedError("a header") if "traceparent" in message.headers else None
+    )
+    assert run(row).published == [row.pk]
+    assert [("traceparent" in message.headers) for message in broker.messages] == [True, False]
+
+
+def test_a_message_that_is_refused_for_good_is_tried_twice_and_back(broker: Broker) -> None:
+    row = make()
+    broker.answer = error(PublishRefusedError, "no permission")
+    report = run(row)
+    assert report.returned[0].why == "no permission"
+    assert len(broker.windows) == 2
+
+
+def test_a_row_that_no_message_can_be_made_of_keeps_nobody(broker: Broker) -> None:
+    odd, good = make(1, headers_raw=b"\x00\x00\xff\xff no table"), make(2)
+    report = run(odd, good)
+    assert report.published == [good.pk]
+    assert "no message can be made of it" in report.returned[0].why
+    assert again(odd).state == State.ARCHIVED
+
+
+# -- the database is away -----------------------------------------------------------------
+
+
+@pytest.fixture
+def flaky(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """Make a function of the state machine raise, the first *times* times."""
+
+    def make_flaky(name: str, times: int, exc: type[Exception] = OperationalError) -> list[int]:
+        calls: list[int] = []
+        real = getattr(lifecycle, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            calls.append(1)
+            if len(calls) <= times:
+                raise exc("the server closed the connection")
+            return real(*args, **options)
+
+        monkeypatch.setattr(lifecycle, name, call)
+        return calls
+
+    return make_flaky
+
+
+@pytest.mark.parametrize("exc", [OperationalError, InterfaceError])
+@pytest.mark.parametrize("function", ["published", "returned"])
+def test_a_note_is_tried_again(
+    flaky: Callable[..., list[int]],
+    broker: Broker,
+    clock: Clock,
+    function: str,
+    exc: type[Exception],
+) -> None:
+    calls = flaky(function, 3, exc)
+    row = make()
+    if function == "returned":
+        broker.answer = error(UnroutableError)
+    report = run(row)
+    assert len(calls) == 4
+    assert report.stopped == ""
+    assert again(row).state == (State.REPLAYING if function == "published" else State.ARCHIVED)
+    assert 1 < clock.slept < 10, "a web request waits for this"
+
+
+def test_what_cannot_be_noted_stays_queued_and_is_published_again(
+    flaky: Callable[..., list[int]], broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "CHUNK", 2)
+    flaky("published", 4)
+    rows = [make(number) for number in range(4)]
+    report = run(*rows)
+    assert len(report.published) == 2, "the broker has them"
+    assert "the database is away (OperationalError" in report.stopped
+    assert [again(row).state for row in rows] == ["queued", "queued", "archived", "archived"]
+    assert replay.resume() == 0, "its time is not over"
+    assert replay.resume(lease=0) == 2
+    assert [again(row).state for row in rows[:2]] == ["replaying", "replaying"]
+    ids = [message.headers["event-replay-id"] for message in broker.messages]
+    assert ids[:2] == ids[2:], "the same replay ids"
+    assert {found.publishes for found in Replay.objects.all()} == {2}
+
+
+def test_a_claim_that_fails_ends_it(flaky: Callable[..., list[int]], broker: Broker) -> None:
+    flaky("claim", 1)
+    row = make()
+    assert "the database is away" in run(row).stopped
+    assert not broker.windows
+
+
+# -- resume -------------------------------------------------------------------------------
+
+
+def left_queued(*rows: ArchivedEvent, handler: str = "send_invoice") -> None:
+    lifecycle.claim(
+        seen(*rows), handlers={row.pk: handler for row in rows}, by="ada", reason="", now=NOW
+    )
+
+
+def test_resume_publishes_all_in_bounded_portions(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "CHUNK", 3)
+    rows = [make(number) for number in range(7)]
+    left_queued(*rows)
+    assert replay.resume() == 7
+    assert [len(window) for window in broker.windows] == [3, 3, 1]
+    monkeypatch.setattr(replay, "CHUNK_BYTES", 50)
+    more = [make(number) for number in range(10, 15)]
+    left_queued(*more)
+    broker.windows.clear()
+    assert replay.resume() == 5
+    assert [len(window) for window in broker.windows] == [2, 2, 1]
+
+
+def test_resume_leaves_what_was_settled_or_is_of_others(broker: Broker) -> None:
+    settled, foreign = make(1), make(2, service="stock")
+    left_queued(settled, foreign)
+    lifecycle.finish({settled.replay_set.get().pk: NOW}, now=NOW)
+    assert replay.resume() == 0
+    assert not broker.windows
+    assert again(foreign).state == State.QUEUED
+
+
+def test_resume_gives_back_what_nobody_handles_any_more(broker: Broker) -> None:
+    row, renamed = make(1), make(2)
+    left_queued(row, handler="gone")
+    left_queued(renamed, handler="older")
+    assert replay.resume() == 1
+    now = again(row)
+    assert (now.state, now.error) == (State.ARCHIVED, "no handler is named 'gone'")
+    assert now.unconfirmed, "it may have been published before its process died"
+    assert broker.messages[0].headers["event-handler"] == "send_invoice"
+
+
+def test_resume_that_finds_no_broker_keeps_the_replay_id(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That this try was in vain says nothing about the one of the process that died."""
+    monkeypatch.setattr(replay, "CHUNK", 2)
+    rows = [make(number) for number in range(4)]
+    left_queued(*rows)
+    broker.answer = error(BrokerUnavailableError)
+    assert replay.resume() == 0
+    assert len(broker.windows) == 1, "it does not go on where the broker is away"
+    back = [row for row in map(again, rows) if row.state == State.ARCHIVED]
+    assert [row.unconfirmed for row in back] == [True, True]
+    broker.answer = lambda message: None
+    run(*back)
+    assert Replay.objects.count() == 4
+
+
+# -- how fast, how much -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.5, 1, 7, 30, 1000])
+def test_never_faster_than_asked(broker: Broker, clock: Clock, rate: float) -> None:
+    began = clock.at
+    sent: list[tuple[float, int]] = []
+    rows = [make(number) for number in range(40)]
+    real = broker.publish
+
+    def publish(messages: Sequence[Message], *, mandatory: bool) -> Sequence[PublishError | None]:
+        sent.append((clock.at - began, len(messages)))
+        clock.at += 0.01
+        return real(messages, mandatory=mandatory)
+
+    broker.publish = publish  # type: ignore[method-assign]
+    report = run(*rows, rate=rate)
+    assert len(report.published) == 40
+    before = 0
+    for at, number in sent:
+        assert before <= at * rate + 1e-6, "by then"
+        assert number <= max(1, rate), "at a time"
+        before += number
+    assert clock.slept <= 40 / rate, "nor slower"
+
+
+def test_what_is_skipped_costs_no_time(broker: Broker, clock: Clock) -> None:
+    rows = [make(number, handler="gone") for number in range(20)]
+    assert len(run(*rows, rate=1).skipped) == 20
+    assert clock.slept == 0
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan")])
+def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="events per second, above 0"):
+        run(make(), rate=rate)
+
+
+def test_progress_may_end_it_between_two_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "CHUNK", 2)
+    rows = [make(number) for number in range(6)]
+    told: list[int] = []
+
+    def progress(report: replay.Report) -> None:
+        told.append(report.done)
+        if report.done == 4:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run(*rows, progress=progress)
+    assert told == [2, 4]
+    assert [again(row).state for row in rows] == ["replaying"] * 4 + ["archived"] * 2
+
+
+def test_the_statements_of_a_chunk_do_not_grow(broker: Broker) -> None:
+    """2,000 events of many versions: the same few statements for every 200 of them."""
+    rows = [make(number, version=number % 9) for number in range(2000)]
+    counts: list[int] = []
+    with CaptureQueriesContext(connection) as captured:
+        report = run(*rows, progress=lambda report: counts.append(len(captured)))
+    assert len(report.published) == 2000
+    per_chunk = [later - earlier for earlier, later in pairwise(counts)]
+    assert len(counts) == 10
+    # One of them looks for the sizes of the next thousand.
+    assert max(per_chunk) - min(per_chunk) <= 1
+    assert max(per_chunk) < 30, [query["sql"][:60] for query in captured][: max(per_chunk)]
+
+
+def test_bodies_are_read_chunk_by_chunk(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than CHUNK_BYTES of them at a time, and none before the claim."""
+    monkeypatch.setattr(replay, "CHUNK_BYTES", 2000)
+    rows = [make(number, body=b'[[],{"x":"%s"},{}]' % (b"x" * 600)) for number in range(10)]
+    with CaptureQueriesContext(connection) as captured:
+        replay.examine(seen(*rows))
+    assert not [query for query in captured if '"body"' in query["sql"]]
+    run(*rows)
+    sizes = [sum(len(message.body) for message in window) for window in broker.windows]
+    assert max(sizes) <= 2000
+    assert len(broker.messages) == 10
+
+
+def test_bodies_that_could_not_be_read_are_looked_at_in_one_statement() -> None:
+    rows = [make(number, reason="malformed") for number in range(50)]
+    with CaptureQueriesContext(connection) as captured:
+        eligible, _ = replay.examine(seen(*rows))
+    assert len(eligible) == 50
+    assert len(captured) <= 4
+
+
+# -- where it cannot be done --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["memory", "inline"])
+def test_a_backend_without_a_broker_is_refused(billing: Any, broker: Broker, backend: str) -> None:
+    """Its outcome would never come back."""
+    row = make()
+    billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "BACKEND": backend}
+    with pytest.raises(ConfigurationError, match="needs RabbitMQ"):
+        run(row)
+    assert again(row).state == State.ARCHIVED
+
+
+def test_a_replay_in_a_transaction_is_refused_before_anything(broker: Broker) -> None:
+    row = make()
+    with transaction.atomic(), pytest.raises(ConfigurationError, match="non_atomic_requests"):
+        run(row)
+    assert not broker.windows
+    assert again(row).state == State.ARCHIVED
+
+
+def test_overdue_knows_the_schedule() -> None:
+    slow = get_registry().handlers["slow"]
+    row = make(state=State.REPLAYING, state_since=NOW)
+    last = NOW + timedelta(seconds=800 + replay.OVERDUE)
+    assert not replay.overdue(row, slow, last - timedelta(seconds=1))
+    assert replay.overdue(row, slow, last)
+    assert replay.overdue(row, None, NOW + timedelta(seconds=replay.OVERDUE))
+    row.state = State.QUEUED
+    assert not replay.overdue(row, slow, last)
+
+
+def test_the_lease_is_longer_than_a_publish_may_take() -> None:
+    row = make()
+    left_queued(row)
+    confirm = conf.get_settings().confirm_timeout
+    ArchivedEvent.objects.update(state_since=datetime.now(UTC) - timedelta(seconds=3 * confirm))
+    assert replay.resume() == 0
