@@ -26,6 +26,9 @@ SETTING: Final = "AMQP_EVENTS"
 #: Seconds, bytes and lengths stay below this: what is larger is a mistake, and AMQP's integers
 #: and Python's dates end somewhere.
 MAX: Final = 2**31
+#: Seconds that may be waited for a confirm: half of the lease that a row of the outbox has, so that
+#: its holder can renew it before and after.
+LONGEST_CONFIRM: Final = 30.0
 #: AMQP's limit for names and routing keys (a short string's length is one byte).
 MAX_NAME: Final = 255
 #: Seconds that a row of the inbox is kept at the least.
@@ -120,7 +123,8 @@ class Settings:
         unrouted: what an event that no queue is bound for is: a log line, nothing, an error, or
             (with the outbox) kept until one is.
         backend: ``amqp``, or ``memory`` and ``inline`` that need no broker.
-        confirm_timeout: seconds to wait for a publisher confirm, connecting included.
+        confirm_timeout: seconds to wait for a publisher confirm, connecting included; at most
+            :data:`LONGEST_CONFIRM`.
         max_body: largest body in bytes, published or handled.
         prefix: in front of every name on the broker: environments on one vhost.
         exchange: name of the shared topic exchange, without the prefix.
@@ -184,7 +188,9 @@ class Reader:
         what = "one of " + ", ".join(repr(name) for name in names)
         return self.take(key, default, lambda v: v in names, what)
 
-    def seconds(self, key: str, default: float | None) -> float | None:
+    def seconds(
+        self, key: str, default: float | None, longest: float | None = None
+    ) -> float | None:
         value: object = self.raw.get(key, default)
         if isinstance(value, timedelta):
             value = value.total_seconds()
@@ -192,6 +198,9 @@ class Reader:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MAX:
             self.wrong(key, self.raw[key], "a positive number of seconds or a timedelta")
+            return default
+        if longest is not None and value > longest:
+            self.wrong(key, self.raw[key], f"{longest:g} seconds at most")
             return default
         return float(value)
 
@@ -332,7 +341,7 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
         publish=read.choice("PUBLISH", "outbox", PUBLISH_MODES),
         unrouted=read.choice("UNROUTED", "warn", UNROUTED_POLICIES),
         backend=read.choice("BACKEND", "amqp", BACKENDS),
-        confirm_timeout=read.seconds("CONFIRM_TIMEOUT", 10.0) or 10.0,
+        confirm_timeout=read.seconds("CONFIRM_TIMEOUT", 10.0, LONGEST_CONFIRM) or 10.0,
         max_body=read.count("MAX_BODY", 1024 * 1024, "a number of bytes above 0") or 1024 * 1024,
         queue_type=read.choice("QUEUE_TYPE", "quorum", QUEUE_TYPES),
         topology=read.choice("TOPOLOGY", default_topology, TOPOLOGY_MODES),

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery
 from django.db import connections
 
@@ -155,11 +156,14 @@ class Courier:
         """Bring answers into the database, by the connection of this thread."""
         try:
             outbox.settle(alias, answers, self.settings)
-        except Exception:
+        except Exception as exc:
             logger.exception("%d rows of the outbox are settled later", len(answers))
             with self._changed:
                 self._unsettled.append((alias, answers, time.monotonic()))
                 self._changed.notify_all()
+            if isinstance(exc, SoftTimeLimitExceeded):
+                # It is not about us: whoever has committed has run for too long.
+                raise
         report(answers, self.settings)
 
     # -- in its own thread ----------------------------------------------------------------------
@@ -183,6 +187,7 @@ class Courier:
             self._try_again_to_settle()
             if not self._parcels:
                 connections.close_all()
+        self._try_again_to_settle()
         if self._line is not None:
             self._line.leave()
         connections.close_all()
@@ -237,6 +242,8 @@ class Courier:
 
     def _publish(self, rows: Sequence[Row]) -> Sequence[PublishError | None]:
         if self._line is None or not self._line.healthy():
+            # Connecting may take half of the lease.
+            self._renew()
             self._line = Line(
                 self.app,
                 timeout=self.settings.confirm_timeout,
@@ -283,11 +290,14 @@ class Courier:
                 "on the broker",
                 line.blocked,
             )
+        self._renew()
+
+    def _renew(self) -> None:
+        """Renew the leases of what is in hand, where that is not just done."""
         now = time.monotonic()
-        if now < self._renewed + outbox.BEGIN_WITHIN:
+        if now < self._renewed + outbox.RENEW:
             return
-        # From now on every RENEW seconds.
-        self._renewed = now - outbox.BEGIN_WITHIN + outbox.RENEW
+        self._renewed = now
         with suppress(Exception):
             for parcel in self._hand:
                 outbox.renew(parcel.alias, parcel.rows)

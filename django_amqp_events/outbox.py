@@ -18,6 +18,7 @@ statement that made or took the row, so it always gives up first. Nothing here t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
@@ -34,7 +35,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Count, F, Min, Model, Q, QuerySet
 from django.db.models.functions import Now
 
-from .conf import Settings
+from .conf import LONGEST_CONFIRM, Settings
 from .envelope import Message
 from .exceptions import (
     BrokerUnavailableError,
@@ -42,6 +43,7 @@ from .exceptions import (
     OutboxError,
     PublishError,
     PublishInterruptedError,
+    PublishRefusedError,
     PublishTimeoutError,
     UnroutableError,
 )
@@ -50,8 +52,10 @@ if TYPE_CHECKING:
     # Publishing is imported before Django's apps are loaded.
     from .models import OutboxEvent
 
+logger = logging.getLogger(__name__)
+
 #: Seconds for which whoever made or took a row holds it. What died leaves it to others after them.
-LEASE: Final = 60.0
+LEASE: Final = 2 * LONGEST_CONFIRM
 #: Seconds after which a row that is held is not begun any more, only finished: a long transaction
 #: leaves its events to the relay.
 BEGIN_WITHIN: Final = LEASE / 2
@@ -66,6 +70,8 @@ CLAIM_ROWS: Final = 900
 CLAIM_BYTES: Final = 16 * 1024 * 1024
 #: Seconds that a due row may wait before it is said that no relay runs.
 OVERDUE: Final = 60.0
+#: Seconds after its commit from which on a row that is in somebody's hand is worth a warning.
+STUCK: Final = 600.0
 #: From now on until when a row that was discarded is not due: for ever.
 _NEVER: Final = timedelta(days=365_000)
 #: Publishes after which a row that fails is no passing trouble any more.
@@ -329,6 +335,8 @@ def due(alias: str, service: str) -> bool:
 def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
     """Take rows that are due, oldest first, for :data:`LEASE` seconds; nobody else gets them.
 
+    A row that holds no message any more waits with that error, and is not among those returned.
+
     Args:
         failed: those that a publish has failed for before, otherwise those that none has.
     """
@@ -350,12 +358,25 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
         return []
     # Not the models themselves: making them takes longer than reading the rows.
     found = rows(alias).filter(pk__in=ids, claim=token).order_by("pk")
-    return [
-        Row(pk, _message(event_id, name, exchange, envelope, body), attempts, token)
-        for pk, attempts, event_id, name, exchange, envelope, body in found.values_list(
-            "pk", "attempts", "event_id", "name", "exchange", "envelope", "body"
-        )
-    ]
+    readable: list[Row] = []
+    for pk, attempts, *message in found.values_list(
+        "pk", "attempts", "event_id", "name", "exchange", "envelope", "body"
+    ):
+        try:
+            readable.append(Row(pk, _message(*message), attempts, token))
+        except Exception as exc:  # noqa: BLE001 - whatever somebody has written there
+            _unreadable(found.filter(pk=pk), attempts, message[0], exc)
+    return readable
+
+
+def _unreadable(found: QuerySet[OutboxEvent], attempts: int, event_id: str, exc: Exception) -> None:
+    error = PublishRefusedError(
+        f"the row cannot be read as a message ({type(exc).__name__}: {exc}); nothing was sent. "
+        f"Its columns were changed by hand: put them right, or discard it",
+        event_id=event_id,
+    )
+    logger.error("event %r in the outbox: %s", event_id, error)
+    _postpone(found, error, attempts)
 
 
 def _fitting(found: Iterable[tuple[UUID, int]]) -> list[UUID]:
@@ -371,6 +392,9 @@ def _fitting(found: Iterable[tuple[UUID, int]]) -> list[UUID]:
 
 def _message(event_id: str, name: str, exchange: str, envelope: str, body: Any) -> Message:
     stored = json.loads(envelope)
+    for part in ("headers", "properties"):
+        if not isinstance(stored[part], dict):
+            raise TypeError(f"its {part} are no object but {stored[part]!r:.40}")
     return Message(
         exchange=exchange,
         routing_key=name,
@@ -409,12 +433,17 @@ def failed(alias: str, answers: Sequence[Answer]) -> None:
         for answer in answers:
             error, row = answer.error, answer.row
             assert error is not None  # noqa: S101 - for whoever reads types
-            _mine(alias, [row]).update(
-                attempts=F("attempts") + 1,
-                error=_clean(error),
-                due_at=Now() + timedelta(seconds=delay(error, row.attempts)),
-                claim=None,
-            )
+            _postpone(_mine(alias, [row]), error, row.attempts)
+
+
+def _postpone(found: QuerySet[OutboxEvent], error: PublishError, attempts: int) -> None:
+    """Let a row that had failed so often before wait with its error until it is due again."""
+    found.update(
+        attempts=F("attempts") + 1,
+        error=_clean(error),
+        due_at=Now() + timedelta(seconds=delay(error, attempts)),
+        claim=None,
+    )
 
 
 def delay(error: PublishError, attempts: int) -> float:
@@ -479,6 +508,7 @@ class Waiting:
     Attributes:
         total: rows.
         held: of them, those in the hands of their publisher or of a relay.
+        stuck: of these, those that were committed :data:`STUCK` seconds ago and more.
         failing: those whose publish has failed; :attr:`error` is that of the one tried most.
         overdue: those that a relay should have taken long ago, so there is none.
         oldest: when the oldest was published.
@@ -489,6 +519,7 @@ class Waiting:
     alias: str
     total: int = 0
     held: int = 0
+    stuck: int = 0
     failing: int = 0
     overdue: int = 0
     attempts: int = 0
@@ -502,7 +533,7 @@ class Waiting:
         """``ok``, ``warning`` or ``error``: whether somebody has to do something."""
         if self.overdue or self.stray or self.attempts >= PERSISTENT:
             return "error"
-        return "warning" if self.failing else "ok"
+        return "warning" if self.failing or self.stuck else "ok"
 
     @property
     def meaning(self) -> str:
@@ -517,6 +548,11 @@ class Waiting:
             )
         if self.held:
             said.append(f"{self.held} wait for their confirm")
+        if self.stuck:
+            said.append(
+                f"{self.stuck} of those since more than {STUCK / 60:g} minutes after their commit: "
+                f"if that lasts, see whether RabbitMQ blocks publishers (memory or disk alarm)"
+            )
         if self.others:
             named = ", ".join(f"{name} ({count})" for name, count in sorted(self.others.items()))
             said.append(f"others are of services that share the table: {named}")
@@ -581,6 +617,7 @@ def waiting(alias: str, service: str) -> Waiting:
         alias=alias,
         total=total,
         held=_held(ours).count(),
+        stuck=_held(ours).filter(created_at__lt=Now() - timedelta(seconds=STUCK)).count(),
         failing=ours.filter(attempts__gt=0).count(),
         overdue=ours.filter(_overdue()).count(),
         attempts=worst.attempts if worst else 0,

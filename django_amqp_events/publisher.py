@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
@@ -294,6 +295,9 @@ class Delivery:
         self.called = True
         try:
             self.courier.deliver(self.rows, alias=self.alias, began=self.began)
+        except SoftTimeLimitExceeded:
+            # It is not about the events: the handler that has committed has run for too long.
+            raise
         except Exception:
             # The caller has committed, and the rows are safe.
             logger.exception("%d events wait in the outbox for a relay", len(self.rows))

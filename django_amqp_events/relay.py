@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -261,6 +262,9 @@ class Relay:
                 except AmqpEventsError as exc:
                     self._pause("RabbitMQ", exc)
         finally:
+            # What is confirmed and not noted would be published again.
+            with suppress(DatabaseError, InterfaceError, AmqpEventsError):
+                self._note()
             if self._line is not None:
                 self._line.leave()
         return self.total
@@ -281,7 +285,8 @@ class Relay:
         again = self._claim(ALONE, failed=True)
         self._publish_alone(again)
         self._well()
-        return bool(fresh or again)
+        # Those that could not be read were due too.
+        return bool(fresh or again) or outbox.due(self.alias, self.settings.service)
 
     def _claim(self, limit: int, *, failed: bool) -> list[Row]:
         self._renewed = time.monotonic()
@@ -343,6 +348,8 @@ class Relay:
         if line is None or not line.healthy():
             if line is not None:
                 line.close()
+            # Connecting may take half of the lease.
+            self._renew()
             line = self._line = Line(
                 self.app, timeout=self.settings.confirm_timeout, tick=self._tick, stop=self.stop
             )
@@ -351,10 +358,13 @@ class Relay:
 
     def _tick(self) -> None:
         """Keep the leases of what is in hand."""
-        now = time.monotonic()
-        if not self._hand or now < self._renewed + outbox.RENEW:
+        if time.monotonic() >= self._renewed + outbox.RENEW:
+            self._renew()
+
+    def _renew(self) -> None:
+        if not self._hand:
             return
-        self._renewed = now
+        self._renewed = time.monotonic()
         try:
             outbox.renew(self.alias, self._hand)
         except (DatabaseError, InterfaceError) as exc:

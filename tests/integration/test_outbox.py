@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import re
+import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
@@ -33,8 +36,8 @@ from django_amqp_events import (
 from django_amqp_events import courier as courier_module
 from django_amqp_events.conf import get_settings
 from django_amqp_events.models import OutboxEvent
-from django_amqp_events.outbox import Answer
-from django_amqp_events.relay import Counts, Relay
+from django_amqp_events.outbox import Answer, Row
+from django_amqp_events.relay import Counts, Line, Relay
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
 from tests.conftest import Database, Vhost, archive_in, postgres_settings
 
@@ -426,6 +429,30 @@ def test_a_confirm_that_is_slow_comes_to_its_own_process(
     assert wire.ids()[1:] == [event_id]
 
 
+def test_a_soft_time_limit_while_a_confirm_is_waited_for(wire: Wire):
+    """It is the handler's, whose commit it was. The event comes all the same, once."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)
+    publish_event(NAME, {"n": 0})
+    proxy.hold = {ACK}
+
+    def limit(*_: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    before = signal.signal(signal.SIGUSR1, limit)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(SoftTimeLimitExceeded):
+            publish_event(NAME, {"n": 1})
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    proxy.release()
+    until(lambda: not table().exists(), "the row is gone")
+    assert [payload["n"] for payload in wire.payloads()] == [0, 1]
+
+
 def in_thread(work: Callable[[], object]) -> None:
     try:
         work()
@@ -546,6 +573,26 @@ def test_bad_rows_block_no_others(wire: Wire):
     assert outbox.discard([rows[large].pk], alias=ALIAS) == 1
 
 
+@pytest.mark.parametrize(
+    "envelope", ["{", "[]", "null", '{"headers": {}}', '{"headers": [], "properties": {}}']
+)
+def test_a_row_that_cannot_be_read_stops_nobody(
+    wire: Wire, envelope: str, caplog: pytest.LogCaptureFixture
+):
+    [bad, *good] = leave(5)
+    table().filter(event_id=bad).update(envelope=envelope)
+    assert relay(size=1) == Counts(published=4)
+    assert sorted(wire.ids()) == sorted(good)
+    row = table().get()
+    assert (row.event_id, row.attempts, row.claim) == (bad, 1, None)
+    assert "cannot be read as a message" in row.error
+    assert f"event {bad!r} in the outbox" in caplog.text
+    assert outbox.waiting(ALIAS, "shop").severity == "warning"
+    table().update(envelope='{"headers": {}, "properties": {}}')
+    assert outbox.try_now([row.pk], alias=ALIAS) == 1
+    assert relay() == Counts(published=1)
+
+
 def test_a_row_that_ends_the_connection_takes_its_neighbours_along_once(wire: Wire):
     good = leave(20)
     [bad] = leave(1)
@@ -629,6 +676,44 @@ def test_a_row_that_nobody_takes_is_overdue(wire: Wire):
     state = outbox.waiting(ALIAS, "shop")
     assert (state.total, state.overdue, state.held) == (2, 2, 0)
     assert state.oldest is not None
+
+
+def test_a_row_that_is_in_hand_for_ever_is_said(wire: Wire):
+    leave(2)
+    assert len(outbox.claim(ALIAS, "shop", limit=2, failed=False)) == 2
+    state = outbox.waiting(ALIAS, "shop")
+    assert (state.held, state.stuck, state.severity) == (2, 0, "ok")
+    table().update(created_at=Now() - timedelta(seconds=outbox.STUCK + 1))
+    state = outbox.waiting(ALIAS, "shop")
+    assert (state.held, state.stuck, state.severity) == (2, 2, "warning")
+    assert "more than 10 minutes" in state.meaning
+
+
+def test_a_lease_is_renewed_before_a_connection_is_made(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+):
+    """Which may take half of it."""
+    leave(3)
+    table().update(attempts=1)
+    left: list[float] = []
+    send, connect = Relay._send, Line.connect
+
+    def sending(self: Relay, line: Line, rows: Sequence[Row]) -> None:
+        send(self, line, rows)
+        line.close()
+        # As if the lease had been used up.
+        table().filter(claim__isnull=False).update(due_at=Now())
+
+    def connecting(self: Line) -> None:
+        rows = table().filter(claim__isnull=False).annotate(at=Now())
+        left.extend((row.due_at - row.at).total_seconds() for row in rows)
+        connect(self)
+
+    monkeypatch.setattr(Relay, "_send", sending)
+    monkeypatch.setattr(Line, "connect", connecting)
+    assert relay() == Counts(published=3)
+    assert left
+    assert min(left) > outbox.LEASE - 5
 
 
 def test_what_a_dead_relay_had_in_hand(wire: Wire, lease: Callable[[float], None]):

@@ -117,6 +117,14 @@ def test_every_key_is_read() -> None:
     )
 
 
+def test_confirm_timeout_is_half_a_lease_at_most() -> None:
+    assert parse({"SERVICE": "a", "CONFIRM_TIMEOUT": 30})[0].confirm_timeout == 30
+    settings, problems = parse({"SERVICE": "a", "CONFIRM_TIMEOUT": timedelta(minutes=1)})
+    assert settings.confirm_timeout == 10
+    assert [problem.code for problem in problems] == ["E003"]
+    assert "30 seconds at most" in problems[0].message
+
+
 def test_topology_is_automatic_in_debug_only() -> None:
     assert parse({"SERVICE": "a"}, debug=True)[0].topology == "auto"
     assert parse({"SERVICE": "a"}, debug=False)[0].topology == "verify"
