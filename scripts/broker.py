@@ -571,6 +571,14 @@ class Node(Broker):
             if not self._vm.wait(15):
                 raise BrokerError(f"RabbitMQ (pid {self._vm.pid}) survives SIGKILL.")
 
+    def sync(self) -> None:
+        """Have what was declared on disk: Mnesia's log is written with two seconds' delay.
+
+        From RabbitMQ 4.2 on there may be no Mnesia, and nothing to wait for.
+        """
+        with contextlib.suppress(BrokerError):
+            self.ctl("eval", "mnesia:sync_log().")
+
     def disown(self) -> None:
         """Let it run on without this process: somebody else attaches to it and ends it."""
         for process in (self._vm, self._epmd, self._guard):

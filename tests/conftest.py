@@ -73,6 +73,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(shared, ignore_errors=True)
 
 
+#: Tests that may need a second run because something did not come in time, in a complete run of the
+#: suite on a machine that is busy. More than that, and something is wrong.
+TOO_MANY = 4
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that repeated too many tests."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    repeated = reporter.stats.get("rerun", ()) if reporter is not None else ()
+    if len(repeated) >= TOO_MANY and not session.exitstatus:
+        reporter.write_line(f"{len(repeated)} tests did not end in time and were run again")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 #: What takes long begins first: what is short fills the gaps at the end.
 LONG = ("acceptance/test_demo.py", "faults", "acceptance", "test_", "integration")
 

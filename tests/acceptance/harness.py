@@ -26,6 +26,7 @@ from broker import Broker
 from django_amqp_events import envelope
 from django_amqp_events.broker import ConfirmChannel
 from django_amqp_events.envelope import Message
+from tests.waiting import NotInTime
 
 PROJECT = Path(__file__).resolve().parent / "project"
 PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
@@ -44,7 +45,7 @@ def until(condition: Callable[[], T], seconds: float = 20, what: str = "") -> T:
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what or condition}: {value!r}")
+            raise NotInTime(f"not within {seconds:g} s: {what or condition}: {value!r}")
         time.sleep(0.03)
 
 

@@ -28,6 +28,8 @@ GROUP = "Databases"
 KILLED, LOCKED, PATIENCE = 1.0, 2.5, 1
 #: Seconds between attempts: the third one finds the database again.
 DELAY = "2"
+#: Seconds over which a part of the events is published.
+SLOWLY = 4.0
 
 OUTBOX = "django_amqp_events_outboxevent"
 EVENTS = "django_amqp_events_archivedevent"
@@ -147,7 +149,8 @@ def database_results(world: World) -> None:
     times = begin(world)
     worker = world.worker()
     for _ in range(times):
-        slowly(world, times, work=0.02, lasting=0.0)
+        # Each works until the next event comes: something is in hand whenever one looks.
+        slowly(world, times, work=max(0.02, SLOWLY * times / world.events), lasting=0.0)
         until(lambda: unacked(world), DEADLINE, "handlers run")
         with closed(world, results):
             world.hit("result backend away")
@@ -168,7 +171,7 @@ def slowly(world: World, parts: int, **options: Any) -> None:
     before = sum(worker.name == "publisher" for worker in world.started)
     until(lambda: world.ledger.read().through >= before, DEADLINE, "the part before is published")
     count = world.events // parts
-    world.publisher(count, **{"mode": "immediate", "pause": 4 / count, **options})
+    world.publisher(count, **{"mode": "immediate", "pause": SLOWLY / count, **options})
 
 
 # -- what is in hand ----------------------------------------------------------------------

@@ -38,6 +38,7 @@ from django_amqp_events.registry import Registry, get_registry
 from django_amqp_events.topology import Names, Topology, build
 from tests.celery_app import app as celery_app
 from tests.conftest import Vhost
+from tests.waiting import NotInTime
 
 DEADLINE = 20.0
 
@@ -50,7 +51,7 @@ def wait_until(condition: Callable[[], Any], what: str, deadline: float = DEADLI
         if answer:
             return answer
         if time.monotonic() > end:
-            pytest.fail(f"not within {deadline:g} s: {what}")
+            raise NotInTime(f"not within {deadline:g} s: {what}")
         time.sleep(0.05)
 
 

@@ -72,6 +72,7 @@ def wire(vhost: Vhost) -> Iterator[Wire]:
 def node_wire(private_node: Node) -> Iterator[Wire]:
     """On a node that the test may stop."""
     with Wire.on(private_node.amqp_url()) as wire:
+        private_node.sync()
         yield wire
 
 

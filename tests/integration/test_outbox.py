@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 from postgresql import Postgres
@@ -247,6 +247,17 @@ def test_transactions_by_hand(wire: Wire, archive_database: Database):
     finally:
         transaction.set_autocommit(True, using=ALIAS)
     assert relay() == Counts(published=1)
+    assert wire.ids() == [event_id]
+
+
+@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+def test_a_commit_that_is_a_rollback(wire: Wire):
+    """Nobody is told of it, Django neither. The page on guarantees names it."""
+    with transaction.atomic(using=ALIAS):
+        event_id = publish_event(NAME, {})
+        with suppress(DatabaseError), connections[ALIAS].cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+    assert not table().exists()
     assert wire.ids() == [event_id]
 
 
@@ -822,6 +833,7 @@ def test_the_database_goes_and_comes(
 @pytest.fixture
 def node_wire(private_node: Node, archive_database: Database) -> Iterator[Wire]:
     with Wire.on(private_node.amqp_url("/"), PUBLISH="outbox", DATABASE=ALIAS) as wire:
+        private_node.sync()
         yield wire
 
 

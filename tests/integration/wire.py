@@ -29,6 +29,7 @@ from kombu.utils.url import parse_url
 from django_amqp_events import broker, courier
 from django_amqp_events.broker import PublisherPool
 from django_amqp_events.conf import get_settings
+from tests.waiting import NotInTime
 
 #: The Celery app of the test that runs; AMQP_EVENTS names it by its dotted path.
 app = Celery("wire", set_as_current=False)
@@ -47,7 +48,8 @@ def until(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -
     """Return the first truthy answer; fail after *deadline* seconds."""
     end = time.monotonic() + deadline
     while not (answer := condition()):
-        assert time.monotonic() < end, f"not within {deadline:g} s: {what}"
+        if time.monotonic() > end:
+            raise NotInTime(f"not within {deadline:g} s: {what}")
         time.sleep(0.02)
     return answer
 
