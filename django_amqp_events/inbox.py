@@ -244,12 +244,8 @@ def _coming() -> list[QuerySet[Any]]:
     An outbox's row whose publish has failed, or that somebody discarded and may restore, can be
     of an event that another queue took, so that its handler has handled it.
     """
-    from .models import ArchivedEvent, OutboxEvent
+    from .models import ArchivedEvent
 
     archive = ArchivedEvent.objects.using(router.db_for_write(ArchivedEvent))
-    outboxes = (
-        alias
-        for alias in outbox.aliases(get_settings())
-        if alias in connections and outbox.has_table(alias, OutboxEvent)
-    )
-    return [archive.exclude(state="succeeded"), *(outbox.rows(alias) for alias in outboxes)]
+    outboxes = map(outbox.rows, outbox.tables(get_settings()))
+    return [archive.exclude(state="succeeded"), *outboxes]

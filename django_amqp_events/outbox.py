@@ -327,6 +327,21 @@ def has_table(alias: str, model: type[Model]) -> bool:
         return table in connection.introspection.table_names(cursor)
 
 
+def tables(settings: Settings) -> list[str]:
+    """Return the databases that have an outbox.
+
+    Raises:
+        DatabaseError: one is away.
+    """
+    from .models import OutboxEvent
+
+    return [
+        alias
+        for alias in aliases(settings)
+        if alias in connections and has_table(alias, OutboxEvent)
+    ]
+
+
 def due(alias: str, service: str) -> bool:
     """Say whether a relay may take any row."""
     return rows(alias).filter(service=service, due_at__lte=Now()).exists()

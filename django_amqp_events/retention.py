@@ -21,7 +21,7 @@ from django.db.models import QuerySet
 from . import inbox, lifecycle, outbox
 from .commits import check_commits
 from .conf import RetentionSettings, get_settings
-from .models import ArchiveAction, ArchivedEvent, ArchivedFailure, OutboxEvent, Replay, State
+from .models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State
 
 #: Rows in one transaction at most.
 BATCH: Final = 500
@@ -76,7 +76,9 @@ def due(
     )
     if outbox_age is not None:
         age = timedelta(seconds=outbox_age)
-        counted.outbox = sum(outbox.discarded(alias, service, age).count() for alias in _outboxes())
+        counted.outbox = sum(
+            outbox.discarded(alias, service, age).count() for alias in outbox.tables(get_settings())
+        )
     if inbox_age is not None:
         counted.inbox = inbox.due(before=now - timedelta(seconds=inbox_age), service=service)
     return counted
@@ -130,7 +132,7 @@ def prune(
             progress(pruned)
     if outbox_age is not None:
         age_kept = timedelta(seconds=outbox_age)
-        for alias in _outboxes():
+        for alias in outbox.tables(get_settings()):
             check_commits(alias)
             while not pruned.stopped:
                 if stop():
@@ -156,11 +158,6 @@ def prune(
             before=before, service=service, batch_size=batch_size, progress=so_far, stop=ended
         )
     return pruned
-
-
-def _outboxes() -> list[str]:
-    found = outbox.aliases(get_settings())
-    return [alias for alias in found if outbox.has_table(alias, OutboxEvent)]
 
 
 def _old(service: str, state: State, age: float, now: datetime) -> QuerySet[ArchivedEvent]:
