@@ -374,13 +374,15 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
     # Not the models themselves: making them takes longer than reading the rows.
     found = rows(alias).filter(pk__in=ids, claim=token).order_by("pk")
     readable: list[Row] = []
-    for pk, attempts, *message in found.values_list(
+    for pk, attempts, event_id, name, exchange, envelope, body in found.values_list(
         "pk", "attempts", "event_id", "name", "exchange", "envelope", "body"
     ):
         try:
-            readable.append(Row(pk, _message(*message), attempts, token))
+            message = _message(event_id, name, exchange, envelope, body)
         except Exception as exc:  # noqa: BLE001 - whatever somebody has written there
-            _unreadable(found.filter(pk=pk), attempts, message[0], exc)
+            _unreadable(found.filter(pk=pk), attempts, event_id, exc)
+        else:
+            readable.append(Row(pk, message, attempts, token))
     return readable
 
 

@@ -82,7 +82,9 @@ TOO_MANY = 4
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that repeated too many tests."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    repeated = reporter.stats.get("rerun", ()) if reporter is not None else ()
+    if reporter is None:
+        return
+    repeated = reporter.stats.get("rerun", ())
     if len(repeated) >= TOO_MANY and not session.exitstatus:
         reporter.write_line(f"{len(repeated)} tests did not end in time and were run again")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
