@@ -122,7 +122,7 @@ def test_confirm_timeout_is_half_a_lease_at_most() -> None:
     settings, problems = parse({"SERVICE": "a", "CONFIRM_TIMEOUT": timedelta(minutes=1)})
     assert settings.confirm_timeout == 10
     assert [problem.code for problem in problems] == ["E003"]
-    assert "30 seconds at most" in problems[0].message
+    assert "30 seconds at most" in problems[0].hint
 
 
 def test_topology_is_automatic_in_debug_only() -> None:
