@@ -34,8 +34,10 @@ logger = logging.getLogger(__name__)
 
 #: Times that an event may end the process that runs it alone.
 DEATHS: Final = 2
-#: Seconds between looks whether ``dead`` is empty, and how long the next of it is waited for.
+#: Seconds between looks whether ``dead`` is empty; for how long the first of it is waited for,
+#: whatever its length is said to be (a busy quorum queue says 0); and for how long the next.
 LOOK: Final = 0.2
+GRACE: Final = 1.0
 PATIENCE: Final = 10.0
 
 
@@ -95,9 +97,10 @@ class ReaperStep(EventStep):
     #: Seconds that a handler without a time limit has here, below the broker's consumer timeout.
     time_limit: float = HOLD
     #: Messages that were in ``dead`` and are not forwarded yet, and until when to wait for them:
-    #: another reaper may have taken some.
+    #: another reaper may have taken some. And until when to wait in any case.
     _left = 0
     _until = 0.0
+    _grace = 0.0
 
     @classmethod
     def known(cls, settings: Settings, registry: Registry) -> set[str]:
@@ -135,7 +138,10 @@ class ReaperStep(EventStep):
         if head == self.names.dead:
             self._left = self._ready(connection, head)
             self._until = monotonic() + PATIENCE
-        elif head == self.names.graveyard and self._left > 0 and monotonic() < self._until:
+            self._grace = monotonic() + GRACE
+        elif head == self.names.graveyard and monotonic() < (
+            self._until if self._left > 0 else self._grace
+        ):
             self.c.timer.call_after(LOOK, self._turn, (connection,))
             return
         super()._next(connection)
@@ -152,6 +158,7 @@ class ReaperStep(EventStep):
     def _dispatch(self, delivery: Delivery) -> None:
         received = delivery.received
         if received.queue == self.names.dead:
+            self._left = max(1, self._left)
             self._forward(delivery)
             return
         delivery.received = self._original(received)
@@ -159,7 +166,7 @@ class ReaperStep(EventStep):
 
     def _forward(self, delivery: Delivery) -> None:
         """Archive a message that killed the reaper, without reading its body."""
-        self._until = monotonic() + PATIENCE
+        self._until, self._grace = monotonic() + PATIENCE, monotonic() + GRACE
         delivery.received = received = self._original(delivery.received)
         trusted = self.dispatcher.trusts(received)
         if not received.unreadable:

@@ -116,6 +116,7 @@ def tell(pool: str, core: Service, eyes: Eyes, limit: MemoryLimit | None) -> Sto
         # The main worker goes on.
         after = publish(ACT, "ok")
         until(lambda: core.runs(after, "end"), 60, "the worker goes on")
+        until(lambda: not any(eyes.totals(core.name).values()), 30, "and acks")
     finally:
         main.kill()
         beside.kill()

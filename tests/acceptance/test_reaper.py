@@ -85,9 +85,10 @@ def test_what_kills_the_reaper_while_it_reads_is_forwarded_undecoded(service, fr
     eyes.empty("core:graveyard", "core:dead", "core:abyss", QUEUE)
 
 
-def test_what_cannot_even_be_forwarded_ends_in_the_abyss(service, fresh_eyes):
+@pytest.mark.parametrize("dies_while", ["reading forwarding", "reading forwarding uncounted"])
+def test_what_cannot_even_be_forwarded_ends_in_the_abyss(service, fresh_eyes, dies_while):
     eyes = fresh_eyes
-    core = service(eyes, environ={"TESTPROJECT_DIES": "reading forwarding"})
+    core = service(eyes, environ={"TESTPROJECT_DIES": dies_while})
     core.declare()
     (victim,) = bury(core, eyes, ["ok"])
     innocent = ""

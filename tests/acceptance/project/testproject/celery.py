@@ -69,7 +69,10 @@ def _hanging(
 
 
 def _die_in_the_reaper(where: list[str]) -> None:
-    """Kill the main process of a reaper while it reads a message (``reading``, ``forwarding``)."""
+    """Kill the main process of a reaper while it reads a message (``reading``, ``forwarding``).
+
+    ``uncounted``: RabbitMQ says that queues are empty, as it does of quorum queues that are busy.
+    """
     from django_amqp_events.worker.dispatch import Dispatcher
     from django_amqp_events.worker.reaper import ReaperStep
 
@@ -80,6 +83,8 @@ def _die_in_the_reaper(where: list[str]) -> None:
         # So that whatever else it consumes comes in meanwhile.
         step.c.timer.call_after(1.0, die)
 
+    if "uncounted" in where:
+        ReaperStep._ready = lambda *_: 0  # type: ignore[method-assign]
     if "reading" in where:
         Dispatcher.read = die  # type: ignore[assignment, method-assign]
     if "forwarding" in where:
