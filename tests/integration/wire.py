@@ -104,7 +104,8 @@ class Wire:
 
     @staticmethod
     def close_pools() -> None:
-        courier.close_couriers(0.5)
+        # A thread that outlives its test would find its database gone, and leave it open.
+        courier.close_couriers(10)
         broker.close_pools()
         broker._pools.clear()
 
