@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import getpass
 import json
-import os
-import socket
 import sys
 import time
 from argparse import ArgumentParser
@@ -308,7 +305,7 @@ class Command(ArchiveCommand):
     def _replay(self, seen: Mapping[UUID, int], options: Mapping[str, Any], tally: Tally) -> None:
         rate: float | None = options["rate"]
         tally.waited = options["wait"] is not None
-        by, began, done = _by(), time.monotonic(), 0
+        by, began, done = archive.who("events_replay"), time.monotonic(), 0
         # Short chunks where it is slow, so that the rate is even and Ctrl-C waits for few.
         size = replay.CHUNK if rate is None else max(1, min(replay.CHUNK, int(rate)))
         for part in _parts(list(seen), size):
@@ -511,13 +508,3 @@ def _uuid(text: str) -> UUID | None:
         return UUID(text)
     except ValueError:
         return None
-
-
-def _by() -> str:
-    """Say who runs the command."""
-    try:
-        user = getpass.getuser()
-    except (ImportError, KeyError, OSError):
-        # A container's user may have no name.
-        user = str(os.getuid())
-    return f"events_replay ({user}@{socket.gethostname()})"
