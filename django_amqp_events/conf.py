@@ -102,11 +102,13 @@ class RetentionSettings:
         discarded: seconds since it was discarded, in the archive or the outbox, ``None`` for ever.
         inbox: seconds since a handler with ``once`` has handled it, ``None`` for ever; longer
             where a retry schedule asks for it (:func:`django_amqp_events.inbox.keep`).
+        batches: seconds since a replay batch has ended, ``None`` for ever.
     """
 
     succeeded: float | None = 30 * 86_400.0
     discarded: float | None = 90 * 86_400.0
     inbox: float | None = INBOX_MIN
+    batches: float | None = 90 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -438,11 +440,11 @@ def _archive(read: Reader) -> ArchiveSettings:
 def _retention(read: Reader) -> RetentionSettings:
     value = read.raw.get("RETENTION", {})
     if not isinstance(value, Mapping):
-        read.wrong("RETENTION", value, "a dict with SUCCEEDED, DISCARDED and INBOX")
+        read.wrong("RETENTION", value, "a dict with SUCCEEDED, DISCARDED, INBOX and BATCHES")
         # Nothing is deleted on a guess.
-        return RetentionSettings(succeeded=None, discarded=None, inbox=None)
+        return RetentionSettings(succeeded=None, discarded=None, inbox=None, batches=None)
     inner = Reader(value, f"{SETTING}['RETENTION']", read.problems)
-    inner.known(("SUCCEEDED", "DISCARDED", "INBOX"))
+    inner.known(("SUCCEEDED", "DISCARDED", "INBOX", "BATCHES"))
     kept = RetentionSettings()
     inbox = _age(inner, "INBOX", kept.inbox)
     if inbox is not None and inbox < INBOX_MIN:
@@ -452,6 +454,7 @@ def _retention(read: Reader) -> RetentionSettings:
         succeeded=_age(inner, "SUCCEEDED", kept.succeeded),
         discarded=_age(inner, "DISCARDED", kept.discarded),
         inbox=inbox,
+        batches=_age(inner, "BATCHES", kept.batches),
     )
 
 

@@ -24,10 +24,18 @@ from typing import Final, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
 from django.db import OperationalError, connections, router, transaction
-from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, Value, When
+from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, Subquery, Value, When
 
 from .exceptions import ConfigurationError
-from .models import LENGTH, ArchiveAction, ArchivedEvent, Replay, State, clean
+from .models import (
+    LENGTH,
+    ArchiveAction,
+    ArchivedEvent,
+    Replay,
+    ReplayBatchEvent,
+    State,
+    clean,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,11 +67,13 @@ class Unpublished:
     Attributes:
         error: why.
         unconfirmed: it may be on its way all the same.
+        general: the error says nothing about this event, so that a batch may try it again.
     """
 
     claimed: Claimed
     error: str
     unconfirmed: bool
+    general: bool = False
 
 
 def database() -> str:
@@ -151,6 +161,7 @@ def claim(
     reason: str,
     now: datetime,
     force: bool = False,
+    batch: UUID | None = None,
 ) -> list[Claimed]:
     """Queue events for replay; those that are not *archived* as they were seen are left out.
 
@@ -160,6 +171,7 @@ def claim(
         seen: the version of each event.
         handlers: where each goes.
         force: take those that are *replaying* instead; whoever calls knows how long they are.
+        batch: the one that they are taken for; it is noted there in the same transaction.
 
     Raises:
         ConfigurationError: there is a transaction around it.
@@ -214,7 +226,10 @@ def claim(
             by=by,
             reason=reason,
             now=now,
+            batch=batch,
         )
+        if batch is not None:
+            _take(batch, [each.event.pk for each in claimed])
     return claimed
 
 
@@ -311,6 +326,9 @@ def published(claimed: Collection[Claimed], *, now: datetime) -> None:
             unconfirmed=False,
             error="",
         )
+        _in_batches(ids).exclude(state__in=_ENDED).update(
+            state=ReplayBatchEvent.State.PUBLISHED, why=""
+        )
 
 
 @whole
@@ -324,6 +342,7 @@ def returned(unpublished: Collection[Unpublished], *, now: datetime) -> None:
         lock(given)
         current = set(_current([each.claimed for each in unpublished]).values_list("pk", flat=True))
         events, replays = [], []
+        back: dict[UUID, Unpublished] = {}
         for pk, each in given.items():
             if pk not in current:
                 continue
@@ -338,8 +357,10 @@ def returned(unpublished: Collection[Unpublished], *, now: datetime) -> None:
             )
             replay.error = error
             replays.append(replay)
+            back[replay.pk] = each
         _replays().bulk_update(replays, ["outcome", "error"])
         rows().bulk_update(events, ["state", "state_since", "version", "error", "unconfirmed"])
+        _back_in_batches(back)
 
 
 @whole
@@ -473,6 +494,9 @@ def _end(ends: Mapping[UUID, datetime], outcome: Replay.Outcome) -> None:
     for replay in found:
         replay.outcome, replay.finished_at = outcome, ends[replay.pk]
     _replays().bulk_update(found, ["outcome", "finished_at"])
+    _in_batches([replay.pk for replay in found]).update(
+        state=_OUTCOMES[outcome], why="", settled_at=clock()
+    )
 
 
 def _claimed(token: UUID) -> list[tuple[ArchivedEvent, Replay | None]]:
@@ -521,6 +545,7 @@ def _note(
     by: str,
     reason: str,
     now: datetime,
+    batch: UUID | None = None,
 ) -> Sequence[ArchiveAction]:
     return ArchiveAction.objects.using(database()).bulk_create(
         [
@@ -531,7 +556,52 @@ def _note(
                 by=clean(by, LENGTH),
                 reason=clean(reason),
                 replay=replay,
+                batch_id=batch,
             )
             for pk, replay in what
         ]
+    )
+
+
+# -- batches ------------------------------------------------------------------------------
+
+_ENDED: Final = (ReplayBatchEvent.State.SUCCEEDED, ReplayBatchEvent.State.FAILED)
+_OUTCOMES: Final = {
+    Replay.Outcome.SUCCEEDED: ReplayBatchEvent.State.SUCCEEDED,
+    Replay.Outcome.FAILED: ReplayBatchEvent.State.FAILED,
+}
+
+
+def _in_batches(replays: Collection[UUID]) -> QuerySet[ReplayBatchEvent]:
+    """Return what batches know of these replays; whoever changes it holds the events."""
+    found = ReplayBatchEvent.objects.using(database())
+    return found.filter(replay_id__in=replays) if replays else found.none()
+
+
+def _take(batch: UUID, ids: Sequence[UUID]) -> None:
+    """Note that a batch has claimed events, and the current replay of each."""
+    current = _replays().filter(event=OuterRef("event_id"), number=F("event__replays"))
+    ReplayBatchEvent.objects.using(database()).filter(
+        batch_id=batch, event_id__in=ids, state=ReplayBatchEvent.State.WAITING
+    ).update(state=ReplayBatchEvent.State.QUEUED, replay_id=Subquery(current.values("pk")[:1]))
+
+
+def _back_in_batches(back: Mapping[UUID, Unpublished]) -> None:
+    """Note what came back: it waits for another try where only the broker was at fault.
+
+    What may be on its way is never tried again by itself.
+    """
+    found = list(_in_batches(back).filter(state=ReplayBatchEvent.State.QUEUED))
+    for each in found:
+        assert each.replay_id is not None  # noqa: S101 - it was found by it
+        given = back[each.replay_id]
+        each.version, each.why = given.claimed.event.version, clean(given.error)
+        if given.unconfirmed:
+            each.state = ReplayBatchEvent.State.UNCONFIRMED
+        elif given.general:
+            each.state, each.replay_id = ReplayBatchEvent.State.WAITING, None
+        else:
+            each.state = ReplayBatchEvent.State.RETURNED
+    ReplayBatchEvent.objects.using(database()).bulk_update(
+        found, ["state", "why", "version", "replay"]
     )

@@ -52,7 +52,7 @@ OVERDUE: Final = 15 * 60.0
 #: claimed it is taken for dead.
 LEASE: Final = 30.0
 #: Reasons after which the body may be unreadable still.
-_UNREAD: Final = frozenset({"malformed", "unreadable"})
+UNREAD: Final = frozenset({"malformed", "unreadable"})
 #: Seconds between tries to note what became of a publish, while the database is away. What is not
 #: noted runs twice, which is worse than a page that takes long.
 _NOTE_AGAIN: Final = (0.2, 1.0, 3.0)
@@ -139,6 +139,7 @@ def replay(
     force: bool = False,
     rate: float | None = None,
     progress: Callable[[Report], object] | None = None,
+    batch: UUID | None = None,
 ) -> Report:
     """Replay archived events, each at most once however many people ask for it at a time.
 
@@ -152,6 +153,7 @@ def replay(
         force: events whose replay is overdue instead (:func:`overdue`); they may be handled twice.
         rate: events per second at most.
         progress: called after each chunk; what it raises ends the replay there.
+        batch: the one that they are replayed for (:mod:`django_amqp_events.runner`).
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or there is a transaction around it.
@@ -173,7 +175,9 @@ def replay(
         for chunk in _chunks(seen, size):
             if rate is not None:
                 time.sleep(max(0.0, began + sent / rate - time.monotonic()))
-            sent += _replay(chunk, settings, registry, report, by=by, reason=reason, force=force)
+            sent += _replay(
+                chunk, settings, registry, report, by=by, reason=reason, force=force, batch=batch
+            )
             if progress is not None:
                 progress(report)
             if report.stopped:
@@ -263,7 +267,7 @@ def target(
             f"its body has {event.body_size} bytes, MAX_BODY is {settings.max_body}; raise it "
             f"first, here and in the workers"
         )
-    if event.reason in _UNREAD and event.payload is None:
+    if event.reason in UNREAD and event.payload is None:
         return "its body cannot be read, so it would come back as it went; discard it"
     return Target(
         handler=handler,
@@ -384,6 +388,7 @@ def _replay(
     by: str,
     reason: str,
     force: bool,
+    batch: UUID | None,
 ) -> int:
     """Replay a chunk; returns how many events were claimed."""
     targets, skipped = _examine(chunk, settings, registry, force=force)
@@ -396,6 +401,7 @@ def _replay(
         reason=reason,
         now=lifecycle.clock(),
         force=force,
+        batch=batch,
     )
     report.skipped += _missed(wanted, [each.event.pk for each in claimed])
     _publish(claimed, settings, registry, report)
@@ -431,7 +437,7 @@ def _found(chunk: Seen, state: State, skipped: list[Skipped]) -> Iterator[Archiv
         else:
             found.append(event)
     # Of these alone the body is looked at, see target(); all of them in one query.
-    unread = [event.pk for event in found if event.reason in _UNREAD]
+    unread = [event.pk for event in found if event.reason in UNREAD]
     full = lifecycle.rows().in_bulk(unread) if unread else {}
     for event in found:
         yield full.get(event.pk, event)
@@ -515,7 +521,8 @@ def _publish(
         answers = _confirmed(messages, settings) if messages else []
     except AmqpEventsError as exc:
         # The Celery app or the broker's URL; nothing was published.
-        _give_back([*back, *(_unpublished(each, str(exc)) for each in sent)], report)
+        away = (_unpublished(each, str(exc), general=True) for each in sent)
+        _give_back([*back, *away], report)
         raise
     confirmed: list[Claimed] = []
     errors: list[PublishError] = []
@@ -525,7 +532,14 @@ def _publish(
         else:
             errors.append(error)
             whys[each.event.pk] = _why(error, message)
-            back.append(_unpublished(each, str(error), known=error.published is False))
+            back.append(
+                _unpublished(
+                    each,
+                    str(error),
+                    known=error.published is False,
+                    general=isinstance(error, _GENERAL),
+                )
+            )
     if confirmed:
         report.published += [each.event.pk for each in confirmed]
         _noted(lambda: lifecycle.published(confirmed, now=_now()))
@@ -540,11 +554,13 @@ def _why(error: PublishError, message: Message) -> str:
     return text.removeprefix("it was not published: ").removeprefix("it: ")
 
 
-def _unpublished(each: Claimed, error: str, *, known: bool = True) -> Unpublished:
+def _unpublished(
+    each: Claimed, error: str, *, known: bool = True, general: bool = False
+) -> Unpublished:
     # What is not known may be on its way: its next replay has the same id. That this try was in
     # vain says nothing about one before.
     unconfirmed = not known or each.replay.publishes > 1
-    return Unpublished(claimed=each, error=error, unconfirmed=unconfirmed)
+    return Unpublished(claimed=each, error=error, unconfirmed=unconfirmed, general=general)
 
 
 def _give_back(

@@ -1,8 +1,9 @@
 """Retention: what is settled leaves the database when it is old; nothing else deletes such a row.
 
 Of the archive events that have succeeded or were discarded, of the outbox those that were
-discarded (what is confirmed goes by itself), of the inbox what no event can ask for any more. In
-batches, oldest first, each in its own short transaction. What a batch found is locked and
+discarded (what is confirmed goes by itself), of the inbox what no event can ask for any more, of
+the replay batches those that ended. In parts, oldest first, each in its own short transaction. What
+a part found is locked and
 looked at again before anything of it goes, so that an event that somebody restored meanwhile
 keeps its row and its history.
 """
@@ -18,7 +19,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import QuerySet
 
-from . import inbox, lifecycle, outbox
+from . import batches, inbox, lifecycle, outbox
 from .commits import check_commits
 from .conf import RetentionSettings, get_settings
 from .models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State
@@ -37,17 +38,19 @@ class Pruned:
         events: their number by state; a state that is kept for ever is missing.
         outbox: discarded events of the outbox.
         inbox: rows of the inbox.
+        batches: replay batches, with what they say of each event.
         stopped: the rest was left because somebody said so.
     """
 
     events: dict[State, int] = field(default_factory=dict)
     outbox: int = 0
     inbox: int = 0
+    batches: int = 0
     stopped: bool = False
 
     @property
     def total(self) -> int:
-        return sum(self.events.values()) + self.outbox + self.inbox
+        return sum(self.events.values()) + self.outbox + self.inbox + self.batches
 
 
 def ages(settings: RetentionSettings) -> dict[State, float]:
@@ -65,6 +68,7 @@ def due(
     service: str,
     outbox_age: float | None = None,
     inbox_age: float | None = None,
+    batch_age: float | None = None,
     now: datetime | None = None,
 ) -> Pruned:
     """Count what :func:`prune` would delete; changes nothing."""
@@ -81,6 +85,8 @@ def due(
         )
     if inbox_age is not None:
         counted.inbox = inbox.due(before=now - timedelta(seconds=inbox_age), service=service)
+    if batch_age is not None:
+        counted.batches = batches.old(service=service, age=batch_age, now=now).count()
     return counted
 
 
@@ -90,6 +96,7 @@ def prune(
     service: str,
     outbox_age: float | None = None,
     inbox_age: float | None = None,
+    batch_age: float | None = None,
     batch_size: int = BATCH,
     now: datetime | None = None,
     progress: Callable[[Pruned], object] = bool,
@@ -105,6 +112,8 @@ def prune(
         service: whose; another one in the same tables keeps its own as long as it wants.
         outbox_age, inbox_age: seconds that discarded events of the outbox and rows of the inbox
             are kept; for ever by default.
+        batch_age: seconds that a replay batch is kept which has ended; for ever by default. With
+            one, drafts that nobody has started go after a day.
         batch_size: rows in one transaction at most.
         now: until when it is counted; once for the whole run, so that it ends.
         progress: called after each batch.
@@ -157,6 +166,14 @@ def prune(
         inbox.prune(
             before=before, service=service, batch_size=batch_size, progress=so_far, stop=ended
         )
+    if batch_age is not None:
+        ended_long_ago = batches.old(service=service, age=batch_age, now=now)
+        while not pruned.stopped and ended_long_ago.exists():
+            if stop():
+                pruned.stopped = True
+                break
+            pruned.batches += batches.forget(ended_long_ago)
+            progress(pruned)
     return pruned
 
 

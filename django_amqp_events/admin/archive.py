@@ -19,14 +19,16 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
+from django.utils.translation import gettext_lazy
 
 from .. import lifecycle, replay
 from ..exceptions import AmqpEventsError
 from ..lifecycle import Seen
-from ..models import ArchivedEvent, Replay, State, visible
+from ..models import ArchivedEvent, Replay, ReplayBatch, State, visible
 from ..replay import Report
 from . import decisions, shown
 from .base import List, Pages, ago, as_file, non_atomic, uuid_of
+from .batches import begin
 from .decisions import DECISIONS, LIMIT, NAMED, Decision, ReasonForm
 from .filters import (
     EventFilter,
@@ -94,6 +96,7 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
     )
     actions = (
         "replay_selected",
+        "background_selected",
         "discard_selected",
         "restore_selected",
         "force_selected",
@@ -121,6 +124,10 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
     def has_restore_permission(self, request: HttpRequest) -> bool:
         """Say whether this user may restore."""
         return self._granted(request, DECISIONS["restore"].permission)
+
+    def has_bulk_replay_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may replay any number in a batch."""
+        return self._granted(request, "bulk_replay_archivedevent")
 
     def _may(self, request: HttpRequest, decision: Decision) -> bool:
         check: Callable[[HttpRequest], bool] = getattr(self, f"has_{decision.right}_permission")
@@ -212,6 +219,23 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
     def replay_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         return self._selected(request, queryset, DECISIONS["replay"])
 
+    @admin.action(
+        description=gettext_lazy("Replay selected events in the background"),
+        permissions=["bulk_replay"],
+    )
+    def background_selected(
+        self, request: HttpRequest, queryset: QuerySet[Any]
+    ) -> HttpResponse | None:
+        """Freeze any number of them in a batch, and show what its replay would do."""
+        return begin(self, request, queryset)
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """Leave out what this site has no page for."""
+        found = super().get_actions(request)
+        if not self.admin_site.is_registered(ReplayBatch):
+            found.pop("background_selected", None)
+        return found
+
     @admin.action(description="Force replay of selected overdue events", permissions=["force"])
     def force_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         return self._selected(request, queryset, DECISIONS["force"])
@@ -242,9 +266,9 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
         if len(seen) > LIMIT:
             messages.error(
                 request,
-                f"More than {LIMIT:,} events are selected. Filter the list, or use "
-                f"`manage.py events_replay`, which takes the same filters, shows its progress "
-                f"and can be limited to a rate.",
+                f"More than {LIMIT:,} events are selected. Filter the list, or replay them in the "
+                f"background: with the action of that name, or `manage.py events_replay "
+                f"--background`, which takes the same filters.",
             )
             return None
         # As Django's form of the actions reads it.

@@ -381,7 +381,7 @@ def timeline(
     for replay in replays:
         steps += _replayed(replay)
     for action in actions:
-        if action.action == ArchiveAction.Action.REPLAY:
+        if action.action == ArchiveAction.Action.REPLAY and action.batch_id is None:
             continue  # the replay itself says so
         what, note = action.get_action_display(), action.reason
         if resolved(action):
@@ -390,7 +390,12 @@ def timeline(
             Step(
                 at=action.at,
                 what=what,
-                who=f"by {line(action.by)}" if action.by else "",
+                who=" ".join(
+                    [
+                        *([f"by {line(action.by)}"] if action.by else []),
+                        *([f"in batch {str(action.batch_id)[:8]}"] if action.batch_id else []),
+                    ]
+                ),
                 note=visible(note, TEXT),
             )
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -154,6 +157,16 @@ def moment(option: str, text: str, now: datetime) -> datetime:
             f"{option} is {text!r}; it is a time such as 2026-11-20, 2026-11-20T13:30 or "
             f"2026-11-20T13:30+01:00, or an age such as 45m, 2h, 3d"
         ) from exc
+
+
+def who(command: str) -> str:
+    """Say who runs a command, for the audit."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        # A container's user may have no name.
+        user = str(os.getuid())
+    return f"{command} ({user}@{socket.gethostname()})"
 
 
 def number(count: int, noun: str) -> str:

@@ -199,6 +199,8 @@ class Browser:
 
     def __init__(self, address: str, cookies: http.cookiejar.CookieJar | None = None) -> None:
         self.address = address
+        #: The path that the last answer is of, after redirects.
+        self.last = ""
         self.cookies = http.cookiejar.CookieJar()
         for cookie in cookies or ():
             self.cookies.set_cookie(cookie)
@@ -207,6 +209,7 @@ class Browser:
     def open(self, path: str, form: dict[str, str] | None = None) -> Page:
         data = urlencode(form).encode() if form is not None else None
         with self._opener.open(f"{self.address}{path}", data, timeout=60) as answer:
+            self.last = answer.url.removeprefix(self.address).partition("?")[0]
             return Page(answer.read().decode())
 
 

@@ -757,7 +757,7 @@ def test_too_many_at_once_are_told_of_the_command(ada, monkeypatch):
     response = ada.post(
         url("changelist"), select(rows[:1], "replay", select_across="1"), follow=True
     )
-    assert "`manage.py events_replay`" in said(response)[0]
+    assert "`manage.py events_replay --background`" in said(response)[0]
 
 
 def test_selected_events_that_left_the_list_are_counted(ada):

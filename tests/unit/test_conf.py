@@ -243,7 +243,7 @@ def test_wrong_values(keys: dict[str, Any]) -> None:
 def test_wrong_retention_deletes_nothing() -> None:
     """Whoever reads settings in spite of their errors must not delete on a guess."""
     wrong = parse({"SERVICE": "a", "RETENTION": 5})[0].retention
-    assert wrong == RetentionSettings(succeeded=None, discarded=None, inbox=None)
+    assert wrong == RetentionSettings(succeeded=None, discarded=None, inbox=None, batches=None)
     kept, problems = parse({"SERVICE": "a", "RETENTION": {"INBOX": timedelta(days=29)}})
     assert kept.retention == RetentionSettings(inbox=None)
     assert [(p.code, p.hint) for p in problems] == [
@@ -252,6 +252,8 @@ def test_wrong_retention_deletes_nothing() -> None:
     for value, seconds in ((None, None), (timedelta(days=30), 2_592_000.0), (4e6, 4e6)):
         kept, problems = parse({"SERVICE": "a", "RETENTION": {"INBOX": value}})
         assert (kept.retention.inbox, problems) == (seconds, ())
+    assert parse({"SERVICE": "a", "RETENTION": {"BATCHES": None}})[0].retention.batches is None
+    assert problem(RETENTION={"BATCHES": "old"}).code == "E003"
     assert problem(RETENTION={"ARCHIVED": 5}).code == "E002"
 
 

@@ -21,7 +21,8 @@ actions go with it; task results stay. What is queued or replaying is never
 deleted, and what is archived only with --archived. Of the outbox goes what was
 discarded; what waits there is never deleted. A row of the inbox goes when its
 handler has handled the event so long ago, but not while the event is in the
-archive.
+archive. A replay batch goes when it ended so long ago, or was made a day ago and
+never started.
 
 exit codes:
   0  everything that was due is deleted (--dry-run: counted)
@@ -55,6 +56,11 @@ class Command(ArchiveCommand):
             metavar="AGE",
             help="Delete rows of the inbox whose event was handled longer ago: 30d at the least "
             "(default: 30d, or RETENTION, or twice the longest retry schedule).",
+        )
+        parser.add_argument(
+            "--batches",
+            metavar="AGE",
+            help="Delete replay batches that ended longer ago (default: 90d, or RETENTION).",
         )
         parser.add_argument(
             "--service",
@@ -91,9 +97,17 @@ class Command(ArchiveCommand):
             inbox_age = self._inbox_age(settings.retention.inbox, options["inbox"])
             service = archive.service("--service", options["service"] or settings.service)
             outbox_age = kept.get(State.DISCARDED)
+            batch_age = settings.retention.batches
+            if options["batches"] is not None:
+                never = options["batches"] == "never"
+                batch_age = None if never else archive.age("--batches", options["batches"])
             if options["dry_run"]:
                 pruned = retention.due(
-                    kept, service=service, outbox_age=outbox_age, inbox_age=inbox_age
+                    kept,
+                    service=service,
+                    outbox_age=outbox_age,
+                    inbox_age=inbox_age,
+                    batch_age=batch_age,
                 )
             else:
                 pruned = retention.prune(
@@ -101,12 +115,13 @@ class Command(ArchiveCommand):
                     service=service,
                     outbox_age=outbox_age,
                     inbox_age=inbox_age,
+                    batch_age=batch_age,
                     batch_size=options["batch_size"],
                     progress=lambda so_far: self.progress(f"{so_far.total} deleted so far"),
                     stop=self.stopped,
                 )
         code = 1 if pruned.stopped else 0
-        self._print(pruned, kept, inbox_age, code, dry_run=options["dry_run"])
+        self._print(pruned, kept, inbox_age, batch_age, code, dry_run=options["dry_run"])
         if code:
             sys.exit(code)
 
@@ -130,6 +145,7 @@ class Command(ArchiveCommand):
         pruned: Pruned,
         kept: dict[State, float],
         inbox_age: float | None,
+        batch_age: float | None,
         code: int,
         *,
         dry_run: bool,
@@ -150,6 +166,7 @@ class Command(ArchiveCommand):
                 ],
                 "outbox": {"kept_seconds": outbox_age, "events": pruned.outbox},
                 "inbox": {"kept_seconds": inbox_age, "rows": pruned.inbox},
+                "batches": {"kept_seconds": batch_age, "batches": pruned.batches},
             }
             self.stdout.write(json.dumps(document, indent=2))
             return
@@ -165,6 +182,7 @@ class Command(ArchiveCommand):
         for name, age, what in (
             ("outbox", outbox_age, number(pruned.outbox, "discarded event")),
             ("inbox", inbox_age, number(pruned.inbox, "row")),
+            ("batches", batch_age, f"{pruned.batches} replay batch" + "es" * (pruned.batches != 1)),
         ):
             told = "kept for ever" if age is None else f"{what} {done}, kept {_age(age)}"
             self.tell(f"{name:<10} {told}")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import getpass
 import json
-import os
-import socket
 import sys
 import time
 from argparse import ArgumentParser
@@ -20,7 +17,7 @@ from uuid import UUID
 from django.db import DatabaseError
 from django.db.models import F, Q
 
-from django_amqp_events import conf, lifecycle, replay
+from django_amqp_events import batches, conf, lifecycle, replay
 from django_amqp_events.management import archive
 from django_amqp_events.management.archive import ArchiveCommand, number
 from django_amqp_events.models import ArchivedEvent, Replay, State
@@ -132,6 +129,24 @@ class Command(ArchiveCommand):
             help="Wait so long for the outcomes; a mirror has to run.",
         )
         parser.add_argument(
+            "--background",
+            action="store_true",
+            help="Make a batch of what fits and leave it to events_batches; needs --comment.",
+        )
+        parser.add_argument(
+            "--canary",
+            type=int,
+            metavar="N",
+            help="With --background: N first, the others when all of these have succeeded.",
+        )
+        parser.add_argument(
+            "--pause-at",
+            type=int,
+            metavar="PERCENT",
+            help=f"With --background: pause when so many of the last {batches.WINDOW} outcomes "
+            f"are failures (default: {batches.THRESHOLD}; 0: never).",
+        )
+        parser.add_argument(
             "--dry-run", action="store_true", help="Say what would go where, change nothing."
         )
         parser.add_argument(
@@ -147,6 +162,9 @@ class Command(ArchiveCommand):
             self._check_handlers(filters["handlers"])
             self._check_reasons(filters["reasons"])
             options["ids"] = [self._whole(each) for each in options["ids"]]
+            if options["background"]:
+                self._begin(options, filters)
+                return
             seen = self._freeze(options, filters, tally)
             if options["dry_run"]:
                 handlers = self._examine(seen, tally, force=options["force"])
@@ -196,9 +214,30 @@ class Command(ArchiveCommand):
             value = options[name]
             if value is not None and not 0 < value <= 1_000_000:
                 raise archive.wrong(f"--{name} is a number above 0, and at most 1000000")
+        self._check_background(options)
         if options["dry_run"] and options["wait"] is not None:
             raise archive.wrong("--dry-run publishes nothing that --wait could wait for")
         return filters
+
+    def _check_background(self, options: Mapping[str, Any]) -> None:
+        if not options["background"]:
+            for name in ("canary", "pause_at"):
+                if options[name] is not None:
+                    raise archive.wrong(f"--{name.replace('_', '-')} is for --background")
+            return
+        for name in ("force", "dry_run", "wait"):
+            if options[name]:
+                raise archive.wrong(f"--background goes without --{name.replace('_', '-')}")
+        try:
+            batches.check(
+                reason=options["comment"],
+                rate=options["rate"],
+                canary=options["canary"],
+                threshold=_threshold(options),
+            )
+        except ValueError as exc:
+            hint = "" if options["comment"].strip() else "; say it with --comment"
+            raise archive.wrong(f"{exc}{hint}") from exc
 
     def _check_handlers(self, names: Iterable[str]) -> None:
         """Refuse a name that neither the project nor the archive knows: nothing would fit."""
@@ -289,6 +328,56 @@ class Command(ArchiveCommand):
             tally.skipped.append(Skipped(id=event.pk, title=str(event), why=why))
         tally.missing += [each for each in ids if not known & {each, _plain(each)}]
 
+    def _begin(self, options: Mapping[str, Any], filters: Mapping[str, Any]) -> None:
+        """Leave what fits to a runner."""
+        found = replay.select(ids=options["ids"], **filters)
+        found = found.filter(service=conf.get_settings().service)
+        if options["limit"] is not None:
+            found = found.order_by("last_failed_at", "pk")[: options["limit"]]
+        words = [
+            *options["ids"][:3],
+            *(f"{name} {value}" for name, value in filters.items() if value),
+        ]
+        by = archive.who("events_replay")
+        batch = batches.freeze(
+            found,
+            by=by,
+            title=", ".join(words) or "all that is archived",
+            # Ids and a limit are no filter that could find new ones.
+            criteria=None if options["ids"] or options["limit"] is not None else filters,
+        )
+        if batch.total:
+            batches.start(
+                batch.pk,
+                by=by,
+                reason=options["comment"],
+                rate=options["rate"],
+                canary=options["canary"],
+                threshold=_threshold(options),
+            )
+        else:
+            batches.cancel(batch.pk, by=by)
+        if self.json:
+            self.stdout.write(
+                json.dumps(
+                    {
+                        "version": archive.FORMAT,
+                        "result": "begun" if batch.total else "nothing",
+                        "exit_code": 0,
+                        "fits": batch.total,
+                        "batch": str(batch.pk),
+                    },
+                    indent=2,
+                )
+            )
+        elif not batch.total:
+            self.tell("nothing to replay: no archived event fits")
+        else:
+            self.tell(
+                f"{number(batch.total, 'event')} in batch {batch.pk}; events_batches replays them, "
+                f"and `events_batches show {str(batch.pk)[:8]}` says how far it is"
+            )
+
     # -- doing --------------------------------------------------------------------------------
 
     def _examine(
@@ -308,7 +397,7 @@ class Command(ArchiveCommand):
     def _replay(self, seen: Mapping[UUID, int], options: Mapping[str, Any], tally: Tally) -> None:
         rate: float | None = options["rate"]
         tally.waited = options["wait"] is not None
-        by, began, done = _by(), time.monotonic(), 0
+        by, began, done = archive.who("events_replay"), time.monotonic(), 0
         # Short chunks where it is slow, so that the rate is even and Ctrl-C waits for few.
         size = replay.CHUNK if rate is None else max(1, min(replay.CHUNK, int(rate)))
         for part in _parts(list(seen), size):
@@ -468,6 +557,11 @@ def _document(
     return document
 
 
+def _threshold(options: Mapping[str, Any]) -> int | None:
+    percent = options["pause_at"]
+    return batches.THRESHOLD if percent is None else percent or None
+
+
 def _left(each: Skipped) -> dict[str, str]:
     return {"id": str(each.id), "title": each.title, "why": each.why}
 
@@ -511,13 +605,3 @@ def _uuid(text: str) -> UUID | None:
         return UUID(text)
     except ValueError:
         return None
-
-
-def _by() -> str:
-    """Say who runs the command."""
-    try:
-        user = getpass.getuser()
-    except (ImportError, KeyError, OSError):
-        # A container's user may have no name.
-        user = str(os.getuid())
-    return f"events_replay ({user}@{socket.gethostname()})"

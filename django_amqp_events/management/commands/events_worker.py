@@ -23,8 +23,9 @@ class Command(BaseCommand):
 
     help = (
         "Start a Celery worker for the event handlers of this service, and beside it its reaper, "
-        "the mirror of its archive and the relay of its outbox. What stands behind -- is handed to "
-        "`celery worker` as it is. Exit code: that of the Celery worker; 1 where it cannot start."
+        "the mirror of its archive, the relay of its outbox and the runner of its batches. What "
+        "stands behind -- is handed to `celery worker` as it is. Exit code: that of the "
+        "Celery worker; 1 where it cannot start."
     )
     # The worker's own start says what is wrong, and two of the errors are about settings that
     # this command sets for its own process.
@@ -61,6 +62,11 @@ class Command(BaseCommand):
             "--no-mirror",
             action="store_true",
             help="do not run events_mirror beside the worker",
+        )
+        parser.add_argument(
+            "--no-batches",
+            action="store_true",
+            help="do not run events_batches beside the worker",
         )
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -107,6 +113,8 @@ class Command(BaseCommand):
             commands.append(["events_mirror", "--verbosity", str(options["verbosity"])])
         if not options["no_relay"]:
             commands.append(["events_relay", "--verbosity", str(options["verbosity"])])
+        if not options["no_batches"]:
+            commands.append(["events_batches", "--verbosity", str(options["verbosity"])])
         if not options["no_reaper"]:
             commands.append(["events_reaper", "--loglevel", options["loglevel"]])
         return Children(*commands)

@@ -1,0 +1,143 @@
+"""A batch from freezing to the last event published: events per second, and the memory it takes.
+
+``python -m benchmarks.batches [--events 100000] [--body 5000]``: a private broker, and an archive
+in PostgreSQL. Prints how long freezing, the dry run and publishing took, and the largest memory of
+the process (VmHWM, MiB) after each, beside what it was before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import django
+from celery import Celery
+from django.conf import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+settings.configure(
+    SECRET_KEY="of a benchmark",
+    USE_TZ=True,
+    INSTALLED_APPS=["django_amqp_events"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    AMQP_EVENTS={
+        "SERVICE": "bench",
+        "AUTODISCOVER": [],
+        "HANDLERS": {"one": {"EVENTS": ["bench.happened"], "HANDLER": f"{__name__}.handle"}},
+    },
+)
+app = Celery("batches", broker=os.environ.get("AMQP_URL", "amqp://"))
+app.set_default()
+django.setup()
+
+
+def handle(**_: Any) -> None:
+    """Is never called: there is no worker."""
+
+
+def peak() -> float:
+    """The largest resident memory so far, in MiB."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def fill(number: int, size: int) -> None:
+    from django_amqp_events.models import ArchivedEvent
+
+    now, body = datetime.now(UTC), b'[[],{"note":"%s"},{}]' % (b"x" * size)
+    for start in range(0, number, 500):
+        ArchivedEvent.objects.bulk_create(
+            ArchivedEvent(
+                id=uuid4(), service="bench", handler="one", queue="bench.one",
+                name="bench.happened", event_id=str(uuid4()), source="shop", first_failed_at=now,
+                last_failed_at=now, mirrored_at=now, state_since=now, reason="exhausted",
+                body=body, body_size=len(body), headers_raw=b"", content_type="application/json",
+                content_encoding="utf-8",
+            )
+            for _ in range(min(500, number - start))
+        )  # fmt: skip
+
+
+def run(number: int) -> None:
+    from django_amqp_events import batches, conf, dryrun, lifecycle
+    from django_amqp_events.runner import Runner
+
+    print(f"{'':10}  seconds  events/s  peak MiB")
+
+    def tell(what: str, began: float) -> None:
+        took = time.monotonic() - began
+        print(f"{what:10}  {took:7.1f}  {number / took:8.0f}  {peak():8.0f}", flush=True)
+
+    print(f"{'before':10}  {'':7}  {'':8}  {peak():8.0f}", flush=True)
+    began = time.monotonic()
+    batch = batches.freeze(lifecycle.rows(), by="benchmark")
+    tell("frozen", began)
+    began = time.monotonic()
+    plan = dryrun.examine(batch)
+    tell("dry run", began)
+    if plan["eligible"] != number:
+        raise SystemExit(f"{plan['eligible']} of {number} events can be replayed")
+    batches.start(batch.pk, by="benchmark", reason="a benchmark")
+    began = time.monotonic()
+    # Nobody handles them: it ends when all are published.
+    runner = Runner(
+        app=app, settings=conf.get_settings(), stop=lambda: runner.published >= number, tell=print
+    )
+    runner.run()
+    tell("published", began)
+    began = time.monotonic()
+    counts = batches.count(batch.pk)
+    tell("counted", began)
+    if counts["published"] != number:
+        raise SystemExit(f"{counts} of {number} events")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--events", type=int, default=100_000, help="in the batch (100000)")
+    parser.add_argument("--body", type=int, default=5_000, help="bytes of each (5000)")
+    options = parser.parse_args()
+    from django.core.management import call_command
+    from django.db import connections
+    from postgresql import Postgres
+
+    from broker import Node
+    from django_amqp_events import broker, conf, provisioning, registry, topology
+
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node.start(Path(folder) / "broker")
+        server = Postgres.start()
+        try:
+            app.conf.broker_url = node.amqp_url("/")
+            raw, declared = conf.get_settings(), registry.get_registry()
+            provisioning.declare(app, raw, topology.build(raw, declared))
+            entry = {
+                "ENGINE": "django.db.backends.postgresql", "NAME": "postgres",
+                "HOST": server.HOST, "PORT": str(server.port), "USER": server.USER,
+            }  # fmt: skip
+            connections["default"].close()
+            del connections["default"]
+            configured = connections.configure_settings({"default": entry})
+            connections.databases["default"] = configured["default"]
+            call_command("migrate", verbosity=0)
+            fill(options.events, options.body)
+            run(options.events)
+            connections["default"].close()
+        finally:
+            broker.close_pools()
+            server.end()
+            node.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,528 @@
+"""Replay batches: what one would do, how far it is, pause, resume, cancel, what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext
+
+from .. import batches, dryrun, lifecycle
+from ..exceptions import AmqpEventsError
+from ..models import ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchEvent, visible
+from . import shown
+from .base import List, Pages, ago, uuid_of
+from .filters import TimeFilter
+from .shown import line
+
+#: Events on one page of a batch's events.
+EVENTS: Final = 100
+#: Steps of a batch's history that its page shows, the newest.
+STEPS: Final = 100
+#: Seconds after which a page that follows a batch is asked for again.
+FOLLOW: Final = 5
+#: The permission that every button here asks for.
+PERMISSION: Final = "django_amqp_events.bulk_replay_archivedevent"
+
+_TEMPLATES = "admin/django_amqp_events/replaybatch"
+_State = ReplayBatch.State
+_Event = ReplayBatchEvent.State
+#: The parts of the bar, in this order; the rest of it waits.
+_PARTS: Final = (
+    _Event.SUCCEEDED,
+    _Event.FAILED,
+    _Event.UNCONFIRMED,
+    _Event.RETURNED,
+    _Event.SKIPPED,
+    _Event.PUBLISHED,
+    _Event.QUEUED,
+)
+
+
+class StartForm(forms.Form):
+    """How a batch is to run."""
+
+    reason = forms.CharField(
+        label=gettext_lazy("Reason"),
+        max_length=1_000,
+        widget=forms.Textarea(attrs={"rows": 2}),
+        help_text=gettext_lazy("It stands with your name in the history of each event."),
+    )
+    rate = forms.FloatField(
+        label=gettext_lazy("Events per second, at most"),
+        required=False,
+        min_value=batches.RATES[0],
+        max_value=batches.RATES[1],
+        help_text=gettext_lazy("Empty: as fast as it goes."),
+    )
+    canary = forms.IntegerField(
+        label=gettext_lazy("Try so many first"),
+        required=False,
+        min_value=1,
+        max_value=1_000_000,
+        help_text=gettext_lazy(
+            "The others follow by themselves when all of these have succeeded. If one fails "
+            "again, the batch pauses. Empty: all at once."
+        ),
+    )
+    threshold = forms.IntegerField(
+        label=gettext_lazy("Pause when so many percent fail again"),
+        required=False,
+        min_value=1,
+        max_value=100,
+        initial=batches.THRESHOLD,
+        help_text=gettext_lazy("Of the last 50 outcomes. Empty: never."),
+    )
+
+
+class StateFilter(admin.SimpleListFilter):
+    """Each state is read from an index."""
+
+    title = gettext_lazy("state")
+    parameter_name = "state"
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, Any]]:
+        return list(_State.choices)
+
+    def queryset(
+        self, request: HttpRequest, queryset: QuerySet[ReplayBatch]
+    ) -> QuerySet[ReplayBatch]:
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        return queryset.filter(state=chosen) if chosen in _State.values else queryset.none()
+
+
+class BatchList(List):
+    """The newest first, and in no other order."""
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        """Return the order that an index has."""
+        return ["-created_at", "-pk"]
+
+
+class ReplayBatchAdmin(Pages[ReplayBatch]):
+    """Shows batches; they change only by the buttons of their pages.
+
+    A batch is made in the list of archived events; see
+    :meth:`django_amqp_events.admin.ArchivedEventAdmin.background_selected`.
+    """
+
+    list_display = ("what", "standing", "progress", "asked", "age")
+    list_display_links = ("what",)
+    list_filter = (StateFilter,)
+    sortable_by = ()
+    actions = None
+
+    # -- who may do what
+
+    def has_view_permission(self, request: HttpRequest, obj: ReplayBatch | None = None) -> bool:
+        """Say whether this user may see batches: they name archived events."""
+        if not request.user.has_perm(f"{self.opts.app_label}.view_archivedevent"):
+            return False
+        return super().has_view_permission(request, obj) or self.has_run_permission(request)
+
+    def has_run_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may start, pause, resume and cancel."""
+        return request.user.has_perm(PERMISSION)
+
+    # -- the list
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ReplayBatch]:
+        """Return the batches without what is large, read where they are written."""
+        return super().get_queryset(request).using(lifecycle.database()).defer("plan", "criteria")
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return BatchList
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        return super().changelist_view(
+            request, {"title": _("Replay batches"), **(extra_context or {})}
+        )
+
+    @admin.display(description=gettext_lazy("events"))
+    def what(self, batch: ReplayBatch) -> str:
+        return format_html(
+            '<span class="ae-what">{}</span> <span class="ae-quiet">{}</span>',
+            line(batch.title) or _("replay batch"),
+            line(batch.reason, 120),
+        )
+
+    @admin.display(description=gettext_lazy("state"))
+    def standing(self, batch: ReplayBatch) -> str:
+        return format_html(
+            '<span class="ae-state ae-batch-{}">{}</span> <span class="ae-quiet">{}</span>',
+            batch.state,
+            batch.get_state_display(),
+            line(batch.note, 160),
+        )
+
+    @admin.display(description=gettext_lazy("progress"))
+    def progress(self, batch: ReplayBatch) -> str:
+        return format_html(
+            '{} <span class="ae-quiet">{}</span>',
+            bar(batch),
+            _("{through} of {total}; {failed} failed again").format(
+                through=f"{batch.through:,}", total=f"{batch.total:,}", failed=f"{batch.failed:,}"
+            ),
+        )
+
+    @admin.display(description=gettext_lazy("by"))
+    def asked(self, batch: ReplayBatch) -> str:
+        return line(batch.started_by or batch.created_by)
+
+    @admin.display(description=gettext_lazy("made"))
+    def age(self, batch: ReplayBatch) -> str:
+        return ago(batch.created_at, datetime.now(UTC))
+
+    # -- addresses
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        view = self.admin_site.admin_view
+        return [
+            path("<uuid:pk>/events/", view(self.events_view), name=f"{name}_events"),
+            *(
+                path(f"<uuid:pk>/{act}/", view(self._view(act)), name=f"{name}_{act}")
+                for act in ("start", "look", "pause", "resume", "cancel")
+            ),
+            *super().get_urls(),
+        ]
+
+    # -- one batch
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Show one batch: the dry run of a draft, else how far it is."""
+        if request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+        pk = uuid_of(unquote(object_id))
+        batch = self.get_queryset(request).defer(None).filter(pk=pk).first() if pk else None
+        if batch is None:
+            return self._missing(request, unquote(object_id))
+        if not self.has_view_permission(request, batch):
+            raise PermissionDenied
+        return self._page(request, batch, extra=extra_context)
+
+    def _missing(self, request: HttpRequest, text: object) -> HttpResponse:
+        messages.warning(request, _("There is no replay batch {id}.").format(id=line(text, 60)))
+        return HttpResponseRedirect(self._url("changelist", filters=self._filters(request)))
+
+    def _page(
+        self,
+        request: HttpRequest,
+        batch: ReplayBatch,
+        form: StartForm | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> HttpResponse:
+        now = datetime.now(UTC)
+        draft = batch.state == _State.DRAFT
+        new = batches.fresh(batch) if draft or batch.open else None
+        follow = batch.open and request.GET.get("follow") == "1"
+        history = ReplayBatchAction.objects.using(lifecycle.database()).filter(batch=batch)
+        context = {
+            **self.admin_site.each_context(request),
+            "title": line(batch.title) or _("Replay batch"),
+            "subtitle": None,
+            "opts": self.opts,
+            "media": self.media,
+            "batch": batch,
+            "draft": draft,
+            "may": self.has_run_permission(request),
+            "form": form or StartForm(),
+            "plan": batch.plan or {},
+            "plan_age": _since((batch.plan or {}).get("at"), now),
+            "new": new,
+            "new_more": new is not None and new > batches.COUNTED,
+            "bar": bar(batch),
+            "counts": [
+                (each, each.label, getattr(batch, each.value), self._events(batch, each.value))
+                for each in _Event
+                if getattr(batch, each.value)
+            ],
+            "counted": shown.age(batch.counted_at, now) if batch.counted_at else "",
+            "idle": batch.state == _State.RUNNING
+            and (batch.leased_until is None or batch.leased_until < now),
+            "left": [] if draft else self._left(batch),
+            "history": [
+                {
+                    "at": step.at,
+                    "what": step.get_action_display(),
+                    "by": line(step.by) or _("by itself"),
+                    "note": visible(step.note, shown.TEXT),
+                }
+                for step in history.order_by("-at", "-pk")[:STEPS]
+            ],
+            "made_by": line(batch.created_by),
+            "started_by": line(batch.started_by),
+            "reason": visible(batch.reason, shown.TEXT),
+            "note": visible(batch.note, shown.TEXT),
+            "urls": {
+                act: self._url(act, batch.pk)
+                for act in ("start", "look", "pause", "resume", "cancel", "events", "history")
+            },
+            "list_url": self._url("changelist", filters=self._filters(request)),
+            "page_url": self._url("change", batch.pk),
+            "follow_url": self._url("change", batch.pk, follow="1"),
+            "follow": follow,
+            "seconds": FOLLOW,
+            **(extra or {}),
+        }
+        request.current_app = self.admin_site.name
+        response = TemplateResponse(request, f"{_TEMPLATES}/detail.html", context)
+        if follow:
+            # Only for who has asked for it: a page that goes away by itself is hard to read aloud.
+            response["Refresh"] = str(FOLLOW)
+        return response
+
+    def _left(self, batch: ReplayBatch) -> list[dict[str, Any]]:
+        return [
+            {
+                "state": _Event(each.state).label,
+                "why": visible(each.why, 500),
+                "count": each.count,
+                "url": self._event_url(each.first),
+            }
+            for each in batches.left(batch.pk)
+        ]
+
+    def _events(self, batch: ReplayBatch, state: str) -> str:
+        return self._url("events", batch.pk, state=state)
+
+    def _event_url(self, pk: object) -> str:
+        """Return the page of an archived event, ``""`` where this site has none."""
+        if not pk or not self.admin_site.is_registered(ArchivedEvent):
+            return ""
+        return reverse(
+            "admin:django_amqp_events_archivedevent_change",
+            args=[pk],
+            current_app=self.admin_site.name,
+        )
+
+    def events_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """Name the events of a batch, all or those in one state, a page at a time."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        batch = self.get_queryset(request).filter(pk=pk).first()
+        if batch is None:
+            return self._missing(request, pk)
+        state = request.GET.get("state", "")
+        found = batches.events(pk).order_by("pk")
+        if state in _Event.values:
+            found = found.filter(state=state)
+        after = request.GET.get("after", "")
+        if after.isascii() and after.isdigit() and len(after) < 19:
+            found = found.filter(pk__gt=int(after))
+        rows = list(found[: EVENTS + 1])
+        more, rows = len(rows) > EVENTS, rows[:EVENTS]
+        # The row of an event may be gone: what the batch says of it stays.
+        named = {
+            event.pk: event
+            for event in lifecycle.rows()
+            .filter(pk__in=[row.event_id for row in rows])
+            .defer("body", "headers_raw", "detail")
+        }
+        query = {"state": state} if state in _Event.values else {}
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Events of the batch"),
+            "subtitle": None,
+            "opts": self.opts,
+            "media": self.media,
+            "batch_title": line(batch.title) or _("Replay batch"),
+            "state": _Event(state).label if query else "",
+            "events": [
+                {
+                    "name": line(event.name)
+                    if (event := named.get(row.event_id))
+                    else _("deleted"),
+                    "id": line(event.event_id) if event else str(row.event_id),
+                    "handler": line(event.handler) if event else "",
+                    "url": self._event_url(row.event_id) if event else "",
+                    "state": row.get_state_display(),
+                    "why": visible(row.why, 500),
+                }
+                for row in rows
+            ],
+            "next_url": self._url("events", pk, **query, after=str(rows[-1].pk)) if more else "",
+            "page_url": self._url("change", pk),
+            "list_url": self._url("changelist"),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, f"{_TEMPLATES}/events.html", context)
+
+    def _named(self, row: ReplayBatchEvent, event: ArchivedEvent | None) -> dict[str, str]:
+        if event is None:
+            return {"name": _("deleted"), "id": str(row.event_id), "handler": "", "url": ""}
+        return {
+            "name": line(event.name),
+            "id": line(event.event_id),
+            "handler": line(event.handler),
+            "url": self._event_url(event.pk),
+        }
+
+    # -- the buttons
+
+    def _view(self, act: str) -> Callable[..., HttpResponse]:
+        def view(request: HttpRequest, pk: UUID) -> HttpResponse:
+            if not self.has_view_permission(request) or not self.has_run_permission(request):
+                raise PermissionDenied
+            batch = self.get_queryset(request).defer(None).filter(pk=pk).first()
+            if batch is None:
+                return self._missing(request, pk)
+            if request.method == "POST":
+                try:
+                    return self._act(request, batch, act)
+                except AmqpEventsError as exc:
+                    messages.error(request, visible(exc, 1_000))
+            return HttpResponseRedirect(self._url("change", pk))
+
+        return view
+
+    def _act(self, request: HttpRequest, batch: ReplayBatch, act: str) -> HttpResponse:
+        by = request.user.get_username()
+        if act == "look":
+            if batch.state == _State.DRAFT:
+                dryrun.examine(batch)
+            return HttpResponseRedirect(self._url("change", batch.pk))
+        if act == "start":
+            form = StartForm(request.POST)
+            if not form.is_valid():
+                return self._page(request, batch, form)
+            done = batches.start(batch.pk, by=by, **form.cleaned_data)
+            said = _("Started: {reason}").format(reason=form.cleaned_data["reason"])
+        else:
+            run = {"pause": batches.pause, "resume": batches.resume, "cancel": batches.cancel}[act]
+            done = run(batch.pk, by=by)
+            said = {"pause": _("Paused"), "resume": _("Resumed"), "cancel": _("Cancelled")}[act]
+        if done:
+            self.log_change(request, batch, said)
+            messages.success(request, said)
+        else:
+            batch.refresh_from_db(fields=["state"])
+            messages.warning(
+                request,
+                _(
+                    "Nothing was done: the batch is {state}. Somebody else, or another tab, was "
+                    "faster."
+                ).format(state=batch.get_state_display()),
+            )
+        return HttpResponseRedirect(self._url("change", batch.pk))
+
+
+def bar(batch: ReplayBatch) -> SafeString:
+    """Draw how far a batch is; widths are attributes, so a strict policy lets it be."""
+    parts: list[SafeString] = []
+    at = 0.0
+    for each in _PARTS:
+        width = 100 * getattr(batch, each.value) / batch.total if batch.total else 0.0
+        if width:
+            parts.append(
+                format_html(
+                    '<rect class="ae-part-{}" x="{}" y="0" width="{}" height="6"/>',
+                    each.value,
+                    f"{at:.2f}",
+                    f"{width:.2f}",
+                )
+            )
+        at += width
+    return format_html(
+        '<svg class="ae-bar" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" '
+        'aria-label="{}">{}</svg>',
+        _("{through} of {total} events are through").format(
+            through=batch.through, total=batch.total
+        ),
+        SafeString("").join(parts),
+    )
+
+
+def _since(value: object, now: datetime) -> str:
+    found = shown.moment(value)
+    return shown.age(found, now) if found is not None else ""
+
+
+# -- making one, in the list of archived events ---------------------------------------------
+
+
+def begin(
+    pages: Pages[ArchivedEvent], request: HttpRequest, queryset: QuerySet[ArchivedEvent]
+) -> HttpResponse | None:
+    """Freeze what an action was called for, and show what its replay would do."""
+    # As Django's form of the actions reads it.
+    across = request.POST.get("select_across", "").lower() not in ("", "0", "false")
+    chosen = {
+        name: value
+        for name in ("state", "handler", "event", "exception", "reason", "failed", SEARCH_VAR)
+        if (value := request.GET.get(name)) is not None
+    }
+    if across:
+        words = ", ".join(f"{name} {value}" for name, value in chosen.items() if value)
+        title = _("All with {filters}").format(filters=words) if words else _("All that is open")
+    else:
+        title = ""
+    try:
+        batch = batches.freeze(
+            queryset,
+            by=request.user.get_username(),
+            title=line(title, 255),
+            criteria=criteria_of(chosen) if across else None,
+        )
+        dryrun.examine(batch)
+    except AmqpEventsError as exc:
+        messages.error(request, visible(exc, 1_000))
+        return None
+    if not title:
+        title = ngettext("{count} selected event", "{count} selected events", batch.total)
+        batches.rows().filter(pk=batch.pk).update(title=title.format(count=batch.total))
+    url = reverse(
+        "admin:django_amqp_events_replaybatch_change",
+        args=[batch.pk],
+        current_app=pages.admin_site.name,
+    )
+    return HttpResponseRedirect(url)
+
+
+def criteria_of(chosen: Mapping[str, str]) -> dict[str, Any] | None:
+    """Read the filters of the list as ``select()`` takes them; ``None`` for a search."""
+    if chosen.get(SEARCH_VAR, "").strip():
+        return None
+    names = {
+        "handler": "handlers",
+        "event": "events",
+        "exception": "exceptions",
+        "reason": "reasons",
+    }
+    found: dict[str, Any] = {key: [chosen[name]] for name, key in names.items() if name in chosen}
+    now, failed = lifecycle.clock(), chosen.get("failed", "")
+    if failed in TimeFilter.NEWER:
+        found["since"] = now - _delta(TimeFilter.NEWER[failed])
+    elif failed in TimeFilter.OLDER:
+        found["until"] = now - _delta(TimeFilter.OLDER[failed])
+    return found
+
+
+def _delta(entry: tuple[str, timedelta]) -> timedelta:
+    return entry[1]

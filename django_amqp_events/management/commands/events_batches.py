@@ -1,0 +1,203 @@
+"""``manage.py events_batches``: run batches of replays in the background, look at them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from argparse import ArgumentParser
+from types import FrameType
+from typing import Any, Final
+from uuid import UUID
+
+from django.core.management.base import CommandError
+from django.db import DatabaseError, InterfaceError
+
+from django_amqp_events import batches, broker, conf
+from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.management import archive
+from django_amqp_events.management.base import BrokerCommand
+from django_amqp_events.models import ReplayBatch, ReplayBatchEvent
+from django_amqp_events.runner import Runner
+
+#: Batches that are listed at most.
+LISTED: Final = 50
+#: Version of what ``--format json`` prints.
+FORMAT: Final = 1
+
+_EPILOG = """
+without an action it runs batches until it is stopped; any number may run at
+once. With one it does that and ends:
+  list            the batches of this service, the newest first
+  show ID         one of them, and why events were not replayed
+  pause ID        nothing more of it is published (a chunk may be on its way)
+  resume ID       it goes on
+  cancel ID       it ends; what waits stays in the archive
+Of an id the first characters are enough that fit one batch alone.
+
+exit codes:
+  0  stopped (SIGTERM, SIGINT); with --until-done no batch runs any more; or the
+     action is done
+  1  AMQP_EVENTS is wrong, an argument is, or the batch is in another state
+
+A broker or a database that is away is waited for, and said so.
+"""
+
+
+class Command(BrokerCommand):
+    """A shell on :class:`django_amqp_events.runner.Runner` and on `batches`."""
+
+    help = (
+        "Run batches of replays, which were made in the admin or with events_replay --background. "
+        "Run by events_worker."
+    )
+    epilog = _EPILOG
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "action",
+            nargs="?",
+            default="run",
+            choices=("run", "list", "show", "pause", "resume", "cancel"),
+        )
+        parser.add_argument("id", nargs="?", help="The batch that the action is about.")
+        parser.add_argument("--until-done", action="store_true", help="End when no batch runs.")
+        parser.add_argument(
+            "--format", choices=("text", "json"), default="text", help="Of list and show."
+        )
+        parser.add_argument("--parent", type=int, help="End when this process is gone.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self._ended = False
+        self._parent: int | None = options["parent"]
+        self._quiet = options["verbosity"] < 1
+        try:
+            if options["action"] == "run":
+                self._run(until_done=options["until_done"])
+            else:
+                self._act(options["action"], options["id"], as_json=options["format"] == "json")
+        except AmqpEventsError as exc:
+            raise CommandError(str(exc)) from exc
+
+    # -- running ------------------------------------------------------------------------------
+
+    def _run(self, *, until_done: bool) -> None:
+        settings = conf.get_settings()
+        runner = Runner(
+            app=broker.celery_app(settings), settings=settings, tell=self._tell, stop=self._stop
+        )
+        before = {
+            number: signal.signal(number, self._end) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        self._tell(f"running the batches of {settings.service}")
+        try:
+            published = runner.run(until_done=until_done)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        self._tell(f"stopped; {archive.number(published, 'event')} published in all")
+
+    def _stop(self) -> bool:
+        if self._parent is not None and os.getppid() != self._parent:
+            self._ended = True
+        return self._ended
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        self._ended = True
+
+    def _tell(self, text: str) -> None:
+        if not self._quiet:
+            self.stdout.write(f"events_batches: {text}")
+            self.stdout.flush()
+
+    # -- looking and deciding -----------------------------------------------------------------
+
+    def _act(self, action: str, text: str | None, *, as_json: bool) -> None:
+        service = conf.get_settings().service
+        try:
+            if action == "list":
+                found = list(batches.rows().filter(service=service)[:LISTED])
+                if as_json:
+                    self._json([document(batch) for batch in found])
+                elif not found:
+                    self.stdout.write("no batches")
+                for batch in () if as_json else found:
+                    self.stdout.write(describe(batch))
+                return
+            batch = self._batch(service, text, action)
+            if action == "show":
+                self._show(batch, as_json=as_json)
+                return
+            act = {"pause": batches.pause, "resume": batches.resume, "cancel": batches.cancel}
+            done = act[action](batch.pk, by=archive.who("events_batches"))
+            batch.refresh_from_db()
+            if not done:
+                raise CommandError(f"it is {batch.get_state_display()}: {describe(batch)}")
+            self.stdout.write(describe(batch))
+        except (DatabaseError, InterfaceError) as exc:
+            text = str(exc).strip().partition("\n")[0]
+            raise CommandError(f"the database cannot be used: {text}") from exc
+
+    def _batch(self, service: str, text: str | None, action: str) -> ReplayBatch:
+        if not text:
+            raise CommandError(f"{action} needs the id of a batch; see `events_batches list`")
+        digits = text.replace("-", "").lower()
+        if set(digits) - set("0123456789abcdef") or len(digits) > 32:
+            raise CommandError(f"{text!r:.80} is no id of a batch; see `events_batches list`")
+        first, last = (UUID(digits.ljust(32, end)) for end in "0f")
+        found = list(batches.rows().filter(service=service, pk__range=(first, last))[:2])
+        if len(found) != 1:
+            what = "more than one batch has an id" if found else "no batch has an id"
+            raise CommandError(f"{what} that begins with {text!r}; see `events_batches list`")
+        return found[0]
+
+    def _show(self, batch: ReplayBatch, *, as_json: bool) -> None:
+        left = batches.left(batch.pk)
+        new = batches.fresh(batch)
+        if as_json:
+            reasons = [
+                {"state": each.state, "why": each.why, "events": each.count, "first": each.first}
+                for each in left
+            ]
+            self._json({**document(batch), "left": reasons, "new": new})
+            return
+        self.stdout.write(describe(batch))
+        for each in left:
+            state = ReplayBatchEvent.State(each.state).label
+            self.stdout.write(f"  {each.count} {state}: {each.why} (such as {each.first})")
+        if new:
+            more = f"more than {batches.COUNTED}" if new > batches.COUNTED else str(new)
+            self.stdout.write(f"  {more} new since it was made; they are not part of it")
+
+    def _json(self, value: Any) -> None:
+        self.stdout.write(json.dumps({"version": FORMAT, "batches": value}, indent=2))
+
+
+def describe(batch: ReplayBatch) -> str:
+    """Write a batch as one line for a console."""
+    counts = ", ".join(
+        f"{getattr(batch, state.value)} {state.label}"
+        for state in ReplayBatchEvent.State
+        if getattr(batch, state.value)
+    )
+    note = f"; {batch.note}" if batch.note else ""
+    return f"{batch.pk} {batch.get_state_display()}: {batch.total} events ({counts}){note}"
+
+
+def document(batch: ReplayBatch) -> dict[str, Any]:
+    """Write a batch for another program."""
+    return {
+        "id": str(batch.pk),
+        "title": batch.title,
+        "state": batch.state,
+        "note": batch.note,
+        "reason": batch.reason,
+        "made_by": batch.created_by,
+        "started_by": batch.started_by,
+        "rate": batch.rate,
+        "canary": batch.canary,
+        "threshold": batch.threshold,
+        "total": batch.total,
+        "counts": {state.value: getattr(batch, state.value) for state in ReplayBatchEvent.State},
+        "counted_at": batch.counted_at.isoformat() if batch.counted_at else None,
+    }

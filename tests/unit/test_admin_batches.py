@@ -1,0 +1,350 @@
+"""Replay batches in the admin: freezing, dry run, buttons, progress. No broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client, override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_amqp_events import batches, dryrun, lifecycle, replay
+from django_amqp_events.admin.batches import criteria_of
+from django_amqp_events.exceptions import BrokerUnavailableError
+from django_amqp_events.models import ArchivedEvent, ReplayBatch, State
+
+from . import admin_world as world
+from .admin_world import Page, client_of, make, select
+
+pytestmark = pytest.mark.django_db
+
+NOBODY = UUID("c0ffee00-0000-4000-8000-000000000000")
+ACTS = ("start", "look", "pause", "resume", "cancel")
+
+
+@pytest.fixture(autouse=True)
+def project(settings: Any) -> Iterator[None]:
+    settings.AMQP_EVENTS = world.EVENTS
+    with override_settings(**world.SETTINGS):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any) -> Any:
+        raise BrokerUnavailableError("there is none here")
+
+    monkeypatch.setattr(dryrun, "session", away)
+
+
+def staff(*permissions: str, name: str = "ada") -> User:
+    return world.user("view", *permissions, name=name)
+
+
+@pytest.fixture
+def ada() -> Client:
+    return client_of(staff("bulk_replay"))
+
+
+def url(name: str, *args: Any, site: str = "admin") -> str:
+    return reverse(f"admin:django_amqp_events_replaybatch_{name}", args=args, current_app=site)
+
+
+def page(response: Any) -> Page:
+    assert response.status_code == 200
+    found = Page(response.content.decode())
+    assert not found.violations
+    return found
+
+
+def said(response: Any) -> list[str]:
+    return [str(each) for each in response.context["messages"]]
+
+
+def drafted(number: int = 2, **more: Any) -> ReplayBatch:
+    for _ in range(number):
+        make(**more)
+    return batches.freeze(lifecycle.rows(), by="ada", title="a few")
+
+
+def running(number: int = 2, **more: Any) -> ReplayBatch:
+    batch = drafted(number)
+    batches.start(batch.pk, by="ada", **{"reason": "fixed", **more})
+    batch.refresh_from_db()
+    return batch
+
+
+# -- freezing in the list -----------------------------------------------------------------
+
+
+def test_selected_events_are_frozen_and_the_dry_run_is_shown(ada: Client) -> None:
+    rows = [make(), make(), make(handler="gone")]
+    make()
+    form = select(rows, "background")
+    response = ada.post(world.url("changelist"), form, follow=True)
+    (batch,) = batches.rows()
+    assert response.redirect_chain[-1][0] == url("change", batch.pk)
+    assert (batch.total, batch.title, batch.created_by) == (3, "3 selected events", "ada")
+    assert batch.criteria is None
+    words = page(response).words
+    assert "2 of 3 events can be replayed" in words
+    assert "no handler is named 'gone' here" in words
+    assert "billing.send_invoice unknown unknown" in words
+    assert "there is none here" in words
+    assert "Start in the background" in words or "Start" in words
+    assert not lifecycle.rows().exclude(state=State.ARCHIVED).exists()
+
+
+def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
+    ada: Client, django_assert_max_num_queries: Any
+) -> None:
+    for _ in range(60):
+        make()
+    other = make(handler="book")
+    form = select([other], "background", select_across="1")
+    address = world.url("changelist") + "?handler=send_invoice&failed=day"
+    response = ada.post(address, form, follow=True)
+    (batch,) = batches.rows()
+    assert batch.total == 60
+    assert batch.title == "All with handler send_invoice, failed day"
+    assert batch.criteria is not None
+    assert batch.criteria["handlers"] == ["send_invoice"]
+    since = datetime.fromisoformat(batch.criteria["since"])
+    assert timedelta(hours=23) < datetime.now(UTC) - since < timedelta(hours=25)
+    make(last_failed_at=datetime.now(UTC) + timedelta(seconds=5))
+    words = page(ada.get(response.redirect_chain[-1][0])).words
+    assert "1 event that fits the same filter has failed since" in words
+
+
+def test_a_search_cannot_be_asked_again() -> None:
+    assert criteria_of({"q": "order-1", "handler": "book"}) is None
+    assert criteria_of({}) == {}
+    assert set(criteria_of({"failed": "older-week"}) or ()) == {"until"}
+
+
+def test_without_the_permission_there_is_no_action_and_no_button() -> None:
+    eve = client_of(staff("replay"))
+    rows = [make()]
+    assert "background_selected" not in ada_actions(eve)
+    eve.post(world.url("changelist"), select(rows, "background"))
+    assert not batches.rows().exists()
+    batch = drafted()
+    for act in ACTS:
+        assert eve.post(url(act, batch.pk), {"reason": "x"}).status_code == 403
+    assert eve.get(url("change", batch.pk)).status_code == 403
+    batch.refresh_from_db()
+    assert batch.state == "draft"
+
+
+def ada_actions(client: Client) -> str:
+    return client.get(world.url("changelist")).content.decode()
+
+
+def test_who_may_look_and_no_more_sees_no_button() -> None:
+    eve = staff(name="eve")
+    eve.user_permissions.add(Permission.objects.get(codename="view_replaybatch"))
+    client = client_of(eve)
+    batch = running()
+    shown = page(client.get(url("change", batch.pk)))
+    assert "You have no permission to run batches" in shown.words
+    assert "submit" not in str(shown.fields)
+    for act in ACTS:
+        assert client.post(url(act, batch.pk)).status_code == 403
+    # The events that a batch names are archived events.
+    eve.user_permissions.remove(Permission.objects.get(codename="view_archivedevent"))
+    other = client_of(User.objects.get(pk=eve.pk))
+    assert other.get(url("change", batch.pk)).status_code == 403
+    assert other.get(url("events", batch.pk)).status_code == 403
+    assert other.get(url("changelist")).status_code == 403
+
+
+def test_a_site_without_batches_has_no_action() -> None:
+    root = User.objects.create_superuser("root", password="secret")
+    make()
+    found = client_of(root).get(world.url("changelist", site="office")).content.decode()
+    assert "replay_selected" in found
+    assert "background_selected" not in found
+
+
+# -- the buttons --------------------------------------------------------------------------
+
+
+def test_a_reason_is_required_and_values_are_checked(ada: Client) -> None:
+    batch = drafted()
+    for form in (
+        {"reason": " ", "threshold": "20"},
+        {"reason": "fixed", "rate": "0"},
+        {"reason": "fixed", "rate": "nan"},
+        {"reason": "fixed", "rate": "inf"},
+        {"reason": "fixed", "canary": "0"},
+        {"reason": "fixed", "threshold": "101"},
+    ):
+        response = ada.post(url("start", batch.pk), form)
+        assert "errorlist" in page(response).tags or b"errorlist" in response.content
+        batch.refresh_from_db()
+        assert batch.state == "draft", form
+
+
+def test_start_pause_resume_cancel_and_what_is_kept(ada: Client) -> None:
+    batch = drafted()
+    form = {"reason": "tax table\x07 <b>fixed</b>", "rate": "5", "canary": "1", "threshold": ""}
+    done = ada.post(url("start", batch.pk), form, follow=True)
+    assert said(done)[0].startswith("Started")
+    batch.refresh_from_db()
+    assert (batch.state, batch.rate, batch.canary, batch.threshold) == ("running", 5, 1, None)
+    assert b"<b>fixed</b>" not in done.content
+    assert "No process works on it" in page(done).words
+    for act, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        ada.post(url(act, batch.pk))
+        batch.refresh_from_db()
+        assert batch.state == state
+    late = ada.post(url("pause", batch.pk), follow=True)
+    assert said(late)[-1] == (
+        "Nothing was done: the batch is cancelled. Somebody else, or another tab, was faster."
+    )
+    assert LogEntry.objects.count() == 4
+    words = page(ada.get(url("change", batch.pk))).words
+    for step in ("made ada", "started ada", "paused ada", "resumed ada", "cancelled ada"):
+        assert step in words
+
+
+def test_two_tabs_start_it_once(ada: Client) -> None:
+    batch = drafted()
+    ada.post(url("start", batch.pk), {"reason": "first"})
+    second = ada.post(url("start", batch.pk), {"reason": "second"}, follow=True)
+    assert "Nothing was done" in said(second)[-1]
+    batch.refresh_from_db()
+    assert batch.reason == "first"
+
+
+def test_an_address_alone_does_nothing(ada: Client) -> None:
+    batch = running()
+    for act in ACTS:
+        assert ada.get(url(act, batch.pk)).status_code == 302
+    assert ada.post(url("change", batch.pk)).status_code == 403
+    batch.refresh_from_db()
+    assert batch.state == "running"
+    strict = client_of(staff("bulk_replay", name="bob"), enforce_csrf_checks=True)
+    assert strict.post(url("cancel", batch.pk)).status_code == 403
+
+
+def test_a_batch_that_is_none(ada: Client) -> None:
+    for address in (url("change", NOBODY), url("change", "x"), url("events", NOBODY)):
+        response = ada.get(address, follow=True)
+        assert said(response)[0].startswith("There is no replay batch")
+    assert ada.post(url("cancel", NOBODY)).status_code == 302
+
+
+def test_look_again(ada: Client) -> None:
+    batch = drafted(3)
+    row = lifecycle.rows()[0]
+    lifecycle.discard({row.pk: row.version}, by="bob", reason="x", now=datetime.now(UTC))
+    ada.post(url("look", batch.pk))
+    words = page(ada.get(url("change", batch.pk))).words
+    assert "2 of 3 events can be replayed" in words
+    assert "it has changed since you looked, and is discarded now" in words
+
+
+# -- what is shown ------------------------------------------------------------------------
+
+
+def test_progress_is_told_and_everything_is_escaped(ada: Client) -> None:
+    hostile = "<script>alert(1)</script>\u202e"
+    batch = running()
+    seen = dict(batches.events(batch.pk).values_list("event_id", "version"))
+    batches.skip(batch.pk, [replay.Skipped(id=next(iter(seen)), title="", why=hostile)])
+    batches.count(batch.pk)
+    batches.rows().filter(pk=batch.pk).update(note=hostile, title=hostile)
+    for address in (
+        url("change", batch.pk),
+        url("changelist"),
+        url("events", batch.pk),
+        world.url("changelist"),
+    ):
+        response = ada.get(address)
+        page(response)
+        assert b"<script>alert" not in response.content
+        assert "\u202e" not in response.content.decode()
+    words = page(ada.get(url("change", batch.pk))).words
+    assert "1 skipped: <script>" in words
+    assert "skipped 1" in words
+    assert "waiting 1" in words
+    assert "of 2 events are through" in ada.get(url("change", batch.pk)).content.decode()
+
+
+def test_a_page_follows_only_where_it_is_asked_to(ada: Client) -> None:
+    batch = running()
+    assert "Refresh" not in ada.get(url("change", batch.pk)).headers
+    assert ada.get(url("change", batch.pk) + "?follow=1").headers["Refresh"] == "5"
+    batches.cancel(batch.pk, by="ada")
+    assert "Refresh" not in ada.get(url("change", batch.pk) + "?follow=1").headers
+
+
+def test_the_events_of_a_batch_are_named_a_page_at_a_time(
+    ada: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django_amqp_events.admin.batches.EVENTS", 2)
+    batch = drafted(3)
+    first = ada.get(url("events", batch.pk))
+    assert len(first.context["events"]) == 2
+    rest = ada.get(first.context["next_url"])
+    assert len(rest.context["events"]) == 1
+    assert not rest.context["next_url"]
+    gone = batches.events(batch.pk).order_by("pk").first()
+    assert gone is not None
+    ArchivedEvent.objects.filter(pk=gone.event_id).delete()
+    assert "deleted" in page(ada.get(url("events", batch.pk))).words
+    assert len(ada.get(url("events", batch.pk) + "?state=skipped").context["events"]) == 0
+    assert ada.get(url("events", batch.pk) + "?state=x&after=y").status_code == 200
+
+
+def test_the_audit_of_an_event_names_its_batch(ada: Client) -> None:
+    row = make()
+    batch = running(0)
+    claimed = lifecycle.claim(
+        {row.pk: row.version},
+        handlers={row.pk: "send_invoice"},
+        by="ada",
+        reason="fixed",
+        now=datetime.now(UTC),
+        batch=batch.pk,
+    )
+    assert len(claimed) == 1
+    content = ada.get(world.url("change", row.pk)).content.decode()
+    assert f"in batch {str(batch.pk)[:8]}" in Page(content).words
+
+
+@pytest.mark.parametrize("number", [1, 30])
+def test_a_page_takes_a_constant_number_of_queries(ada: Client, number: int) -> None:
+    for _ in range(number):
+        drafted(1)
+    batch = running(number)
+    counts = []
+    for address in (url("changelist"), url("change", batch.pk), url("events", batch.pk)):
+        with CaptureQueriesContext(
+            connection,
+        ) as queries:
+            assert ada.get(address).status_code == 200
+        counts.append(len(queries))
+        assert not any('"body"' in query["sql"] for query in queries)
+    assert counts[0] <= 6, counts
+    assert counts[1] <= 9, counts
+    assert counts[2] <= 9, counts
+
+
+def test_filters_of_the_list(ada: Client) -> None:
+    drafted()
+    assert ada.get(url("changelist") + "?state=draft").context["cl"].result_count == 1
+    assert ada.get(url("changelist") + "?state=running").context["cl"].result_count == 0
+    assert ada.get(url("changelist") + "?state=nonsense").context["cl"].result_count == 0
+
+
+def test_a_draft_of_another_id(ada: Client) -> None:
+    assert ada.post(url("start", uuid4()), {"reason": "x"}).status_code == 302

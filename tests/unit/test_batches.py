@@ -1,0 +1,789 @@
+"""Batches: what is frozen, how one runs, pauses and ends, with a broker that answers as told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import OperationalError
+
+from django_amqp_events import (
+    batches,
+    conf,
+    dryrun,
+    lifecycle,
+    publisher,
+    replay,
+    retention,
+    runner,
+)
+from django_amqp_events.envelope import Message
+from django_amqp_events.exceptions import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    ExchangeMissingError,
+    PublishError,
+    PublishTimeoutError,
+    UnroutableError,
+)
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    Replay,
+    ReplayBatch,
+    ReplayBatchAction,
+    ReplayBatchEvent,
+    State,
+)
+from django_amqp_events.provisioning.amqp_api import Depth
+from django_amqp_events.runner import Runner
+from tests.celery_app import app
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+pytestmark = pytest.mark.usefixtures("archive_database")
+
+
+def handle(**_: Any) -> None:
+    """Handles anything."""
+
+
+@pytest.fixture(autouse=True)
+def billing(settings: Any, archive_database: Any) -> Any:
+    handler = f"{__name__}.handle"
+    settings.AMQP_EVENTS = {
+        "SERVICE": "billing",
+        "AUTODISCOVER": [],
+        "MAX_BODY": 1000,
+        "CELERY_APP": "tests.celery_app.app",
+        "RENAMED_HANDLERS": {"send_bill": "send_invoice"},
+        "HANDLERS": {
+            "send_invoice": {"EVENTS": ["shop.order.created"], "HANDLER": handler},
+            "book": {"EVENTS": ["shop.order.created"], "HANDLER": handler},
+        },
+    }
+    return settings
+
+
+Answer = Callable[[Message], PublishError | None]
+
+
+@dataclass
+class Broker:
+    """Takes messages; *answer* says what it says of each, *report* what handlers do."""
+
+    answer: Answer = lambda message: None
+    report: Callable[[Message], Replay.Outcome | None] = lambda message: None
+    before: Callable[[], object] = bool
+    away: bool = False
+    windows: list[list[Message]] = field(default_factory=list)
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool
+    ) -> Sequence[PublishError | None]:
+        assert mandatory
+        self.before()
+        self.windows.append(list(messages))
+        answers = [self.answer(message) for message in messages]
+        for message, answer in zip(messages, answers, strict=True):
+            if answer is None and (outcome := self.report(message)) is not None:
+                end(UUID(str(message.headers["event-replay-id"])), outcome)
+        return answers
+
+    def now(self) -> datetime:
+        return NOW
+
+    @property
+    def ids(self) -> list[str]:
+        return [str(each.headers["event-id"]) for window in self.windows for each in window]
+
+    @contextmanager
+    def session(self, *_: Any) -> Iterator[Any]:
+        if self.away:
+            raise BrokerUnavailableError("it is away")
+        yield self
+
+    def depth(self, queue: str) -> Depth | None:
+        return Depth(7, 2) if queue == "billing.send_invoice" else None
+
+
+def end(replay_id: UUID, outcome: Replay.Outcome) -> None:
+    """What the mirror does with the outcome of a replay."""
+    if outcome == Replay.Outcome.SUCCEEDED:
+        lifecycle.finish({replay_id: NOW}, now=NOW)
+    else:
+        lifecycle.failed_again({replay_id: NOW})
+        event = Replay.objects.get(pk=replay_id).event_id
+        row = lifecycle.rows().get(pk=event)
+        row.state, row.version = State.ARCHIVED, row.version + 1
+        row.save()
+
+
+@pytest.fixture(autouse=True)
+def broker(monkeypatch: pytest.MonkeyPatch, billing: Any) -> Broker:
+    made = Broker()
+    monkeypatch.setattr(publisher, "backend", lambda settings: made)
+    monkeypatch.setattr(runner, "session", made.session)
+    monkeypatch.setattr(dryrun, "session", made.session)
+    return made
+
+
+@dataclass
+class Clock:
+    """Stands in for the module ``time``: nobody waits, and each sleep takes *step* at least."""
+
+    at: float = 1000.0
+    step: float = 0.1
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += max(seconds, self.step)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(runner, "time", made)
+    return made
+
+
+def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:
+    values: dict[str, Any] = {
+        "id": uuid4(),
+        "service": "billing",
+        "handler": "send_invoice",
+        "queue": "billing.send_invoice",
+        "name": "shop.order.created",
+        "event_id": f"order-{number}",
+        "source": "shop",
+        "first_failed_at": NOW + timedelta(seconds=number),
+        "last_failed_at": NOW + timedelta(seconds=number),
+        "mirrored_at": NOW,
+        "state": state,
+        "state_since": NOW,
+        "version": 3,
+        "reason": "exhausted",
+        "body": b'[[],{"order_id":7},{}]',
+        "body_size": 22,
+        "headers_raw": b"",
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        **fields,
+    }
+    return ArchivedEvent.objects.create(**values)
+
+
+def freeze(found: Any = None, **more: Any) -> ReplayBatch:
+    found = lifecycle.rows().filter(state=State.ARCHIVED) if found is None else found
+    return batches.freeze(found, by="ada", **more)
+
+
+def started(number: int = 3, **more: Any) -> ReplayBatch:
+    for each in range(number):
+        make(each)
+    batch = freeze()
+    assert batches.start(batch.pk, by="ada", **{"reason": "fixed", "threshold": None, **more})
+    return batch
+
+
+def run(until: Callable[[], bool] = bool, limit: float = 600.0, **more: Any) -> Runner:
+    """Run until no batch runs; or until that is so, or so many seconds (of the clock) are over."""
+    clock = runner.time
+    over = clock.monotonic() + limit
+    made = Runner(
+        app=app,
+        settings=conf.get_settings(),
+        stop=lambda: until() or clock.monotonic() > over,
+        tell=lambda text: None,
+        **more,
+    )
+    made.run(until_done=True)
+    return made
+
+
+def again(batch: ReplayBatch) -> ReplayBatch:
+    return batches.rows().get(pk=batch.pk)
+
+
+def states(batch: ReplayBatch) -> dict[str, int]:
+    return dict(Counter(batches.events(batch.pk).values_list("state", flat=True)))
+
+
+def done(batch: ReplayBatch) -> list[tuple[str, str]]:
+    found = ReplayBatchAction.objects.filter(batch=batch)
+    return [(each.action, each.by) for each in found]
+
+
+SUCCEED = Replay.Outcome.SUCCEEDED
+FAIL = Replay.Outcome.FAILED
+
+
+# -- freezing -----------------------------------------------------------------------------
+
+
+def test_what_is_frozen_is_what_was_found_then_oldest_failure_first() -> None:
+    rows = [make(number) for number in (3, 1, 2)]
+    make(4, State.SUCCEEDED)
+    batch = freeze(title="all that is open")
+    make(5)
+    assert (batch.total, batch.waiting, batch.state) == (3, 3, "draft")
+    found = batches.events(batch.pk).order_by("pk").values_list("event_id", "version")
+    assert list(found) == [(rows[1].pk, 3), (rows[2].pk, 3), (rows[0].pk, 3)]
+    assert done(batch) == [("freeze", "ada")]
+
+
+def test_a_slice_and_nothing_at_all_can_be_frozen() -> None:
+    for number in range(5):
+        make(number)
+    found = lifecycle.rows().order_by("-last_failed_at")[:2]
+    batch = freeze(found)
+    names = lifecycle.rows().filter(pk__in=batches.events(batch.pk).values_list("event_id"))
+    assert sorted(names.values_list("event_id", flat=True)) == ["order-3", "order-4"]
+    assert freeze(lifecycle.rows().none()).total == 0
+
+
+def test_what_is_new_is_counted_by_the_same_filter() -> None:
+    make(1)
+    late = datetime.now(UTC) + timedelta(hours=1)
+    batch = freeze(criteria={"handlers": ["send_invoice"], "since": NOW - timedelta(days=1)})
+    assert batches.fresh(again(batch)) == 0
+    new = make(2, last_failed_at=late)
+    make(3, last_failed_at=late, handler="book")
+    make(4, State.DISCARDED, last_failed_at=late)
+    assert batches.fresh(again(batch)) == 1
+    assert batches.fresh(freeze(lifecycle.rows().filter(pk=new.pk))) is None
+    # What failed again in it is no news.
+    mine = lifecycle.rows().filter(event_id="order-1")
+    mine.update(last_failed_at=late)
+    assert batches.fresh(again(batch)) == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"reason": "  "},
+        {"rate": 0},
+        {"rate": -1},
+        {"rate": float("nan")},
+        {"rate": 1e9},
+        {"canary": 0},
+        {"threshold": 0},
+        {"threshold": 101},
+    ],
+)
+def test_what_no_batch_starts_with(values: dict[str, Any]) -> None:
+    make()
+    batch = freeze()
+    with pytest.raises(ValueError, match=r"a batch needs|it is"):
+        batches.start(batch.pk, by="ada", **{"reason": "fixed", **values})
+    assert again(batch).state == "draft"
+
+
+def test_states_change_once_and_only_from_where_they_may() -> None:
+    make()
+    batch = freeze()
+    assert not batches.pause(batch.pk, by="ada")
+    assert not batches.resume(batch.pk, by="ada")
+    assert batches.start(batch.pk, by="ada", reason="fixed")
+    assert not batches.start(batch.pk, by="bob", reason="me too")
+    assert batches.pause(batch.pk, by="bob", note="wait")
+    assert again(batch).note == "wait"
+    assert not batches.pause(batch.pk, by="bob")
+    assert batches.resume(batch.pk, by="bob")
+    assert again(batch).note == ""
+    assert batches.cancel(batch.pk, by="eve")
+    for act in (batches.pause, batches.resume, batches.cancel):
+        assert not act(batch.pk, by="ada")
+    assert done(batch) == [
+        ("freeze", "ada"),
+        ("start", "ada"),
+        ("pause", "bob"),
+        ("resume", "bob"),
+        ("cancel", "eve"),
+    ]
+    assert again(batch).reason == "fixed"
+
+
+# -- the dry run --------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_goes_where_and_why_not_the_others() -> None:
+    for number in range(3):
+        make(number)
+    make(3, handler="send_bill")
+    make(4, handler="book", queue="billing.book")
+    changed = make(5)
+    make(6, State.REPLAYING)
+    make(7, handler="gone")
+    make(8, service="shipping")
+    make(9, body_size=2000)
+    make(10, handler="", name="shop.order.created", queue="billing.send_invoice")
+    make(11, reason="malformed", body=b"nonsense")
+    make(12, reason="malformed")
+    deleted = make(13)
+    batch = freeze(lifecycle.rows())
+    lifecycle.rows().filter(pk=changed.pk).update(version=4, state=State.DISCARDED)
+    lifecycle.rows().filter(pk=deleted.pk).delete()
+    plan = dryrun.examine(again(batch))
+    assert {each["handler"]: each["events"] for each in plan["handlers"]} == {
+        "send_invoice": 6,
+        "book": 1,
+    }
+    assert plan["eligible"] == 7
+    assert plan["undecided"] == 0
+    whys = {each["why"]: each["count"] for each in plan["skipped"]}
+    assert len(whys) == 7, whys
+    assert sum(whys.values()) == plan["skipped_total"] == 7
+    assert whys["it is replaying"] == 1
+    assert whys["there is no such event any more"] == 1
+    for part in (
+        "it has changed since you looked, and is discarded now",
+        "no handler is named 'gone'",
+        "of the service 'shipping'",
+        "MAX_BODY is 1000",
+        "cannot be read",
+    ):
+        assert [why for why in whys if part in why], part
+    (first, second) = plan["handlers"]
+    assert (first["ready"], first["consumers"]) == (7, 2)
+    assert (second["ready"], second["consumers"]) == (None, None)
+    assert "there is no queue billing.book" in plan["broker"]
+    assert again(batch).plan == plan
+    # It changes nothing.
+    assert states(batch) == {"waiting": 14}
+
+
+def test_a_dry_run_agrees_with_what_a_replay_would_take() -> None:
+    for number in range(4):
+        make(number, handler=("send_invoice", "book", "gone", "")[number])
+    seen = dict(lifecycle.rows().values_list("pk", "version"))
+    eligible, skipped = replay.examine(seen)
+    plan = dryrun.examine(freeze(lifecycle.rows()))
+    assert plan["eligible"] == len(eligible)
+    assert Counter({each["why"]: each["count"] for each in plan["skipped"]}) == Counter(
+        each.why for each in skipped
+    )
+
+
+def test_a_dry_run_without_a_broker_says_unknown(broker: Broker) -> None:
+    make()
+    broker.away = True
+    plan = dryrun.examine(freeze())
+    assert plan["eligible"] == 1
+    assert plan["handlers"][0]["ready"] is None
+    assert plan["broker"] == "it is away"
+
+
+# -- running ------------------------------------------------------------------------------
+
+
+def test_a_batch_is_published_and_its_outcomes_end_it(broker: Broker) -> None:
+    broker.report = lambda message: FAIL if message.headers["event-id"] == "order-1" else SUCCEED
+    batch = started(4)
+    skipped = lifecycle.rows().get(event_id="order-3")
+    lifecycle.discard({skipped.pk: 3}, by="bob", reason="a test", now=NOW)
+    made = run()
+    found = again(batch)
+    assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
+    assert made.published == 3
+    assert (found.state, found.note) == ("done", "")
+    assert (found.succeeded, found.failed, found.skipped, found.total) == (2, 1, 1, 4)
+    assert found.runner is None
+    (left,) = batches.left(batch.pk)
+    assert (left.state, left.count, left.first) == ("skipped", 1, str(skipped.pk))
+    assert "discarded" in left.why
+    assert done(batch)[-1] == ("finish", "")
+    replays = Replay.objects.order_by("event__event_id")
+    assert [(each.requested_by, each.reason) for each in replays] == [("ada", "fixed")] * 3
+    audit = ArchiveAction.objects.filter(action="replay")
+    assert {each.batch_id for each in audit} == {batch.pk}
+
+
+def test_a_batch_without_outcomes_ends_when_they_are_overdue(broker: Broker, clock: Clock) -> None:
+    batch = started(2)
+    began, clock.step = clock.at, 100
+    run(limit=10_000)
+    assert clock.at - began > replay.OVERDUE
+    assert (again(batch).state, again(batch).published) == ("done", 2)
+    assert again(batch).note == "2 events did not report back"
+    # One comes after all.
+    late = Replay.objects.first()
+    assert late is not None
+    end(late.pk, SUCCEED)
+    assert batches.unsettled("billing") == [batch.pk]
+    assert batches.count(batch.pk)["succeeded"] == 1
+
+
+def test_an_event_that_fails_again_is_not_taken_twice(broker: Broker) -> None:
+    broker.report = lambda message: FAIL
+    batch = started(3)
+    run()
+    assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
+    assert states(batch) == {"failed": 3}
+    second = freeze()
+    assert batches.start(second.pk, by="bob", reason="once more", threshold=None)
+    run()
+    assert len(broker.ids) == 6
+
+
+def test_two_batches_of_the_same_events_replay_each_once(broker: Broker) -> None:
+    broker.report = lambda message: SUCCEED
+    first = started(5)
+    second = freeze()
+    assert batches.start(second.pk, by="bob", reason="me too", threshold=None)
+    run()
+    assert sorted(broker.ids) == [f"order-{number}" for number in range(5)]
+    assert states(first) == {"succeeded": 5}
+    assert states(second) == {"skipped": 5}
+    assert again(second).state == "done"
+
+
+def test_a_single_replay_in_between_is_skipped_and_named(broker: Broker) -> None:
+    batch = started(3)
+    row = lifecycle.rows().get(event_id="order-1")
+    assert replay.replay({row.pk: row.version}, by="bob").published == [row.pk]
+    run(until=lambda: again(batch).published == 2)
+    assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
+    (left,) = batches.left(batch.pk)
+    assert "somebody else, or another tab, was faster" in left.why
+
+
+def test_the_rate_is_kept(broker: Broker, clock: Clock) -> None:
+    broker.report = lambda message: SUCCEED
+    batch = started(40, rate=10)
+    began = clock.at
+    run()
+    assert again(batch).state == "done"
+    assert [len(window) for window in broker.windows] == [10, 10, 10, 10]
+    assert clock.at - began >= 3.0
+
+
+def test_a_slow_batch_does_not_hold_up_another(broker: Broker, clock: Clock) -> None:
+    broker.report = lambda message: SUCCEED
+    slow = started(10, rate=0.1)
+    for number in range(100, 110):
+        make(number, handler="book", queue="billing.book")
+    quick = freeze(lifecycle.rows().filter(handler="book"))
+    batches.start(quick.pk, by="ada", reason="fixed")
+    began = clock.at
+    run(until=lambda: again(quick).state == "done")
+    assert clock.at - began < 10
+    assert again(slow).state == "running"
+
+
+# -- pausing ------------------------------------------------------------------------------
+
+
+def test_pause_and_cancel_are_effective_within_a_chunk(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "CHUNK", 4)
+    batch = started(20)
+
+    def before() -> None:
+        if len(broker.windows) == 1:
+            assert batches.pause(batch.pk, by="bob", note="look first")
+
+    broker.before = before
+    run()
+    assert len(broker.ids) == 8
+    found = again(batch)
+    assert (found.state, found.note, found.published, found.waiting) == (
+        "paused",
+        "look first",
+        8,
+        12,
+    )
+    broker.before = lambda: batches.cancel(batch.pk, by="bob")
+    batches.resume(batch.pk, by="bob")
+    run()
+    assert len(broker.ids) == 12
+    assert again(batch).state == "cancelled"
+    assert again(batch).finished_at is not None
+    assert lifecycle.rows().filter(state=State.ARCHIVED).count() == 8
+
+
+def test_too_many_failures_pause_it_and_after_a_resume_they_count_anew(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(runner, "CHUNK", 5)
+    broker.report = lambda message: FAIL
+    # A second passes between two chunks, so that each is followed by a look.
+    broker.before = lambda: clock.sleep(1)
+    batch = started(200, threshold=20)
+    run()
+    found = again(batch)
+    assert (found.state, found.note) == ("paused", "10 of the last 10 outcomes are failures")
+    assert len(broker.ids) == 10
+    assert done(batch)[-1] == ("pause", "")
+    batches.resume(batch.pk, by="ada")
+    run()
+    assert again(batch).state == "paused"
+    assert len(broker.ids) == 20
+    broker.report = lambda message: SUCCEED
+    batches.resume(batch.pk, by="ada")
+    run()
+    assert again(batch).state == "done"
+
+
+def test_a_few_failures_do_not(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "CHUNK", 5)
+    monkeypatch.setattr(runner, "INTERVAL", 0.0)
+    seen = Counter[str]()
+
+    def report(message: Message) -> Replay.Outcome:
+        seen["n"] += 1
+        return FAIL if seen["n"] % 6 == 0 else SUCCEED
+
+    broker.report = report
+    batch = started(120, threshold=20)
+    run()
+    found = again(batch)
+    assert (found.state, found.failed, found.succeeded) == ("done", 20, 100)
+
+
+def test_the_canary_goes_first_and_the_others_when_it_has_succeeded(broker: Broker) -> None:
+    batch = started(30, canary=3)
+    waits = Counter[str]()
+
+    def stop() -> bool:
+        waits["looks"] += 1
+        if waits["looks"] == 20:
+            for each in Replay.objects.filter(outcome="published"):
+                end(each.pk, SUCCEED)
+            broker.report = lambda message: SUCCEED
+        return False
+
+    run(until=stop)
+    assert [len(window) for window in broker.windows] == [3, 27]
+    assert again(batch).state == "done"
+
+
+def test_a_canary_that_fails_pauses_it_and_resuming_goes_on(broker: Broker) -> None:
+    outcomes = iter([SUCCEED, FAIL, SUCCEED])
+    broker.report = lambda message: next(outcomes, SUCCEED)
+    batch = started(30, canary=3)
+    run()
+    found = again(batch)
+    assert found.state == "paused"
+    assert found.note.startswith("1 of the first 3 events did not succeed")
+    assert len(broker.ids) == 3
+    batches.resume(batch.pk, by="ada")
+    run()
+    assert len(broker.ids) == 30
+    assert again(batch).state == "done"
+
+
+def test_a_canary_that_never_reports_pauses_it(broker: Broker, clock: Clock) -> None:
+    batch = started(30, canary=2)
+    clock.step = 100
+    run(limit=10_000)
+    assert again(batch).note == "2 of the first events never reported back"
+    assert again(batch).state == "paused"
+    assert len(broker.ids) == 2
+
+
+def test_skipped_events_are_no_canary(broker: Broker) -> None:
+    broker.report = lambda message: SUCCEED
+    batch = started(6, canary=2)
+    for row in lifecycle.rows().filter(event_id__in=["order-0", "order-1"]):
+        lifecycle.discard({row.pk: 3}, by="bob", reason="a test", now=NOW)
+    run()
+    assert sorted(broker.ids) == ["order-2", "order-3", "order-4", "order-5"]
+    assert states(batch) == {"skipped": 2, "succeeded": 4}
+
+
+# -- a broker that refuses, or is away ----------------------------------------------------
+
+
+def unavailable(message: Message) -> PublishError:
+    return BrokerUnavailableError("the connection broke")
+
+
+def test_a_broker_that_is_away_is_waited_for_and_nothing_is_claimed_meanwhile(
+    broker: Broker, clock: Clock
+) -> None:
+    batch = started(4)
+    broker.answer, broker.away = unavailable, True
+    began, clock.step = clock.at, 5
+
+    def stop() -> bool:
+        if clock.at > began + 300 and broker.away:
+            found = again(batch)
+            assert (found.state, found.waiting) == ("running", 4)
+            assert "away" in found.note
+            assert len(broker.windows) == 1, "one chunk was claimed in vain, and no other"
+            broker.away, broker.answer = False, lambda message: None
+            broker.report = lambda message: SUCCEED
+        return False
+
+    run(until=stop, limit=1000)
+    assert again(batch).state == "done"
+    assert again(batch).note == ""
+    assert states(batch) == {"succeeded": 4}
+    assert len(broker.ids) == 8
+
+
+def test_a_topology_that_is_missing_pauses_it_in_the_end(broker: Broker, clock: Clock) -> None:
+    broker.answer = lambda message: ExchangeMissingError("there is no exchange billing:replay")
+    batch = started(4)
+    clock.step = 5
+    run(limit=1000)
+    found = again(batch)
+    assert found.state == "paused"
+    assert "there is no exchange" in found.note
+    assert states(batch) == {"waiting": 4}
+    assert len(broker.windows) == runner.TRIES + 1
+    broker.answer, broker.report = lambda message: None, lambda message: SUCCEED
+    batches.resume(batch.pk, by="ada")
+    run()
+    assert states(batch) == {"succeeded": 4}
+
+
+def test_what_no_queue_takes_is_named_and_ten_of_them_pause_it(broker: Broker) -> None:
+    batch = started(30, rate=4)
+    broker.answer = lambda message: UnroutableError("no queue is bound")
+    run()
+    found = again(batch)
+    assert found.state == "paused"
+    assert "no queue is bound" in found.note
+    assert (found.returned, found.waiting) == (12, 18)
+    (left,) = batches.left(batch.pk)
+    assert (left.state, left.count, left.why) == ("returned", 12, "no queue is bound")
+
+
+def test_what_may_be_on_its_way_is_never_tried_again_by_itself(broker: Broker) -> None:
+    batch = started(3)
+    broker.report = lambda message: SUCCEED
+    broker.answer = lambda message: (
+        PublishTimeoutError("no confirm") if message.headers["event-id"] == "order-1" else None
+    )
+    run()
+    assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
+    assert states(batch) == {"succeeded": 2, "unconfirmed": 1}
+    assert again(batch).state == "done"
+    # It was on its way, and reports.
+    end(Replay.objects.get(event__event_id="order-1").pk, SUCCEED)
+    assert states(batch) == {"succeeded": 3}
+
+
+def test_an_error_of_one_batch_does_not_stop_the_others(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.report = lambda message: SUCCEED
+    bad = started(2)
+    for number in range(10, 12):
+        make(number, handler="book", queue="billing.book")
+    good = freeze(lifecycle.rows().filter(handler="book"))
+    batches.start(good.pk, by="ada", reason="fixed")
+    real = batches.next_of
+
+    def next_of(pk: UUID, limit: int) -> dict[UUID, int]:
+        if pk == bad.pk:
+            raise RuntimeError("a mistake of ours")
+        return real(pk, limit)
+
+    monkeypatch.setattr(batches, "next_of", next_of)
+    run()
+    assert (again(good).state, again(bad).state) == ("done", "paused")
+    assert again(bad).note == "RuntimeError: a mistake of ours"
+
+
+def test_a_database_that_is_away_is_waited_for(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.report = lambda message: SUCCEED
+    batch = started(2)
+    real, calls = batches.renew, Counter[str]()
+
+    def renew(*args: Any) -> Any:
+        calls["renew"] += 1
+        if calls["renew"] < 4:
+            raise OperationalError("the connection is lost")
+        return real(*args)
+
+    monkeypatch.setattr(batches, "renew", renew)
+    run()
+    assert again(batch).state == "done"
+
+
+def test_a_backend_without_a_broker_is_refused(billing: Any) -> None:
+    billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "BACKEND": "inline"}
+    with pytest.raises(ConfigurationError, match="need RabbitMQ"):
+        run()
+
+
+# -- leases -------------------------------------------------------------------------------
+
+
+def test_a_batch_has_one_runner_until_its_lease_is_over() -> None:
+    batch = started(2)
+    one, two = uuid4(), uuid4()
+    assert batches.lease("billing", one, 60) == [batch.pk]
+    assert batches.lease("billing", two, 60) == []
+    assert batches.renew(batch.pk, two, 60) is None
+    assert batches.renew(batch.pk, one, -1) is not None
+    assert batches.lease("billing", two, 60) == [batch.pk]
+    assert batches.renew(batch.pk, one, 60) is None
+    assert not batches.finish(batch.pk, one)
+    assert batches.release(two) == 1
+    assert batches.lease("shipping", one, 60) == []
+    assert batches.lease("billing", one, 60) == [batch.pk]
+
+
+def test_whoever_stops_gives_back(broker: Broker) -> None:
+    batch = started(2)
+    run(until=lambda: bool(broker.windows))
+    assert (again(batch).state, again(batch).runner) == ("running", None)
+
+
+def test_a_runner_that_was_taken_for_dead_doubles_nothing(broker: Broker) -> None:
+    """It has read which events come next, and another one publishes them before it does."""
+    batch = started(4)
+    seen = batches.next_of(batch.pk, 10)
+    run(until=lambda: bool(broker.windows))
+    assert len(broker.ids) == 4
+    report = replay.replay(seen, by="ada", batch=batch.pk)
+    batches.skip(batch.pk, report.skipped)
+    assert (len(broker.ids), len(report.skipped)) == (4, 4)
+    assert states(batch) == {"published": 4}
+
+
+# -- deleting -----------------------------------------------------------------------------
+
+
+def test_batches_that_ended_long_ago_are_pruned_and_the_audit_stays(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "DELETED", 2)
+    broker.report = lambda message: SUCCEED
+    old, fresh, draft = started(5), freeze(lifecycle.rows()), freeze(lifecycle.rows())
+    run()
+    long_ago = datetime.now(UTC) - timedelta(days=100)
+    batches.rows().filter(pk=old.pk).update(finished_at=long_ago)
+    batches.rows().filter(pk=draft.pk).update(created_at=long_ago)
+    counted = retention.due({}, service="billing", batch_age=90 * 86_400)
+    assert counted.batches == 2
+    pruned = retention.prune({}, service="billing", batch_age=90 * 86_400)
+    assert pruned.batches == pruned.total == 2
+    assert [batch.pk for batch in batches.rows()] == [fresh.pk]
+    assert not ReplayBatchEvent.objects.exclude(batch=fresh).exists()
+    assert set(ArchiveAction.objects.values_list("batch_id", flat=True)) == {old.pk}
+    assert retention.prune({}, service="billing", batch_age=None).batches == 0
+
+
+def test_a_report_outlives_the_events(broker: Broker) -> None:
+    broker.report = lambda message: SUCCEED
+    batch = started(3)
+    run()
+    pruned = retention.prune({State.SUCCEEDED: 0.0}, service="billing")
+    assert pruned.events[State.SUCCEEDED] == 3
+    assert states(batch) == {"succeeded": 3}
