@@ -1,10 +1,10 @@
 """Retention: what is settled leaves the database when it is old; nothing else deletes such a row.
 
 Of the archive events that have succeeded or were discarded, of the outbox those that were
-discarded (what is confirmed goes by itself), of the inbox what no event can ask for any more. In
-batches, oldest first, each in its own short transaction. What a batch found is locked and
-looked at again before anything of it goes, so that an event that somebody restored meanwhile
-keeps its row and its history.
+discarded (what is confirmed goes by itself), of the inbox what no event can ask for any more, and
+snapshots and alerts that are over. In batches, oldest first, each in its own short transaction.
+What a batch found is locked and looked at again before anything of it goes, so that an event that
+somebody restored meanwhile keeps its row and its history.
 """
 
 from __future__ import annotations
@@ -12,16 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
-from django.db import transaction
+from django.db import router, transaction
 from django.db.models import QuerySet
 
 from . import inbox, lifecycle, outbox
 from .commits import check_commits
 from .conf import RetentionSettings, get_settings
-from .models import ArchiveAction, ArchivedEvent, ArchivedFailure, OutboxEvent, Replay, State
+from .models import (
+    Alert,
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    OutboxEvent,
+    Replay,
+    Snapshot,
+    State,
+)
 
 #: Rows in one transaction at most.
 BATCH: Final = 500
@@ -37,17 +46,20 @@ class Pruned:
         events: their number by state; a state that is kept for ever is missing.
         outbox: discarded events of the outbox.
         inbox: rows of the inbox.
+        snapshots, alerts: rows of theirs.
         stopped: the rest was left because somebody said so.
     """
 
     events: dict[State, int] = field(default_factory=dict)
     outbox: int = 0
     inbox: int = 0
+    snapshots: int = 0
+    alerts: int = 0
     stopped: bool = False
 
     @property
     def total(self) -> int:
-        return sum(self.events.values()) + self.outbox + self.inbox
+        return sum(self.events.values()) + self.outbox + self.inbox + self.snapshots + self.alerts
 
 
 def ages(settings: RetentionSettings) -> dict[State, float]:
@@ -65,6 +77,8 @@ def due(
     service: str,
     outbox_age: float | None = None,
     inbox_age: float | None = None,
+    snapshots_age: float | None = None,
+    alerts_age: float | None = None,
     now: datetime | None = None,
 ) -> Pruned:
     """Count what :func:`prune` would delete; changes nothing."""
@@ -79,6 +93,10 @@ def due(
         counted.outbox = sum(outbox.discarded(alias, service, age).count() for alias in _outboxes())
     if inbox_age is not None:
         counted.inbox = inbox.due(before=now - timedelta(seconds=inbox_age), service=service)
+    if snapshots_age is not None:
+        counted.snapshots = _old_snapshots(service, snapshots_age, now).count()
+    if alerts_age is not None:
+        counted.alerts = _old_alerts(service, alerts_age, now).count()
     return counted
 
 
@@ -88,6 +106,8 @@ def prune(
     service: str,
     outbox_age: float | None = None,
     inbox_age: float | None = None,
+    snapshots_age: float | None = None,
+    alerts_age: float | None = None,
     batch_size: int = BATCH,
     now: datetime | None = None,
     progress: Callable[[Pruned], object] = bool,
@@ -103,6 +123,7 @@ def prune(
         service: whose; another one in the same tables keeps its own as long as it wants.
         outbox_age, inbox_age: seconds that discarded events of the outbox and rows of the inbox
             are kept; for ever by default.
+        snapshots_age, alerts_age: seconds that snapshots, and alerts that are over, are kept.
         batch_size: rows in one transaction at most.
         now: until when it is counted; once for the whole run, so that it ends.
         progress: called after each batch.
@@ -155,7 +176,35 @@ def prune(
         inbox.prune(
             before=before, service=service, batch_size=batch_size, progress=so_far, stop=ended
         )
+    old: list[tuple[str, QuerySet[Any]]] = []
+    if snapshots_age is not None:
+        old.append(("snapshots", _old_snapshots(service, snapshots_age, now)))
+    if alerts_age is not None:
+        old.append(("alerts", _old_alerts(service, alerts_age, now)))
+    for name, rows in old:
+        while not pruned.stopped:
+            if stop():
+                pruned.stopped = True
+                break
+            check_commits(rows.db)
+            keys = list(rows.order_by().values_list("pk", flat=True)[:batch_size])
+            if not keys:
+                break
+            rows.filter(pk__in=keys).only("pk").delete()
+            setattr(pruned, name, getattr(pruned, name) + len(keys))
+            progress(pruned)
     return pruned
+
+
+def _old_snapshots(service: str, age: float, now: datetime) -> QuerySet[Snapshot]:
+    rows = Snapshot.objects.using(router.db_for_write(Snapshot))
+    return rows.filter(service=service, at__lt=now - timedelta(seconds=age))
+
+
+def _old_alerts(service: str, age: float, now: datetime) -> QuerySet[Alert]:
+    # What lasts has not ended, and is kept.
+    rows = Alert.objects.using(router.db_for_write(Alert))
+    return rows.filter(service=service, ended__lt=now - timedelta(seconds=age))
 
 
 def _outboxes() -> list[str]:

@@ -243,7 +243,9 @@ def test_wrong_values(keys: dict[str, Any]) -> None:
 def test_wrong_retention_deletes_nothing() -> None:
     """Whoever reads settings in spite of their errors must not delete on a guess."""
     wrong = parse({"SERVICE": "a", "RETENTION": 5})[0].retention
-    assert wrong == RetentionSettings(succeeded=None, discarded=None, inbox=None)
+    assert wrong == RetentionSettings(
+        succeeded=None, discarded=None, inbox=None, snapshots=None, alerts=None
+    )
     kept, problems = parse({"SERVICE": "a", "RETENTION": {"INBOX": timedelta(days=29)}})
     assert kept.retention == RetentionSettings(inbox=None)
     assert [(p.code, p.hint) for p in problems] == [

@@ -21,7 +21,8 @@ actions go with it; task results stay. What is queued or replaying is never
 deleted, and what is archived only with --archived. Of the outbox goes what was
 discarded; what waits there is never deleted. A row of the inbox goes when its
 handler has handled the event so long ago, but not while the event is in the
-archive.
+archive. Figures of the dashboard, and alerts that are over, go as RETENTION
+says.
 
 exit codes:
   0  everything that was due is deleted (--dry-run: counted)
@@ -93,7 +94,12 @@ class Command(ArchiveCommand):
             outbox_age = kept.get(State.DISCARDED)
             if options["dry_run"]:
                 pruned = retention.due(
-                    kept, service=service, outbox_age=outbox_age, inbox_age=inbox_age
+                    kept,
+                    service=service,
+                    outbox_age=outbox_age,
+                    inbox_age=inbox_age,
+                    snapshots_age=settings.retention.snapshots,
+                    alerts_age=settings.retention.alerts,
                 )
             else:
                 pruned = retention.prune(
@@ -101,12 +107,19 @@ class Command(ArchiveCommand):
                     service=service,
                     outbox_age=outbox_age,
                     inbox_age=inbox_age,
+                    snapshots_age=settings.retention.snapshots,
+                    alerts_age=settings.retention.alerts,
                     batch_size=options["batch_size"],
                     progress=lambda so_far: self.progress(f"{so_far.total} deleted so far"),
                     stop=self.stopped,
                 )
         code = 1 if pruned.stopped else 0
-        self._print(pruned, kept, inbox_age, code, dry_run=options["dry_run"])
+        others = {
+            "inbox": (inbox_age, pruned.inbox),
+            "snapshots": (settings.retention.snapshots, pruned.snapshots),
+            "alerts": (settings.retention.alerts, pruned.alerts),
+        }
+        self._print(pruned, kept, others, code, dry_run=options["dry_run"])
         if code:
             sys.exit(code)
 
@@ -129,7 +142,7 @@ class Command(ArchiveCommand):
         self,
         pruned: Pruned,
         kept: dict[State, float],
-        inbox_age: float | None,
+        others: dict[str, tuple[float | None, int]],
         code: int,
         *,
         dry_run: bool,
@@ -149,7 +162,10 @@ class Command(ArchiveCommand):
                     for state in retention.STATES
                 ],
                 "outbox": {"kept_seconds": outbox_age, "events": pruned.outbox},
-                "inbox": {"kept_seconds": inbox_age, "rows": pruned.inbox},
+                **{
+                    name: {"kept_seconds": age, "rows": rows}
+                    for name, (age, rows) in others.items()
+                },
             }
             self.stdout.write(json.dumps(document, indent=2))
             return
@@ -164,7 +180,7 @@ class Command(ArchiveCommand):
                 self.tell(f"{state.value:<10} kept for ever")
         for name, age, what in (
             ("outbox", outbox_age, number(pruned.outbox, "discarded event")),
-            ("inbox", inbox_age, number(pruned.inbox, "row")),
+            *((name, age, number(rows, "row")) for name, (age, rows) in others.items()),
         ):
             told = "kept for ever" if age is None else f"{what} {done}, kept {_age(age)}"
             self.tell(f"{name:<10} {told}")
