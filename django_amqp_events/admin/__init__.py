@@ -1,10 +1,13 @@
-"""Archive, outbox and inbox in Django's admin: look, replay, publish now, discard, restore.
+"""Archive, outbox, inbox and dashboard in Django's admin: look, replay, publish now, discard.
 
 Django's admin imports this package where it is installed; nothing else does. For an admin site of
 one's own::
 
-    from django_amqp_events.admin import ArchivedEventAdmin, InboxEntryAdmin, OutboxEventAdmin
+    from django_amqp_events.admin import (
+        ArchivedEventAdmin, DashboardAdmin, InboxEntryAdmin, OutboxEventAdmin
+    )
 
+    site.register(Dashboard, DashboardAdmin)
     site.register(ArchivedEvent, ArchivedEventAdmin)
     site.register(OutboxEvent, OutboxEventAdmin)
     site.register(InboxEntry, InboxEntryAdmin)
@@ -14,13 +17,15 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from ..models import ArchivedEvent, InboxEntry, OutboxEvent
+from ..models import ArchivedEvent, Dashboard, InboxEntry, OutboxEvent
 from .archive import ArchivedEventAdmin
+from .dashboard import DashboardAdmin
 from .inbox import InboxEntryAdmin
 from .outbox import OutboxEventAdmin
 
 admin.site.register(ArchivedEvent, ArchivedEventAdmin)
 admin.site.register(OutboxEvent, OutboxEventAdmin)
 admin.site.register(InboxEntry, InboxEntryAdmin)
+admin.site.register(Dashboard, DashboardAdmin)
 
-__all__ = ["ArchivedEventAdmin", "InboxEntryAdmin", "OutboxEventAdmin"]
+__all__ = ["ArchivedEventAdmin", "DashboardAdmin", "InboxEntryAdmin", "OutboxEventAdmin"]

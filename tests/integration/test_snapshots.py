@@ -1,4 +1,4 @@
-"""Snapshots of a live broker and database: what they hold, and a broker or database that is away."""
+"""Snapshots of a live broker and database; a broker or database that is away; alerts of both."""
 
 from __future__ import annotations
 
