@@ -198,6 +198,11 @@ def title(alert: Alert) -> str:
     return visible(f"{what}: {alert.key}" if alert.key else what)
 
 
+def told(alert: Alert) -> str:
+    """Return the text of an alert, whoever's names are in it."""
+    return visible(alert.text, 2_000)
+
+
 def _tell(alert: Alert, settings: Settings) -> None:
     """Send signal and e-mail; what fails of it is logged, and disturbs nobody."""
     over = alert.ended is not None
@@ -208,16 +213,15 @@ def _tell(alert: Alert, settings: Settings) -> None:
         title(alert),
     )
     signal = signals.alert_ended if over else signals.alert_raised
-    for receiver, answer in signal.send_robust(
+    # Django logs what a receiver raises.
+    signal.send_robust(
         settings.service, kind=alert.kind, key=alert.key, text=alert.text, since=alert.since
-    ):
-        if isinstance(answer, Exception):
-            logger.error("%r failed for an alert", receiver, exc_info=answer)
+    )
     if not settings.alerts.mail:
         return
     # A header is one line.
     subject = " ".join(f"{settings.service}: {'over: ' if over else ''}{title(alert)}".split())
-    lines = [visible(alert.text), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
+    lines = [told(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
     if alert.ended is not None:
         lines.append(f"Over since {alert.ended:%Y-%m-%d %H:%M:%S} UTC.")
     try:

@@ -506,7 +506,7 @@ def _schedules(registry: Registry) -> list[dict[str, Any]]:
 def _alert(alert: Alert, now: datetime) -> dict[str, Any]:
     return {
         "title": alerts.title(alert),
-        "text": visible(alert.text, TEXT),
+        "text": alerts.told(alert),
         "since": alert.since,
         "ago": age(alert.since, now),
     }
