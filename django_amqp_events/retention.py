@@ -176,12 +176,12 @@ def prune(
         inbox.prune(
             before=before, service=service, batch_size=batch_size, progress=so_far, stop=ended
         )
-    old: list[tuple[str, QuerySet[Any]]] = []
+    watched: list[tuple[str, QuerySet[Any]]] = []
     if snapshots_age is not None:
-        old.append(("snapshots", _old_snapshots(service, snapshots_age, now)))
+        watched.append(("snapshots", _old_snapshots(service, snapshots_age, now)))
     if alerts_age is not None:
-        old.append(("alerts", _old_alerts(service, alerts_age, now)))
-    for name, rows in old:
+        watched.append(("alerts", _old_alerts(service, alerts_age, now)))
+    for name, rows in watched:
         while not pruned.stopped:
             if stop():
                 pruned.stopped = True

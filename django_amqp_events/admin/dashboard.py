@@ -163,7 +163,7 @@ class DashboardAdmin(Pages[Dashboard]):
             ("retries", _("Retries")),
         )
         here = "changelist" if name == "dashboard" else name
-        request.current_app = self.admin_site.name  # type: ignore[attr-defined]
+        request.current_app = self.admin_site.name
         return TemplateResponse(
             request,
             f"{_TEMPLATES}/{name}.html",

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from django_amqp_events import alerts, signals, snapshots
 from django_amqp_events.models import Alert, Snapshot
@@ -85,7 +85,7 @@ def test_a_snapshot_has_every_queue_and_what_is_open(billing, exact, monkeypatch
     later = now + timedelta(minutes=1)
     wait_until(lambda: billing.ready(QUEUE) == 2, "both are back")
     watcher(billing).look(later)
-    about = Snapshot.objects.order_by("at").last().about
+    about = Snapshot.objects.latest("at").about
     assert about["queues"][QUEUE]["severity"] == "error"
     assert "start a worker" in about["queues"][QUEUE]["meaning"]
     assert about["consumed"] == {QUEUE: now.isoformat()}, "when it was last seen"
@@ -185,7 +185,7 @@ def test_a_database_that_is_away_is_told_once_and_disturbs_nothing(billing, monk
 
     def rows(name: str) -> Any:
         if broken.is_set():
-            raise snapshots.Error("the database is away\nDETAIL")
+            raise DatabaseError("the database is away\nDETAIL")
         return real(name)
 
     monkeypatch.setattr(snapshots, "rows", rows)
