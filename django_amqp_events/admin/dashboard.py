@@ -309,7 +309,7 @@ class _Seen:
         broker = self.newest.get("broker", {})
         if not newest.seen:
             of = (
-                _("Queues are shown as of %(when)s.") % {"when": _when(self.at)}
+                _("Queues are shown as of %(when)s") % {"when": _when(self.at)}
                 if self.at
                 else _("Its queues have not been seen yet.")
             )
@@ -376,7 +376,9 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
                 and not (figures_.get("ready") or figures_.get("total")),
             }
         )
-    return queues
+    # Handlers first; what has no role is not declared any more.
+    order = {role: place for place, role in enumerate(svg.ROLES)}
+    return sorted(queues, key=lambda each: order.get(each["role"], len(order)))
 
 
 def _ttl(queue: Queue) -> int:
@@ -472,7 +474,11 @@ def _returning(queues: list[dict[str, Any]], seen: _Seen) -> Picture:
                 _("within %(time)s, by %(when)s")
                 % {
                     "time": svg.duration(each["delay"]),
-                    "when": _when(seen.at + timedelta(seconds=each["delay"])) if seen.at else "?",
+                    "when": date_format(
+                        localtime(seen.at + timedelta(seconds=each["delay"])), "TIME_FORMAT"
+                    )
+                    if seen.at
+                    else "?",
                 }
                 if each["delay"]
                 else each["name"],

@@ -21,7 +21,7 @@ from .shown import line
 #: Units of a chart, about the pixels that a small screen has: its text can be read there.
 WIDTH: Final = 360
 HEIGHT: Final = 150
-_LEFT: Final = 34
+_LEFT: Final = 42
 _BOTTOM: Final = 18
 _TOP: Final = 8
 #: Characters of a name in a picture, and of one in its tooltip.
@@ -29,6 +29,9 @@ _NAME: Final = 46
 _LONG: Final = 300
 #: Queues that a graph draws; the table has all.
 GRAPH: Final = 200
+#: Roles of queues, in the order in which they are shown.
+ROLES: Final = ("handler", "delay", "graveyard", "dead", "abyss", "archive")
+_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 Cell = str | int | float
 
 
@@ -231,6 +234,8 @@ def pareto(title: str, found: Sequence[tuple[str, int]], *, of: tuple[str, str])
 def schedule(title: str, delays: Sequence[float]) -> Picture:
     """Draw the retries of a handler: each bar is the time since the first failure."""
     totals = list(accumulate(delays))
+    most = totals[-1] if totals else 0.0
+    unit, length = next((each for each in _UNITS if most >= 2 * each[1]), _UNITS[-1])
     drawn = bars(
         title,
         [str(place) for place in range(1, len(delays) + 1)],
@@ -238,12 +243,12 @@ def schedule(title: str, delays: Sequence[float]) -> Picture:
             Layer(
                 "ae-fill-quiet",
                 _("waited before"),
-                [total - delay for total, delay in zip(totals, delays, strict=True)],
+                [(total - delay) / length for total, delay in zip(totals, delays, strict=True)],
             ),
-            Layer("ae-fill", _("delay"), list(delays)),
+            Layer("ae-fill", _("delay"), [delay / length for delay in delays]),
         ],
         of=_("Retry"),
-        unit=" s",
+        unit=f" {unit}",
     )
     return Picture(
         title=title,
@@ -335,7 +340,7 @@ def duration(seconds: float) -> str:
     """Write seconds for a person: the two largest units."""
     left = round(seconds)
     said = []
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+    for unit, length in _UNITS:
         count, left = divmod(left, length)
         if count:
             said.append(f"{count} {unit}")
@@ -343,8 +348,7 @@ def duration(seconds: float) -> str:
 
 
 def _in_order(topology: Topology) -> list[Queue]:
-    order = ("handler", "delay", "graveyard", "dead", "abyss", "archive")
-    return sorted(topology.queues, key=lambda queue: order.index(queue.role))
+    return sorted(topology.queues, key=lambda queue: ROLES.index(queue.role))
 
 
 def _beside(right: Mapping[str, int], edges: Mapping[tuple[str, str], object]) -> dict[str, int]:
