@@ -16,6 +16,7 @@ from typing import Any, Final
 from django.core.mail import mail_admins
 from django.db import IntegrityError, router, transaction
 from django.db.models import QuerySet
+from django.utils.translation import gettext_lazy as _
 
 from . import signals
 from .conf import Settings, get_settings
@@ -24,16 +25,16 @@ from .models import LENGTH, Alert, Snapshot, clean, visible
 logger = logging.getLogger(__name__)
 
 #: What each kind is called, in e-mails and on pages.
-KINDS: Final[Mapping[str, str]] = {
-    "growth": "Many events are archived",
-    "mirror_lag": "The archive is not mirrored",
-    "outbox_lag": "Events wait in the outbox",
-    "abyss": "Poison is in the abyss",
-    "broker_away": "RabbitMQ is away",
-    "broker_alarm": "RabbitMQ blocks publishers",
-    "stale": "Nobody takes the figures of the dashboard",
-    "group_new": "A new kind of failure",
-    "group_back": "A kind of failure came back",
+KINDS: Final[Mapping[str, Any]] = {
+    "growth": _("Many events are archived"),
+    "mirror_lag": _("The archive is not mirrored"),
+    "outbox_lag": _("Events wait in the outbox"),
+    "abyss": _("Poison is in the abyss"),
+    "broker_away": _("RabbitMQ is away"),
+    "broker_alarm": _("RabbitMQ blocks publishers"),
+    "stale": _("Nobody takes the figures of the dashboard"),
+    "group_new": _("A new kind of failure"),
+    "group_back": _("A kind of failure came back"),
 }
 #: Which trouble: its kind, and which one of that kind.
 Which = tuple[str, str]
@@ -194,7 +195,7 @@ def stale(settings: Settings, now: datetime) -> bool:
 
 def title(alert: Alert) -> str:
     """Name an alert in a line."""
-    what = KINDS.get(alert.kind, alert.kind)
+    what = str(KINDS.get(alert.kind, alert.kind))
     return visible(f"{what}: {alert.key}" if alert.key else what)
 
 

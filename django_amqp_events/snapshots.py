@@ -255,9 +255,9 @@ class Watcher:
             try:
                 self.look()
             except Exception as exc:
-                if not isinstance(exc, Error):
-                    logger.exception("the figures of the dashboard cannot be taken")
                 if not self._failed:
+                    if not isinstance(exc, Error):
+                        logger.exception("the figures of the dashboard cannot be taken")
                     text = visible(exc, 200).partition("\n")[0]
                     self.tell(f"the figures of the dashboard cannot be stored ({text})")
                 self._failed = True
