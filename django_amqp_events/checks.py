@@ -558,6 +558,17 @@ def check_limits(project: Project) -> Iterator[Problem]:
         )
 
 
+def check_alerts(project: Project) -> Iterator[Problem]:
+    """E-mails about alerts that nobody gets (W060)."""
+    if project.settings.alerts.mail and not django_settings.ADMINS:
+        yield Problem(
+            "W060",
+            "AMQP_EVENTS['ALERTS'] has MAIL, but Django's ADMINS is empty: nobody gets the e-mail.",
+            "Set ADMINS (and EMAIL_HOST, SERVER_EMAIL), or take MAIL out and use the signal "
+            "alert_raised.",
+        )
+
+
 # -- the Celery app's configuration -------------------------------------------------------
 
 
@@ -755,6 +766,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_autocommit,
     check_outbox,
     check_limits,
+    check_alerts,
     check_transport,
     check_worker,
     check_eager,

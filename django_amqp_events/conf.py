@@ -103,12 +103,37 @@ class RetentionSettings:
         inbox: seconds since a handler with ``once`` has handled it, ``None`` for ever; longer
             where a retry schedule asks for it (:func:`django_amqp_events.inbox.keep`).
         batches: seconds since a replay batch has ended, ``None`` for ever.
+        snapshots: seconds since the figures of the dashboard were taken, ``None`` for ever.
+        alerts: seconds since an alert has ended, ``None`` for ever.
     """
 
     succeeded: float | None = 30 * 86_400.0
     discarded: float | None = 90 * 86_400.0
     inbox: float | None = INBOX_MIN
     batches: float | None = 90 * 86_400.0
+    snapshots: float | None = 7 * 86_400.0
+    alerts: float | None = 90 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertSettings:
+    """From when on something is a trouble; ``None`` switches that alert off.
+
+    Attributes:
+        mail: tell ADMINS by e-mail; signals are sent either way.
+        growth: events that came into the archive within an hour, above which it is one.
+        mirror_lag, outbox_lag: seconds that messages wait in the archive queue, and events in the
+            outbox.
+        away: seconds that the broker does not answer.
+        stale: seconds without figures of the dashboard.
+    """
+
+    mail: bool = False
+    growth: int | None = 100
+    mirror_lag: float | None = 300.0
+    outbox_lag: float | None = 300.0
+    away: float | None = 60.0
+    stale: float | None = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +163,7 @@ class Settings:
         database: alias of the outbox, and whose transaction ``on_commit`` waits for.
         retention: how long ``events_prune`` keeps events that are settled.
         renamed_handlers: today's name of handlers that archived events know by an older one.
+        alerts: when somebody is told.
     """
 
     service: str = ""
@@ -160,6 +186,7 @@ class Settings:
     database: str = "default"
     retention: RetentionSettings = RetentionSettings()
     renamed_handlers: Mapping[str, str] = field(default_factory=dict)
+    alerts: AlertSettings = AlertSettings()
 
 
 class Reader:
@@ -256,6 +283,7 @@ KEYS: Final = (
     "DATABASE",
     "RETENTION",
     "RENAMED_HANDLERS",
+    "ALERTS",
 )
 
 #: What a service's name may be.
@@ -353,6 +381,7 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
         database=read.text("DATABASE", "default"),
         retention=_retention(read),
         renamed_handlers=_renamed(read),
+        alerts=_alerts(read),
     )
     return settings, tuple(problems)
 
@@ -437,14 +466,20 @@ def _archive(read: Reader) -> ArchiveSettings:
     )
 
 
+_TOLD: Final = ("MAIL", "GROWTH", "MIRROR_LAG", "OUTBOX_LAG", "AWAY", "STALE")
+_KEPT: Final = ("SUCCEEDED", "DISCARDED", "INBOX", "BATCHES", "SNAPSHOTS", "ALERTS")
+
+
 def _retention(read: Reader) -> RetentionSettings:
     value = read.raw.get("RETENTION", {})
     if not isinstance(value, Mapping):
-        read.wrong("RETENTION", value, "a dict with SUCCEEDED, DISCARDED, INBOX and BATCHES")
+        read.wrong("RETENTION", value, f"a dict with {', '.join(_KEPT[:-1])} and {_KEPT[-1]}")
         # Nothing is deleted on a guess.
-        return RetentionSettings(succeeded=None, discarded=None, inbox=None, batches=None)
+        return RetentionSettings(
+            succeeded=None, discarded=None, inbox=None, batches=None, snapshots=None, alerts=None
+        )
     inner = Reader(value, f"{SETTING}['RETENTION']", read.problems)
-    inner.known(("SUCCEEDED", "DISCARDED", "INBOX", "BATCHES"))
+    inner.known(_KEPT)
     kept = RetentionSettings()
     inbox = _age(inner, "INBOX", kept.inbox)
     if inbox is not None and inbox < INBOX_MIN:
@@ -455,6 +490,31 @@ def _retention(read: Reader) -> RetentionSettings:
         discarded=_age(inner, "DISCARDED", kept.discarded),
         inbox=inbox,
         batches=_age(inner, "BATCHES", kept.batches),
+        snapshots=_age(inner, "SNAPSHOTS", kept.snapshots),
+        alerts=_age(inner, "ALERTS", kept.alerts),
+    )
+
+
+def _alerts(read: Reader) -> AlertSettings:
+    value = read.raw.get("ALERTS", {})
+    if not isinstance(value, Mapping):
+        read.wrong("ALERTS", value, f"a dict with {', '.join(_TOLD[:-1])} and {_TOLD[-1]}")
+        return AlertSettings()
+    inner = Reader(value, f"{SETTING}['ALERTS']", read.problems)
+    inner.known(_TOLD)
+    limits = AlertSettings()
+    growth = limits.growth
+    if value.get("GROWTH", growth) is None:
+        growth = None
+    else:
+        growth = inner.count("GROWTH", growth, "a number of events above 0, or None")
+    return AlertSettings(
+        mail=bool(inner.take("MAIL", limits.mail, lambda v: isinstance(v, bool), "True or False")),
+        growth=growth,
+        mirror_lag=_age(inner, "MIRROR_LAG", limits.mirror_lag),
+        outbox_lag=_age(inner, "OUTBOX_LAG", limits.outbox_lag),
+        away=_age(inner, "AWAY", limits.away),
+        stale=_age(inner, "STALE", limits.stale),
     )
 
 

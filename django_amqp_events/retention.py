@@ -1,11 +1,10 @@
 """Retention: what is settled leaves the database when it is old; nothing else deletes such a row.
 
 Of the archive events that have succeeded or were discarded, of the outbox those that were
-discarded (what is confirmed goes by itself), of the inbox what no event can ask for any more, of
-the replay batches those that ended. In parts, oldest first, each in its own short transaction. What
-a part found is locked and
-looked at again before anything of it goes, so that an event that somebody restored meanwhile
-keeps its row and its history.
+discarded (what is confirmed goes by itself), of the inbox what no event can ask for any more, and
+replay batches, snapshots and alerts that are over. In parts, oldest first, each in its own short
+transaction. What a part found is locked and looked at again before anything of it goes, so that an
+event that somebody restored meanwhile keeps its row and its history.
 """
 
 from __future__ import annotations
@@ -13,16 +12,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
-from django.db import transaction
+from django.db import router, transaction
 from django.db.models import QuerySet
 
 from . import batches, inbox, lifecycle, outbox
 from .commits import check_commits
 from .conf import RetentionSettings, get_settings
-from .models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State
+from .models import (
+    Alert,
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    Snapshot,
+    State,
+)
 
 #: Rows in one transaction at most.
 BATCH: Final = 500
@@ -39,6 +46,7 @@ class Pruned:
         outbox: discarded events of the outbox.
         inbox: rows of the inbox.
         batches: replay batches, with what they say of each event.
+        snapshots, alerts: rows of theirs.
         stopped: the rest was left because somebody said so.
     """
 
@@ -46,11 +54,20 @@ class Pruned:
     outbox: int = 0
     inbox: int = 0
     batches: int = 0
+    snapshots: int = 0
+    alerts: int = 0
     stopped: bool = False
 
     @property
     def total(self) -> int:
-        return sum(self.events.values()) + self.outbox + self.inbox + self.batches
+        return (
+            sum(self.events.values())
+            + self.outbox
+            + self.inbox
+            + self.batches
+            + self.snapshots
+            + self.alerts
+        )
 
 
 def ages(settings: RetentionSettings) -> dict[State, float]:
@@ -69,6 +86,8 @@ def due(
     outbox_age: float | None = None,
     inbox_age: float | None = None,
     batch_age: float | None = None,
+    snapshots_age: float | None = None,
+    alerts_age: float | None = None,
     now: datetime | None = None,
 ) -> Pruned:
     """Count what :func:`prune` would delete; changes nothing."""
@@ -87,6 +106,10 @@ def due(
         counted.inbox = inbox.due(before=now - timedelta(seconds=inbox_age), service=service)
     if batch_age is not None:
         counted.batches = batches.old(service=service, age=batch_age, now=now).count()
+    if snapshots_age is not None:
+        counted.snapshots = _old_snapshots(service, snapshots_age, now).count()
+    if alerts_age is not None:
+        counted.alerts = _old_alerts(service, alerts_age, now).count()
     return counted
 
 
@@ -97,6 +120,8 @@ def prune(
     outbox_age: float | None = None,
     inbox_age: float | None = None,
     batch_age: float | None = None,
+    snapshots_age: float | None = None,
+    alerts_age: float | None = None,
     batch_size: int = BATCH,
     now: datetime | None = None,
     progress: Callable[[Pruned], object] = bool,
@@ -114,6 +139,7 @@ def prune(
             are kept; for ever by default.
         batch_age: seconds that a replay batch is kept which has ended; for ever by default. With
             one, drafts that nobody has started go after a day.
+        snapshots_age, alerts_age: seconds that snapshots, and alerts that are over, are kept.
         batch_size: rows in one transaction at most.
         now: until when it is counted; once for the whole run, so that it ends.
         progress: called after each batch.
@@ -173,8 +199,35 @@ def prune(
                 pruned.stopped = True
                 break
             pruned.batches += batches.forget(ended_long_ago)
+    watched: list[tuple[str, QuerySet[Any]]] = []
+    if snapshots_age is not None:
+        watched.append(("snapshots", _old_snapshots(service, snapshots_age, now)))
+    if alerts_age is not None:
+        watched.append(("alerts", _old_alerts(service, alerts_age, now)))
+    for name, rows in watched:
+        while not pruned.stopped:
+            if stop():
+                pruned.stopped = True
+                break
+            check_commits(rows.db)
+            keys = list(rows.order_by().values_list("pk", flat=True)[:batch_size])
+            if not keys:
+                break
+            rows.filter(pk__in=keys).only("pk").delete()
+            setattr(pruned, name, getattr(pruned, name) + len(keys))
             progress(pruned)
     return pruned
+
+
+def _old_snapshots(service: str, age: float, now: datetime) -> QuerySet[Snapshot]:
+    rows = Snapshot.objects.using(router.db_for_write(Snapshot))
+    return rows.filter(service=service, at__lt=now - timedelta(seconds=age))
+
+
+def _old_alerts(service: str, age: float, now: datetime) -> QuerySet[Alert]:
+    # What lasts has not ended, and is kept.
+    rows = Alert.objects.using(router.db_for_write(Alert))
+    return rows.filter(service=service, ended__lt=now - timedelta(seconds=age))
 
 
 def _old(service: str, state: State, age: float, now: datetime) -> QuerySet[ArchivedEvent]:

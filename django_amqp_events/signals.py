@@ -19,6 +19,10 @@
 ``event_hanging``
     ``handler``, ``event``, ``seconds`` that it has been running, ``pid`` of the process; sent in
     the worker's main process, by a thread that watches; again each time the seconds have doubled.
+``alert_raised``, ``alert_ended``
+    ``kind``, ``key``, ``text``, ``since``; sent once where a trouble begins and once where it is
+    over, by whoever saw it first: ``events_mirror``, its thread that takes the figures, or
+    ``events_alerts``. docs/alerts.md lists the kinds.
 """
 
 from __future__ import annotations
@@ -32,3 +36,5 @@ event_retried = Signal()
 event_archived = Signal()
 event_skipped = Signal()
 event_hanging = Signal()
+alert_raised = Signal()
+alert_ended = Signal()

@@ -50,6 +50,9 @@ HEIGHTS = {
     "outbox-discarded": (1400, 2000),
     "outbox-publish": (1000, 1500),
     "inbox": (600, 900),
+    "dashboard": (2300, 5200),
+    "topology": (1500, 2600),
+    "retries": (1300, 1700),
 }
 #: Those of docs/images: their heights at 1280 pixels, before they are made smaller.
 DOCS = {"list": 620, "detail": 1250, "confirmation": 1000}
@@ -237,7 +240,12 @@ def pages(world: Any) -> dict[str, Callable[[], str]]:
     waiting = outbox(now)
     seen = decisions.freeze({row.pk: 0 for row in waiting})
     pages = "/admin/django_amqp_events/outboxevent/"
+    watched(now)
+    dashboard = "/admin/django_amqp_events/dashboard/"
     return {
+        "dashboard": lambda: dashboard,
+        "topology": lambda: f"{dashboard}topology/",
+        "retries": lambda: f"{dashboard}retries/",
         "outbox": lambda: f"{pages}?state=all",
         "outbox-event": lambda: f"{pages}{waiting[0].pk}/change/",
         "outbox-discarded": lambda: f"{pages}{waiting[-1].pk}/change/",
@@ -249,6 +257,41 @@ def pages(world: Any) -> dict[str, Callable[[], str]]:
         "force": lambda: asked("force", late),
         "result": result,
     }
+
+
+def watched(now: datetime) -> None:
+    """A day of snapshots: the last one of this broker, with messages in queues and an alert."""
+    from django_amqp_events import alerts, broker, conf, registry, topology
+    from django_amqp_events.models import Snapshot
+    from django_amqp_events.snapshots import Camera, Watcher
+
+    settings = conf.get_settings()
+    app = broker.celery_app(settings)
+    camera = Camera(app, settings, topology.build(settings, registry.get_registry()))
+    for hour in range(24, 0, -1):
+        before = camera.take(now - timedelta(hours=hour))
+        before.open = 40 - abs(12 - hour) * 3
+        before.save()
+    with broker.connection(app, timeout=10) as connection:
+        channel = connection.channel()
+        for queue, count in (
+            ("billing.send_invoice", 42), ("billing:delay.8s", 9), ("billing:delay.512s", 17),
+            ("billing:abyss", 1),
+        ):  # fmt: skip
+            for _ in range(count):
+                channel.basic_publish(
+                    channel.prepare_message(b"[[], {}, {}]"), exchange="", routing_key=queue
+                )
+        channel.close()
+    Watcher(camera).look(now)
+    seen = Snapshot.objects.latest("at")
+    document = seen.about
+    document["consumed"] = {"billing.send_invoice": (now - timedelta(minutes=50)).isoformat()}
+    document["queues"]["billing.book"] |= {"consumers": 2, "published": 12.5, "delivered": 12.4}
+    seen.document = json.dumps(document)
+    seen.save()
+    alerts.consider("growth", "", "More than 100 events came into the archive within an hour.",
+                    now=now - timedelta(minutes=20))  # fmt: skip
 
 
 def outbox(now: datetime) -> list[Any]:

@@ -1,12 +1,13 @@
-"""Archive, outbox and inbox in Django's admin: look, replay, publish now, discard, restore.
+"""Archive, outbox, inbox and dashboard in Django's admin: look, replay, publish now, discard.
 
 Django's admin imports this package where it is installed; nothing else does. For an admin site of
 one's own::
 
     from django_amqp_events.admin import (
-        ArchivedEventAdmin, InboxEntryAdmin, OutboxEventAdmin, ReplayBatchAdmin
+        ArchivedEventAdmin, DashboardAdmin, InboxEntryAdmin, OutboxEventAdmin, ReplayBatchAdmin
     )
 
+    site.register(Dashboard, DashboardAdmin)
     site.register(ArchivedEvent, ArchivedEventAdmin)
     site.register(OutboxEvent, OutboxEventAdmin)
     site.register(InboxEntry, InboxEntryAdmin)
@@ -17,9 +18,10 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from ..models import ArchivedEvent, InboxEntry, OutboxEvent, ReplayBatch
+from ..models import ArchivedEvent, Dashboard, InboxEntry, OutboxEvent, ReplayBatch
 from .archive import ArchivedEventAdmin
 from .batches import ReplayBatchAdmin
+from .dashboard import DashboardAdmin
 from .inbox import InboxEntryAdmin
 from .outbox import OutboxEventAdmin
 
@@ -27,5 +29,12 @@ admin.site.register(ArchivedEvent, ArchivedEventAdmin)
 admin.site.register(OutboxEvent, OutboxEventAdmin)
 admin.site.register(InboxEntry, InboxEntryAdmin)
 admin.site.register(ReplayBatch, ReplayBatchAdmin)
+admin.site.register(Dashboard, DashboardAdmin)
 
-__all__ = ["ArchivedEventAdmin", "InboxEntryAdmin", "OutboxEventAdmin", "ReplayBatchAdmin"]
+__all__ = [
+    "ArchivedEventAdmin",
+    "DashboardAdmin",
+    "InboxEntryAdmin",
+    "OutboxEventAdmin",
+    "ReplayBatchAdmin",
+]

@@ -562,6 +562,8 @@ class QueueStatus:
         total: all messages, dead letters under way included; ``None`` likewise. Management
             figures are some seconds old.
         consumers: live.
+        published, delivered: messages that come in and go out per second; ``None`` where the
+            management API has no statistics of it.
         meaning: one sentence.
     """
 
@@ -574,6 +576,8 @@ class QueueStatus:
     unacked: int | None = None
     total: int | None = None
     consumers: int | None = None
+    published: float | None = None
+    delivered: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -677,7 +681,14 @@ def _status_of(
         unacked=unacked,
         total=total,
         consumers=depth.consumers,
+        published=_rate(figures, "publish_details"),
+        delivered=_rate(figures, "deliver_get_details"),
     )
+
+
+def _rate(figures: Mapping[str, Any], what: str) -> float | None:
+    found = ((figures.get("message_stats") or {}).get(what) or {}).get("rate")
+    return float(found) if isinstance(found, (int, float)) else None
 
 
 def _stale_meaning(

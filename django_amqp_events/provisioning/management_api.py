@@ -20,7 +20,8 @@ from ..exceptions import TopologyError
 
 _QUEUE_COLUMNS: Final = (
     "name,type,durable,auto_delete,exclusive,arguments,policy,operator_policy,"
-    "effective_policy_definition,messages,messages_ready,messages_unacknowledged,consumers"
+    "effective_policy_definition,messages,messages_ready,messages_unacknowledged,consumers,"
+    "message_stats"
 )
 
 
@@ -185,6 +186,24 @@ class ManagementApi:
             if exc.status in (401, 403):
                 return None
             raise
+
+    def alarms(self) -> list[str] | None:
+        """Return the alarms in force, for which the broker blocks publishers; one text each.
+
+        ``None`` where this user may not see them.
+        """
+        try:
+            nodes = self._list("nodes", columns="name,mem_alarm,disk_free_alarm")
+        except ManagementApiError as exc:
+            if exc.status in (401, 403):
+                return None
+            raise
+        return [
+            f"{what} alarm on {node.get('name', 'a node')}"
+            for node in nodes
+            for key, what in (("mem_alarm", "memory"), ("disk_free_alarm", "disk"))
+            if node.get(key)
+        ]
 
     def _list(self, *path: str, **query: str) -> list[dict[str, Any]]:
         found = self.get(*path, **query)

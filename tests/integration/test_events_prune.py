@@ -207,6 +207,8 @@ def test_json(prune):
         ],
         "outbox": {"kept_seconds": None, "events": 0},
         "inbox": {"kept_seconds": 2592000.0, "rows": 0},
+        "snapshots": {"kept_seconds": 604800.0, "rows": 0},
+        "alerts": {"kept_seconds": 7776000.0, "rows": 0},
     }
 
 

@@ -411,6 +411,13 @@ def test_classic_queues(run: Check) -> None:
     assert run(QUEUE_TYPE="classic") == ["W009"]
 
 
+def test_emails_that_nobody_gets(run: Check, settings: DjangoSettings) -> None:
+    assert run(ALERTS={"MAIL": True}) == ["W060"]
+    assert run(ALERTS={"GROWTH": 5}) == []
+    settings.ADMINS = [("Ada", "ada@example.com")]
+    assert run(ALERTS={"MAIL": True}) == []
+
+
 def test_bodies_that_rabbitmq_refuses(run: Check) -> None:
     assert run(MAX_BODY=16 * 1024 * 1024) == []
     assert run(MAX_BODY=16 * 1024 * 1024 + 1) == ["W010"]

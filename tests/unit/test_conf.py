@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from pytest_django import Settings as DjangoSettings
 
 from django_amqp_events import conf
 from django_amqp_events.conf import (
+    AlertSettings,
     ArchiveSettings,
     RetentionSettings,
     Settings,
@@ -89,6 +91,7 @@ def test_every_key_is_read() -> None:
         "DATABASE": "orders",
         "RETENTION": {"SUCCEEDED": timedelta(days=7), "DISCARDED": None},
         "RENAMED_HANDLERS": {"billing.old": "billing.invoice"},
+        "ALERTS": {"MAIL": True, "GROWTH": 7, "MIRROR_LAG": timedelta(minutes=1), "STALE": None},
     }
     assert set(raw) == set(conf.KEYS)
     settings, problems = parse(raw)
@@ -114,6 +117,7 @@ def test_every_key_is_read() -> None:
         database="orders",
         retention=RetentionSettings(succeeded=7 * 86400, discarded=None),
         renamed_handlers={"billing.old": "billing.invoice"},
+        alerts=AlertSettings(mail=True, growth=7, mirror_lag=60, stale=None),
     )
 
 
@@ -216,6 +220,11 @@ def test_an_unknown_key_like_none_names_them_all() -> None:
         {"RETENTION": None},
         {"RETENTION": 30},
         {"RETENTION": {"SUCCEEDED": 0}},
+        {"ALERTS": 5},
+        {"ALERTS": {"MAIL": "yes"}},
+        {"ALERTS": {"GROWTH": 1.5}},
+        {"ALERTS": {"GROWTH": 0}},
+        {"ALERTS": {"AWAY": -1}},
         {"RETENTION": {"SUCCEEDED": False}},
         {"RETENTION": {"DISCARDED": "30d"}},
         {"RETENTION": {"DISCARDED": timedelta(days=-1)}},
@@ -243,7 +252,9 @@ def test_wrong_values(keys: dict[str, Any]) -> None:
 def test_wrong_retention_deletes_nothing() -> None:
     """Whoever reads settings in spite of their errors must not delete on a guess."""
     wrong = parse({"SERVICE": "a", "RETENTION": 5})[0].retention
-    assert wrong == RetentionSettings(succeeded=None, discarded=None, inbox=None, batches=None)
+    assert wrong == RetentionSettings(
+        succeeded=None, discarded=None, inbox=None, batches=None, snapshots=None, alerts=None
+    )
     kept, problems = parse({"SERVICE": "a", "RETENTION": {"INBOX": timedelta(days=29)}})
     assert kept.retention == RetentionSettings(inbox=None)
     assert [(p.code, p.hint) for p in problems] == [
@@ -427,7 +438,10 @@ def test_every_setting_is_documented() -> None:
     assert documented(text, "Keys") == set(conf.KEYS)
     handler = {name.upper() for name in conf.HANDLER_OPTIONS}
     assert documented(text, "Handlers") == handler
-    assert documented(text, "Retention") == {"SUCCEEDED", "DISCARDED", "INBOX"}
+    assert documented(text, "Retention") == {
+        "SUCCEEDED", "DISCARDED", "INBOX", "SNAPSHOTS", "ALERTS",
+    }  # fmt: skip
+    assert documented(text, "Alerts") == {each.name.upper() for each in fields(AlertSettings)}
     assert documented(text, "Events") == {name.upper() for name in conf.EVENT_OPTIONS}
     for name in handler - {option.upper() for option in conf.DEFAULT_OPTIONS}:
         rows = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]

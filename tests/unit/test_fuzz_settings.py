@@ -17,7 +17,13 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from django_amqp_events import conf
-from django_amqp_events.conf import ArchiveSettings, RetentionSettings, Settings, parse
+from django_amqp_events.conf import (
+    AlertSettings,
+    ArchiveSettings,
+    RetentionSettings,
+    Settings,
+    parse,
+)
 from django_amqp_events.exceptions import ConfigurationError
 
 EXAMPLES = int(os.environ.get("AMQP_EVENTS_FUZZ", "60"))
@@ -77,7 +83,8 @@ known |= {
     key: st.one_of(nested, st.dictionaries(st.sampled_from(names), nested))
     for key, names in {
         "ARCHIVE": ["TTL", "MAX_LENGTH"],
-        "RETENTION": ["SUCCEEDED", "DISCARDED"],
+        "RETENTION": ["SUCCEEDED", "DISCARDED", "SNAPSHOTS", "ALERTS"],
+        "ALERTS": ["MAIL", "GROWTH", "MIRROR_LAG", "AWAY"],
         "DEFAULTS": [name.upper() for name in conf.DEFAULT_OPTIONS],
     }.items()
 }
@@ -116,11 +123,11 @@ def checked(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[conf.P
     assert isinstance(settings.max_body, int)
     assert 0 < settings.max_body < conf.MAX
     assert all(isinstance(name, str) for name in settings.autodiscover)
-    for found in (settings.archive, settings.retention):
-        assert isinstance(found, (ArchiveSettings, RetentionSettings))
+    for found in (settings.archive, settings.retention, settings.alerts):
+        assert isinstance(found, (ArchiveSettings, RetentionSettings, AlertSettings))
         for each in fields(found):
             value = getattr(found, each.name)
-            assert value is None or 0 < value < conf.MAX
+            assert value is None or isinstance(value, bool) or 0 < value < conf.MAX
     for entries in (settings.events, settings.handlers):
         for name, entry in entries.items():
             assert isinstance(name, str)

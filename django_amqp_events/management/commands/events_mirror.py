@@ -9,12 +9,15 @@ from argparse import ArgumentParser
 from types import FrameType
 from typing import Any
 
+from celery import Celery
 from django.core.management.base import CommandError
 
-from django_amqp_events import broker, conf, mirror
+from django_amqp_events import broker, conf, mirror, registry, snapshots, topology
+from django_amqp_events.conf import Settings
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.base import BrokerCommand
 from django_amqp_events.mirror import Counts, Mirror
+from django_amqp_events.snapshots import Camera, Watcher
 from django_amqp_events.topology import Names
 
 #: Seconds between lines of progress, at most one.
@@ -25,7 +28,8 @@ exit codes:
   0  stopped (SIGTERM, SIGINT), or with --until-empty the archive is empty
   1  AMQP_EVENTS is wrong
 
-A broker or a database that is away is waited for, and said so.
+A broker or a database that is away is waited for, and said so. Without
+--until-empty it also takes the figures of the dashboard every 30 s.
 """
 
 
@@ -76,12 +80,26 @@ class Command(BrokerCommand):
             number: signal.signal(number, self._end) for number in (signal.SIGTERM, signal.SIGINT)
         }
         self._tell(f"mirroring {Names.of(settings).archive}")
+        watcher = None if options["until_empty"] else self._watcher(app, settings)
+        if watcher is not None:
+            watcher.start()
         try:
             total = mirroring.run(until_empty=options["until_empty"])
         finally:
+            if watcher is not None:
+                watcher.stop()
             for number, handler in before.items():
                 signal.signal(number, handler)
         self._tell(f"stopped; {mirror.describe(total)} in all")
+
+    def _watcher(self, app: Celery, settings: Settings) -> Watcher | None:
+        try:
+            declared = topology.build(settings, registry.get_registry())
+        except AmqpEventsError as exc:
+            # The archive is mirrored all the same.
+            self._tell(f"the dashboard gets no figures: {exc}")
+            return None
+        return Watcher(Camera(app, settings, declared), every=snapshots.EVERY, tell=self._tell)
 
     def _stop(self) -> bool:
         if self._parent is not None and os.getppid() != self._parent:

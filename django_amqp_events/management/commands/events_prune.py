@@ -22,7 +22,8 @@ deleted, and what is archived only with --archived. Of the outbox goes what was
 discarded; what waits there is never deleted. A row of the inbox goes when its
 handler has handled the event so long ago, but not while the event is in the
 archive. A replay batch goes when it ended so long ago, or was made a day ago and
-never started.
+never started. Figures of the dashboard, and alerts that are over, go as RETENTION
+says.
 
 exit codes:
   0  everything that was due is deleted (--dry-run: counted)
@@ -108,6 +109,8 @@ class Command(ArchiveCommand):
                     outbox_age=outbox_age,
                     inbox_age=inbox_age,
                     batch_age=batch_age,
+                    snapshots_age=settings.retention.snapshots,
+                    alerts_age=settings.retention.alerts,
                 )
             else:
                 pruned = retention.prune(
@@ -116,12 +119,19 @@ class Command(ArchiveCommand):
                     outbox_age=outbox_age,
                     inbox_age=inbox_age,
                     batch_age=batch_age,
+                    snapshots_age=settings.retention.snapshots,
+                    alerts_age=settings.retention.alerts,
                     batch_size=options["batch_size"],
                     progress=lambda so_far: self.progress(f"{so_far.total} deleted so far"),
                     stop=self.stopped,
                 )
         code = 1 if pruned.stopped else 0
-        self._print(pruned, kept, inbox_age, batch_age, code, dry_run=options["dry_run"])
+        others = {
+            "inbox": (inbox_age, pruned.inbox),
+            "snapshots": (settings.retention.snapshots, pruned.snapshots),
+            "alerts": (settings.retention.alerts, pruned.alerts),
+        }
+        self._print(pruned, kept, others, batch_age, code, dry_run=options["dry_run"])
         if code:
             sys.exit(code)
 
@@ -144,7 +154,7 @@ class Command(ArchiveCommand):
         self,
         pruned: Pruned,
         kept: dict[State, float],
-        inbox_age: float | None,
+        others: dict[str, tuple[float | None, int]],
         batch_age: float | None,
         code: int,
         *,
@@ -165,7 +175,10 @@ class Command(ArchiveCommand):
                     for state in retention.STATES
                 ],
                 "outbox": {"kept_seconds": outbox_age, "events": pruned.outbox},
-                "inbox": {"kept_seconds": inbox_age, "rows": pruned.inbox},
+                **{
+                    name: {"kept_seconds": age, "rows": rows}
+                    for name, (age, rows) in others.items()
+                },
                 "batches": {"kept_seconds": batch_age, "batches": pruned.batches},
             }
             self.stdout.write(json.dumps(document, indent=2))
@@ -181,7 +194,7 @@ class Command(ArchiveCommand):
                 self.tell(f"{state.value:<10} kept for ever")
         for name, age, what in (
             ("outbox", outbox_age, number(pruned.outbox, "discarded event")),
-            ("inbox", inbox_age, number(pruned.inbox, "row")),
+            *((name, age, number(rows, "row")) for name, (age, rows) in others.items()),
             ("batches", batch_age, f"{pruned.batches} replay batch" + "es" * (pruned.batches != 1)),
         ):
             told = "kept for ever" if age is None else f"{what} {done}, kept {_age(age)}"

@@ -1,0 +1,529 @@
+"""The dashboard: how the service stands, its topology, its retries. It only looks.
+
+The pages read the database alone. What they show of the broker was seen by
+:mod:`django_amqp_events.snapshots`, and they say how long ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.formats import date_format
+from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
+
+from .. import alerts, figures, lifecycle, snapshots, topology
+from ..models import Alert, ArchiveAction, ArchivedEvent, Dashboard, Snapshot, visible
+from ..registry import Registry
+from ..topology import Queue, Topology
+from . import svg
+from .base import Pages
+from .filters import known, overdue
+from .paging import count
+from .shown import TEXT, age, line
+from .svg import Layer, Node, Picture, Row
+
+#: Seconds after which the newest snapshot is called stale: two have not come.
+STALE: Final = 3 * snapshots.EVERY
+#: Decisions, alerts and queues that the page shows.
+AUDIT: Final = 20
+ALERTS: Final = 50
+QUEUES: Final = 200
+#: Points of the backlog's curve.
+POINTS: Final = 96
+#: Events that are counted as overdue at most.
+OVERDUE: Final = 1_000
+_TEMPLATES: Final = "admin/django_amqp_events/dashboard"
+
+
+class DashboardAdmin(Pages[Dashboard]):
+    """Three pages for those with the permission ``view_dashboard``.
+
+    For an admin site of your own, register :class:`django_amqp_events.models.Dashboard` with this
+    class or a subclass.
+    """
+
+    def has_view_permission(self, request: HttpRequest, obj: Dashboard | None = None) -> bool:
+        return self._granted(request, "view_dashboard")
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+        pages = {
+            "changelist": ("", self.changelist_view),
+            "topology": ("topology/", self.topology_view),
+            "retries": ("retries/", self.retries_view),
+        }
+        return [
+            path(address, self.admin_site.admin_view(view), name=f"{name}_{page}")
+            for page, (address, view) in pages.items()
+        ]
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """How the service stands."""
+        self._check(request)
+        now = datetime.now(UTC)
+        found = known()
+        service = found[0].service if found else ""
+        seen = _Seen.of(service, now)
+        standing = figures.standing(now)
+        declared = topology.build(*found) if found else None
+        series = figures.series(now)
+        late = count(lifecycle.rows().filter(overdue(now)), OVERDUE)
+        lasting = list(alerts.open_alerts(service)[:ALERTS])
+        queues = _queues(seen, declared)
+        context = {
+            "tiles": self._tiles(request, standing, seen, late, now),
+            "alerts": [_alert(each, now) for each in lasting],
+            "queues": [each for each in queues if not each["dull"]][:QUEUES],
+            "dull": sum(each["dull"] for each in queues),
+            "drift": seen.drift(now),
+            "outboxes": [
+                (line(each.get("database")), visible(each.get("meaning"), TEXT))
+                for each in seen.newest.get("outbox", ())
+                if each.get("severity") != "ok"
+            ],
+            "audit": self._audit(request, now),
+            "pictures": [
+                _throughput(series),
+                _backlog(service, now),
+                _ages(standing),
+                svg.pareto(
+                    _("Handlers that failed in 24 hours"),
+                    [(name or _("nobody"), number) for name, number in series.top_handlers],
+                    of=(_("Handler"), _("Open events")),
+                ),
+                svg.pareto(
+                    _("Exceptions in 24 hours"),
+                    series.top_exceptions,
+                    of=(_("Exception"), _("Open events")),
+                ),
+                _depths(queues),
+                _returning(queues, seen),
+            ],
+            "cut": series.cut,
+            "read": figures.READ,
+            **(extra_context or {}),
+        }
+        return self._page(request, "dashboard", _("Dashboard"), seen, context)
+
+    def topology_view(self, request: HttpRequest) -> HttpResponse:
+        """Exchanges, queues, bindings, and how deep the queues are."""
+        self._check(request)
+        found = known()
+        seen = _Seen.of(found[0].service if found else "", datetime.now(UTC))
+        picture, queues = None, []
+        if found is not None:
+            declared = topology.build(*found)
+            queues = _queues(seen, declared)
+            nodes = {each["name"]: _node(each) for each in queues}
+            picture = svg.graph(_("Exchanges and queues"), declared, nodes)
+        context = {
+            "picture": picture,
+            "queues": queues[:QUEUES],
+            "drift": seen.drift(datetime.now(UTC)),
+            "configured": found is not None,
+        }
+        return self._page(request, "topology", _("Topology"), seen, context)
+
+    def retries_view(self, request: HttpRequest) -> HttpResponse:
+        """When each handler's retries come."""
+        self._check(request)
+        found = known()
+        context = {
+            "handlers": _schedules(found[1])[:QUEUES] if found else [],
+            "configured": found is not None,
+        }
+        return self._page(request, "retries", _("Retries"), None, context)
+
+    # -- helpers
+
+    def _check(self, request: HttpRequest) -> None:
+        if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+
+    def _page(
+        self,
+        request: HttpRequest,
+        name: str,
+        title: str,
+        seen: _Seen | None,
+        context: Mapping[str, Any],
+    ) -> HttpResponse:
+        tabs = (
+            ("changelist", _("Dashboard")),
+            ("topology", _("Topology")),
+            ("retries", _("Retries")),
+        )
+        here = "changelist" if name == "dashboard" else name
+        request.current_app = self.admin_site.name
+        return TemplateResponse(
+            request,
+            f"{_TEMPLATES}/{name}.html",
+            {
+                **self.admin_site.each_context(request),
+                "title": title,
+                "subtitle": None,
+                "opts": self.opts,
+                "media": self.media,
+                "tabs": [(self._url(tab), label, tab == here) for tab, label in tabs],
+                "notes": seen.notes if seen else [],
+                "taken": seen.at if seen else None,
+                **context,
+            },
+        )
+
+    def _tiles(
+        self,
+        request: HttpRequest,
+        standing: figures.Standing,
+        seen: _Seen,
+        late: int,
+        now: datetime,
+    ) -> list[dict[str, str]]:
+        """The figures that somebody wants first: name, value, note, address, severity."""
+        lags = [each["lag"] for each in seen.newest.get("outbox", ()) if "lag" in each]
+        waiting = sum(each.get("total", 0) for each in seen.newest.get("outbox", ()))
+        mirror = seen.document.get("mirror", {})
+        listed = self._archive_url(request)
+        archived = f"{listed}?state=archived" if listed else ""
+
+        def tile(
+            name: str, value: str, note: str = "", url: str = "", severity: str = "ok"
+        ) -> dict[str, str]:
+            return {"name": name, "value": value, "note": note, "url": url, "severity": severity}
+
+        return [
+            tile(
+                _("Open"),
+                _capped(standing.open, standing.open if standing.capped else None),
+                _("archived, nobody has decided"),
+                archived,
+                "error" if standing.open else "ok",
+            ),
+            tile(_("New in 1 h"), _capped(standing.new_hour, figures.READ)),
+            tile(_("New in 24 h"), _capped(standing.new_day, figures.READ)),
+            tile(
+                _("Oldest"),
+                age(standing.oldest, now) if standing.oldest else _("none"),
+                _("open since its last failure") if standing.oldest else "",
+            ),
+            tile(
+                _("Unconfirmed"),
+                _capped(standing.unconfirmed, figures.CAP),
+                _("replays without a confirm"),
+                severity="warning" if standing.unconfirmed else "ok",
+            ),
+            tile(
+                _("Overdue"),
+                _capped(late, OVERDUE),
+                _("replays that have not reported back"),
+                f"{listed}?state=overdue" if listed else "",
+                "warning" if late else "ok",
+            ),
+            tile(
+                _("Mirror lag"),
+                svg.duration(mirror["lag"]) if "lag" in mirror else "?",
+                _("%(number)s waiting") % {"number": mirror["waiting"]}
+                if mirror.get("waiting")
+                else "",
+            ),
+            tile(
+                _("Outbox lag"),
+                svg.duration(max(lags)) if lags else "?",
+                _("%(number)s waiting") % {"number": waiting} if waiting else "",
+            ),
+        ]
+
+    def _archive_url(self, request: HttpRequest) -> str:
+        """Return the address of the archive's list, ``""`` for who may not see it here."""
+        if not self.admin_site.is_registered(ArchivedEvent):
+            return ""
+        if not self.admin_site.get_model_admin(ArchivedEvent).has_view_permission(request):
+            return ""
+        name = f"admin:{self.opts.app_label}_archivedevent_changelist"
+        return reverse(name, current_app=self.admin_site.name)
+
+    def _audit(self, request: HttpRequest, now: datetime) -> list[dict[str, Any]] | None:
+        """Return the newest decisions about events that this user may see here."""
+        if not self._archive_url(request):
+            return None
+        pages = self.admin_site.get_model_admin(ArchivedEvent)
+        actions = list(ArchiveAction.objects.using(lifecycle.database()).order_by("-pk")[:AUDIT])
+        rows = pages.get_queryset(request).filter(pk__in=[each.event_id for each in actions])
+        events = {row.pk: row for row in rows.only("name", "handler", "event_id")}
+        change = f"admin:{self.opts.app_label}_archivedevent_change"
+        return [
+            {
+                "at": each.at,
+                "ago": age(each.at, now),
+                "action": each.get_action_display(),
+                "by": line(each.by) or _("nobody"),
+                "reason": line(each.reason),
+                "event": line(events[each.event_id].name),
+                "handler": line(events[each.event_id].handler) or _("nobody"),
+                "url": reverse(change, args=[each.event_id], current_app=self.admin_site.name),
+            }
+            for each in actions
+            if each.event_id in events
+        ]
+
+
+class _Seen:
+    """The newest snapshot, and the newest with the broker in it.
+
+    Attributes:
+        newest, document: what they hold; ``{}`` where there is none.
+        at: when the broker was seen.
+        notes: what of it is not so any more, a sentence each.
+    """
+
+    def __init__(self, newest: Snapshot | None, seen: Snapshot | None, now: datetime) -> None:
+        self.newest: dict[str, Any] = newest.about if newest else {}
+        self.document: dict[str, Any] = seen.about if seen else {}
+        self.at = seen.at if seen else None
+        self.notes: list[str] = []
+        if newest is None:
+            self.notes.append(
+                _(
+                    "There are no figures of broker and outbox yet: start events_mirror, or "
+                    "events_worker, which runs it."
+                )
+            )
+            return
+        if now - newest.at > timedelta(seconds=STALE):
+            self.notes.append(
+                _(
+                    "Stale since %(when)s: nobody takes figures of broker and outbox. Start "
+                    "events_mirror, or events_worker, which runs it."
+                )
+                % {"when": _when(newest.at)}
+            )
+        broker = self.newest.get("broker", {})
+        if not newest.seen:
+            of = (
+                _("Queues are shown as of %(when)s") % {"when": _when(self.at)}
+                if self.at
+                else _("Its queues have not been seen yet.")
+            )
+            why = visible(broker.get("error"), TEXT)
+            self.notes.append(
+                _("Stale since %(when)s: RabbitMQ did not answer (%(why)s). %(of)s")
+                % {"when": _when(self.at or newest.at), "why": why, "of": of}
+            )
+        if broker.get("api_error"):
+            self.notes.append(visible(broker["api_error"], TEXT))
+        self.notes += [visible(each, TEXT) for each in broker.get("alarms") or ()]
+
+    @classmethod
+    def of(cls, service: str, now: datetime) -> _Seen:
+        """Read both; always two queries."""
+        rows = snapshots.rows(service)
+        return cls(rows.first(), rows.filter(seen=True).first(), now)
+
+    def drift(self, now: datetime) -> dict[str, Any]:
+        """What the last comparison with the broker found."""
+        found = self.document.get("drift", {})
+        if not found:
+            return {}
+        at = datetime.fromisoformat(found["at"])
+        return {
+            "result": found.get("result"),
+            "ago": age(at, now),
+            "items": [visible(each, TEXT) for each in found.get("items", ())],
+        }
+
+
+def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
+    """Return every queue that is declared or was seen, as the tables and pictures show it."""
+    wanted = {queue.name: queue for queue in declared.queues} if declared else {}
+    found = seen.document.get("queues", {})
+    drifted = seen.document.get("drift", {}).get("queues", {})
+    consumed = seen.document.get("consumed", {})
+    queues = []
+    for name in dict.fromkeys([*wanted, *found]):
+        figures_ = found.get(name, {})
+        queue = wanted.get(name)
+        role = queue.role if queue else str(figures_.get("role", ""))
+        severity = figures_.get("severity", "unknown")
+        drift = drifted.get(name, "")
+        at = consumed.get(name)
+        queues.append(
+            {
+                "name": line(name, 300),
+                "role": role,
+                "severity": severity,
+                "meaning": visible(figures_.get("meaning", _("not seen yet")), TEXT),
+                "ready": figures_.get("ready"),
+                "unacked": figures_.get("unacked"),
+                "consumers": figures_.get("consumers"),
+                "published": figures_.get("published"),
+                "delivered": figures_.get("delivered"),
+                "consumed": datetime.fromisoformat(at) if at else None,
+                "limit": _limit(queue) if queue else "",
+                "drift": visible(drift, TEXT),
+                "delay": _ttl(queue) if queue and role == "delay" else 0,
+                "dull": role == "delay"
+                and severity in ("ok", "unknown")
+                and not drift
+                and not (figures_.get("ready") or figures_.get("total")),
+            }
+        )
+    # Handlers first; what has no role is not declared any more.
+    order = {role: place for place, role in enumerate(svg.ROLES)}
+    return sorted(queues, key=lambda each: order.get(each["role"], len(order)))
+
+
+def _ttl(queue: Queue) -> int:
+    return int(queue.arguments.get("x-message-ttl") or 0) // 1000
+
+
+def _limit(queue: Queue) -> str:
+    """Say what limits a queue: events beyond it are moved or lost."""
+    arguments, said = queue.arguments, []
+    if (limit := arguments.get("x-delivery-limit")) and limit < topology.NO_LIMIT:
+        said.append(_("%(number)s deliveries") % {"number": limit + 1})
+    if ttl := _ttl(queue):
+        said.append(svg.duration(ttl))
+    if length := arguments.get("x-max-length"):
+        said.append(_("%(number)s messages") % {"number": length})
+    return ", ".join(said) or _("none")
+
+
+def _node(queue: Mapping[str, Any]) -> Node:
+    if queue["dull"]:
+        return Node()
+    if queue["ready"] is None:
+        return Node(_("missing") if queue["severity"] == "error" else "?", queue["severity"])
+    text = str(queue["ready"])
+    if queue["consumers"]:
+        text += " · " + _("%(number)s consuming") % {"number": queue["consumers"]}
+    return Node(text, "error" if queue["drift"] else queue["severity"])
+
+
+def _throughput(series: figures.Series) -> Picture:
+    return svg.bars(
+        _("Archived, succeeded, discarded per hour"),
+        [f"{localtime(hour):%H}" for hour in series.hours],
+        [
+            Layer("ae-fill-bad", _("archived"), series.archived),
+            Layer("ae-fill", _("succeeded"), series.succeeded),
+            Layer("ae-fill-quiet", _("discarded"), series.discarded),
+        ],
+        of=_("Hour"),
+    )
+
+
+def _backlog(service: str, now: datetime) -> Picture:
+    """The open events of the last day, one of the snapshots of each quarter of an hour."""
+    since = now - figures.DAY
+    step = figures.DAY / POINTS
+    newest: dict[int, tuple[datetime, int]] = {}
+    taken = snapshots.rows(service).filter(at__gte=since).order_by("at")
+    for at, number in taken.values_list("at", "open")[: figures.READ]:
+        newest[int((at - since) / step)] = (at, number)
+    return svg.area(
+        _("Open events over 24 hours"),
+        [(at.timestamp(), f"{localtime(at):%H:%M}", number) for at, number in newest.values()],
+        of=(_("Time"), _("Open events")),
+    )
+
+
+def _ages(standing: figures.Standing) -> Picture:
+    labels = ["< 1 h", "< 6 h", "< 1 d", "< 3 d", "< 7 d", "≥ 7 d"]
+    return svg.bars(
+        _("Age of open events"),
+        labels,
+        [Layer("ae-fill-bad", _("open events"), standing.ages)],
+        of=_("Age"),
+    )
+
+
+def _depths(queues: list[dict[str, Any]]) -> Picture:
+    deep = [each for each in queues if each["role"] != "delay" and each["ready"] is not None]
+    deep.sort(key=lambda each: -each["ready"])
+    return svg.lying(
+        _("Messages that wait, by queue"),
+        [
+            Row(
+                each["name"],
+                each["ready"],
+                css="ae-fill-bad" if each["severity"] == "error" else "ae-fill",
+            )
+            for each in deep[:12]
+        ],
+        of=(_("Queue"), _("Ready")),
+    )
+
+
+def _returning(queues: list[dict[str, Any]], seen: _Seen) -> Picture:
+    """What comes back from the delay queues, and when."""
+    delayed = [each for each in queues if each["role"] == "delay" and each["ready"]]
+    delayed.sort(key=lambda each: each["delay"])
+    return svg.lying(
+        _("Delayed events, and when they come back"),
+        [
+            Row(
+                _("within %(time)s, by %(when)s")
+                % {
+                    "time": svg.duration(each["delay"]),
+                    "when": date_format(
+                        localtime(seen.at + timedelta(seconds=each["delay"])), "TIME_FORMAT"
+                    )
+                    if seen.at
+                    else "?",
+                }
+                if each["delay"]
+                else each["name"],
+                each["ready"],
+            )
+            for each in delayed
+        ],
+        of=(_("Comes back"), _("Events")),
+    )
+
+
+def _schedules(registry: Registry) -> list[dict[str, Any]]:
+    found = []
+    for handler in sorted(registry.handlers.values(), key=lambda each: each.name):
+        policy = handler.policy
+        delays = policy.schedule()
+        found.append(
+            {
+                "name": line(handler.name, 300),
+                "events": ", ".join(map(line, handler.patterns)),
+                "retries": policy.max_retries,
+                "jitter": policy.retry_jitter,
+                "total": svg.duration(policy.total()),
+                "shown": len(delays),
+                "picture": svg.schedule(line(handler.name, 300), delays),
+            }
+        )
+    return found
+
+
+def _alert(alert: Alert, now: datetime) -> dict[str, Any]:
+    return {
+        "title": alerts.title(alert),
+        "text": alerts.told(alert),
+        "since": alert.since,
+        "ago": age(alert.since, now),
+    }
+
+
+def _capped(number: int, cap: int | None) -> str:
+    return f"{number:,}+" if cap is not None and number >= cap else f"{number:,}"
+
+
+def _when(moment: datetime) -> str:
+    return date_format(localtime(moment), "DATETIME_FORMAT")
+
+
+__all__ = ["DashboardAdmin"]

@@ -1,0 +1,394 @@
+"""The dashboard without any broker: pages, permissions, queries, what is stale or hostile."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_amqp_events import broker, conf, figures, retention
+from django_amqp_events.conf import RetentionSettings
+from django_amqp_events.models import Alert, ArchiveAction, Snapshot, State
+
+from . import admin_world as world
+from .admin_world import Page, client_of, make, overdue
+
+pytestmark = pytest.mark.django_db
+PAGES = ("changelist", "topology", "retries")
+HOSTILE = "<script>alert(1)</script>\u202e\x07\ud800"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def pages_of_a_project():
+    with override_settings(**world.SETTINGS):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def project(pages_of_a_project, monkeypatch):
+    def no_broker(*_: Any, **__: Any) -> Any:
+        pytest.fail("a page talks to the broker")
+
+    monkeypatch.setattr(broker, "connection", no_broker)
+    with override_settings(AMQP_EVENTS=world.EVENTS):
+        yield
+
+
+def url(page: str = "changelist", site: str = "admin") -> str:
+    return reverse(f"admin:django_amqp_events_dashboard_{page}", current_app=site)
+
+
+def staff(*codenames: str, name: str = "ada") -> User:
+    made = User.objects.create_user(name, password="secret", is_staff=True)
+    made.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    assert made.user_permissions.count() == len(codenames)
+    return made
+
+
+@pytest.fixture
+def ada():
+    return client_of(staff("view_dashboard", "view_archivedevent"))
+
+
+def read(client: Any, page: str = "changelist", site: str = "admin") -> Page:
+    response = client.get(url(page, site))
+    assert response.status_code == 200, response.status_code
+    html = response.content.decode()
+    found = Page(html)
+    assert not found.violations
+    for start in html.split("<svg xmlns")[1:]:
+        ET.fromstring("<svg xmlns" + start.partition("</svg>")[0] + "</svg>")  # noqa: S314 - ours
+    return found
+
+
+def snapshot(at: datetime | None = None, *, seen: bool = True, **more: Any) -> Snapshot:
+    """One as the watcher writes it."""
+    at = at or datetime.now(UTC)
+    queue = {"role": "handler", "state": "ok", "severity": "ok", "meaning": "empty"}
+    queues = {
+        "billing.send_invoice": {
+            **queue,
+            "severity": "error",
+            "meaning": "42 events wait for billing.send_invoice, nobody consumes: start a worker",
+            "ready": 42,
+            "unacked": 3,
+            "consumers": 0,
+            "published": 1.5,
+            "delivered": 0.0,
+        },
+        "billing:delay.8s": {**queue, "role": "delay", "ready": 5, "consumers": 0},
+        "billing:archive": {**queue, "role": "archive", "ready": 0, "consumers": 1},
+    }
+    document = {
+        "version": 1,
+        "broker": {"error": "", "away": 0, "seen_at": at.isoformat()},
+        "queues": queues,
+        "consumed": {"billing.send_invoice": "2026-03-01T12:00:00+00:00"},
+        "drift": {
+            "at": at.isoformat(),
+            "result": "drift",
+            "items": ["queue billing.send_invoice: different (x-delivery-limit is 3)"],
+            "queues": {"billing.send_invoice": "x-delivery-limit is 3, declared is 5"},
+        },
+        "archive": {"new_hour": 0},
+        "outbox": [
+            {"database": "default", "severity": "error", "total": 7, "lag": 90.0, "meaning": "due"}
+        ],
+        "mirror": {"lag": 61.0, "waiting": 8, "empty_at": at.isoformat()},
+        **more,
+    }
+    if not seen:
+        document["queues"], document["mirror"] = {}, {}
+    return Snapshot.objects.create(
+        at=at, service="billing", seen=seen, open=4, document=json.dumps(document)
+    )
+
+
+def test_it_shows_what_is_open_and_how_the_queues_stand(ada):
+    row = make(last_failed_at=datetime.now(UTC) - timedelta(minutes=5))
+    make(unconfirmed=True)
+    overdue()
+    ArchiveAction.objects.create(
+        event=row, at=datetime.now(UTC), action="discard", by="grace", reason="a duplicate"
+    )
+    Alert.objects.create(
+        service="billing", kind="abyss", key="billing:abyss", text="look at the logs",
+        since=datetime.now(UTC), last=datetime.now(UTC),
+    )  # fmt: skip
+    snapshot()
+    response = ada.get(url())
+    tiles = {each["name"]: each["value"] for each in response.context["tiles"]}
+    assert tiles == {
+        "Open": "2",
+        "New in 1 h": "0",
+        "New in 24 h": "3",
+        "Oldest": "2 h",
+        "Unconfirmed": "1",
+        "Overdue": "1",
+        "Mirror lag": "1 min 1 s",
+        "Outbox lag": "1 min 30 s",
+    }
+    words = read(ada).words
+    for word in (
+        "Poison is in the abyss: billing:abyss",
+        "42 events wait for billing.send_invoice",
+        "x-delivery-limit is 3, declared is 5",
+        "The topology differed from what is declared",
+        "6 deliveries",
+        "within 8 s, by",
+        "grace",
+        "a duplicate",
+        "last March 1, 2026",
+        "Outbox in database “default”: due",
+        "And 12 delay queues that are empty.",
+    ):
+        assert word in words, word
+    assert "Stale" not in words
+    assert "alert(1)" not in words
+
+
+def test_the_index_leads_here_on_every_site(ada):
+    for site in ("admin", "office"):
+        index = ada.get(reverse("admin:index", current_app=site)).content.decode()
+        assert f'href="{url(site=site)}"' in index
+        for page in PAGES:
+            response = ada.get(url(page, site))
+            assert f'href="{url("topology", site)}"' in response.content.decode()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_it_has_a_permission_of_its_own(page):
+    assert client_of(staff("view_archivedevent")).get(url(page)).status_code == 403
+    snapshot()
+    read(client_of(staff("view_dashboard", name="grace")), page)
+    assert client_of(staff("view_dashboard", name="linus")).post(url(page)).status_code == 403
+
+
+def test_who_may_not_see_the_archive_sees_no_decisions():
+    row = make()
+    ArchiveAction.objects.create(event=row, at=row.mirrored_at, action="discard", by="grace")
+    words = read(client_of(staff("view_dashboard"))).words
+    assert "grace" not in words
+    assert "Recent decisions" not in words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_number_of_queries_does_not_grow(ada, page):
+    def count() -> int:
+        with CaptureQueriesContext(connection) as found:
+            read(ada, page)
+        return len(found)
+
+    def decide(place: int) -> None:
+        row = make(handler=f"handler-{place}", exception=f"Error{place}")
+        ArchiveAction.objects.create(event=row, at=row.mirrored_at, action="discard")
+
+    # Django asks nothing about no ids.
+    decide(-1)
+    few = count()
+    for place in range(30):
+        decide(place)
+        make(State.SUCCEEDED)
+        overdue()
+        snapshot(datetime.now(UTC) - timedelta(minutes=30 - place))
+    assert count() == few <= 20
+
+
+def test_without_any_snapshot_it_says_what_to_start(ada):
+    make()
+    for page in ("changelist", "topology"):
+        assert "start events_mirror" in read(ada, page).words
+    assert "not seen yet" in read(ada).words
+
+
+def test_a_broker_that_is_away_leaves_what_was_seen(ada):
+    now = datetime.now(UTC)
+    snapshot(now - timedelta(minutes=9))
+    snapshot(now, seen=False, broker={"error": f"no connection {HOSTILE}", "away": 540.0})
+    words = read(ada).words
+    assert "Stale since" in words
+    assert "RabbitMQ did not answer (no connection" in words
+    assert "Queues are shown as of" in words
+    assert "42 events wait for billing.send_invoice" in words
+    assert "nobody takes figures" not in words
+
+
+def test_a_watcher_that_is_gone_is_said(ada):
+    snapshot(datetime.now(UTC) - timedelta(minutes=9))
+    words = read(ada).words
+    assert "Stale since" in words
+    assert "nobody takes figures" in words
+
+
+@pytest.mark.parametrize("document", ["", "[]", "no JSON", "{}", '{"queues": {"q": {}}}'])
+def test_a_document_that_somebody_changed_breaks_no_page(ada, document):
+    Snapshot.objects.create(at=datetime.now(UTC), service="billing", seen=True, document=document)
+    for page in PAGES:
+        read(ada, page)
+
+
+@pytest.mark.parametrize("events", [{}, {"SERVICE": "a.b"}, {"SERVICE": "billing", "HANDLERS": 5}])
+def test_wrong_settings_break_no_page(ada, events):
+    make()
+    snapshot()
+    with override_settings(AMQP_EVENTS=events):
+        for page in PAGES:
+            read(ada, page)
+
+
+def test_names_from_outside_are_escaped(ada):
+    evil = HOSTILE.replace("\ud800", "")
+    row = make(handler=evil, exception=evil, name=evil)
+    ArchiveAction.objects.create(
+        event=row, at=datetime.now(UTC), action="discard", by=evil, reason=evil
+    )
+    snapshot(
+        queues={
+            HOSTILE: {
+                "role": "handler", "severity": "error", "meaning": HOSTILE, "ready": 1,
+            }
+        },
+        drift={"at": "2026-03-01T12:00:00+00:00", "items": [HOSTILE], "queues": {HOSTILE: HOSTILE}},
+    )  # fmt: skip
+    Alert.objects.create(
+        service="billing", kind=evil[:32], key=evil, text=evil,
+        since=datetime.now(UTC), last=datetime.now(UTC),
+    )  # fmt: skip
+    for page in PAGES:
+        found = read(ada, page)
+        assert "\u202e" not in found.words
+        html = ada.get(url(page)).content.decode()
+        assert "<script>alert" not in html
+
+
+def test_retries_have_their_running_total(ada):
+    handlers: dict[str, dict[str, Any]] = {
+        "quick": {"MAX_RETRIES": 3, "RETRY_BACKOFF": 30, "RETRY_BACKOFF_MAX": 100},
+        "never": {"MAX_RETRIES": 0},
+        "always": {"MAX_RETRIES": None, "RETRY_JITTER": True},
+    }
+    events = {
+        **world.EVENTS,
+        "HANDLERS": {
+            name: {
+                "EVENTS": [f"shop.{name}"],
+                "HANDLER": "tests.integration.handlers.handle",
+                **more,
+            }
+            for name, more in handlers.items()
+        },
+    }
+    with override_settings(AMQP_EVENTS=events):
+        response = ada.get(url("retries"))
+        words = read(ada, "retries").words
+    found = {each["name"]: each["picture"].rows for each in response.context["handlers"]}
+    assert found["quick"] == (
+        (1, "30 s", "30 s"), (2, "1 min", "1 min 30 s"), (3, "1 min 40 s", "3 min 10 s"),
+    )  # fmt: skip
+    assert "3 retries, archived 3 min 10 s after the first failure." in words
+    assert "Never retried: its first failure is archived." in words
+    assert "Retried without end; the first 64 take" in words
+    assert "With jitter" in words
+
+
+def test_the_topology_shows_every_binding_and_live_depths(ada):
+    snapshot()
+    response = ada.get(url("topology"))
+    picture = response.context["picture"]
+    assert ("events", "billing.send_invoice", "shop.order.*") in picture.rows
+    graph = ET.fromstring(picture.svg)  # noqa: S314 - ours
+    space = "{http://www.w3.org/2000/svg}"
+    titles = [each.text or "" for each in graph.iter(f"{space}title")]
+    assert "billing.send_invoice 42" in titles
+    assert "billing:delay.8s 5" in titles, "a delay queue that has something"
+    assert any("events → billing.send_invoice shop.order.*" in each for each in titles)
+    assert any("dead-letters to billing:graveyard" in each for each in titles)
+
+
+# -- figures
+
+
+def test_the_figures_of_the_archive():
+    now = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
+    for hours in (0.4, 0.9, 3, 10, 50, 100, 500):
+        moment = now - timedelta(hours=hours)
+        make(first_failed_at=moment, last_failed_at=moment)
+    # It failed again just now, and is not new.
+    make(first_failed_at=now - timedelta(days=9), last_failed_at=now - timedelta(minutes=1))
+    make(State.SUCCEEDED, state_since=now - timedelta(minutes=50), first_failed_at=now,
+         last_failed_at=now)  # fmt: skip
+    found = figures.standing(now)
+    assert (found.open, found.capped) == (8, False)
+    assert found.ages == (3, 1, 1, 1, 1, 1)
+    assert found.oldest == now - timedelta(hours=500)
+    assert (found.new_hour, found.new_day) == (3, 5)
+    series = figures.series(now)
+    assert len(series.hours) == len(series.archived) == 24
+    assert series.hours[-1] == now.replace(minute=0)
+    assert series.archived[-1] == 2
+    assert sum(series.archived) == 5
+    assert series.succeeded == (0,) * 22 + (1, 0)
+    assert series.top_handlers == (("send_invoice", 5),)
+    assert series.top_exceptions == (("billing.errors.TaxError", 5),)
+    assert not series.cut
+
+
+def test_figures_end_at_a_cap(monkeypatch, ada):
+    monkeypatch.setattr(figures, "CAP", 3)
+    monkeypatch.setattr(figures, "READ", 2)
+    now = datetime.now(UTC)
+    for minutes in range(5):
+        make(first_failed_at=now, last_failed_at=now - timedelta(minutes=minutes))
+    found = figures.standing(now)
+    assert (found.open, found.capped) == (3, True)
+    assert figures.series(now).cut
+    words = read(ada).words
+    assert "3+" in words
+    assert "More happened than is counted here" in words
+
+
+# -- retention
+
+
+def test_old_snapshots_and_alerts_that_are_over_are_pruned_in_steps():
+    now = datetime.now(UTC)
+    for days in (1, 6, 8, 9, 10):
+        snapshot(now - timedelta(days=days))
+    for key, ended in (("a", 100), ("b", 80), ("c", None)):
+        Alert.objects.create(
+            service="billing", kind="abyss", key=key, text="", since=now - timedelta(days=200),
+            last=now, ended=None if ended is None else now - timedelta(days=ended),
+        )  # fmt: skip
+    kept = RetentionSettings()
+    ages: dict[str, Any] = {"snapshots_age": kept.snapshots, "alerts_age": kept.alerts}
+    counted = retention.due({}, service="billing", **ages)
+    steps: list[int] = []
+    pruned = retention.prune(
+        {}, service="billing", batch_size=2, progress=lambda so_far: steps.append(so_far.total),
+        **ages,
+    )  # fmt: skip
+    assert (counted.snapshots, counted.alerts) == (pruned.snapshots, pruned.alerts) == (3, 1)
+    assert steps == [2, 3, 4]
+    assert Snapshot.objects.count() == 2
+    assert set(Alert.objects.values_list("key", flat=True)) == {"b", "c"}
+    other = retention.prune({}, service="shop", **ages)
+    assert other.total == 0
+
+
+def test_nothing_of_it_is_pruned_where_it_is_kept_for_ever():
+    snapshot(datetime.now(UTC) - timedelta(days=5000))
+    raw = {"SERVICE": "billing", "RETENTION": {"SNAPSHOTS": None, "ALERTS": None}}
+    kept = conf.parse(raw)[0].retention
+    assert (kept.snapshots, kept.alerts) == (None, None)
+    pruned = retention.prune(
+        {}, service="billing", snapshots_age=kept.snapshots, alerts_age=kept.alerts
+    )
+    assert pruned.total == 0
