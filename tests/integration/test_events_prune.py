@@ -209,6 +209,7 @@ def test_json(prune):
         "inbox": {"kept_seconds": 2592000.0, "rows": 0},
         "snapshots": {"kept_seconds": 604800.0, "rows": 0},
         "alerts": {"kept_seconds": 7776000.0, "rows": 0},
+        "batches": {"kept_seconds": 7776000.0, "batches": 0},
     }
 
 

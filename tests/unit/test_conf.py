@@ -439,7 +439,7 @@ def test_every_setting_is_documented() -> None:
     handler = {name.upper() for name in conf.HANDLER_OPTIONS}
     assert documented(text, "Handlers") == handler
     assert documented(text, "Retention") == {
-        "SUCCEEDED", "DISCARDED", "INBOX", "SNAPSHOTS", "ALERTS",
+        "SUCCEEDED", "DISCARDED", "INBOX", "BATCHES", "SNAPSHOTS", "ALERTS",
     }  # fmt: skip
     assert documented(text, "Alerts") == {each.name.upper() for each in fields(AlertSettings)}
     assert documented(text, "Events") == {name.upper() for name in conf.EVENT_OPTIONS}
