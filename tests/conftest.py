@@ -28,12 +28,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.apps import apps
+from django.conf import settings as django_settings
 from django.core.management import call_command
-from django.db import connections
-from django.test import override_settings
+from django.db import connections, router
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
@@ -130,6 +131,19 @@ def _shared_node(directory: Path) -> Node:
         node = Node.start(directory, owner=os.getppid())
         node.disown()
         return node
+
+
+@pytest.fixture(autouse=True)
+def _settings_stay() -> Iterator[None]:
+    """Fail a test that leaves its settings to those behind it.
+
+    Blocks of override_settings and pytest-django's `settings` that do not end in the order of their
+    beginning do that.
+    """
+    before = django_settings._wrapped
+    yield
+    after, django_settings._wrapped = django_settings._wrapped, before
+    assert after is before, "the settings are not what they were before the test"
 
 
 @pytest.fixture(scope="session")
@@ -282,6 +296,17 @@ class Database:
 
 
 @contextmanager
+def routed_by(*routers: Any) -> Iterator[None]:
+    """Route models for a block.
+
+    Not by override_settings: it would end before a test's `settings`, which would then put back
+    the settings that it found, this router among them, and leave them to all tests behind.
+    """
+    with patch.dict(vars(router), routers=list(routers)):
+        yield
+
+
+@contextmanager
 def archive_in(kind: str, settings: dict[str, Any], path: Path | None = None) -> Iterator[Database]:
     """Route the archive's tables to this database for a block."""
     alias = ArchiveRouter.alias
@@ -290,7 +315,7 @@ def archive_in(kind: str, settings: dict[str, Any], path: Path | None = None) ->
         {**connections.databases, alias: settings}
     )[alias]
     try:
-        with override_settings(DATABASE_ROUTERS=[ArchiveRouter()]):
+        with routed_by(ArchiveRouter()):
             yield Database(kind=kind, settings=settings, path=path)
     finally:
         connections[alias].close()

@@ -26,7 +26,7 @@ from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent
 from django_amqp_events.outbox import Answer, Row
 from django_amqp_events.relay import Counts, Relay
 from django_amqp_events.testing import override_events
-from tests.conftest import Database, Vhost
+from tests.conftest import Database, Vhost, routed_by
 from tests.unit import admin_world as world
 
 from . import wire as wire_module
@@ -266,7 +266,7 @@ def test_each_database_that_has_an_outbox_has_its_list(wire: Wire, ada: Client) 
     copied = table().values().get()
     there = OutboxEvent(**{**copied, "id": outbox.new_id()})
     address = "/admin/django_amqp_events/outboxevent/"
-    with override_settings(DATABASE_ROUTERS=[]):
+    with routed_by():
         try:
             there.save(using="default", force_insert=True)
             for query, row in (({}, here), ({"database": "default"}, there)):
