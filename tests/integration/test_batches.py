@@ -277,7 +277,8 @@ def test_browsers_that_meet_replay_each_event_once(
             form = {**login.fields, "username": "ada", "password": "secret"}
             browser.open("/admin/login/", form)
             clients.append(browser)
-        assert len({str(next(iter(each.cookies))) for each in clients}) >= 1
+        sessions = {each.value for one in clients for each in one.cookies if "session" in each.name}
+        assert len(sessions) == 3
         asked, paths = [], []
         for browser in clients[:2]:
             listed = browser.open(ARCHIVE)
@@ -317,7 +318,6 @@ def test_browsers_that_meet_replay_each_event_once(
         assert (found["started"], found["late"]) == (2, 2)
         assert found["single"] <= 1
         billing.wait_for_ready(QUEUE, 40)
-        words = [clients[0].open(path.removesuffix("start/") + "change/").words for path in paths]
         wait_until(
             lambda: all(
                 "waiting" not in clients[0].open(f"{path.removesuffix('start/')}events/").words
@@ -325,7 +325,6 @@ def test_browsers_that_meet_replay_each_event_once(
             ),
             "both are through",
         )
-        assert len(words) == 2
     messages = taken(billing)
     assert len(messages) == sum(messages.values()) == 40
     assert len({event for event, _ in messages}) == 40
