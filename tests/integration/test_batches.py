@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -93,6 +94,10 @@ def taken(service: Service) -> Counter[tuple[str, str]]:
     )
 
 
+def enough(service: Service, number: int) -> bool:
+    return service.ready(QUEUE) >= number
+
+
 @pytest.mark.parametrize("where", ["before-publish", "before-noted"])
 def test_a_runner_that_is_killed_is_followed_by_another(
     where: str, billing: Service, running: Runners
@@ -141,7 +146,7 @@ def test_a_runner_that_is_killed_anywhere_doubles_nothing(
     batch = begun(2000)
     for at in (300, 900, 1500):
         victim = running.start()
-        wait_until(lambda at=at: billing.ready(QUEUE) >= at, f"{at} are published", 60)
+        wait_until(partial(enough, billing, at), f"{at} are published", 60)
         victim.kill()
         lapse(batch)
     last = running.start()
