@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -278,6 +278,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             ],
             "made_by": line(batch.created_by),
             "started_by": line(batch.started_by),
+            "rate": f"{batch.rate:g}" if batch.rate is not None else "",
             "reason": visible(batch.reason, shown.TEXT),
             "note": visible(batch.note, shown.TEXT),
             "urls": {
@@ -435,19 +436,12 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
 
 def bar(batch: ReplayBatch) -> SafeString:
     """Draw how far a batch is; widths are attributes, so a strict policy lets it be."""
-    parts: list[SafeString] = []
+    parts: list[tuple[str, str, str]] = []
     at = 0.0
     for each in _PARTS:
         width = 100 * getattr(batch, each.value) / batch.total if batch.total else 0.0
         if width:
-            parts.append(
-                format_html(
-                    '<rect class="ae-part-{}" x="{}" y="0" width="{}" height="6"/>',
-                    each.value,
-                    f"{at:.2f}",
-                    f"{width:.2f}",
-                )
-            )
+            parts.append((each.value, f"{at:.2f}", f"{width:.2f}"))
         at += width
     return format_html(
         '<svg class="ae-bar" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" '
@@ -455,7 +449,9 @@ def bar(batch: ReplayBatch) -> SafeString:
         _("{through} of {total} events are through").format(
             through=batch.through, total=batch.total
         ),
-        SafeString("").join(parts),
+        format_html_join(
+            "", '<rect class="ae-part-{}" x="{}" y="0" width="{}" height="6"/>', parts
+        ),
     )
 
 

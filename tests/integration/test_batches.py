@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -93,6 +94,10 @@ def taken(service: Service) -> Counter[tuple[str, str]]:
     )
 
 
+def enough(service: Service, number: int) -> bool:
+    return service.ready(QUEUE) >= number
+
+
 @pytest.mark.parametrize("where", ["before-publish", "before-noted"])
 def test_a_runner_that_is_killed_is_followed_by_another(
     where: str, billing: Service, running: Runners
@@ -141,7 +146,7 @@ def test_a_runner_that_is_killed_anywhere_doubles_nothing(
     batch = begun(2000)
     for at in (300, 900, 1500):
         victim = running.start()
-        wait_until(lambda at=at: billing.ready(QUEUE) >= at, f"{at} are published", 60)
+        wait_until(partial(enough, billing, at), f"{at} are published", 60)
         victim.kill()
         lapse(batch)
     last = running.start()
@@ -277,7 +282,8 @@ def test_browsers_that_meet_replay_each_event_once(
             form = {**login.fields, "username": "ada", "password": "secret"}
             browser.open("/admin/login/", form)
             clients.append(browser)
-        assert len({str(next(iter(each.cookies))) for each in clients}) >= 1
+        sessions = {each.value for one in clients for each in one.cookies if "session" in each.name}
+        assert len(sessions) == 3
         asked, paths = [], []
         for browser in clients[:2]:
             listed = browser.open(ARCHIVE)
@@ -317,7 +323,6 @@ def test_browsers_that_meet_replay_each_event_once(
         assert (found["started"], found["late"]) == (2, 2)
         assert found["single"] <= 1
         billing.wait_for_ready(QUEUE, 40)
-        words = [clients[0].open(path.removesuffix("start/") + "change/").words for path in paths]
         wait_until(
             lambda: all(
                 "waiting" not in clients[0].open(f"{path.removesuffix('start/')}events/").words
@@ -325,7 +330,6 @@ def test_browsers_that_meet_replay_each_event_once(
             ),
             "both are through",
         )
-        assert len(words) == 2
     messages = taken(billing)
     assert len(messages) == sum(messages.values()) == 40
     assert len({event for event, _ in messages}) == 40

@@ -276,7 +276,10 @@ def test_progress_is_told_and_everything_is_escaped(ada: Client) -> None:
     assert "1 skipped: <script>" in words
     assert "skipped 1" in words
     assert "waiting 1" in words
-    assert "of 2 events are through" in ada.get(url("change", batch.pk)).content.decode()
+    for address in (url("change", batch.pk), url("changelist")):
+        content = ada.get(address).content.decode()
+        assert '<rect class="ae-part-skipped" x="0.00" y="0" width="50.00"' in content
+        assert "1 of 2 events are through" in content
 
 
 def test_a_page_follows_only_where_it_is_asked_to(ada: Client) -> None:

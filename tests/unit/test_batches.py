@@ -196,7 +196,7 @@ def started(number: int = 3, **more: Any) -> ReplayBatch:
 
 def run(until: Callable[[], bool] = bool, limit: float = 600.0, **more: Any) -> Runner:
     """Run until no batch runs; or until that is so, or so many seconds (of the clock) are over."""
-    clock = runner.time
+    clock: Any = vars(runner)["time"]
     over = clock.monotonic() + limit
     made = Runner(
         app=app,
