@@ -136,6 +136,8 @@ class Settings:
         database: alias of the outbox, and whose transaction ``on_commit`` waits for.
         retention: how long ``events_prune`` keeps events that are settled.
         renamed_handlers: today's name of handlers that archived events know by an older one.
+        editing: whether archived events may be replayed with another payload.
+        redact: dotted path of what takes out of payloads what pages must not show.
     """
 
     service: str = ""
@@ -158,6 +160,8 @@ class Settings:
     database: str = "default"
     retention: RetentionSettings = RetentionSettings()
     renamed_handlers: Mapping[str, str] = field(default_factory=dict)
+    editing: bool = False
+    redact: str = ""
 
 
 class Reader:
@@ -254,6 +258,8 @@ KEYS: Final = (
     "DATABASE",
     "RETENTION",
     "RENAMED_HANDLERS",
+    "EDITING",
+    "REDACT",
 )
 
 #: What a service's name may be.
@@ -351,6 +357,8 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
         database=read.text("DATABASE", "default"),
         retention=_retention(read),
         renamed_handlers=_renamed(read),
+        editing=read.take("EDITING", False, lambda v: isinstance(v, bool), "True or False"),
+        redact=_redact(read),
     )
     return settings, tuple(problems)
 
@@ -478,6 +486,15 @@ def _renamed(read: Reader) -> dict[str, str]:
             return {}
         renamed[old] = new
     return renamed
+
+
+def _redact(read: Reader) -> str:
+    """Return the path of the hook; what is wrong names none, so that payloads stay hidden."""
+    value = read.raw.get("REDACT", "")
+    if not isinstance(value, str):
+        read.wrong("REDACT", value, "the dotted path of a function")
+        return repr(value)
+    return value
 
 
 def _management_url(read: Reader) -> str:

@@ -21,7 +21,15 @@ from django.db.models import QuerySet
 from . import inbox, lifecycle, outbox
 from .commits import check_commits
 from .conf import RetentionSettings, get_settings
-from .models import ArchiveAction, ArchivedEvent, ArchivedFailure, OutboxEvent, Replay, State
+from .models import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    OutboxEvent,
+    Replay,
+    Revision,
+    State,
+)
 
 #: Rows in one transaction at most.
 BATCH: Final = 500
@@ -180,6 +188,7 @@ def _delete(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         ArchiveAction.objects.using(using).filter(event_id__in=ids).delete()
         ArchivedFailure.objects.using(using).filter(event_id__in=ids).delete()
         Replay.objects.using(using).filter(event_id__in=ids).only("pk").delete()
+        Revision.objects.using(using).filter(event_id__in=ids).only("pk").delete()
         # Without their bodies, which Django would read before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()
     return len(ids)

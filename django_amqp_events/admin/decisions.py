@@ -231,10 +231,11 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
     if not decision.publishes:
         found_here = known()
         skipped = []
+        last = replay.last_actions([pk for pk in there if rows[pk].version != there[pk]])
         for pk, version in there.items():
             event = rows[pk]
             if event.state != decision.before or event.version != version:
-                why = replay.changed(event, version)
+                why = replay.changed(event, version, last.get(pk))
             elif decision.overdue and not replay.overdue(event, handler_of(event, found_here)):
                 why = "its replay may be waiting for a retry still; it is not overdue"
             else:
@@ -343,8 +344,9 @@ def _missed(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
         return []
     found = lifecycle.rows().filter(pk__in=missed).defer("body", "headers_raw", "detail")
     now = {row.pk: row for row in found}
+    last = replay.last_actions(list(now))
     return [
-        Skipped(id=pk, title=str(now[pk]), why=replay.changed(now[pk], wanted[pk]))
+        Skipped(id=pk, title=str(now[pk]), why=replay.changed(now[pk], wanted[pk], last.get(pk)))
         if pk in now
         else _gone(pk)
         for pk in missed
