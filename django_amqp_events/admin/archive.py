@@ -19,15 +19,17 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
+from django.utils.translation import gettext as _
 
-from .. import lifecycle, replay
+from .. import lifecycle, redaction, replay
 from ..exceptions import AmqpEventsError
 from ..lifecycle import Seen
-from ..models import ArchivedEvent, Replay, State, visible
+from ..models import ArchiveAction, ArchivedEvent, Replay, State, visible
 from ..replay import Report
 from . import decisions, shown
-from .base import List, Pages, ago, as_file, non_atomic, uuid_of
+from .base import List, ago, as_file, non_atomic, uuid_of
 from .decisions import DECISIONS, LIMIT, NAMED, Decision, ReasonForm
+from .editing import EditingPages
 from .filters import (
     EventFilter,
     ExceptionFilter,
@@ -44,6 +46,8 @@ from .shown import line
 #: Failures, replays and decisions of one event that its page shows, the newest.
 FAILURES = 20
 REPLAYS = 100
+#: Related events of each kind, the newest.
+RELATED = 20
 #: Reasons that one answer names; the rest it counts.
 _GROUPS = 5
 #: Where our templates are.
@@ -70,7 +74,7 @@ class ArchiveList(List):
         return self.get_query_string({"state": "all"}, ["p"])
 
 
-class ArchivedEventAdmin(Pages[ArchivedEvent]):
+class ArchivedEventAdmin(EditingPages):
     """Shows the archive; events change state only by the decisions that a page confirms.
 
     For an admin site of your own, register :class:`django_amqp_events.models.ArchivedEvent` with
@@ -101,10 +105,6 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
     )
 
     # -- who may do what
-
-    def has_payload_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may see payloads and headers."""
-        return self._granted(request, "view_payload_archivedevent")
 
     def has_replay_permission(self, request: HttpRequest) -> bool:
         """Say whether this user may replay."""
@@ -280,7 +280,7 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
                 name=f"{name}_payload",
             )
         )
-        return [*ours, *super().get_urls()]
+        return [*ours, *self._editing_urls(), *super().get_urls()]
 
     # -- detail
 
@@ -319,7 +319,9 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
         context = {
             **self.admin_site.each_context(request),
             **self._about(request, event),
-            **self._content(event, readable=readable),
+            **self._content(request, event, readable=readable),
+            "revisions": self._revisions(request, event),
+            "related": self._related(request, event, filters),
             "title": f"{line(event.name)} for {line(event.handler) or 'nobody'} "
             f"({line(event.event_id, 9)})",
             "subtitle": None,
@@ -338,7 +340,8 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
         """Everything but payload and headers."""
         using = event._state.db  # noqa: SLF001 - Django's own way to say where a row is from
         failures = list(event.failure_set.using(using).order_by("-failed_at", "-pk")[:FAILURES])
-        replays = list(event.replay_set.using(using).order_by("-number")[:REPLAYS])
+        made = event.replay_set.using(using).select_related("revision").defer("revision__body")
+        replays = list(made.order_by("-number")[:REPLAYS])
         actions = list(event.action_set.using(using).order_by("-at", "-pk")[:REPLAYS])
         # The last failure that counted is the one that the row tells of.
         last = next((each for each in failures if not each.late), None)
@@ -348,6 +351,7 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
         document = last.about if last is not None else {}
         kind, message = shown.exception(document)
         numbers = {each.pk: each.number for each in replays}
+        failed = next((each for each in replays if last and each.pk == last.replay_id), None)
         ids = {event.task_id: None, **{each.task_id: each for each in replays}}
         tasks = self._tasks(request, list(ids))
         now = datetime.now(UTC)
@@ -362,6 +366,7 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
             "age": shown.age(event.last_failed_at, now),
             "error": visible(event.error, shown.TEXT),
             "failure": last,
+            "failed": shown.replayed(failed) if failed is not None else None,
             "exception": kind or line(event.exception, shown.TEXT),
             "message": message or visible(event.message, shown.TEXT),
             "detail": visible(event.detail, shown.TEXT),
@@ -377,6 +382,8 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
             ],
             "steps": shown.timeline(event, reversed(failures), replays[::-1], reversed(actions)),
             "more_failures": len(failures) == FAILURES,
+            "audit": _audit(actions, replays),
+            "more_audit": len(actions) == REPLAYS,
             "replays": [(shown.replayed(each), tasks.get(each.task_id)) for each in replays],
             "location": line(event.location, shown.TEXT),
             "reason": line(event.reason),
@@ -409,12 +416,53 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
             if text
         ]
 
-    def _content(self, event: ArchivedEvent, *, readable: bool) -> dict[str, Any]:
-        """Payload and headers, for those who may see them."""
+    def _related(
+        self, request: HttpRequest, event: ArchivedEvent, filters: str
+    ) -> list[dict[str, Any]]:
+        """Return the same event at other handlers, and what came of the same cause."""
+        now = datetime.now(UTC)
+        groups = []
+        rows = self.get_queryset(request).exclude(pk=event.pk).order_by("-last_failed_at", "-pk")
+        for title, column in (
+            (_("The same event id"), "event_id"),
+            (_("The same correlation id"), "correlation_id"),
+        ):
+            value = getattr(event, column)
+            found = rows.filter(**{column: value})
+            if column == "correlation_id":
+                found = found.exclude(event_id=event.event_id)
+            events = list(found[:RELATED]) if value else []
+            if events:
+                groups.append(
+                    {
+                        "title": title,
+                        "url": self._url("changelist", q=value),
+                        "events": [
+                            {
+                                "name": line(each.name),
+                                "handler": line(each.handler) or "nobody",
+                                "state": each.state,
+                                "words": line(each.get_state_display()),
+                                "age": ago(each.last_failed_at, now),
+                                "failure": shown.called(each.exception, each.message)
+                                or line(each.reason),
+                                "url": self._url("change", each.pk, filters=filters),
+                            }
+                            for each in events
+                        ],
+                    }
+                )
+        return groups
+
+    def _content(
+        self, request: HttpRequest, event: ArchivedEvent, *, readable: bool
+    ) -> dict[str, Any]:
+        """Payload and headers, for those who may see them; redacted where there is a hook."""
         if not readable:
             return {"readable": False}
         head = _head(event)
         whole = event.body_size <= shown.SHOWN
+        raw = self.has_raw_permission(request)
         payload, cut, problem = "", False, ""
         if whole:
             try:
@@ -422,18 +470,27 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
             except Exception:  # noqa: BLE001 - headers that cannot be read
                 found = None
             if found is not None:
-                payload, cut = shown.pretty(dict(found))
+                safe = redaction.redacted(event.name, found)
+                problem = visible(safe.problem, shown.TEXT)
+                if safe.payload is not None:
+                    payload, cut = shown.pretty(dict(safe.payload))
+            elif not raw:
+                problem = "It cannot be decoded as an event's payload, so it cannot be redacted."
             else:
                 problem = "It cannot be decoded as an event's payload; this is its raw body."
-        else:
+        elif raw:
             problem = "It is too long to be decoded here; this is how its raw body begins."
+        else:
+            problem = "It is too long to be decoded here."
         headers, headers_note = shown.headers(event)
         return {
             "readable": True,
             "payload": payload,
             "payload_cut": cut,
             "problem": problem,
-            "body": shown.body(head, event.body_size),
+            "redacted": redaction.active(),
+            "raw": raw,
+            "body": shown.body(head, event.body_size) if raw else None,
             "headers": headers,
             "headers_note": headers_note,
             "types": [line(t) for t in (event.content_type, event.content_encoding) if t],
@@ -469,6 +526,10 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
                     "url": self._url(each.name, filters=filters, seen=frozen, back="event"),
                 }
             )
+        if event.state == State.ARCHIVED:
+            edit, obstacle = self._edit_button(request, event, filters)
+            buttons += [edit] if edit else []
+            obstacles += [obstacle] if obstacle and obstacle not in obstacles else []
         return {"links": buttons, "obstacles": obstacles}
 
     def _tasks(self, request: HttpRequest, ids: list[str]) -> dict[str, dict[str, str]]:
@@ -494,7 +555,7 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
 
     def payload_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """The body as it was published, as a file."""
-        if not self.has_view_permission(request) or not self.has_payload_permission(request):
+        if not self.has_view_permission(request) or not self.has_raw_permission(request):
             raise PermissionDenied
         event = self.get_queryset(request).defer(None).only("body").filter(pk=pk).first()
         if event is None:
@@ -630,6 +691,25 @@ def _events(count: int, more: str = "") -> str:
 def _head(event: ArchivedEvent) -> bytes:
     # SQLite's SUBSTR makes NULL of an empty body.
     return bytes(getattr(event, "head", None) or b"")
+
+
+def _audit(actions: list[ArchiveAction], replays: list[Replay]) -> list[dict[str, Any]]:
+    """Return what was decided, newest first."""
+    by_id = {each.pk: each for each in replays}
+    found = []
+    for each in actions:
+        made = by_id.get(each.replay_id) if each.replay_id is not None else None
+        found.append(
+            {
+                "at": each.at,
+                "by": line(each.by) or "nobody",
+                "what": line(each.get_action_display()),
+                "reason": visible(each.reason, shown.TEXT),
+                "replay": made.number if made else 0,
+                "revision": made.revision.number if made and made.revision else 0,
+            }
+        )
+    return found
 
 
 def _texts(value: object) -> Sequence[object]:

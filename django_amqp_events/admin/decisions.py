@@ -19,7 +19,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from .. import lifecycle, replay
 from ..exceptions import AmqpEventsError
 from ..lifecycle import Seen
-from ..models import ArchivedEvent, Replay, State, visible
+from ..models import ArchivedEvent, Replay, Revision, State, visible
 from ..replay import Report, Skipped
 from .filters import handler_of, known
 from .shown import line
@@ -207,6 +207,7 @@ class Plan:
         skipped: the others, by reason.
         unconfirmed, succeeded, poison: how many of *eligible* may be on their way already, have
             had a replay that succeeded, and have ended the process that ran them.
+        edited: how many have been edited before, and would go out as they were published.
     """
 
     eligible: list[UUID] = field(default_factory=list)
@@ -215,6 +216,7 @@ class Plan:
     unconfirmed: int = 0
     succeeded: int = 0
     poison: int = 0
+    edited: int = 0
 
 
 def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> Plan:
@@ -272,7 +274,13 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
         unconfirmed=sum(rows[pk].unconfirmed for pk in eligible),
         poison=sum(rows[pk].reason == "poison" for pk in eligible),
         succeeded=succeeded.values("event").distinct().count() if eligible else 0,
+        edited=0 if decision.force else _edited(pk for pk in eligible if not rows[pk].unconfirmed),
     )
+
+
+def _edited(ids: Iterable[UUID]) -> int:
+    found = Revision.objects.using(lifecycle.database()).filter(event__in=list(ids))
+    return found.values("event").distinct().count()
 
 
 def _gone(pk: UUID) -> Skipped:
@@ -335,6 +343,29 @@ def carry_out(
         ids = [each.id for each in report.returned if each.why == why]
         _log(user, [rows[pk] for pk in ids], f"Replay was not published: {visible(why, 500)}")
     report.skipped += [_gone(pk) for pk in seen if pk not in rows]
+    return report
+
+
+def edit(
+    event: ArchivedEvent,
+    version: int,
+    payload: Mapping[str, Any],
+    *,
+    user: Any,
+    reason: str,
+    base: int,
+) -> Report:
+    """Replay one event with another payload, and write it into its history."""
+    try:
+        report = replay.edit(
+            event.pk, version, payload, by=user.get_username(), reason=reason, base=base
+        )
+    except AmqpEventsError as exc:
+        report = Report(stopped=str(exc))
+    if report.published:
+        _log(user, [event], f"Edited and replayed: {reason}")
+    for each in report.returned:
+        _log(user, [event], f"Edited, but not published: {visible(each.why, 500)}")
     return report
 
 

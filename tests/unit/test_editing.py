@@ -24,8 +24,14 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, InboxEntry, Replay, Revision
-from django_amqp_events.models import State
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    InboxEntry,
+    Replay,
+    Revision,
+    State,
+)
 from django_amqp_events.registry import get_registry
 from tests.conftest import Database
 
@@ -347,10 +353,11 @@ def test_an_edit_that_was_not_confirmed_goes_on_as_it_was_edited(broker: Broker)
     edit(row)
     assert again(row).unconfirmed
     report = edit(again(row), {"order_id": 8})
-    assert [each.why for each in report.skipped] == [
+    [skipped] = report.skipped
+    assert skipped.why == (
         "its last replay was not confirmed and may be on its way, and with another payload both "
         "could run; replay it as it is first, under the same replay id"
-    ]
+    )
     assert replay.replay(seen(row), by="bob").published == [row.pk]
     first, second = broker.messages
     assert first.body == second.body != BODY
@@ -445,7 +452,9 @@ def test_an_edit_and_plain_replays_at_once_are_one_replay(
         reports: list[replay.Report] = []
         barrier = threading.Barrier(6)
 
-        def run(number: int, row: ArchivedEvent = row, reports: Any = reports) -> None:
+        def run(
+            number: int, row: Any = row, reports: Any = reports, barrier: Any = barrier
+        ) -> None:
             barrier.wait()
             try:
                 if number % 2:
