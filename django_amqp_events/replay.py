@@ -385,7 +385,7 @@ def select(
     reasons: Iterable[str] = (),
     since: datetime | None = None,
     until: datetime | None = None,
-    state: State = State.ARCHIVED,
+    state: State | None = State.ARCHIVED,
 ) -> QuerySet[ArchivedEvent]:
     """Return the events that fit all of these; an empty one fits everything.
 
@@ -393,8 +393,9 @@ def select(
         ids: of rows or of events.
         exceptions: dotted names, or their last words.
         since, until: of the last failure; *until* is left out.
+        state: ``None`` for any.
     """
-    found = lifecycle.rows().filter(state=state)
+    found = lifecycle.rows() if state is None else lifecycle.rows().filter(state=state)
     if ids := list(ids):
         found = found.filter(Q(pk__in=filter(None, map(_uuid, ids))) | Q(event_id__in=ids))
     if handlers := list(handlers):
