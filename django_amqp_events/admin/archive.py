@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -11,17 +12,24 @@ from uuid import UUID
 from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import BinaryField, F, Func, Q, QuerySet, Value
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    StreamingHttpResponse,
+)
+from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 
-from .. import lifecycle, redaction, replay
+from .. import lifecycle, redaction, replay, transfer
 from ..exceptions import AmqpEventsError
 from ..lifecycle import Seen
 from ..models import ArchiveAction, ArchivedEvent, Replay, State, visible
@@ -42,6 +50,8 @@ from .filters import (
 )
 from .paging import CAP
 from .shown import line
+
+logger = logging.getLogger(__name__)
 
 #: Failures, replays and decisions of one event that its page shows, the newest.
 FAILURES = 20
@@ -118,6 +128,11 @@ class ArchivedEventAdmin(EditingPages):
         """Say whether this user may discard."""
         return self._granted(request, DECISIONS["discard"].permission)
 
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may export: payloads are in it."""
+        granted = self._granted(request, "export_archivedevent")
+        return granted and self.has_payload_permission(request)
+
     def has_restore_permission(self, request: HttpRequest) -> bool:
         """Say whether this user may restore."""
         return self._granted(request, DECISIONS["restore"].permission)
@@ -154,7 +169,30 @@ class ArchivedEventAdmin(EditingPages):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         context = {"title": "Archived events", "cap": CAP, **(extra_context or {})}
+        if self.has_export_permission(request):
+            query = request.GET.urlencode()
+            context["export_url"] = self._url("export") + (f"?{query}" if query else "")
         return super().changelist_view(request, context)
+
+    def export_view(self, request: HttpRequest) -> HttpResponseBase:
+        """Return all that the list's filters find, a JSON document a line."""
+        if not self.has_view_permission(request) or not self.has_export_permission(request):
+            raise PermissionDenied
+        try:
+            found = self.get_changelist_instance(request).queryset
+        except IncorrectLookupParameters:
+            messages.error(request, _("The address has filters that there are none of."))
+            return HttpResponseRedirect(self._url("changelist"))
+        raw = self.has_raw_permission(request)
+        logger.info("%s exports archived events: %s", request.user, request.GET.urlencode())
+        return StreamingHttpResponse(
+            transfer.export(found, raw=raw),
+            content_type="application/x-ndjson",
+            headers={
+                "Content-Disposition": 'attachment; filename="archived-events.jsonl"',
+                "X-Content-Type-Options": "nosniff",
+            },
+        )
 
     @admin.display(description="event")
     def what(self, event: ArchivedEvent) -> str:
@@ -273,6 +311,9 @@ class ArchivedEventAdmin(EditingPages):
             )
             for each in DECISIONS.values()
         ]
+        ours.append(
+            path("export/", self.admin_site.admin_view(self.export_view), name=f"{name}_export")
+        )
         ours.append(
             path(
                 "<uuid:pk>/payload/",

@@ -209,18 +209,20 @@ class Browser:
             return Page(answer.read().decode())
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+    if request.param == "sqlite":
+        return sqlite_settings(tmp_path / "db.sqlite3")
+    server = request.getfixturevalue("postgres")
+    name = f"admin_{secrets.token_hex(6)}"
+    _execute(server, f"CREATE DATABASE {name}")
+    request.addfinalizer(lambda: _execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
+    return postgres_settings(server, name)
+
+
 def test_fifty_at_once_replay_one_event_once(
-    kind: str, billing: Service, request: pytest.FixtureRequest, tmp_path: Path
+    database: dict[str, object], billing: Service, tmp_path: Path
 ) -> None:
-    if kind == "sqlite":
-        database = sqlite_settings(tmp_path / "db.sqlite3")
-    else:
-        server = request.getfixturevalue("postgres")
-        name = f"admin_{secrets.token_hex(6)}"
-        _execute(server, f"CREATE DATABASE {name}")
-        request.addfinalizer(lambda: _execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
-        database = postgres_settings(server, name)
     with serving(database, billing.vhost.url, tmp_path) as (address, pk):
         ada = Browser(address)
         login = ada.open("/admin/login/")
@@ -250,3 +252,43 @@ def test_fifty_at_once_replay_one_event_once(
     [message] = billing.take_all(QUEUE)
     assert message.headers["event-id"] == "order-1"
     assert message.headers["event-replay-id"] in detail
+
+
+def test_an_edit_and_a_plain_replay_at_once_are_one_replay(
+    database: dict[str, object], billing: Service, tmp_path: Path
+) -> None:
+    """Twenty browsers meet at a barrier: each second one edits, the others replay."""
+    with serving(database, billing.vhost.url, tmp_path) as (address, pk):
+        ada = Browser(address)
+        login = ada.open("/admin/login/")
+        ada.open("/admin/login/", {**login.fields, "username": "ada", "password": "secret"})
+        archive = "/admin/django_amqp_events/archivedevent/"
+        asked = ada.open(f"{archive}decide/replay/?seen={pk.hex}:0&back=event").fields
+        editor = ada.open(f"{archive}{pk}/edit/?version=0").fields
+        told: dict[int, str] = {}
+
+        def post(number: int) -> None:
+            browser = Browser(address, ada.cookies)
+            if number % 2:
+                payload = json.dumps({"order_id": number})
+                form = {**editor, "payload": payload, "step": "publish", "reason": "a number"}
+                told[number] = browser.open(f"{archive}{pk}/edit/", form).words
+            else:
+                form = {**asked, "reason": "fixed"}
+                told[number] = browser.open(f"{archive}decide/replay/", form).words
+
+        raised = in_threads(20, post)
+        assert not raised, (raised[:3], (tmp_path / "log").read_text()[-3_000:])
+        [winner] = [number for number, words in told.items() if "1 event published" in words]
+        action = "edited and replayed" if winner % 2 else "replayed"
+        for number, words in told.items():
+            if number != winner:
+                assert "it has changed since you looked" in words, words
+                assert f"the last decision: {action} by ada, 20" in words, words
+        detail = ada.open(f"{archive}{pk}/change/").words
+        assert ("Revision 1" in detail) == bool(winner % 2)
+        assert "Revision 2" not in detail
+        assert "replay 2" not in detail
+    [message] = billing.take_all(QUEUE)
+    payload = json.loads(message.body)[1]
+    assert payload["order_id"] == (winner if winner % 2 else 7)

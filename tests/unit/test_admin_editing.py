@@ -535,3 +535,60 @@ def test_the_log_of_the_admin_says_what_was_not_published(ada, wire):
     wire.errors = [UnroutableError("nobody is there")]
     ada.post(url("edit", row.pk), publish(row))
     assert "Edited, but not published: nobody is there" in LogEntry.objects.get().change_message
+
+
+# -- export ---------------------------------------------------------------------------------
+
+
+def lines_of(response: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in b"".join(response.streaming_content).splitlines()]
+
+
+def test_the_filtered_list_is_exported():
+    boss = client_of(user("view", "view_payload", "export"))
+    rows = [make(), make(handler="book"), make(handler="book", state=State.SUCCEEDED)]
+    listed = boss.get(url("changelist"), {"handler": "book"})
+    assert f'href="{url("export")}?handler=book"' in listed.content.decode()
+    response = boss.get(url("export"), {"handler": "book"})
+    assert response["Content-Disposition"] == 'attachment; filename="archived-events.jsonl"'
+    [document] = lines_of(response)
+    assert document["event"]["id"] == str(rows[1].pk)
+    assert len(lines_of(boss.get(url("export"), {"state": "all"}))) == 3
+    assert [
+        d["event"]["event_id"] for d in lines_of(boss.get(url("export"), {"q": "nobody"}))
+    ] == []
+    with CaptureQueriesContext(connection) as queries:
+        lines_of(boss.get(url("export"), {"state": "all"}))
+    before = len(queries)
+    for _ in range(20):
+        make()
+    with CaptureQueriesContext(connection) as queries:
+        lines_of(boss.get(url("export"), {"state": "all"}))
+    assert len(queries) == before
+
+
+@pytest.mark.parametrize("missing", ["view", "view_payload", "export"])
+def test_an_export_needs_its_own_permission_and_that_of_payloads(missing):
+    make()
+    rights = {*PERMISSIONS, "export", "edit"} - {missing}
+    somebody = client_of(user(*rights))
+    assert somebody.get(url("export")).status_code == 403
+    if missing != "view":
+        assert url("export") not in somebody.get(url("changelist")).content.decode()
+
+
+def test_an_export_is_redacted_for_those_who_may_not_see_it_raw():
+    make()
+    ada = client_of(user("view", "view_payload", "export"))
+    boss = client_of(user("view", "view_payload", "export", "view_raw", name="boss"))
+    with hooked(f"{__name__}.redact"):
+        [document] = lines_of(ada.get(url("export")))
+        assert document["payload"] == {"order_id": 7, "note": "***"}
+        assert "body" not in document["event"]
+        [document] = lines_of(boss.get(url("export")))
+        assert "body" in document["event"]
+
+
+def test_an_export_with_lookups_of_ones_own_is_refused():
+    boss = client_of(user("view", "view_payload", "export"))
+    assert boss.get(url("export"), {"body__contains": "x"}).status_code == 400
