@@ -210,14 +210,15 @@ class Browser:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, object]]:
     if request.param == "sqlite":
-        return sqlite_settings(tmp_path / "db.sqlite3")
+        yield sqlite_settings(tmp_path / "db.sqlite3")
+        return
     server = request.getfixturevalue("postgres")
     name = f"admin_{secrets.token_hex(6)}"
     _execute(server, f"CREATE DATABASE {name}")
-    request.addfinalizer(lambda: _execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
-    return postgres_settings(server, name)
+    yield postgres_settings(server, name)
+    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 def test_fifty_at_once_replay_one_event_once(

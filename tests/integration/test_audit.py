@@ -131,7 +131,7 @@ def test_the_owner_prunes(service, fresh_vhost, archive_database: Database) -> N
     mirror_all(billing)
     decide()
     ArchivedEvent.objects.update(state="succeeded")
-    code, out, err = billing.command("events_prune", "--succeeded", "0s")
+    code, _, err = billing.command("events_prune", "--succeeded", "0s")
     assert (code, err) == (0, "")
     assert not ArchiveAction.objects.exists()
     assert not Revision.objects.exists()

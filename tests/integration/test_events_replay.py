@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -534,7 +535,7 @@ def editing(service, fresh_vhost):
     return made
 
 
-def written(tmp_path, text='{"order_id": 8}'):
+def written(tmp_path: Path, text: str = '{"order_id": 8}') -> str:
     path = tmp_path / "payload.json"
     path.write_text(text)
     return str(path)

@@ -85,9 +85,8 @@ class Command(ArchiveCommand):
     def _export(self, options: Mapping[str, Any]) -> int:
         now = datetime.now(UTC)
         times = {
-            name: archive.moment(f"--{name}", options[name], now)
+            name: None if options[name] is None else archive.moment(f"--{name}", options[name], now)
             for name in ("since", "until")
-            if options[name] is not None
         }
         rows = replay.select(
             handlers=options["handler"],
@@ -95,7 +94,8 @@ class Command(ArchiveCommand):
             exceptions=options["exception"],
             reasons=options["reason"],
             state=State(options["state"]) if options["state"] else None,
-            **times,
+            since=times["since"],
+            until=times["until"],
         )
         count = 0
         with _output(options["output"], self.stdout, self.stopped) as out:
