@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 from . import envelope, inbox, publisher
 from .conf import Settings
-from .exceptions import AmqpEventsError, InvalidEditError, InvalidEventError
+from .exceptions import InvalidEditError, InvalidEventError
 from .models import ArchivedEvent, InboxEntry
 from .registry import Handler, Registry
 from .worker.task import bind
@@ -229,8 +229,3 @@ def diff(before: str, after: str) -> list[Line]:
 def _left_out(count: int) -> Iterator[Line]:
     if count > 0:
         yield Line(kind="…", text=f"{count} more line{'' if count == 1 else 's'}")
-
-
-def describe(exc: AmqpEventsError) -> tuple[str, ...]:
-    """Return the problems of an error, each in a sentence."""
-    return exc.problems if isinstance(exc, InvalidEditError) else (str(exc),)

@@ -347,7 +347,6 @@ def _locked(event: ArchivedEvent, where: Target) -> list[tuple[str, str]]:
         (_("Correlation id"), event.correlation_id),
         (_("Causation id"), event.causation_id),
         (_("Headers"), headers),
-        (_("Replay id"), _("a new one")),
         (_("Goes to"), f"{where.handler.name} ({where.queue})"),
     ]
     return [(name, line(text, shown.TEXT)) for name, text in facts if text]

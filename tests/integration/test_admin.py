@@ -174,7 +174,7 @@ def serving(database: dict[str, object], url: str, tmp_path: Path) -> Iterator[t
         )
     try:
         address = f"http://127.0.0.1:{port}"
-        until(lambda: answers(address) or server.poll() is not None, "gunicorn listens")
+        until(lambda: answers(address) or server.poll() is not None, "gunicorn listens", 90)
         yield address, UUID(made.stdout.strip())
     finally:
         server.terminate()

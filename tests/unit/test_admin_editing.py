@@ -119,7 +119,14 @@ def test_from_the_button_to_the_replay(ada, wire):
     editor = ada.get(link)
     assert json.loads(text_of(editor)) == {"order_id": 7, "note": "Grüße"}
     words = page(editor).words
-    for word in (row.event_id, "basket-5", "shop", "traceparent, weight", "send_invoice", "a new"):
+    for word in (
+        row.event_id,
+        "basket-5",
+        "shop",
+        "traceparent, weight",
+        "send_invoice",
+        "new replay id",
+    ):
         assert word in words, word
     fields = {**page(editor).fields, "payload": '{"order_id": 8, "note": "Grüße"}'}
     review = ada.post(editor.context["action_url"], {**fields, "step": "review"})
