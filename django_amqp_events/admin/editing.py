@@ -132,7 +132,8 @@ class EditingPages(Pages[ArchivedEvent]):
         revisions = list(found.order_by("-number")[:REVISIONS])
         readable, raw = self.has_payload_permission(request), self.has_raw_permission(request)
         for each in revisions:
-            each.body = bytes(getattr(each, "head", b""))
+            # SQLite's SUBSTR makes NULL of an empty body.
+            each.body = bytes(getattr(each, "head", None) or b"")
         by_number = {each.number: each for each in revisions}
         return [
             {

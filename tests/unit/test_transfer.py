@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import stat
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -377,3 +379,36 @@ def test_the_command_says_what_it_refused(tmp_path: Path) -> None:
 def test_wrong_arguments(arguments: list[str], text: str) -> None:
     code, _, err = command(*arguments)
     assert (code, text in err) == (2, True), err
+
+
+def test_the_command_redacts_unless_it_is_told_not_to(billing: Any, tmp_path: Path) -> None:
+    make()
+    billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "REDACT": f"{__name__}.redact"}
+    path = tmp_path / "events.jsonl"
+    code, out, _ = command("export", "--output", str(path))
+    assert (code, out) == (0, "1 event exported, redacted\n")
+    assert json.loads(path.read_text())["payload"] == {"card": "***", "name": "Grüße"}
+    code, out, _ = command("export", "--output", str(path), "--raw", "--format", "json")
+    assert (code, json.loads(out)["redacted"]) == (0, False)
+    assert "body" in json.loads(path.read_text())["event"]
+
+
+def test_an_export_that_somebody_stops_is_not_taken_for_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(1)
+    make(2)
+    real = transfer.export
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        for line in real(*args, **options):
+            yield line
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(transfer, "export", interrupted)
+    path = tmp_path / "events.jsonl"
+    code, out, _ = command("export", "--output", str(path))
+    assert code == 1
+    assert "1 event exported; stopped, and what there is is in " in out
+    assert not path.exists()
+    assert len(path.with_name("events.jsonl.part").read_text().splitlines()) == 1
