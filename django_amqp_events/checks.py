@@ -26,6 +26,7 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.utils.connection import ConnectionDoesNotExist
+from django.utils.module_loading import import_string
 from kombu.transport import supports_librabbitmq
 
 from . import broker, conf, lifecycle, registry, topology
@@ -400,6 +401,24 @@ def check_renamed(project: Project) -> Iterator[Problem]:
             )
 
 
+def check_redaction(project: Project) -> Iterator[Problem]:
+    """A redaction hook that cannot be called: every payload would be hidden (E070)."""
+    path = project.settings.redact
+    if not path:
+        return
+    try:
+        why = "" if callable(import_string(path)) else "it is not callable"
+    except Exception as exc:  # noqa: BLE001 - a project's module may raise anything
+        why = f"it cannot be imported ({type(exc).__name__}: {exc})"
+    if why:
+        yield Problem(
+            "E070",
+            f'AMQP_EVENTS["REDACT"] is {path!r:.120}, and {why}: the admin and exports hide every '
+            f"payload.",
+            "Name a function that takes an event's name and its payload and returns a dict.",
+        )
+
+
 def check_archive_database(project: Project) -> Iterator[Problem]:
     """A service whose failed events no database can take (W014, W015)."""
     if not project.registry.handlers:
@@ -761,6 +780,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_handlers,
     check_database,
     check_renamed,
+    check_redaction,
     check_archive_database,
     check_once,
     check_autocommit,

@@ -164,6 +164,8 @@ class Settings:
         retention: how long ``events_prune`` keeps events that are settled.
         renamed_handlers: today's name of handlers that archived events know by an older one.
         alerts: when somebody is told.
+        editing: whether archived events may be replayed with another payload.
+        redact: dotted path of what takes out of payloads what pages must not show.
     """
 
     service: str = ""
@@ -187,6 +189,8 @@ class Settings:
     retention: RetentionSettings = RetentionSettings()
     renamed_handlers: Mapping[str, str] = field(default_factory=dict)
     alerts: AlertSettings = AlertSettings()
+    editing: bool = False
+    redact: str = ""
 
 
 class Reader:
@@ -284,6 +288,8 @@ KEYS: Final = (
     "RETENTION",
     "RENAMED_HANDLERS",
     "ALERTS",
+    "EDITING",
+    "REDACT",
 )
 
 #: What a service's name may be.
@@ -382,6 +388,8 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
         retention=_retention(read),
         renamed_handlers=_renamed(read),
         alerts=_alerts(read),
+        editing=read.take("EDITING", False, lambda v: isinstance(v, bool), "True or False"),
+        redact=_redact(read),
     )
     return settings, tuple(problems)
 
@@ -541,6 +549,15 @@ def _renamed(read: Reader) -> dict[str, str]:
             return {}
         renamed[old] = new
     return renamed
+
+
+def _redact(read: Reader) -> str:
+    """Return the path of the hook; what is wrong names none, so that payloads stay hidden."""
+    value = read.raw.get("REDACT", "")
+    if not isinstance(value, str):
+        read.wrong("REDACT", value, "the dotted path of a function")
+        return repr(value)
+    return value
 
 
 def _management_url(read: Reader) -> str:

@@ -251,17 +251,20 @@ class Payload:
 # -- publishing ---------------------------------------------------------------------------
 
 
-def encode_payload(name: str, payload: Mapping[str, Any]) -> bytes:
+def encode_payload(name: str, payload: Mapping[str, Any], args: Sequence[Any] = ()) -> bytes:
     """Write an event's payload as the body of a message.
 
     Values are written by Django's JSON encoder (ISO 8601, Decimal and UUID as strings).
+
+    Args:
+        args: values without a name, which a plain Celery publisher may have sent.
 
     Raises:
         InvalidEventError: the payload is no JSON.
     """
     try:
         body = json.dumps(
-            [[], payload, {}],
+            [list(args), payload, {}],
             cls=DjangoJSONEncoder,
             ensure_ascii=False,
             allow_nan=False,
@@ -383,14 +386,23 @@ def decode(received: Received, max_body: int) -> Payload:
     encoding = str(received.properties.get("content_encoding") or CONTENT_ENCODING).lower()
     if encoding not in ("utf-8", "utf8", "us-ascii", "ascii"):
         raise Malformed(f"the content encoding is {encoding!r:.80}, not 'utf-8'")
+    return decode_body(received.body)
+
+
+def decode_body(raw: bytes) -> Payload:
+    """Read a body that is JSON in UTF-8.
+
+    Raises:
+        Malformed: with what is wrong.
+    """
     try:
-        body = json.loads(received.body.decode("utf-8"), object_hook=_plain)
+        body = json.loads(raw.decode("utf-8"), object_hook=_plain)
     except (ValueError, RecursionError) as exc:
         raise Malformed(f"the body is no JSON in UTF-8: {exc}") from exc
     if not isinstance(body, list) or len(body) != 3:
         raise Malformed("the body is not [args, kwargs, embed] (Celery's protocol 2)")
     args, kwargs, embed = body
-    if _brackets(received.body) > MAX_DEPTH and (too_deep(args) or too_deep(kwargs)):
+    if _brackets(raw) > MAX_DEPTH and (too_deep(args) or too_deep(kwargs)):
         raise Malformed(f"the body is nested deeper than {MAX_DEPTH}")
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise Malformed("the body's args are not a list, or its kwargs not an object")

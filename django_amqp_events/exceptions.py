@@ -9,6 +9,8 @@ Control-flow exceptions, which are not failures, have a root of their own.
     ├── ConfigurationError (also django's ImproperlyConfigured)
     │   └── OutboxError
     ├── InvalidEventError (also ValueError)
+    │   └── InvalidEditError
+    ├── AppendOnlyError (also TypeError)
     ├── DirectCallError (also TypeError)
     ├── RolledBackError
     ├── TopologyError
@@ -46,6 +48,30 @@ class OutboxError(ConfigurationError):
 
 class InvalidEventError(AmqpEventsError, ValueError):
     """The payload does not fit the event's contract or JSON; nothing was published."""
+
+
+class InvalidEditError(InvalidEventError):
+    """A payload that somebody wrote cannot be published; nothing was.
+
+    Attributes:
+        problems: each in a sentence, for the field that it was written in.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class AppendOnlyError(AmqpEventsError, TypeError):
+    """A row of the audit was to be changed or deleted, which nobody may."""
+
+    @classmethod
+    def of(cls, model: str) -> AppendOnlyError:
+        """Return the error of a model's rows."""
+        return cls(
+            f"rows of {model} are added and never changed: they say who did what. Only "
+            f"`manage.py events_prune` deletes them, together with their event"
+        )
 
 
 class DirectCallError(AmqpEventsError, TypeError):

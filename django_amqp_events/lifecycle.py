@@ -24,7 +24,7 @@ from typing import Final, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
 from django.db import OperationalError, connections, router, transaction
-from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, Subquery, Value, When
+from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subquery, Value, When
 
 from .exceptions import ConfigurationError
 from .models import (
@@ -33,6 +33,7 @@ from .models import (
     ArchivedEvent,
     Replay,
     ReplayBatchEvent,
+    Revision,
     State,
     clean,
 )
@@ -58,6 +59,18 @@ class Claimed:
 
     event: ArchivedEvent
     replay: Replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """What is published in place of an event's own body.
+
+    Attributes:
+        base: the revision that the edit began with, 0 for the event's own body.
+    """
+
+    body: bytes
+    base: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,16 +175,20 @@ def claim(
     now: datetime,
     force: bool = False,
     batch: UUID | None = None,
+    edit: Edit | None = None,
 ) -> list[Claimed]:
     """Queue events for replay; those that are not *archived* as they were seen are left out.
 
-    It is committed when this returns.
+    It is committed when this returns. A replay that is forced publishes what the one before it
+    did, edited or not.
 
     Args:
         seen: the version of each event.
         handlers: where each goes.
         force: take those that are *replaying* instead; whoever calls knows how long they are.
         batch: the one that they are taken for; it is noted there in the same transaction.
+        edit: of one event, which becomes its next revision. One whose last replay was not
+            confirmed is left out: with another body, both could run.
 
     Raises:
         ConfigurationError: there is a transaction around it.
@@ -181,33 +198,40 @@ def claim(
     token = uuid4()
     state = State.REPLAYING if force else State.ARCHIVED
     action = ArchiveAction.Action.FORCE if force else ArchiveAction.Action.REPLAY
+    if edit is not None:
+        action = ArchiveAction.Action.EDIT
     # A replay whose confirm did not come may be on its way: it goes on under its own id, so that
     # whatever runs reports to it.
     underway = _current_replay().filter(outcome=Replay.Outcome.UNCONFIRMED)
     with _committed():
         lock(seen)
-        taken = (
-            rows()
-            .filter(_as_seen(seen), state=state)
-            .update(
-                replays=Case(When(Exists(underway), then=F("replays")), default=F("replays") + 1),
-                state=State.QUEUED,
-                state_since=now,
-                version=F("version") + 1,
-                claim=token,
-                error="",
-                unconfirmed=False,
-            )
+        wanted = rows().filter(_as_seen(seen), state=state)
+        if edit is not None:
+            wanted = wanted.exclude(Exists(underway))
+        taken = wanted.update(
+            replays=Case(When(Exists(underway), then=F("replays")), default=F("replays") + 1),
+            state=State.QUEUED,
+            state_since=now,
+            version=F("version") + 1,
+            claim=token,
+            error="",
+            unconfirmed=False,
         )
         if not taken:
             return []
         found = _claimed(token)
         _go_on([each for each in found if each[1] is not None], handlers)
+        revisions = _forced_revisions(token) if force else {}
+        if edit is not None:
+            revisions = {
+                event.pk: _revise(event, edit, by=by, reason=reason, now=now) for event, _ in found
+            }
         new = [
             Replay(
                 pk=uuid4(),
                 event=event,
                 number=event.replays,
+                revision=revisions.get(event.pk),
                 handler=clean(handlers[event.pk], LENGTH),
                 requested_at=now,
                 requested_by=clean(by, LENGTH),
@@ -504,9 +528,40 @@ def _claimed(token: UUID) -> list[tuple[ArchivedEvent, Replay | None]]:
     events = list(rows().filter(claim=token).order_by("pk"))
     replays = {
         replay.event_id: replay
-        for replay in _replays().filter(event__claim=token, number=F("event__replays"))
+        for replay in _replays()
+        .filter(event__claim=token, number=F("event__replays"))
+        .select_related("revision")
     }
+    for event in events:
+        if event.pk in replays:
+            replays[event.pk].event = event
     return [(event, replays.get(event.pk)) for event in events]
+
+
+def _forced_revisions(token: UUID) -> dict[UUID, Revision]:
+    """Return what the replays before those of a claim have published in place of the bodies."""
+    before = _replays().filter(event__claim=token, number=F("event__replays") - 1)
+    return {
+        replay.event_id: replay.revision
+        for replay in before.select_related("revision")
+        if replay.revision is not None
+    }
+
+
+def _revise(event: ArchivedEvent, edit: Edit, *, by: str, reason: str, now: datetime) -> Revision:
+    """Add the next revision of an event that this transaction has claimed."""
+    revisions = Revision.objects.using(database())
+    last = revisions.filter(event=event).aggregate(last=Max("number"))["last"]
+    return revisions.create(
+        pk=uuid4(),
+        event=event,
+        number=(last or 0) + 1,
+        base=edit.base,
+        body=edit.body,
+        by=clean(by, LENGTH),
+        at=now,
+        reason=clean(reason),
+    )
 
 
 def _current(claimed: Collection[Claimed]) -> QuerySet[ArchivedEvent]:

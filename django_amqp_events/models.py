@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
 from uuid import uuid4
 
 from amqp.serialization import dumps, loads
@@ -22,12 +23,15 @@ from django.utils.translation import gettext_lazy as _
 
 from . import envelope
 from .context import ReceivedEvent
-from .envelope import Received
+from .envelope import Payload, Received
+from .exceptions import AppendOnlyError
 
 if TYPE_CHECKING:
     _DateTimeField = models.DateTimeField[Any, Any]
 else:
     _DateTimeField = models.DateTimeField
+
+M = TypeVar("M", bound=models.Model)
 
 #: Longest text of the columns that lists, filters and indexes use.
 LENGTH: Final = 255
@@ -133,6 +137,9 @@ class ArchivedEvent(models.Model):
             ("restore_archivedevent", "Can restore discarded events"),
             ("force_archivedevent", "Can replay events whose replay never reported back"),
             ("bulk_replay_archivedevent", "Can replay any number of archived events in a batch"),
+            ("edit_archivedevent", "Can edit the payload of archived events and replay them"),
+            ("view_raw_archivedevent", "Can view raw bodies where payloads are redacted"),
+            ("export_archivedevent", "Can export archived events"),
         ]
         # Each filter of the list with its order; a page is read from one of them.
         indexes: ClassVar = [
@@ -200,12 +207,17 @@ class ArchivedEvent(models.Model):
         )
 
     @cached_property
-    def payload(self) -> Mapping[str, Any] | None:
-        """The arguments by name, ``None`` where the body cannot be read."""
+    def decoded(self) -> Payload | None:
+        """The body, read; ``None`` where it cannot be."""
         try:
-            return envelope.decode(self.received, self.body_size).kwargs
+            return envelope.decode(self.received, self.body_size)
         except Exception:  # noqa: BLE001 - Malformed, or headers that somebody has changed by hand
             return None
+
+    @property
+    def payload(self) -> Mapping[str, Any] | None:
+        """The arguments by name, ``None`` where the body cannot be read."""
+        return None if self.decoded is None else self.decoded.kwargs
 
     @property
     def task_id(self) -> str:
@@ -218,11 +230,88 @@ class ArchivedEvent(models.Model):
         return bytes(dumps("F", [dict(headers)])) if headers else b""
 
 
+class AppendOnlyRows(models.QuerySet[M]):
+    """Rows that are added and never changed; ``events_prune`` deletes them with their event."""
+
+    def update(self, **kwargs: Any) -> NoReturn:
+        raise AppendOnlyError.of(self.model.__name__)
+
+
+class AppendOnly(models.Model):
+    """A row that is added and never changed, nor deleted by itself.
+
+    What goes round Django is the database's business: docs/audit.md has the statements.
+    """
+
+    objects = AppendOnlyRows.as_manager()
+
+    class Meta:
+        abstract = True
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if not self._state.adding:
+            raise AppendOnlyError.of(type(self).__name__)
+        # Of a row that is there already the database says so.
+        super().save(*args, **{**kwargs, "force_insert": True})
+
+    def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise AppendOnlyError.of(type(self).__name__)
+
+
+class Revision(AppendOnly):
+    """A payload that somebody wrote in place of an event's own. Rows are added, never changed.
+
+    The event keeps its body byte for byte, and its headers go along as they are.
+
+    Attributes:
+        number: 1 for the first revision of the event.
+        base: the revision that the edit began with, 0 for the event's own body.
+        body: as it is published.
+        by, at, reason: who, when, and why, as he said.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="revision_set")
+    number = models.PositiveIntegerField()
+    base = models.PositiveIntegerField(default=0)
+    body = models.BinaryField()
+    by = models.CharField(max_length=LENGTH, blank=True)
+    at = Moment()
+    reason = models.TextField(blank=True)
+
+    class Meta:
+        ordering: ClassVar = ["number"]
+        default_permissions = ()
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["event", "number"], name="amqp_revision_number"),
+        ]
+
+    def __str__(self) -> str:
+        return f"revision {self.number} by {self.by or 'nobody'}"
+
+    @cached_property
+    def payload(self) -> Mapping[str, Any]:
+        """The arguments by name; ``{}`` where somebody has changed the body by hand."""
+        try:
+            return envelope.decode_body(bytes(self.body)).kwargs
+        except Exception:  # noqa: BLE001 - Malformed
+            return {}
+
+    def received(self, original: Received) -> Received:
+        """Return the event's message with this body."""
+        properties = {
+            "content_type": envelope.CONTENT_TYPE,
+            "content_encoding": envelope.CONTENT_ENCODING,
+        }
+        return replace(original, body=bytes(self.body), properties=properties)
+
+
 class Replay(models.Model):
     """One replay of an archived event; its id travels with the message and comes back.
 
     Attributes:
         number: 1 for the first replay of the event.
+        revision: what it publishes in place of the event's own body, if anything.
         handler: where it went; another than the event's where that was renamed.
         outcome: how far it has come.
         requested_by: user name, or the command's.
@@ -245,6 +334,10 @@ class Replay(models.Model):
     id = models.UUIDField(primary_key=True, editable=False)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="replay_set")
     number = models.PositiveIntegerField()
+    # Not to null: the event's own body would go out in its place.
+    revision = models.ForeignKey(
+        Revision, models.RESTRICT, related_name="replay_set", null=True, blank=True
+    )
     handler = models.CharField(max_length=LENGTH)
     outcome = models.CharField(max_length=16, choices=Outcome, default=Outcome.QUEUED)
     requested_at = Moment()
@@ -264,6 +357,12 @@ class Replay(models.Model):
 
     def __str__(self) -> str:
         return f"replay {self.number} of {self.event_id}"
+
+    @property
+    def received(self) -> Received:
+        """The message that it publishes, as far as a copy needs it."""
+        original = self.event.received
+        return original if self.revision is None else self.revision.received(original)
 
     @property
     def task_id(self) -> str:
@@ -315,11 +414,11 @@ class ArchivedFailure(models.Model):
         return found if isinstance(found, dict) else {}
 
 
-class ArchiveAction(models.Model):
+class ArchiveAction(AppendOnly):
     """What somebody decided about an archived event. Rows are added, never changed.
 
     Attributes:
-        action: ``replay``, ``force``, ``discard``, ``restore``.
+        action: ``replay``, ``edit``, ``force``, ``discard``, ``restore``.
         by: user name, or the command's.
         reason: why, as somebody said.
         replay: the replay that came of it.
@@ -328,6 +427,7 @@ class ArchiveAction(models.Model):
 
     class Action(models.TextChoices):
         REPLAY = "replay", "replayed"
+        EDIT = "edit", "edited and replayed"
         FORCE = "force", "replayed by force"
         DISCARD = "discard", "discarded"
         RESTORE = "restore", "restored"

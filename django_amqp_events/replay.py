@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from django.db import InterfaceError, OperationalError, connections
-from django.db.models import Q, QuerySet
+from django.db.models import OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Length
+from django.utils.timezone import localtime
 
-from . import envelope, lifecycle, publisher
+from . import editing, envelope, lifecycle, publisher
 from .broker import named
 from .conf import Settings, get_settings
 from .envelope import Message
@@ -34,8 +35,8 @@ from .exceptions import (
     PublishRefusedError,
     PublishTimeoutError,
 )
-from .lifecycle import Claimed, Seen, Unpublished
-from .models import ArchivedEvent, State
+from .lifecycle import Claimed, Edit, Seen, Unpublished
+from .models import ArchiveAction, ArchivedEvent, State, visible
 from .registry import Handler, Registry, get_registry
 from .topology import Names
 
@@ -159,15 +160,9 @@ def replay(
         ConfigurationError: AMQP_EVENTS is wrong, or there is a transaction around it.
         ValueError: the rate is none.
     """
-    settings, registry = get_settings(), get_registry()
-    if settings.backend != "amqp":
-        raise ConfigurationError(
-            f"a replay needs RabbitMQ, which its outcome comes back through, and "
-            f"AMQP_EVENTS['BACKEND'] is {settings.backend!r}; nothing was published"
-        )
+    settings, registry = _ready()
     if rate is not None and not rate > 0:
         raise ValueError(f"the rate is {rate!r}; it is a number of events per second, above 0")
-    lifecycle.check_no_transaction()
     report = Report()
     size = CHUNK if rate is None else max(1, int(min(CHUNK, rate)))
     began, sent = time.monotonic(), 0
@@ -183,12 +178,100 @@ def replay(
             if report.stopped:
                 break
     except _DATABASE_AWAY as exc:
-        text = str(exc).strip().partition("\n")[0]
-        report.stopped = (
-            f"the database is away ({type(exc).__name__}: {text}); what it could not note stays "
-            f"queued, and the mirror publishes it again under the same replay id"
-        )
+        report.stopped = _away(exc)
     return report
+
+
+def edit(
+    pk: UUID, version: int, payload: Mapping[str, Any], *, by: str, reason: str, base: int = 0
+) -> Report:
+    """Replay one archived event with another payload, under its own event id.
+
+    The event keeps its body; what is published is a revision of it. The claim and the revision
+    are one transaction, so that of an edit and another replay at the same time one wins.
+
+    Args:
+        version: of the event, as it was when somebody decided.
+        by: who asks: a user's name, a command's.
+        reason: why; there is one.
+        base: the revision that the edit began with, 0 for the event's own body.
+
+    Raises:
+        ConfigurationError: editing is off, AMQP_EVENTS is wrong, or there is a transaction around
+            it.
+        InvalidEditError: the payload cannot be published.
+        ValueError: there is no reason.
+    """
+    settings, registry = _ready()
+    if not settings.editing:
+        raise ConfigurationError(NOT_EDITABLE)
+    if not reason.strip():
+        raise ValueError("an edit needs a reason; nothing was published")
+    report = Report()
+    try:
+        event = lifecycle.rows().filter(pk=pk).first()
+        where = None if event is None else editable(event, version, settings, registry)
+        if event is None:
+            report.skipped.append(_gone(pk))
+        elif not isinstance(where, Target):
+            report.skipped.append(_skipped(event, str(where)))
+        else:
+            draft = editing.draft(event, where.handler, payload, settings, registry)
+            claimed = lifecycle.claim(
+                {pk: version},
+                handlers={pk: where.handler.name},
+                by=by,
+                reason=reason,
+                now=lifecycle.clock(),
+                edit=Edit(body=draft.body, base=base),
+            )
+            report.skipped += _missed({pk: version}, [each.event.pk for each in claimed])
+            _publish(claimed, settings, registry, report)
+    except _DATABASE_AWAY as exc:
+        report.stopped = _away(exc)
+    return report
+
+
+def editable(
+    event: ArchivedEvent,
+    version: int,
+    settings: Settings | None = None,
+    registry: Registry | None = None,
+) -> Target | str:
+    """Return where an edited replay of *event* would go, or why there can be none.
+
+    A body that cannot be read, or that is too large, can be mended.
+    """
+    settings, registry = settings or get_settings(), registry or get_registry()
+    if event.state != State.ARCHIVED or event.version != version:
+        return changed(event, version, last_actions([event.pk]).get(event.pk))
+    if event.unconfirmed:
+        return _MAY_RUN
+    return _target(event, settings, registry)
+
+
+def _ready() -> tuple[Settings, Registry]:
+    """Return settings and handlers, where a replay can be published.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    settings, registry = get_settings(), get_registry()
+    if settings.backend != "amqp":
+        raise ConfigurationError(
+            f"a replay needs RabbitMQ, which its outcome comes back through, and "
+            f"AMQP_EVENTS['BACKEND'] is {settings.backend!r}; nothing was published"
+        )
+    lifecycle.check_no_transaction()
+    return settings, registry
+
+
+def _away(exc: Exception) -> str:
+    text = str(exc).strip().partition("\n")[0]
+    return (
+        f"the database is away ({type(exc).__name__}: {text}); what it could not note stays "
+        f"queued, and the mirror publishes it again under the same replay id"
+    )
 
 
 def resume(*, lease: float | None = None) -> int:
@@ -257,11 +340,9 @@ def target(
 ) -> Target | str:
     """Return where a replay of *event* would go, or why it cannot be replayed."""
     settings, registry = settings or get_settings(), registry or get_registry()
-    if event.service != settings.service:
-        return foreign(event)
-    handler = _handler(event, settings, registry)
-    if isinstance(handler, str):
-        return handler
+    found = _target(event, settings, registry)
+    if isinstance(found, str):
+        return found
     if event.body_size > settings.max_body:
         return (
             f"its body has {event.body_size} bytes, MAX_BODY is {settings.max_body}; raise it "
@@ -269,6 +350,16 @@ def target(
         )
     if event.reason in UNREAD and event.payload is None:
         return "its body cannot be read, so it would come back as it went; discard it"
+    return found
+
+
+def _target(event: ArchivedEvent, settings: Settings, registry: Registry) -> Target | str:
+    """Return where a replay would go, whatever its body is."""
+    if event.service != settings.service:
+        return foreign(event)
+    handler = _handler(event, settings, registry)
+    if isinstance(handler, str):
+        return handler
     return Target(
         handler=handler,
         exchange=Names.of(settings).replay,
@@ -298,7 +389,7 @@ def select(
     reasons: Iterable[str] = (),
     since: datetime | None = None,
     until: datetime | None = None,
-    state: State = State.ARCHIVED,
+    state: State | None = State.ARCHIVED,
 ) -> QuerySet[ArchivedEvent]:
     """Return the events that fit all of these; an empty one fits everything.
 
@@ -306,8 +397,9 @@ def select(
         ids: of rows or of events.
         exceptions: dotted names, or their last words.
         since, until: of the last failure; *until* is left out.
+        state: ``None`` for any.
     """
-    found = lifecycle.rows().filter(state=state)
+    found = lifecycle.rows() if state is None else lifecycle.rows().filter(state=state)
     if ids := list(ids):
         found = found.filter(Q(pk__in=filter(None, map(_uuid, ids))) | Q(event_id__in=ids))
     if handlers := list(handlers):
@@ -376,6 +468,14 @@ def overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | None 
 
 # -- one chunk ----------------------------------------------------------------------------
 
+#: Why nobody may edit.
+NOT_EDITABLE: Final = (
+    "archived events can be edited only where AMQP_EVENTS['EDITING'] is True; nothing was published"
+)
+_MAY_RUN: Final = (
+    "its last replay was not confirmed and may be on its way, and with another payload both could "
+    "run; replay it as it is first, under the same replay id"
+)
 _NOT_OVERDUE: Final = "its replay may be waiting for a retry still; it is not overdue"
 
 
@@ -427,15 +527,16 @@ def _examine(
 def _found(chunk: Seen, state: State, skipped: list[Skipped]) -> Iterator[ArchivedEvent]:
     """Yield the events that are in *state* as they were seen, and note why not the others."""
     light = {event.pk: event for event in _light(chunk)}
-    found = []
+    found, left = [], []
     for pk, version in chunk.items():
         event = light.get(pk)
         if event is None:
             skipped.append(_gone(pk))
         elif event.state != state or event.version != version:
-            skipped.append(_skipped(event, changed(event, version)))
+            left.append(event)
         else:
             found.append(event)
+    skipped += _changed(left, chunk)
     # Of these alone the body is looked at, see target(); all of them in one query.
     unread = [event.pk for event in found if event.reason in UNREAD]
     full = lifecycle.rows().in_bulk(unread) if unread else {}
@@ -449,10 +550,13 @@ def _missed(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
     if not missed:
         return []
     found = {event.pk: event for event in _light(missed)}
-    return [
-        _skipped(found[pk], changed(found[pk], wanted[pk])) if pk in found else _gone(pk)
-        for pk in missed
-    ]
+    gone = [_gone(pk) for pk in missed if pk not in found]
+    return _changed(list(found.values()), wanted) + gone
+
+
+def _changed(events: list[ArchivedEvent], seen: Seen) -> list[Skipped]:
+    last = last_actions([event.pk for event in events])
+    return [_skipped(event, changed(event, seen[event.pk], last.get(event.pk))) for event in events]
 
 
 def _skipped(event: ArchivedEvent, why: str) -> Skipped:
@@ -468,14 +572,33 @@ def foreign(event: ArchivedEvent) -> str:
     return f"it is of the service {event.service!r}; replay it in a process of that service"
 
 
-def changed(event: ArchivedEvent, version: int) -> str:
-    """Say why an event is left alone that is not as it was seen."""
+def changed(event: ArchivedEvent, version: int, last: ArchiveAction | None = None) -> str:
+    """Say why an event is left alone that is not as it was seen.
+
+    Args:
+        last: the last decision about it (:func:`last_actions`).
+    """
     if event.version == version:
         return f"it is {event.get_state_display()}"
-    return (
+    text = (
         f"it has changed since you looked, and is {event.get_state_display()} now: somebody else, "
         f"or another tab, was faster"
     )
+    if last is None:
+        return text
+    what, who = last.get_action_display(), visible(last.by, 80) or "nobody"
+    return f"{text}; the last decision: {what} by {who}, {localtime(last.at):%Y-%m-%d %H:%M:%S %Z}"
+
+
+def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
+    """Return the last decision about each of these events, in two statements."""
+    if not ids:
+        return {}
+    actions = ArchiveAction.objects.using(lifecycle.database())
+    newest = actions.filter(event=OuterRef("pk")).order_by("-at", "-pk").values("pk")[:1]
+    wanted = lifecycle.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
+    found = list(wanted.exclude(last=None).values_list("last", flat=True))
+    return {each.event_id: each for each in actions.filter(pk__in=found)}
 
 
 def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
@@ -501,7 +624,7 @@ def _publish(
             continue
         try:
             message = envelope.replay_copy(
-                each.event.received,
+                each.replay.received,
                 each.event.event,
                 exchange=exchange,
                 routing_key=handler.key,

@@ -27,6 +27,7 @@ from .models import (
     ArchivedEvent,
     ArchivedFailure,
     Replay,
+    Revision,
     Snapshot,
     State,
 )
@@ -247,6 +248,7 @@ def _delete(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         ArchiveAction.objects.using(using).filter(event_id__in=ids).delete()
         ArchivedFailure.objects.using(using).filter(event_id__in=ids).delete()
         Replay.objects.using(using).filter(event_id__in=ids).only("pk").delete()
+        Revision.objects.using(using).filter(event_id__in=ids).only("pk").delete()
         # Without their bodies, which Django would read before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()
     return len(ids)

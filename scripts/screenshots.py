@@ -45,6 +45,9 @@ HEIGHTS = {
     "confirmation": (1050, 1400),
     "force": (1050, 1500),
     "result": (900, 1500),
+    "editor": (1250, 1700),
+    "review": (1100, 1500),
+    "edited": (3300, 4300),
     "outbox": (800, 1300),
     "outbox-event": (1500, 2100),
     "outbox-discarded": (1400, 2000),
@@ -57,6 +60,8 @@ HEIGHTS = {
 #: Those of docs/images: their heights at 1280 pixels, before they are made smaller.
 DOCS = {"list": 620, "detail": 1250, "confirmation": 1000}
 SCALE = 0.7
+#: Pages that answer a form, by the address that they are shown under.
+POSTED: dict[str, bytes] = {}
 FRAME = (
     "<!doctype html><title>390</title><link rel=stylesheet href=/frame.css>"
     '<iframe src="{path}" width="390" height="{height}"></iframe>'
@@ -101,7 +106,7 @@ def shoot(browser: str, wanted: list[str], directory: Path, node: Node, *, docs:
 
     app.conf.broker_url = node.amqp_url("screenshots")
     call_command("migrate", verbosity=0)
-    with override_settings(**world.SETTINGS, AMQP_EVENTS=world.EVENTS):
+    with override_settings(**world.SETTINGS, AMQP_EVENTS={**world.EVENTS, "EDITING": True}):
         call_command("events_declare", verbosity=0)
         prepare: dict[str, Callable[[], str]] = pages(world)
         server = serve()
@@ -236,6 +241,28 @@ def pages(world: Any) -> dict[str, Callable[[], str]]:
     def asked(name: str, rows: list[Any]) -> str:
         return f"{world.url(name)}?seen={world.frozen(*rows)}"
 
+    mended = world.make(
+        body=detail.body, correlation_id=detail.correlation_id, event_id="order-4711"
+    )
+    world.make(event_id="order-4711", handler="book", state=State.SUCCEEDED)
+    payload = json.loads(detail.body)[1]
+    for country in ("FR", "DE"):
+        mended.refresh_from_db()
+        payload["customer"]["country"] = country
+        text = json.dumps(payload)
+        form = {"version": mended.version, "base": 0, "payload": text, "step": "publish"}
+        client.post(world.url("edit", mended.pk), {**form, "reason": "the shop sent XX"})
+        ArchivedEvent.objects.filter(pk=mended.pk).update(state="archived")
+    mended.refresh_from_db()
+
+    def review() -> str:
+        payload["customer"]["country"] = "AT"
+        form = {"version": mended.version, "base": 2, "payload": json.dumps(payload)}
+        answer = client.post(world.url("edit", mended.pk), {**form, "step": "review"})
+        # What is posted has no address of its own.
+        POSTED["/review/"] = answer.content
+        return "/review/"
+
     mixed = [*some(), ArchivedEvent.objects.get(unconfirmed=True), world.make(handler="gone")]
     waiting = outbox(now)
     seen = decisions.freeze({row.pk: 0 for row in waiting})
@@ -256,6 +283,9 @@ def pages(world: Any) -> dict[str, Callable[[], str]]:
         "confirmation": lambda: asked("replay", mixed),
         "force": lambda: asked("force", late),
         "result": result,
+        "editor": lambda: str(world.url("edit", mended.pk)),
+        "review": review,
+        "edited": lambda: str(world.url("change", mended.pk)),
     }
 
 
@@ -374,6 +404,10 @@ def serve() -> Any:
         if environ["PATH_INFO"] == "/frame.css":
             start("200 OK", [("Content-Type", "text/css")])
             return [b"body { margin: 0; background: gray } iframe { border: 0; display: block }"]
+        if environ["PATH_INFO"] in POSTED:
+            policy = ("Content-Security-Policy", POLICY)
+            start("200 OK", [("Content-Type", "text/html; charset=utf-8"), policy])
+            return [POSTED[environ["PATH_INFO"]]]
         environ["HTTP_COOKIE"] = f"sessionid={SESSION}; csrftoken={'x' * 32}"
 
         def with_policy(status: str, headers: list[Any], *more: Any) -> Any:

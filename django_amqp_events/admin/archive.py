@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -11,25 +12,34 @@ from uuid import UUID
 from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import BinaryField, F, Func, Q, QuerySet, Value
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseRedirect,
+    StreamingHttpResponse,
+)
+from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
+from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .. import lifecycle, replay
+from .. import lifecycle, redaction, replay, transfer
 from ..exceptions import AmqpEventsError
 from ..lifecycle import Seen
-from ..models import ArchivedEvent, Replay, ReplayBatch, State, visible
+from ..models import ArchiveAction, ArchivedEvent, Replay, ReplayBatch, State, visible
 from ..replay import Report
 from . import decisions, shown
-from .base import List, Pages, ago, as_file, non_atomic, uuid_of
+from .base import List, ago, as_file, non_atomic, uuid_of
 from .batches import begin
 from .decisions import DECISIONS, LIMIT, NAMED, Decision, ReasonForm
+from .editing import EditingPages
 from .filters import (
     EventFilter,
     ExceptionFilter,
@@ -43,9 +53,13 @@ from .filters import (
 from .paging import CAP
 from .shown import line
 
+logger = logging.getLogger(__name__)
+
 #: Failures, replays and decisions of one event that its page shows, the newest.
 FAILURES = 20
 REPLAYS = 100
+#: Related events of each kind, the newest.
+RELATED = 20
 #: Reasons that one answer names; the rest it counts.
 _GROUPS = 5
 #: Where our templates are.
@@ -72,7 +86,7 @@ class ArchiveList(List):
         return self.get_query_string({"state": "all"}, ["p"])
 
 
-class ArchivedEventAdmin(Pages[ArchivedEvent]):
+class ArchivedEventAdmin(EditingPages):
     """Shows the archive; events change state only by the decisions that a page confirms.
 
     For an admin site of your own, register :class:`django_amqp_events.models.ArchivedEvent` with
@@ -105,10 +119,6 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
 
     # -- who may do what
 
-    def has_payload_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may see payloads and headers."""
-        return self._granted(request, "view_payload_archivedevent")
-
     def has_replay_permission(self, request: HttpRequest) -> bool:
         """Say whether this user may replay."""
         return self._granted(request, DECISIONS["replay"].permission)
@@ -120,6 +130,11 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
     def has_discard_permission(self, request: HttpRequest) -> bool:
         """Say whether this user may discard."""
         return self._granted(request, DECISIONS["discard"].permission)
+
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        """Say whether this user may export: payloads are in it."""
+        granted = self._granted(request, "export_archivedevent")
+        return granted and self.has_payload_permission(request)
 
     def has_restore_permission(self, request: HttpRequest) -> bool:
         """Say whether this user may restore."""
@@ -161,7 +176,30 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         context = {"title": "Archived events", "cap": CAP, **(extra_context or {})}
+        if self.has_export_permission(request):
+            query = request.GET.urlencode()
+            context["export_url"] = self._url("export") + (f"?{query}" if query else "")
         return super().changelist_view(request, context)
+
+    def export_view(self, request: HttpRequest) -> HttpResponseBase:
+        """Return all that the list's filters find, a JSON document a line."""
+        if not self.has_view_permission(request) or not self.has_export_permission(request):
+            raise PermissionDenied
+        try:
+            found = self.get_changelist_instance(request).queryset
+        except IncorrectLookupParameters:
+            messages.error(request, _("The address has filters that there are none of."))
+            return HttpResponseRedirect(self._url("changelist"))
+        raw = self.has_raw_permission(request)
+        logger.info("%s exports archived events: %s", request.user, request.GET.urlencode())
+        return StreamingHttpResponse(
+            transfer.export(found, raw=raw),
+            content_type="application/x-ndjson",
+            headers={
+                "Content-Disposition": 'attachment; filename="archived-events.jsonl"',
+                "X-Content-Type-Options": "nosniff",
+            },
+        )
 
     @admin.display(description="event")
     def what(self, event: ArchivedEvent) -> str:
@@ -298,13 +336,16 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
             for each in DECISIONS.values()
         ]
         ours.append(
+            path("export/", self.admin_site.admin_view(self.export_view), name=f"{name}_export")
+        )
+        ours.append(
             path(
                 "<uuid:pk>/payload/",
                 self.admin_site.admin_view(self.payload_view),
                 name=f"{name}_payload",
             )
         )
-        return [*ours, *super().get_urls()]
+        return [*ours, *self._editing_urls(), *super().get_urls()]
 
     # -- detail
 
@@ -343,7 +384,9 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
         context = {
             **self.admin_site.each_context(request),
             **self._about(request, event),
-            **self._content(event, readable=readable),
+            **self._content(request, event, readable=readable),
+            "revisions": self._revisions(request, event),
+            "related": self._related(request, event, filters),
             "title": f"{line(event.name)} for {line(event.handler) or 'nobody'} "
             f"({line(event.event_id, 9)})",
             "subtitle": None,
@@ -362,7 +405,8 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
         """Everything but payload and headers."""
         using = event._state.db  # noqa: SLF001 - Django's own way to say where a row is from
         failures = list(event.failure_set.using(using).order_by("-failed_at", "-pk")[:FAILURES])
-        replays = list(event.replay_set.using(using).order_by("-number")[:REPLAYS])
+        made = event.replay_set.using(using).select_related("revision").defer("revision__body")
+        replays = list(made.order_by("-number")[:REPLAYS])
         actions = list(event.action_set.using(using).order_by("-at", "-pk")[:REPLAYS])
         # The last failure that counted is the one that the row tells of.
         last = next((each for each in failures if not each.late), None)
@@ -372,6 +416,7 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
         document = last.about if last is not None else {}
         kind, message = shown.exception(document)
         numbers = {each.pk: each.number for each in replays}
+        failed = next((each for each in replays if last and each.pk == last.replay_id), None)
         ids = {event.task_id: None, **{each.task_id: each for each in replays}}
         tasks = self._tasks(request, list(ids))
         now = datetime.now(UTC)
@@ -386,6 +431,7 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
             "age": shown.age(event.last_failed_at, now),
             "error": visible(event.error, shown.TEXT),
             "failure": last,
+            "failed": shown.replayed(failed) if failed is not None else None,
             "exception": kind or line(event.exception, shown.TEXT),
             "message": message or visible(event.message, shown.TEXT),
             "detail": visible(event.detail, shown.TEXT),
@@ -401,6 +447,8 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
             ],
             "steps": shown.timeline(event, reversed(failures), replays[::-1], reversed(actions)),
             "more_failures": len(failures) == FAILURES,
+            "audit": _audit(actions, replays),
+            "more_audit": len(actions) == REPLAYS,
             "replays": [(shown.replayed(each), tasks.get(each.task_id)) for each in replays],
             "location": line(event.location, shown.TEXT),
             "reason": line(event.reason),
@@ -433,12 +481,53 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
             if text
         ]
 
-    def _content(self, event: ArchivedEvent, *, readable: bool) -> dict[str, Any]:
-        """Payload and headers, for those who may see them."""
+    def _related(
+        self, request: HttpRequest, event: ArchivedEvent, filters: str
+    ) -> list[dict[str, Any]]:
+        """Return the same event at other handlers, and what came of the same cause."""
+        now = datetime.now(UTC)
+        groups = []
+        rows = self.get_queryset(request).exclude(pk=event.pk).order_by("-last_failed_at", "-pk")
+        for title, column in (
+            (_("The same event id"), "event_id"),
+            (_("The same correlation id"), "correlation_id"),
+        ):
+            value = getattr(event, column)
+            found = rows.filter(**{column: value})
+            if column == "correlation_id":
+                found = found.exclude(event_id=event.event_id)
+            events = list(found[:RELATED]) if value else []
+            if events:
+                groups.append(
+                    {
+                        "title": title,
+                        "url": self._url("changelist", q=value),
+                        "events": [
+                            {
+                                "name": line(each.name),
+                                "handler": line(each.handler) or "nobody",
+                                "state": each.state,
+                                "words": line(each.get_state_display()),
+                                "age": ago(each.last_failed_at, now),
+                                "failure": shown.called(each.exception, each.message)
+                                or line(each.reason),
+                                "url": self._url("change", each.pk, filters=filters),
+                            }
+                            for each in events
+                        ],
+                    }
+                )
+        return groups
+
+    def _content(
+        self, request: HttpRequest, event: ArchivedEvent, *, readable: bool
+    ) -> dict[str, Any]:
+        """Payload and headers, for those who may see them; redacted where there is a hook."""
         if not readable:
             return {"readable": False}
         head = _head(event)
         whole = event.body_size <= shown.SHOWN
+        raw = self.has_raw_permission(request)
         payload, cut, problem = "", False, ""
         if whole:
             try:
@@ -446,18 +535,27 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
             except Exception:  # noqa: BLE001 - headers that cannot be read
                 found = None
             if found is not None:
-                payload, cut = shown.pretty(dict(found))
+                safe = redaction.redacted(event.name, found)
+                problem = visible(safe.problem, shown.TEXT)
+                if safe.payload is not None:
+                    payload, cut = shown.pretty(dict(safe.payload))
+            elif not raw:
+                problem = "It cannot be decoded as an event's payload, so it cannot be redacted."
             else:
                 problem = "It cannot be decoded as an event's payload; this is its raw body."
-        else:
+        elif raw:
             problem = "It is too long to be decoded here; this is how its raw body begins."
+        else:
+            problem = "It is too long to be decoded here."
         headers, headers_note = shown.headers(event)
         return {
             "readable": True,
             "payload": payload,
             "payload_cut": cut,
             "problem": problem,
-            "body": shown.body(head, event.body_size),
+            "redacted": redaction.active(),
+            "raw": raw,
+            "body": shown.body(head, event.body_size) if raw else None,
             "headers": headers,
             "headers_note": headers_note,
             "types": [line(t) for t in (event.content_type, event.content_encoding) if t],
@@ -493,6 +591,10 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
                     "url": self._url(each.name, filters=filters, seen=frozen, back="event"),
                 }
             )
+        if event.state == State.ARCHIVED:
+            edit, obstacle = self._edit_button(request, event, filters)
+            buttons += [edit] if edit else []
+            obstacles += [obstacle] if obstacle and obstacle not in obstacles else []
         return {"links": buttons, "obstacles": obstacles}
 
     def _tasks(self, request: HttpRequest, ids: list[str]) -> dict[str, dict[str, str]]:
@@ -518,7 +620,7 @@ class ArchivedEventAdmin(Pages[ArchivedEvent]):
 
     def payload_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """The body as it was published, as a file."""
-        if not self.has_view_permission(request) or not self.has_payload_permission(request):
+        if not self.has_view_permission(request) or not self.has_raw_permission(request):
             raise PermissionDenied
         event = self.get_queryset(request).defer(None).only("body").filter(pk=pk).first()
         if event is None:
@@ -654,6 +756,25 @@ def _events(count: int, more: str = "") -> str:
 def _head(event: ArchivedEvent) -> bytes:
     # SQLite's SUBSTR makes NULL of an empty body.
     return bytes(getattr(event, "head", None) or b"")
+
+
+def _audit(actions: list[ArchiveAction], replays: list[Replay]) -> list[dict[str, Any]]:
+    """Return what was decided, newest first."""
+    by_id = {each.pk: each for each in replays}
+    found = []
+    for each in actions:
+        made = by_id.get(each.replay_id) if each.replay_id is not None else None
+        found.append(
+            {
+                "at": each.at,
+                "by": line(each.by) or "nobody",
+                "what": line(each.get_action_display()),
+                "reason": visible(each.reason, shown.TEXT),
+                "replay": made.number if made else 0,
+                "revision": made.revision.number if made and made.revision else 0,
+            }
+        )
+    return found
 
 
 def _texts(value: object) -> Sequence[object]:

@@ -19,7 +19,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from .. import lifecycle, replay
 from ..exceptions import AmqpEventsError
 from ..lifecycle import Seen
-from ..models import ArchivedEvent, Replay, State, visible
+from ..models import ArchivedEvent, Replay, Revision, State, visible
 from ..replay import Report, Skipped
 from .filters import handler_of, known
 from .shown import line
@@ -207,6 +207,7 @@ class Plan:
         skipped: the others, by reason.
         unconfirmed, succeeded, poison: how many of *eligible* may be on their way already, have
             had a replay that succeeded, and have ended the process that ran them.
+        edited: how many have been edited before, and would go out as they were published.
     """
 
     eligible: list[UUID] = field(default_factory=list)
@@ -215,6 +216,7 @@ class Plan:
     unconfirmed: int = 0
     succeeded: int = 0
     poison: int = 0
+    edited: int = 0
 
 
 def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> Plan:
@@ -231,10 +233,11 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
     if not decision.publishes:
         found_here = known()
         skipped = []
+        last = replay.last_actions([pk for pk in there if rows[pk].version != there[pk]])
         for pk, version in there.items():
             event = rows[pk]
             if event.state != decision.before or event.version != version:
-                why = replay.changed(event, version)
+                why = replay.changed(event, version, last.get(pk))
             elif decision.overdue and not replay.overdue(event, handler_of(event, found_here)):
                 why = "its replay may be waiting for a retry still; it is not overdue"
             else:
@@ -271,7 +274,13 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
         unconfirmed=sum(rows[pk].unconfirmed for pk in eligible),
         poison=sum(rows[pk].reason == "poison" for pk in eligible),
         succeeded=succeeded.values("event").distinct().count() if eligible else 0,
+        edited=0 if decision.force else _edited(pk for pk in eligible if not rows[pk].unconfirmed),
     )
+
+
+def _edited(ids: Iterable[UUID]) -> int:
+    found = Revision.objects.using(lifecycle.database()).filter(event__in=list(ids))
+    return found.values("event").distinct().count()
 
 
 def _gone(pk: UUID) -> Skipped:
@@ -337,14 +346,38 @@ def carry_out(
     return report
 
 
+def edit(
+    event: ArchivedEvent,
+    version: int,
+    payload: Mapping[str, Any],
+    *,
+    user: Any,
+    reason: str,
+    base: int,
+) -> Report:
+    """Replay one event with another payload, and write it into its history."""
+    try:
+        report = replay.edit(
+            event.pk, version, payload, by=user.get_username(), reason=reason, base=base
+        )
+    except AmqpEventsError as exc:
+        report = Report(stopped=str(exc))
+    if report.published:
+        _log(user, [event], f"Edited and replayed: {reason}")
+    for each in report.returned:
+        _log(user, [event], f"Edited, but not published: {visible(each.why, 500)}")
+    return report
+
+
 def _missed(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
     missed = set(wanted).difference(done)
     if not missed:
         return []
     found = lifecycle.rows().filter(pk__in=missed).defer("body", "headers_raw", "detail")
     now = {row.pk: row for row in found}
+    last = replay.last_actions(list(now))
     return [
-        Skipped(id=pk, title=str(now[pk]), why=replay.changed(now[pk], wanted[pk]))
+        Skipped(id=pk, title=str(now[pk]), why=replay.changed(now[pk], wanted[pk], last.get(pk)))
         if pk in now
         else _gone(pk)
         for pk in missed

@@ -381,7 +381,9 @@ def timeline(
     for replay in replays:
         steps += _replayed(replay)
     for action in actions:
-        if action.action == ArchiveAction.Action.REPLAY and action.batch_id is None:
+        # The replay itself says so.
+        edited = action.action == ArchiveAction.Action.EDIT
+        if edited or (action.action == ArchiveAction.Action.REPLAY and action.batch_id is None):
             continue  # the replay itself says so
         what, note = action.get_action_display(), action.reason
         if resolved(action):
@@ -411,10 +413,11 @@ def resolved(action: ArchiveAction) -> bool:
 
 def _replayed(replay: Replay) -> list[Step]:
     name = f"replay {replay.number}"
+    edited = f", of revision {replay.revision.number}" if replay.revision else ""
     steps = [
         Step(
             at=replay.requested_at,
-            what=f"{name} asked for",
+            what=f"{name}{edited} asked for",
             who=f"by {line(replay.requested_by)}" if replay.requested_by else "",
             note=visible(replay.reason, TEXT),
         )
@@ -447,10 +450,11 @@ def _replayed(replay: Replay) -> list[Step]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """One replay, as a row of a table."""
+    """One replay, as a row of a table; ``revision`` is 0 for the event's own body."""
 
     id: str
     number: int
+    revision: int
     at: datetime
     by: str
     reason: str
@@ -469,6 +473,7 @@ def replayed(replay: Replay) -> Replayed:
     return Replayed(
         id=str(replay.pk),
         number=replay.number,
+        revision=replay.revision.number if replay.revision else 0,
         at=replay.requested_at,
         by=line(replay.requested_by),
         reason=visible(replay.reason, TEXT),

@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("django_amqp_events", "0006_batches"),
+        ("django_amqp_events", "0007_revisions"),
     ]
 
     operations = [

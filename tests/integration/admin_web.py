@@ -55,6 +55,7 @@ settings.configure(
         "AUTODISCOVER": [],
         "CELERY_APP": "tests.integration.admin_web.app",
         "CONFIRM_TIMEOUT": 20,
+        "EDITING": True,
         "HANDLERS": {
             "send_invoice": {
                 "EVENTS": ["shop.order.created"],

@@ -93,10 +93,9 @@ def test_a_replay_goes_to_its_handlers_queue_and_its_outcome_comes_back(billing,
     assert "Nothing is left to do" in words
     # Whoever still has the page of then is told.
     again = ada.post(world.url("replay"), {**page.fields, "reason": "again"}, follow=True)
-    assert sorted(said(again)) == [
-        FASTER.format("replaying"),
-        FASTER.format("succeeded"),
-    ]
+    first, second = sorted(said(again))
+    assert first.startswith(f"{FASTER.format('replaying')}; the last decision: replayed by ada, 20")
+    assert second.startswith(FASTER.format("succeeded"))
     assert billing.ready(QUEUE) == 0
 
 
@@ -175,7 +174,7 @@ def serving(database: dict[str, object], url: str, tmp_path: Path) -> Iterator[t
         )
     try:
         address = f"http://127.0.0.1:{port}"
-        until(lambda: answers(address) or server.poll() is not None, "gunicorn listens")
+        until(lambda: answers(address) or server.poll() is not None, "gunicorn listens", 90)
         yield address, UUID(made.stdout.strip())
     finally:
         server.terminate()
@@ -213,18 +212,21 @@ class Browser:
             return Page(answer.read().decode())
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, object]]:
+    if request.param == "sqlite":
+        yield sqlite_settings(tmp_path / "db.sqlite3")
+        return
+    server = request.getfixturevalue("postgres")
+    name = f"admin_{secrets.token_hex(6)}"
+    _execute(server, f"CREATE DATABASE {name}")
+    yield postgres_settings(server, name)
+    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
 def test_fifty_at_once_replay_one_event_once(
-    kind: str, billing: Service, request: pytest.FixtureRequest, tmp_path: Path
+    database: dict[str, object], billing: Service, tmp_path: Path
 ) -> None:
-    if kind == "sqlite":
-        database = sqlite_settings(tmp_path / "db.sqlite3")
-    else:
-        server = request.getfixturevalue("postgres")
-        name = f"admin_{secrets.token_hex(6)}"
-        _execute(server, f"CREATE DATABASE {name}")
-        request.addfinalizer(lambda: _execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
-        database = postgres_settings(server, name)
     with serving(database, billing.vhost.url, tmp_path) as (address, pk):
         ada = Browser(address)
         login = ada.open("/admin/login/")
@@ -254,3 +256,43 @@ def test_fifty_at_once_replay_one_event_once(
     [message] = billing.take_all(QUEUE)
     assert message.headers["event-id"] == "order-1"
     assert message.headers["event-replay-id"] in detail
+
+
+def test_an_edit_and_a_plain_replay_at_once_are_one_replay(
+    database: dict[str, object], billing: Service, tmp_path: Path
+) -> None:
+    """Twenty browsers meet at a barrier: each second one edits, the others replay."""
+    with serving(database, billing.vhost.url, tmp_path) as (address, pk):
+        ada = Browser(address)
+        login = ada.open("/admin/login/")
+        ada.open("/admin/login/", {**login.fields, "username": "ada", "password": "secret"})
+        archive = "/admin/django_amqp_events/archivedevent/"
+        asked = ada.open(f"{archive}decide/replay/?seen={pk.hex}:0&back=event").fields
+        editor = ada.open(f"{archive}{pk}/edit/?version=0").fields
+        told: dict[int, str] = {}
+
+        def post(number: int) -> None:
+            browser = Browser(address, ada.cookies)
+            if number % 2:
+                payload = json.dumps({"order_id": number})
+                form = {**editor, "payload": payload, "step": "publish", "reason": "a number"}
+                told[number] = browser.open(f"{archive}{pk}/edit/", form).words
+            else:
+                form = {**asked, "reason": "fixed"}
+                told[number] = browser.open(f"{archive}decide/replay/", form).words
+
+        raised = in_threads(20, post)
+        assert not raised, (raised[:3], (tmp_path / "log").read_text()[-3_000:])
+        [winner] = [number for number, words in told.items() if "1 event published" in words]
+        action = "edited and replayed" if winner % 2 else "replayed"
+        for number, words in told.items():
+            if number != winner:
+                assert "it has changed since you looked" in words, words
+                assert f"the last decision: {action} by ada, 20" in words, words
+        detail = ada.open(f"{archive}{pk}/change/").words
+        assert ("Revision 1" in detail) == bool(winner % 2)
+        assert "Revision 2" not in detail
+        assert "replay 2" not in detail
+    [message] = billing.take_all(QUEUE)
+    payload = json.loads(message.body)[1]
+    assert payload["order_id"] == (winner if winner % 2 else 7)

@@ -315,6 +315,17 @@ def test_a_renamed_handler_that_is_there(run: Check) -> None:
     assert run(HANDLERS=handlers, RENAMED_HANDLERS={"billing.other": "billing.handler"}) == ["E023"]
 
 
+def test_a_redaction_hook_has_to_be_a_function(run: Check) -> None:
+    assert run(REDACT=f"{HERE}.fits", EDITING=True) == []
+    assert run(REDACT=f"{HERE}.nothing") == ["E070"]
+    assert "cannot be imported (ImportError" in text()
+    assert run(REDACT=f"{HERE}.__name__") == ["E070"]
+    assert "it is not callable" in text()
+    assert run(REDACT="x") == ["E070"]
+    assert run(EDITING="yes") == ["E003"]
+    assert run(REDACT=5) == ["E003", "E070"]
+
+
 def test_no_database_for_the_archive(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run() == []
     connection = SimpleNamespace(settings_dict={"ENGINE": "django.db.backends.dummy"})

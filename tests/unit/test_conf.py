@@ -92,6 +92,8 @@ def test_every_key_is_read() -> None:
         "RETENTION": {"SUCCEEDED": timedelta(days=7), "DISCARDED": None},
         "RENAMED_HANDLERS": {"billing.old": "billing.invoice"},
         "ALERTS": {"MAIL": True, "GROWTH": 7, "MIRROR_LAG": timedelta(minutes=1), "STALE": None},
+        "EDITING": True,
+        "REDACT": "project.privacy.redact",
     }
     assert set(raw) == set(conf.KEYS)
     settings, problems = parse(raw)
@@ -118,7 +120,28 @@ def test_every_key_is_read() -> None:
         retention=RetentionSettings(succeeded=7 * 86400, discarded=None),
         renamed_handlers={"billing.old": "billing.invoice"},
         alerts=AlertSettings(mail=True, growth=7, mirror_lag=60, stale=None),
+        editing=True,
+        redact="project.privacy.redact",
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("EDITING", "yes", "True or False"),
+        ("EDITING", 1, "True or False"),
+        ("REDACT", ["a.b"], "the dotted path of a function"),
+        ("REDACT", None, "the dotted path of a function"),
+    ],
+)
+def test_editing_and_redaction_are_safe_where_they_are_wrong(
+    key: str, value: object, what: str
+) -> None:
+    """Nobody edits then, and payloads stay hidden: the hook that is named cannot be imported."""
+    settings, problems = parse({"SERVICE": "a", key: value})
+    assert [(problem.code, problem.hint) for problem in problems] == [("E003", f"It is {what}.")]
+    assert not settings.editing
+    assert bool(settings.redact) == (key == "REDACT")
 
 
 def test_confirm_timeout_is_half_a_lease_at_most() -> None:

@@ -34,6 +34,7 @@ RUN = (
     "docs/publishing.md",
     "docs/handling.md",
     "docs/outbox.md",
+    "docs/editing.md",
     "docs/guarantees.md",
     "docs/settings.md",
 )

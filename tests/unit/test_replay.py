@@ -257,8 +257,8 @@ def test_who_comes_second_is_told(monkeypatch: pytest.MonkeyPatch, broker: Broke
 
     monkeypatch.setattr(lifecycle, "claim", faster)
     assert why(run(row)) == (
-        "it has changed since you looked, and is discarded now: "
-        "somebody else, or another tab, was faster"
+        "it has changed since you looked, and is discarded now: somebody else, or another tab, "
+        "was faster; the last decision: discarded by bob, 2026-03-01 06:00:00 CST"
     )
     assert not broker.windows
 

@@ -11,16 +11,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from django.db import DatabaseError
 from django.db.models import F, Q
 
-from django_amqp_events import batches, conf, lifecycle, replay
+from django_amqp_events import batches, conf, editing, lifecycle, replay
+from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import archive
 from django_amqp_events.management.archive import ArchiveCommand, number
-from django_amqp_events.models import ArchivedEvent, Replay, State
+from django_amqp_events.models import ArchivedEvent, Replay, State, visible
 from django_amqp_events.registry import get_registry
 from django_amqp_events.replay import Skipped, Target
 
@@ -42,6 +44,10 @@ Names are whole: patterns such as library.* do not work. Of an id that is a UUID
 its first 8 characters are enough, or as many more as fit one id alone.
 What is replayed is what fits when the command starts, oldest failure first. An
 event that changes before its turn is skipped.
+
+--edit replays one archived event with another payload, where AMQP_EVENTS
+["EDITING"] is True: a JSON object in a file, which is checked as in the admin.
+The event's own body is kept. --dry-run checks it and shows what would change.
 
 A replay goes to the handler that failed and to nobody else. How it ended comes
 back through the archive queue, which events_mirror reads: --wait needs one that
@@ -123,6 +129,14 @@ class Command(ArchiveCommand):
             help="Replay ids whose replay is overdue (no outcome); they may be handled twice.",
         )
         parser.add_argument(
+            "--edit",
+            metavar="ID",
+            help="Replay this one event with another payload (--payload, --comment).",
+        )
+        parser.add_argument(
+            "--payload", metavar="FILE", help="With --edit: the payload, a JSON object; - is stdin."
+        )
+        parser.add_argument(
             "--wait",
             type=float,
             metavar="SECONDS",
@@ -165,13 +179,16 @@ class Command(ArchiveCommand):
             if options["background"]:
                 self._begin(options, filters)
                 return
-            seen = self._freeze(options, filters, tally)
-            if options["dry_run"]:
-                handlers = self._examine(seen, tally, force=options["force"])
+            if options["edit"] is not None:
+                handlers = self._edit(options, tally)
             else:
-                self._replay(seen, options, tally)
-                if tally.waited:
-                    self._wait(options["wait"], tally)
+                seen = self._freeze(options, filters, tally)
+                if options["dry_run"]:
+                    handlers = self._examine(seen, tally, force=options["force"])
+                else:
+                    self._replay(seen, options, tally)
+            if tally.waited:
+                self._wait(options["wait"], tally)
             if self.json:
                 self.stdout.write(
                     json.dumps(_document(tally, handlers, dry_run=options["dry_run"]), indent=2)
@@ -200,6 +217,17 @@ class Command(ArchiveCommand):
             if "*" in name or "#" in name:
                 raise archive.wrong(f"{name!r} is a pattern; give whole names, one option for each")
         narrowed = bool(options["ids"]) or any(filters.values())
+        if options["edit"] is not None:
+            others = narrowed or any(options[name] for name in ("all", "force", "limit", "rate"))
+            if others or "since" in filters or "until" in filters:
+                raise archive.wrong("--edit takes one id, and no other ids, filters or limits")
+            if options["payload"] is None:
+                raise archive.wrong("--edit needs the payload: --payload FILE, or - for stdin")
+            if not options["comment"].strip() and not options["dry_run"]:
+                raise archive.wrong("--edit needs a reason: --comment TEXT")
+            narrowed = True
+        elif options["payload"] is not None:
+            raise archive.wrong("--payload needs --edit ID, the one event that it is for")
         if options["all"] and narrowed:
             raise archive.wrong("--all takes everything; leave it out, or the ids and filters")
         if not options["all"] and not narrowed:
@@ -427,6 +455,51 @@ class Command(ArchiveCommand):
                 tally.stopped = report.stopped
                 return
 
+    def _edit(self, options: Mapping[str, Any], tally: Tally) -> Counter[tuple[str, str, str]]:
+        """Replay one event with another payload, or say what that would change."""
+        if not conf.get_settings().editing:
+            raise ConfigurationError(replay.NOT_EDITABLE)
+        payload = editing.parse(_read(options["payload"]))
+        handlers: Counter[tuple[str, str, str]] = Counter()
+        wanted = self._whole(options["edit"])
+        found = replay.select(ids=[wanted], state=None)
+        rows = list(found.filter(service=conf.get_settings().service)[:20])
+        archived = [row for row in rows if row.state == State.ARCHIVED]
+        if len(archived) > 1:
+            each = ", ".join(f"{row.pk} ({row.handler})" for row in archived)
+            raise archive.wrong(
+                f"{wanted!r} is archived for more than one handler; name a row: {each}"
+            )
+        if not archived:
+            self._explain([wanted], State.ARCHIVED, tally)
+            return handlers
+        [row] = archived
+        tally.fits = 1
+        where = replay.editable(row, row.version)
+        if isinstance(where, str):
+            tally.skipped.append(Skipped(id=row.pk, title=str(row), why=where))
+            return handlers
+        settings, registry = conf.get_settings(), get_registry()
+        draft = editing.draft(row, where.handler, payload, settings, registry)
+        for note in draft.notes:
+            self.stderr.write(note)
+        if options["dry_run"]:
+            handlers[_place(where)] += 1
+            before = "" if row.payload is None else editing.written(row.payload)
+            for line in editing.diff(before, editing.written(payload)):
+                self.tell(f"{line.kind} {visible(line.text)}")
+            return handlers
+        report = replay.edit(
+            row.pk, row.version, payload, by=archive.who("events_replay"), reason=options["comment"]
+        )
+        tally.waited = options["wait"] is not None
+        if tally.waited:
+            tally.replays |= _replays(report.published)
+        tally.published = len(report.published)
+        tally.returned, tally.skipped = report.returned, report.skipped
+        tally.stopped = report.stopped
+        return handlers
+
     def _wait(self, seconds: float, tally: Tally) -> None:
         """Wait for the outcomes of what was published."""
         end = time.monotonic() + seconds
@@ -605,3 +678,12 @@ def _uuid(text: str) -> UUID | None:
         return UUID(text)
     except ValueError:
         return None
+
+
+def _read(name: str) -> str:
+    """Read the payload's file, or stdin."""
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return raw.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise archive.wrong(f"--payload {name}: {exc}") from exc

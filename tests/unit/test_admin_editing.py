@@ -1,0 +1,601 @@
+"""Editing in the admin: the editor, what it shows before anything is published, who may."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_amqp_events import inbox, publisher, replay
+from django_amqp_events.admin import shown
+from django_amqp_events.exceptions import UnroutableError
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    InboxEntry,
+    Replay,
+    Revision,
+    State,
+)
+
+from . import admin_world as world
+from .admin_world import PERMISSIONS, add_replay, client_of, frozen, make, seen, url, user
+from .test_admin import HOSTILE, Wire, page, said
+
+pytestmark = pytest.mark.django_db
+
+RIGHTS = ("view", "view_payload", "edit")
+SETTINGS: dict[str, Any] = {
+    **world.EVENTS,
+    "EDITING": True,
+    "MAX_BODY": 2 * shown.SHOWN,
+    "HANDLERS": {
+        **world.EVENTS["HANDLERS"],
+        "strict": {
+            "EVENTS": ["shop.order.*"],
+            "HANDLER": f"{__name__}.needs_an_order",
+            "STRICT": True,
+        },
+        "once": {
+            "EVENTS": ["shop.order.*"],
+            "HANDLER": f"{__name__}.needs_an_order",
+            "ONCE": True,
+        },
+    },
+}
+
+
+def needs_an_order(order_id: int, note: str = "") -> None:
+    """Handles an order."""
+
+
+def redact(name: str, payload: dict[str, Any]) -> dict[str, Any]:
+    assert name.startswith("shop.")
+    return {**payload, "note": "***"}
+
+
+def fails(name: str, payload: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError(f"I quote {payload['note']}")
+
+
+def returns_text(name: str, payload: dict[str, Any]) -> Any:
+    return str(payload)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def pages_of_a_project():
+    with override_settings(**world.SETTINGS):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def project(pages_of_a_project):
+    with override_settings(AMQP_EVENTS=SETTINGS):
+        yield
+
+
+@pytest.fixture
+def ada():
+    return client_of(user(*RIGHTS, "replay"))
+
+
+@pytest.fixture
+def wire(monkeypatch):
+    made = Wire()
+    monkeypatch.setattr(publisher, "backend", lambda settings: made)
+    return made
+
+
+def form(row: ArchivedEvent, payload: Any = None, **more: str) -> dict[str, str]:
+    given = {"order_id": 8, "note": "Grüße"} if payload is None else payload
+    text = given if isinstance(given, str) else json.dumps(given)
+    return {"version": str(row.version), "base": "0", "payload": text, "step": "review", **more}
+
+
+def publish(row: ArchivedEvent, payload: Any = None, **more: str) -> dict[str, str]:
+    return form(row, payload, **{"step": "publish", "reason": "a wrong number", **more})
+
+
+def text_of(response: Any) -> str:
+    """What stands in the editor."""
+    found: str = response.context["form"].initial["payload"]
+    return found
+
+
+# -- editor, diff, publish ------------------------------------------------------------------
+
+
+def test_from_the_button_to_the_replay(ada, wire):
+    row = make()
+    detail = ada.get(url("change", row.pk))
+    [link] = [b["url"] for b in detail.context["buttons"]["links"] if b["name"] == "edit"]
+    editor = ada.get(link)
+    assert json.loads(text_of(editor)) == {"order_id": 7, "note": "Grüße"}
+    words = page(editor).words
+    for word in (
+        row.event_id,
+        "basket-5",
+        "shop",
+        "traceparent, weight",
+        "send_invoice",
+        "new replay id",
+    ):
+        assert word in words, word
+    fields = {**page(editor).fields, "payload": '{"order_id": 8, "note": "Grüße"}'}
+    review = ada.post(editor.context["action_url"], {**fields, "step": "review"})
+    assert [(each["kind"], each["text"]) for each in review.context["own"]] == [
+        (" ", "{"),
+        ("-", '  "order_id": 7,'),
+        ("+", '  "order_id": 8,'),
+        (" ", '  "note": "Grüße"'),
+        (" ", "}"),
+    ]
+    html = review.content.decode()
+    assert html.count('class="ae-added"') == html.count('class="ae-removed"') == 1
+    assert not wire.messages
+    assert ArchivedEvent.objects.get().version == 0
+    fields = {**page(review).fields, "step": "publish", "reason": "a wrong number"}
+    done = ada.post(review.context["action_url"], fields, follow=True)
+    assert "1 event published with the edited payload" in said(done)[0]
+    [message] = wire.messages
+    assert json.loads(message.body) == [[], {"order_id": 8, "note": "Grüße"}, {}]
+    revision = Revision.objects.get()
+    assert (revision.by, revision.reason, revision.base) == ("ada", "a wrong number", 0)
+    words = page(ada.get(url("change", row.pk))).words
+    for word in (
+        "replay 1, of revision 1 asked for by ada",
+        "Revision 1",
+        "edited from the event's own payload",
+        "edited and replayed replay 1, revision 1",
+        '- "order_id": 7,',
+        '+ "order_id": 8,',
+    ):
+        assert word in words, word
+    assert "Edited and replayed: a wrong number" in page(ada.get(url("history", row.pk))).words
+
+
+def test_nothing_is_published_without_a_reason(ada, wire):
+    row = make()
+    for reason in ("", "  "):
+        response = ada.post(url("edit", row.pk), publish(row, reason=reason))
+        assert "This field is required." in page(response).words
+        assert "own" in response.context
+    assert not wire.messages
+    assert not Revision.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        ('{"order_id": 8,}', "This is no JSON"),
+        ("", "This is no JSON"),
+        ("[]", "This is a list; a payload is a JSON object"),
+        ({"order": 8}, "missing a required argument: 'order_id'"),
+        ({"order_id": 7, "note": "Grüße"}, "It is the event's own payload"),
+    ],
+)
+@pytest.mark.parametrize("step", ["review", "publish"])
+def test_what_is_wrong_stands_at_the_field_and_the_text_stays(ada, wire, payload, why, step):
+    row = make(handler="strict")
+    response = ada.post(url("edit", row.pk), {**publish(row, payload), "step": step})
+    found = page(response)
+    assert why in found.words
+    assert "errorlist" in response.content.decode()
+    written = payload if isinstance(payload, str) else json.dumps(payload)
+    assert response.context["form"]["payload"].value() == written
+    assert not wire.messages
+
+
+def test_one_can_go_back_to_the_editor_with_what_one_wrote(ada):
+    row = make()
+    response = ada.post(url("edit", row.pk), form(row, '{"order_id":  9}', step="edit"))
+    assert text_of(response) == '{"order_id":  9}'
+
+
+def test_editing_begins_with_the_last_revision_or_with_another(ada, wire):
+    row = make()
+    wire.errors = [UnroutableError("nobody"), UnroutableError("nobody")]
+    for number in (8, 9):
+        row.refresh_from_db()
+        told = ada.post(url("edit", row.pk), publish(row, {"order_id": number}), follow=True)
+        assert said(told) == ["Not published, still in the archive; the edit is kept: nobody"]
+    row.refresh_from_db()
+    for query, wanted in (({}, 9), ({"base": "1"}, 8), ({"base": "0"}, 7), ({"base": "77"}, 7)):
+        response = ada.get(url("edit", row.pk), query)
+        assert json.loads(text_of(response))["order_id"] == wanted
+    review = ada.post(url("edit", row.pk), form(row, {"order_id": 10}, base="2"))
+    assert [line["text"] for line in review.context["since"] if line["kind"] in "+-"] == [
+        '  "order_id": 9',
+        '  "order_id": 10',
+    ]
+    ada.post(url("edit", row.pk), publish(row, {"order_id": 10}, base="2"))
+    assert list(Revision.objects.values_list("number", "base")) == [(1, 0), (2, 0), (3, 2)]
+
+
+def test_a_body_that_cannot_be_read_can_be_mended(ada, wire):
+    row = make(body=b'[[], {"order_id": 7,}, {}]', reason="malformed")
+    response = ada.get(url("edit", row.pk))
+    assert text_of(response) == '[[], {"order_id": 7,}, {}]'
+    assert "cannot be read as a payload" in page(response).words
+    assert "Edit and replay" in page(ada.get(url("change", row.pk))).words
+    ada.post(url("edit", row.pk), publish(row, {"order_id": 7}))
+    assert json.loads(wire.messages[0].body) == [[], {"order_id": 7}, {}]
+    binary = make(body=b"\x89\0\xff", reason="malformed")
+    assert text_of(ada.get(url("edit", binary.pk))) == "{}"
+
+
+def test_a_body_that_is_too_large_for_a_page_says_what_to_use(ada):
+    row = make(body=b'[[], {"note": "' + b"x" * shown.SHOWN + b'"}, {}]')
+    assert f"events_replay --edit {row.pk}" in page(ada.get(url("change", row.pk))).words
+    response = ada.get(url("edit", row.pk), follow=True)
+    assert f"events_replay --edit {row.pk}" in said(response)[0]
+
+
+def test_what_failed_again_says_which_revision(ada, wire):
+    row = make()
+    ada.post(url("edit", row.pk), publish(row))
+    made = Replay.objects.get()
+    last = ArchivedFailure.objects.get()
+    ArchivedFailure.objects.filter(pk=last.pk).update(replay=made)
+    ArchivedEvent.objects.update(state="archived", version=5)
+    found = page(ada.get(url("change", row.pk))).words
+    assert "Failed as revision 1 , replay 1" in found
+    assert "It has been edited: there is 1 revision below" in found
+    row.refresh_from_db()
+    asked = page(ada.get(url("replay"), {"seen": frozen(row, make())})).words
+    assert "1 of 2 has been edited before." in asked
+    assert "This publishes its own payload, not the revision" in asked
+
+
+def test_a_handler_that_runs_once_is_said_plainly(ada):
+    row = make(handler="once")
+    words = page(ada.get(url("edit", row.pk))).words
+    assert "It has not handled this event id yet" in words
+    InboxEntry.objects.create(
+        id=inbox.key("billing", "once", row.event), service="billing", handler="once",
+        event_id=row.event_id, name=row.name, handled_at=datetime(2026, 3, 1, tzinfo=UTC),
+    )  # fmt: skip
+    for response in (
+        ada.get(url("edit", row.pk)),
+        ada.post(url("edit", row.pk), form(row)),
+    ):
+        words = page(response).words
+        assert "has handled this event id on 2026-02-28" in words
+        assert "it will do nothing, and be reported as succeeded" in words
+
+
+def test_what_may_double_is_said(ada):
+    row = make(reason="poison", replays=1)
+    add_replay(row, outcome=Replay.Outcome.SUCCEEDED)
+    words = page(ada.get(url("edit", row.pk))).words
+    assert "A replay of it has succeeded" in words
+    assert "It is here as poison" in words
+
+
+def test_one_that_may_be_on_its_way_is_not_edited(ada):
+    row = make(unconfirmed=True, replays=1)
+    words = page(ada.get(url("change", row.pk))).words
+    assert "It cannot be edited: its last replay was not confirmed" in words
+    assert "was not confirmed" in said(ada.get(url("edit", row.pk), follow=True))[0]
+
+
+@pytest.mark.parametrize("step", ["review", "publish", "edit"])
+def test_a_stale_tab_is_told_who_changed_what(ada, wire, step):
+    row = make()
+    replay.replay(seen(row), by="bob", reason="")
+    wire.messages.clear()
+    response = ada.post(url("edit", row.pk), {**publish(row), "step": step}, follow=True)
+    [told] = said(response)
+    assert "it has changed since you looked, and is replaying now" in told
+    assert "the last decision: replayed by bob, 20" in told
+    assert not wire.messages
+    # And the one who comes with a plain replay.
+    stale = make()
+    ada.post(url("edit", stale.pk), publish(stale))
+    done = ada.post(url("replay"), {"seen": frozen(stale)}, follow=True)
+    assert "the last decision: edited and replayed by ada, 20" in said(done)[-1]
+
+
+@pytest.mark.parametrize("version", ["", "x", "-1", "9" * 11, "²"])
+def test_a_forged_version_publishes_nothing(ada, wire, version):
+    row = make()
+    response = ada.post(url("edit", row.pk), publish(row, version=version), follow=True)
+    assert "Nothing was published" in said(response)[0]
+    assert not wire.messages
+
+
+# -- who may --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", [None, *RIGHTS])
+def test_editing_needs_its_own_permission_and_to_see_the_payload(missing, wire):
+    row = make()
+    rights = [each for each in (*PERMISSIONS, "edit") if each != missing]
+    somebody = client_of(user(*rights))
+    allowed = missing is None
+    assert somebody.get(url("edit", row.pk)).status_code == (200 if allowed else 403)
+    done = somebody.post(url("edit", row.pk), publish(row))
+    assert done.status_code == (302 if allowed else 403)
+    assert len(wire.messages) == allowed
+    if missing != "view":
+        other = make()
+        html = somebody.get(url("change", other.pk)).content.decode()
+        assert (url("edit", other.pk) in html) == allowed
+
+
+def test_where_editing_is_off_there_is_no_editor(ada, wire):
+    row = make()
+    with override_settings(AMQP_EVENTS={**SETTINGS, "EDITING": False}):
+        assert "Edit and replay" not in page(ada.get(url("change", row.pk))).words
+        assert ada.get(url("edit", row.pk)).status_code == 403
+        assert ada.post(url("edit", row.pk), publish(row)).status_code == 403
+    assert not wire.messages
+
+
+def test_rows_that_a_project_hides_cannot_be_edited(ada, wire, monkeypatch):
+    row = make()
+    ada.post(url("edit", row.pk), publish(row))
+    monkeypatch.setattr(
+        "django_amqp_events.admin.ArchivedEventAdmin.get_queryset",
+        lambda self, request: ArchivedEvent.objects.none(),
+    )
+    assert ada.get(url("edit", row.pk)).status_code == 302
+    assert ada.get(url("revision", row.pk, 1)).status_code == 302
+    assert len(wire.messages) == 1
+
+
+def test_a_form_of_another_site_is_refused(wire):
+    row = make()
+    careful = client_of(user(*RIGHTS), enforce_csrf_checks=True)
+    assert careful.post(url("edit", row.pk), publish(row)).status_code == 403
+    assert not wire.messages
+
+
+def test_a_site_of_ones_own_stays_in_its_addresses(ada, wire):
+    row = make()
+    for response in (
+        ada.get(url("edit", row.pk, site="office")),
+        ada.post(url("edit", row.pk, site="office"), form(row)),
+    ):
+        assert "/admin/django_amqp_events" not in response.content.decode()
+    done = ada.post(response.context["action_url"], publish(row))
+    assert done["Location"].startswith("/office/")
+
+
+def test_settings_that_are_wrong_are_told(ada):
+    row = make()
+    with override_settings(AMQP_EVENTS={**SETTINGS, "NONSENSE": 1}):
+        assert "It cannot be edited" in page(ada.get(url("change", row.pk))).words
+        assert "NONSENSE" in said(ada.get(url("edit", row.pk), follow=True))[0]
+
+
+# -- hostile, and what a page costs ---------------------------------------------------------
+
+
+def test_hostile_words_are_shown_as_words(ada, wire):
+    payload = {"order_id": HOSTILE, HOSTILE: "</textarea><script>alert(1)</script>"}
+    body = json.dumps([[], payload, {}]).encode()
+    row = make(
+        body=body, event_id=HOSTILE, source=HOSTILE, correlation_id=HOSTILE, headers={"x": HOSTILE}
+    )
+    make(event_id=HOSTILE, handler=HOSTILE[:100], exception=HOSTILE, message=HOSTILE)
+    make(correlation_id=HOSTILE, name=HOSTILE)
+    without_a_name = make(body=json.dumps([[HOSTILE], payload, {}]).encode())
+    responses = [
+        ada.get(url("edit", without_a_name.pk)),
+        ada.get(url("edit", row.pk)),
+        ada.post(url("edit", row.pk), form(row, {**payload, "more": HOSTILE})),
+        ada.post(url("edit", row.pk), form(row, "{" + HOSTILE)),
+    ]
+    ada.post(url("edit", row.pk), publish(row, {**payload, "more": HOSTILE}, reason=HOSTILE[:60]))
+    Revision.objects.get()
+    ArchiveAction.objects.create(
+        event=row, at=row.mirrored_at, action="discard", by=HOSTILE, reason=HOSTILE
+    )
+    responses.append(ada.get(url("change", row.pk)))
+    for response in responses:
+        assert page(response).violations == []
+        assert "alert(1)</script>" not in response.content.decode()
+    assert "\u202e" not in responses[-1].content.decode()
+
+
+def test_the_event_page_has_a_constant_number_of_queries(ada, wire):
+    row = make()
+
+    def count() -> int:
+        with CaptureQueriesContext(connection) as queries:
+            assert ada.get(url("change", row.pk)).status_code == 200
+        return len(queries)
+
+    def edit(number: int) -> None:
+        wire.errors = [UnroutableError("nobody")]
+        row.refresh_from_db()
+        ada.post(url("edit", row.pk), publish(row, {"order_id": number}))
+
+    edit(100)
+    make(event_id=row.event_id, handler="book")
+    before = count()
+    for number in range(8):
+        edit(number + 200)
+        make(event_id=row.event_id, handler=f"h{number}")
+        make()
+    assert Revision.objects.count() == 9
+    assert count() == before <= 26
+
+
+# -- related events and decisions -----------------------------------------------------------
+
+
+def test_related_events_are_named_newest_first(ada):
+    row = make()
+    same = make(event_id=row.event_id, handler="book", state=State.SUCCEEDED)
+    now = datetime.now(UTC)
+    cause = [make(name=f"shop.n{n}", last_failed_at=now - timedelta(hours=n)) for n in range(25)]
+    make(correlation_id="another")
+    response = ada.get(url("change", row.pk))
+    groups = response.context["related"]
+    assert [[each["url"] for each in group["events"]] for group in groups] == [
+        [url("change", same.pk)],
+        [url("change", each.pk) for each in cause[:20]],
+    ]
+    words = page(response).words
+    assert "The same event id" in words
+    assert "shop.n19" in words
+    assert "shop.n20" not in words
+    alone = make(correlation_id="", event_id="alone")
+    assert "Related events" not in page(ada.get(url("change", alone.pk))).words
+
+
+def test_every_decision_is_on_the_page(ada):
+    row = make()
+    for number in range(105):
+        ArchiveAction.objects.create(
+            event=row, at=row.mirrored_at + timedelta(seconds=number), action="restore",
+            by=f"user-{number}", reason=f"because {number}",
+        )  # fmt: skip
+    words = page(ada.get(url("change", row.pk))).words
+    assert "user-104 restored because 104" in words
+    assert "user-5 restored" in words
+    assert "user-4 restored" not in words
+    assert "Older decisions are not shown" in words
+
+
+# -- redaction ------------------------------------------------------------------------------
+
+
+def hooked(name: str) -> Any:
+    return override_settings(AMQP_EVENTS={**SETTINGS, "REDACT": name})
+
+
+def test_a_hook_redacts_what_pages_show(ada, wire):
+    row = make()
+    ada.post(url("edit", row.pk), publish(row, {"order_id": 8, "note": "swordfish"}))
+    boss = client_of(user(*PERMISSIONS, "edit", "view_raw", name="boss"))
+    with hooked(f"{__name__}.redact"):
+        response = ada.get(url("change", row.pk))
+        html = response.content.decode()
+        assert "***" in html
+        for secret in ("Grüße", "swordfish", url("payload", row.pk), url("revision", row.pk, 1)):
+            assert secret not in html
+        assert "Redacted by this project." in page(response).words
+        assert "“view_raw_archivedevent”" in page(response).words
+        assert "order_id" in html
+        for address in (url("payload", row.pk), url("revision", row.pk, 1)):
+            assert ada.get(address).status_code == 403
+        # Whoever may see it raw finds it where it is called so, and may edit.
+        html = boss.get(url("change", row.pk)).content.decode()
+        assert "***" in html
+        assert "Grüße" in html
+        assert boss.get(url("payload", row.pk)).content == bytes(row.body)
+        assert b"swordfish" in boss.get(url("revision", row.pk, 1)).content
+
+
+def test_nobody_publishes_what_the_hook_has_put_in(ada, wire):
+    row = make()
+    with hooked(f"{__name__}.redact"):
+        assert ada.get(url("edit", row.pk)).status_code == 403
+        assert ada.post(url("edit", row.pk), publish(row)).status_code == 403
+        words = page(ada.get(url("change", row.pk))).words
+        assert "no permission for “Edit and replay” (“view_raw_archivedevent”)" in words
+        boss = client_of(user(*RIGHTS, "view_raw", name="boss"))
+        assert json.loads(text_of(boss.get(url("edit", row.pk))))["note"] == "Grüße"
+    assert not wire.messages
+
+
+@pytest.mark.parametrize(
+    ("hook", "kind"),
+    [
+        (f"{__name__}.fails", "ValueError"),
+        (f"{__name__}.returns_text", "TypeError"),
+        ("nowhere.to.be.found", "ModuleNotFoundError"),
+        (["a.b"], "ModuleNotFoundError"),
+    ],
+)
+def test_a_hook_that_fails_hides_the_payload(ada, wire, hook, kind, caplog):
+    row = make()
+    ada.post(url("edit", row.pk), publish(row))
+    with hooked(hook):
+        response = ada.get(url("change", row.pk))
+        words = page(response).words
+        assert f"failed ({kind}), so the payload is hidden" in words
+        for text in (words, caplog.text):
+            assert "Grüße" not in text
+
+
+def test_what_cannot_be_decoded_cannot_be_redacted(ada):
+    for row in (make(body=b"4711-4711", reason="malformed"), make(body=b"4711-" * shown.SHOWN)):
+        with hooked(f"{__name__}.redact"):
+            html = ada.get(url("change", row.pk)).content.decode()
+        assert "4711-" not in html
+        assert "It cannot be decoded" in html or "too long to be decoded" in html
+
+
+def test_the_log_of_the_admin_says_what_was_not_published(ada, wire):
+    row = make()
+    wire.errors = [UnroutableError("nobody is there")]
+    ada.post(url("edit", row.pk), publish(row))
+    assert "Edited, but not published: nobody is there" in LogEntry.objects.get().change_message
+
+
+# -- export ---------------------------------------------------------------------------------
+
+
+def lines_of(response: Any) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in b"".join(response.streaming_content).splitlines()]
+
+
+def test_the_filtered_list_is_exported():
+    boss = client_of(user("view", "view_payload", "export"))
+    rows = [make(), make(handler="book"), make(handler="book", state=State.SUCCEEDED)]
+    listed = boss.get(url("changelist"), {"handler": "book"})
+    assert f'href="{url("export")}?handler=book"' in listed.content.decode()
+    response = boss.get(url("export"), {"handler": "book"})
+    assert response["Content-Disposition"] == 'attachment; filename="archived-events.jsonl"'
+    [document] = lines_of(response)
+    assert document["event"]["id"] == str(rows[1].pk)
+    assert len(lines_of(boss.get(url("export"), {"state": "all"}))) == 3
+    assert [
+        d["event"]["event_id"] for d in lines_of(boss.get(url("export"), {"q": "nobody"}))
+    ] == []
+    with CaptureQueriesContext(connection) as queries:
+        lines_of(boss.get(url("export"), {"state": "all"}))
+    before = len(queries)
+    for _ in range(20):
+        make()
+    with CaptureQueriesContext(connection) as queries:
+        lines_of(boss.get(url("export"), {"state": "all"}))
+    assert len(queries) == before
+
+
+@pytest.mark.parametrize("missing", ["view", "view_payload", "export"])
+def test_an_export_needs_its_own_permission_and_that_of_payloads(missing):
+    make()
+    rights = {*PERMISSIONS, "export", "edit"} - {missing}
+    somebody = client_of(user(*rights))
+    assert somebody.get(url("export")).status_code == 403
+    if missing != "view":
+        assert url("export") not in somebody.get(url("changelist")).content.decode()
+
+
+def test_an_export_is_redacted_for_those_who_may_not_see_it_raw():
+    make()
+    ada = client_of(user("view", "view_payload", "export"))
+    boss = client_of(user("view", "view_payload", "export", "view_raw", name="boss"))
+    with hooked(f"{__name__}.redact"):
+        [document] = lines_of(ada.get(url("export")))
+        assert document["payload"] == {"order_id": 7, "note": "***"}
+        assert "body" not in document["event"]
+        [document] = lines_of(boss.get(url("export")))
+        assert "body" in document["event"]
+
+
+def test_an_export_with_lookups_of_ones_own_is_refused():
+    boss = client_of(user("view", "view_payload", "export"))
+    assert boss.get(url("export"), {"body__contains": "x"}).status_code == 400

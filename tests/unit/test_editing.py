@@ -1,0 +1,573 @@
+"""A payload that somebody edits: what is refused, what is published, who wins, what is kept."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import connections
+
+from django_amqp_events import conf, editing, envelope, inbox, lifecycle, publisher, replay
+from django_amqp_events.envelope import Message
+from django_amqp_events.exceptions import (
+    AppendOnlyError,
+    ConfigurationError,
+    InvalidEditError,
+    PublishError,
+    PublishTimeoutError,
+    UnroutableError,
+)
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    InboxEntry,
+    Replay,
+    Revision,
+    State,
+)
+from django_amqp_events.registry import get_registry
+from tests.conftest import Database
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+BODY = b'[[], {"order_id":  7, "country": "XX"}, {}]'
+
+pytestmark = pytest.mark.usefixtures("archive_database")
+
+
+def handle(order_id: int, country: str = "DE", **_: Any) -> None:
+    """Handles anything that has an order."""
+
+
+def fixed(order_id: int, country: str) -> None:
+    """Takes two arguments and no more."""
+
+
+def contract(order_id: int, country: str = "DE") -> None:
+    if country == "XX":
+        raise ValueError("there is no such country")
+
+
+def careful(order_id: int, total: Decimal = Decimal(0)) -> None:
+    assert isinstance(total, Decimal), "a Decimal"
+
+
+SETTINGS: dict[str, Any] = {
+    "SERVICE": "billing",
+    "AUTODISCOVER": [],
+    "MAX_BODY": 1000,
+    "EDITING": True,
+    "EVENTS": {
+        "shop.order.paid": {"CONTRACT": f"{__name__}.contract"},
+        "shop.order.shipped": {"CONTRACT": f"{__name__}.careful"},
+    },
+    "HANDLERS": {
+        "send_invoice": {"EVENTS": ["shop.order.*"], "HANDLER": f"{__name__}.handle"},
+        "strict": {"EVENTS": ["shop.#"], "HANDLER": f"{__name__}.fixed", "STRICT": True},
+        "loose": {"EVENTS": ["shop.#"], "HANDLER": f"{__name__}.fixed"},
+        "once": {"EVENTS": ["shop.#"], "HANDLER": f"{__name__}.handle", "ONCE": True},
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def billing(archive_database: Database, settings: Any) -> Any:
+    settings.AMQP_EVENTS = SETTINGS
+    return settings
+
+
+@dataclass
+class Broker:
+    """Takes messages; *answers* are what it says, one after the other."""
+
+    answers: list[PublishError | None] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool
+    ) -> Sequence[PublishError | None]:
+        self.messages += messages
+        return [self.answers.pop(0) if self.answers else None for _ in messages]
+
+    def now(self) -> datetime:
+        return NOW
+
+
+@pytest.fixture(autouse=True)
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    made = Broker()
+    monkeypatch.setattr(publisher, "backend", lambda settings: made)
+    return made
+
+
+def make(body: bytes = BODY, **fields: Any) -> ArchivedEvent:
+    values = {
+        "id": uuid4(),
+        "service": "billing",
+        "handler": "send_invoice",
+        "queue": "billing.send_invoice",
+        "name": "shop.order.created",
+        "event_id": "order-1",
+        "source": "shop",
+        "correlation_id": "basket-5",
+        "published_at": NOW,
+        "first_failed_at": NOW,
+        "last_failed_at": NOW,
+        "mirrored_at": NOW,
+        "state_since": NOW,
+        "reason": "exhausted",
+        "body": body,
+        "body_size": len(body),
+        "headers_raw": ArchivedEvent.pack_headers({"traceparent": "00-1"}),
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        **fields,
+    }
+    return ArchivedEvent.objects.create(**values)
+
+
+def edit(row: ArchivedEvent, payload: Any = None, **more: Any) -> replay.Report:
+    given = {"order_id": 7, "country": "FR"} if payload is None else payload
+    options = {"by": "ada", "reason": "no such country", **more}
+    return replay.edit(row.pk, options.pop("version", row.version), given, **options)
+
+
+def again(row: ArchivedEvent) -> ArchivedEvent:
+    return ArchivedEvent.objects.get(pk=row.pk)
+
+
+def draft(row: ArchivedEvent, payload: Any, handler: str = "send_invoice") -> editing.Draft:
+    registry = get_registry()
+    return editing.draft(row, registry.handlers[handler], payload, conf.get_settings(), registry)
+
+
+def problems(row: ArchivedEvent, payload: Any, handler: str = "send_invoice") -> str:
+    with pytest.raises(InvalidEditError) as raised:
+        draft(row, payload, handler)
+    return " | ".join(raised.value.problems)
+
+
+ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+
+
+# -- what is written ------------------------------------------------------------------------
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "This is no JSON: Expecting value, in line 1, column 1."),
+        ('{\n "a": 1,\n}', "in line 2"),
+        ("[1]", "This is a list; a payload is a JSON object"),
+        ('"x"', "This is a text"),
+        ("null", "This is a value"),
+        ('{"a": 1, "a": 2}', "The name 'a' is there twice"),
+        ('{"b": {"a": 1, "a": 2}}', "The name 'a' is there twice"),
+        ('{"a": NaN}', "NaN is no JSON"),
+        ('{"a": -Infinity}', "-Infinity is no JSON"),
+        ('{"a": ' + "[" * 100_000 + "}", "This cannot be read as JSON"),
+        ('{"a": ' + "9" * 5_000 + "}", "This cannot be read as JSON"),
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_what_is_no_payload_says_so(text: str, why: str) -> None:
+    with pytest.raises(InvalidEditError) as raised:
+        editing.parse(text)
+    assert why in str(raised.value) or (why == "in line 2" and "line 3" in str(raised.value))
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("payload", "handler", "why"),
+    [
+        ({"country": "FR"}, "send_invoice", "missing a required argument: 'order_id'"),
+        ({"order_id": 7, "country": "FR", "x": 1}, "strict", "unexpected keyword argument 'x'"),
+        ({"order_id": 7, "country": "XX"}, "send_invoice", "It is the event's own payload"),
+        ({"order_id": 7, "country": "x" * 1000}, "send_invoice", "MAX_BODY is 1000"),
+        ({"order_id": "\ud800"}, "send_invoice", "cannot be written as JSON"),
+        ({"order_id": float("inf")}, "send_invoice", "cannot be written as JSON"),
+        ({"order_id": json.loads("[" * 300 + "]" * 300)}, "loose", "nested deeper than 200"),
+    ],
+    ids=range(7),
+)  # fmt: skip
+def test_a_payload_that_cannot_be_handled_is_refused(payload: Any, handler: str, why: str) -> None:
+    assert why in problems(make(), payload, handler)
+
+
+@ONE
+def test_equal_is_what_a_handler_could_not_tell_apart() -> None:
+    row = make(b'[[], {"order_id": 1}, {}]')
+    assert "own payload" in problems(row, {"order_id": 1})
+    assert draft(row, {"order_id": True}).body == b'[[],{"order_id":true},{}]'
+    assert draft(row, {"order_id": 1.0}).body == b'[[],{"order_id":1.0},{}]'
+
+
+@ONE
+def test_a_contract_refuses_what_it_would_not_publish() -> None:
+    row = make(b'[[], {"order_id": 7}, {}]', name="shop.order.paid")
+    why = "The event's contract does not take it: ValueError: there is no such country."
+    assert why in problems(row, {"order_id": 7, "country": "XX"})
+    assert "does not fit its contract" in problems(row, {"order_id": 7, "county": "FR"})
+    assert draft(row, {"order_id": 8, "country": "FR"}).notes == ()
+
+
+@ONE
+def test_a_contract_that_wants_pythons_types_locks_nobody_out() -> None:
+    row = make(b'[[], {"order_id": 7, "total": "1.50"}, {}]', name="shop.order.shipped")
+    [note] = draft(row, {"order_id": 7, "total": "1.60"}).notes
+    assert "AssertionError: a Decimal" in note
+    assert "Nor does it take the event's own payload" in note
+
+
+@ONE
+def test_what_a_handler_leaves_out_is_told() -> None:
+    [note] = draft(make(), {"order_id": 7, "country": "FR", "contry": "FR"}, "loose").notes
+    assert "The handler 'loose' does not take 'contry': it is left out" in note
+
+
+@ONE
+def test_values_without_a_name_stay() -> None:
+    row = make(b'[[7], {"country": "XX"}, {}]')
+    assert draft(row, {"country": "FR"}).body == b'[[7],{"country":"FR"},{}]'
+
+
+# -- what is published ----------------------------------------------------------------------
+
+
+def test_an_edited_replay_is_the_event_with_another_body(broker: Broker) -> None:
+    row = make()
+    report = edit(row)
+    assert (report.published, report.skipped, report.returned) == ([row.pk], [], [])
+    now = again(row)
+    assert (now.state, now.version, now.replays) == (State.REPLAYING, 2, 1)
+    assert bytes(now.body) == BODY
+    [message] = broker.messages
+    assert message.body == b'[[],{"order_id":7,"country":"FR"},{}]'
+    made = Replay.objects.get()
+    for key, value in {
+        envelope.EVENT_ID: "order-1",
+        envelope.EVENT_NAME: "shop.order.created",
+        envelope.EVENT_SERVICE: "shop",
+        envelope.EVENT_CORRELATION_ID: "basket-5",
+        envelope.EVENT_PUBLISHED_AT: "2026-03-01T12:00:00.000000Z",
+        envelope.EVENT_REPLAY_ID: str(made.pk),
+        envelope.EVENT_HANDLER: "send_invoice",
+        "traceparent": "00-1",
+    }.items():
+        assert message.headers[key] == value, key
+    assert (message.exchange, message.routing_key) == ("billing:replay", "billing.send_invoice")
+    revision = Revision.objects.get()
+    assert made.revision == revision
+    assert (revision.number, revision.base, revision.by) == (1, 0, "ada")
+    assert revision.reason == "no such country"
+    assert bytes(revision.body) == message.body
+    assert revision.payload == {"order_id": 7, "country": "FR"}
+    action = ArchiveAction.objects.get()
+    assert (action.action, action.by, action.replay) == ("edit", "ada", made)
+
+
+def test_a_body_that_nobody_could_read_is_mended(broker: Broker) -> None:
+    """Also one in another encoding, or above MAX_BODY."""
+    rows = [
+        make(b'[[], {"order_id": 7,}, {}]', reason="malformed"),
+        make(b"\xff", reason="malformed", content_type="text/plain", content_encoding="binary"),
+        make(b"[" + b" " * 2000 + b'[], {"order_id": 7}, {}]', reason="malformed"),
+    ]
+    for row in rows:
+        assert isinstance(replay.target(row), str)
+        assert edit(row).published == [row.pk]
+    for message in broker.messages:
+        assert message.properties["content_type"] == "application/json"
+        assert message.properties["content_encoding"] == "utf-8"
+        assert json.loads(message.body)[1] == {"order_id": 7, "country": "FR"}
+
+
+def test_editing_goes_on_from_a_revision(broker: Broker) -> None:
+    row = make()
+    broker.answers = [UnroutableError("nobody is bound")]
+    report = edit(row)
+    assert [each.why for each in report.returned] == ["nobody is bound"]
+    # The same once more is no mistake: it was not published.
+    assert edit(again(row), base=1).published == [row.pk]
+    revisions = list(Revision.objects.all())
+    assert [(each.number, each.base) for each in revisions] == [(1, 0), (2, 1)]
+    assert [each.revision for each in Replay.objects.all()] == revisions
+    # As it was published is as it was published.
+    failed(row)
+    assert replay.replay(seen(row), by="bob").published == [row.pk]
+    assert broker.messages[-1].body == BODY
+    assert Replay.objects.get(number=3).revision is None
+
+
+def seen(row: ArchivedEvent) -> dict[Any, int]:
+    return {row.pk: again(row).version}
+
+
+def failed(row: ArchivedEvent) -> None:
+    """It failed again, as the mirror notes it."""
+    now = again(row)
+    replay_ = Replay.objects.get(event=row, number=now.replays)
+    lifecycle.failed_again({replay_.pk: NOW})
+    ArchivedEvent.objects.filter(pk=row.pk).update(state="archived", version=now.version + 1)
+
+
+def test_what_a_dead_process_left_goes_out_as_it_was_edited(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, plain = make(), make(event_id="order-2")
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "_publish", die)
+        with pytest.raises(Killed):
+            edit(row)
+        with pytest.raises(Killed):
+            replay.replay(seen(plain), by="bob")
+    assert not broker.messages
+    assert again(row).state == State.QUEUED
+    assert replay.resume(lease=-1) == 2
+    bodies = {each.headers[envelope.EVENT_ID]: each for each in broker.messages}
+    assert bodies["order-1"].body == b'[[],{"order_id":7,"country":"FR"},{}]'
+    assert bodies["order-2"].body == BODY
+    made = Replay.objects.get(event=row)
+    assert bodies["order-1"].headers[envelope.EVENT_REPLAY_ID] == str(made.pk)
+    assert (again(row).state, made.publishes) == (State.REPLAYING, 2)
+
+
+def test_an_edit_that_was_not_confirmed_goes_on_as_it_was_edited(broker: Broker) -> None:
+    """The same replay id is the same body; with another one, both could run."""
+    row = make()
+    broker.answers = [PublishTimeoutError("no confirm in 10 s")]
+    edit(row)
+    assert again(row).unconfirmed
+    report = edit(again(row), {"order_id": 8})
+    [skipped] = report.skipped
+    assert skipped.why == (
+        "its last replay was not confirmed and may be on its way, and with another payload both "
+        "could run; replay it as it is first, under the same replay id"
+    )
+    assert replay.replay(seen(row), by="bob").published == [row.pk]
+    first, second = broker.messages
+    assert first.body == second.body != BODY
+    assert first.headers[envelope.EVENT_REPLAY_ID] == second.headers[envelope.EVENT_REPLAY_ID]
+    assert Revision.objects.count() == 1
+
+
+def test_one_that_may_be_on_its_way_is_not_claimed_even_if_the_row_says_nothing() -> None:
+    row = make(replays=1)
+    Replay.objects.create(
+        pk=uuid4(), event=row, number=1, handler="send_invoice", requested_at=NOW,
+        outcome=Replay.Outcome.UNCONFIRMED,
+    )  # fmt: skip
+    claimed = lifecycle.claim(
+        {row.pk: 0}, handlers={row.pk: "send_invoice"}, by="ada", reason="x", now=NOW,
+        edit=lifecycle.Edit(body=b"[[],{},{}]"),
+    )  # fmt: skip
+    assert claimed == []
+    assert not Revision.objects.exists()
+
+
+def test_a_forced_replay_publishes_what_the_one_before_it_did(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "OVERDUE", -10_000_000)
+    edited, plain = make(), make(event_id="order-2")
+    edit(edited)
+    replay.replay(seen(plain), by="bob")
+    for row in (edited, plain):
+        assert replay.replay(seen(row), by="bob", force=True).published == [row.pk]
+    bodies = [each.body for each in broker.messages]
+    assert bodies[0] == bodies[2] != BODY
+    assert bodies[1] == bodies[3] == BODY
+    assert {each.revision_id for each in Replay.objects.filter(event=edited)} == {
+        Revision.objects.get().pk
+    }
+
+
+# -- who may, and who wins ------------------------------------------------------------------
+
+
+@ONE
+def test_nobody_edits_unless_the_settings_say_so(broker: Broker, billing: Any) -> None:
+    billing.AMQP_EVENTS = {**SETTINGS, "EDITING": False}
+    with pytest.raises(ConfigurationError, match=r"only where AMQP_EVENTS\['EDITING'\] is True"):
+        edit(make())
+    assert not broker.messages
+
+
+@ONE
+def test_an_edit_needs_a_reason(broker: Broker) -> None:
+    row = make()
+    with pytest.raises(ValueError, match="an edit needs a reason"):
+        edit(row, reason="  ")
+    assert again(row).version == 0
+
+
+@ONE
+@pytest.mark.parametrize("state", [each for each in State if each != State.ARCHIVED])
+def test_only_what_is_archived_is_edited(broker: Broker, state: State) -> None:
+    row = make(state=state)
+    assert [each.why for each in edit(row).skipped] == [f"it is {state.label}"]
+    assert not broker.messages
+
+
+@ONE
+def test_events_that_are_gone_or_somebody_elses(broker: Broker) -> None:
+    row = make(service="shop")
+    assert "it is of the service 'shop'" in edit(row).skipped[0].why
+    ArchivedEvent.objects.all().delete()
+    assert edit(row).skipped[0].why == "there is no such event any more"
+
+
+def test_who_comes_second_is_told_who_changed_what_and_when(broker: Broker) -> None:
+    row = make()
+    replay.replay(seen(row), by="bob")
+    [skipped] = edit(row).skipped
+    assert "it has changed since you looked, and is replaying now" in skipped.why
+    assert "the last decision: replayed by bob, 20" in skipped.why
+    failed(row)
+    stale = seen(row)
+    edit(again(row))
+    [skipped] = replay.replay(stale, by="bob").skipped
+    assert "the last decision: edited and replayed by ada, 20" in skipped.why
+
+
+def test_an_edit_and_plain_replays_at_once_are_one_replay(
+    broker: Broker, archive_database: Database
+) -> None:
+    for turn in range(5):
+        row = make(event_id=f"order-{turn}")
+        reports: list[replay.Report] = []
+        barrier = threading.Barrier(6)
+
+        def run(
+            number: int, row: Any = row, reports: Any = reports, barrier: Any = barrier
+        ) -> None:
+            barrier.wait()
+            try:
+                if number % 2:
+                    reports.append(edit(row, {"order_id": number}, by=f"editor-{number}"))
+                else:
+                    reports.append(replay.replay({row.pk: 0}, by=f"ada-{number}"))
+            finally:
+                connections.close_all()
+
+        broker.messages.clear()
+        threads = [threading.Thread(target=run, args=[number]) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(reports) == 6
+        assert sorted(len(each.published) for each in reports) == [0, 0, 0, 0, 0, 1]
+        [message] = broker.messages
+        made = Replay.objects.get(event=row)
+        assert message.body == bytes(BODY if made.revision is None else made.revision.body)
+        assert Revision.objects.filter(event=row).count() == (made.revision is not None)
+        assert ArchiveAction.objects.filter(event=row).count() == 1
+        for report in reports:
+            for skipped in report.skipped:
+                assert f"by {made.requested_by}, 20" in skipped.why
+
+
+# -- once -----------------------------------------------------------------------------------
+
+
+def test_what_a_handler_with_once_has_handled_is_known() -> None:
+    row = make(handler="once", queue="billing.once")
+    settings, handlers = conf.get_settings(), get_registry().handlers
+    assert editing.handled(row, handlers["once"], settings) is None
+    InboxEntry.objects.using("default").create(
+        id=inbox.key("billing", "once", row.event), service="billing", handler="once",
+        event_id="order-1", name=row.name, handled_at=NOW,
+    )  # fmt: skip
+    found = editing.handled(row, handlers["once"], settings)
+    assert found is not None
+    assert found.handled_at == NOW
+    assert editing.handled(row, handlers["loose"], settings) is None
+    InboxEntry.objects.using("default").all().delete()
+
+
+# -- what is kept ---------------------------------------------------------------------------
+
+
+def test_revisions_and_decisions_are_added_and_never_changed() -> None:
+    edit(make())
+    for row in (Revision.objects.get(), ArchiveAction.objects.get()):
+        row.reason = "another"
+        model: Any = type(row)
+        for change in (
+            row.save,
+            row.delete,
+            lambda model=model: model.objects.update(reason="another"),
+            lambda model=model, row=row: model.objects.bulk_update([row], ["reason"]),
+        ):
+            with pytest.raises(AppendOnlyError, match=f"rows of {model.__name__} are added"):
+                change()
+        assert model.objects.get().reason == "no such country"
+
+
+def test_revisions_go_with_their_event_when_it_is_old() -> None:
+    from django_amqp_events import retention
+
+    row = make()
+    edit(row)
+    ArchivedEvent.objects.update(state=State.SUCCEEDED, state_since=NOW)
+    pruned = retention.prune({State.SUCCEEDED: 60.0}, service="billing")
+    assert pruned.events == {State.SUCCEEDED: 1}
+    assert not Revision.objects.exists()
+
+
+def test_a_replay_keeps_the_revision_that_it_has_published() -> None:
+    """Should somebody delete it by hand, the event's own body would go out in its place."""
+    from django.db.models import RestrictedError
+
+    edit(make())
+    with pytest.raises(RestrictedError):
+        Revision.objects.all().delete()
+
+
+# -- what differs ---------------------------------------------------------------------------
+
+
+@ONE
+def test_a_diff_shows_what_differs_and_what_is_around_it() -> None:
+    before = editing.written({**{f"k{n}": n for n in range(20)}, "country": "XX"})
+    after = editing.written({**{f"k{n}": n for n in range(20)}, "country": "FR"})
+    lines = editing.diff(before, after)
+    assert [each.kind for each in lines] == ["…", " ", " ", " ", "-", "+", " "]
+    assert lines[0].text == "18 more lines"
+    assert lines[4].text == '  "country": "XX"'
+    assert editing.diff(before, before) == []
+    assert [each.kind for each in editing.diff("", "a")] == ["+"]
+    assert [each.kind for each in editing.diff("a", "")] == ["-"]
+
+
+@ONE
+def test_a_diff_of_two_places_leaves_out_what_is_between() -> None:
+    before = [str(n) for n in range(30)]
+    after = ["a", *before[1:15], "b", *before[16:]]
+    kinds = "".join(each.kind for each in editing.diff("\n".join(before), "\n".join(after)))
+    assert kinds == "-+   …   -+   …"
+
+
+@ONE
+@pytest.mark.timeout(20)
+def test_a_diff_of_long_texts_ends() -> None:
+    before = "\n".join(f"{n % 7}" for n in range(100_000))
+    after = "\n".join(f"{n % 11}" for n in range(100_000))
+    lines = editing.diff(before, after)
+    assert len(lines) == 2 * editing.COMPARED + 3
+    assert lines[-1].text.endswith("more lines")

@@ -1,0 +1,414 @@
+"""Archived events out and in again: nothing is lost, nothing is overwritten, nothing published."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import stat
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from django_amqp_events import lifecycle, publisher, transfer
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    Revision,
+    State,
+)
+from tests.conftest import Database
+
+NOW = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
+MODELS: tuple[Any, ...] = (ArchiveAction, ArchivedFailure, Replay, Revision, ArchivedEvent)
+
+pytestmark = pytest.mark.usefixtures("archive_database")
+
+
+def redact(name: str, payload: dict[str, Any]) -> dict[str, Any]:
+    return {**payload, "card": "***"}
+
+
+def odd(name: str, payload: dict[str, Any]) -> dict[str, Any]:
+    return {"card": object()}
+
+
+@pytest.fixture(autouse=True)
+def billing(archive_database: Database, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    settings.AMQP_EVENTS = {"SERVICE": "billing", "AUTODISCOVER": [], "HANDLERS": {}}
+
+    def nobody(_: Any) -> Any:
+        raise AssertionError("something is to be published")
+
+    monkeypatch.setattr(publisher, "backend", nobody)
+    return settings
+
+
+def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:
+    """An event with everything that can belong to one."""
+    body = fields.pop("body", b'[[], {"card": "4111", "name": "Gr\xc3\xbc\xc3\x9fe"}, {}]')
+    row = ArchivedEvent.objects.create(
+        **{
+            "id": uuid4(),
+            "service": "billing",
+            "handler": "send_invoice",
+            "queue": "billing.send_invoice",
+            "name": "shop.order.created",
+            "event_id": f"order-{number}",
+            "source": "shop",
+            "correlation_id": "basket-\U0001f9fa",
+            "published_at": NOW,
+            "first_failed_at": NOW,
+            "last_failed_at": NOW + timedelta(seconds=number),
+            "mirrored_at": NOW,
+            "state": state,
+            "state_since": NOW,
+            "version": 7,
+            "reason": "exhausted",
+            "detail": "it is \u202e odd",
+            "attempts": 6,
+            "replays": 1,
+            "claim": uuid4(),
+            "body": body,
+            "body_size": len(body),
+            "headers_raw": ArchivedEvent.pack_headers({"a": 1, "b": b"\0\xff"}),
+            "content_type": "application/json",
+            **fields,
+        }
+    )
+    revision = Revision.objects.create(
+        id=uuid4(), event=row, number=1, body=b'[[],{"card":"4222"},{}]', by="ada", at=NOW,
+        reason="wrong card",
+    )  # fmt: skip
+    replay = Replay.objects.create(
+        id=uuid4(), event=row, number=1, revision=revision, handler="send_invoice",
+        outcome="failed", requested_at=NOW, requested_by="ada", publishes=1,
+    )  # fmt: skip
+    for each in (None, replay):
+        ArchivedFailure.objects.create(
+            id=uuid4(), event=row, replay=each, reason="failed", failed_at=NOW, mirrored_at=NOW,
+            document=json.dumps({"traceback": "Traceback\n…"}),
+        )  # fmt: skip
+    for action in ("discard", "restore", "edit"):
+        ArchiveAction.objects.create(
+            event=row, at=NOW, action=action, by="ada", reason=f"to {action}",
+            replay=replay if action == "edit" else None,
+        )  # fmt: skip
+    return row
+
+
+def everything() -> dict[str, list[dict[str, Any]]]:
+    """Return all columns of all rows but the numbers that a database gives."""
+    return {
+        model.__name__: [
+            {
+                key: bytes(value) if isinstance(value, memoryview) else value
+                for key, value in row.items()
+                if (model, key) != (ArchiveAction, "id")
+            }
+            for row in model.objects.order_by(
+                *([] if model is ArchivedEvent else ["event_id"]), "pk"
+            ).values()
+        ]
+        for model in MODELS
+    }
+
+
+def wipe() -> None:
+    for model in MODELS:
+        model.objects.all().delete()
+
+
+def exported(*, raw: bool = True) -> list[str]:
+    return list(transfer.export(lifecycle.rows(), raw=raw))
+
+
+def refused(lines: Iterable[str]) -> list[str]:
+    return [each.why for each in transfer.load(lines).refused]
+
+
+def changed(line: str, **event: Any) -> str:
+    document = json.loads(line)
+    document["event"].update(event)
+    return json.dumps(document)
+
+
+# -- round trip -----------------------------------------------------------------------------
+
+
+def test_what_goes_out_comes_back_as_it_was() -> None:
+    for number in range(5):
+        make(number, body=bytes(range(256)) if number == 3 else b"[]")
+    make(6, state=State.SUCCEEDED, published_at=None, claim=None)
+    before = everything()
+    lines = exported()
+    assert len(lines) == 6
+    assert all(line.isascii() and line.endswith("}\n") for line in lines)
+    wipe()
+    done = transfer.load(lines)
+    assert (done.events, done.known, done.refused) == (6, 0, [])
+    assert everything() == before
+    # Once more is no mistake.
+    done = transfer.load(lines)
+    assert (done.events, done.known, done.refused) == (0, 6, [])
+    assert everything() == before
+    assert exported() == lines
+
+
+def test_decisions_of_one_moment_keep_their_order() -> None:
+    make()
+    lines = exported()
+    wipe()
+    transfer.load(lines)
+    actions = ArchiveAction.objects.order_by("at", "pk").values_list("action", flat=True)
+    assert list(actions) == ["discard", "restore", "edit"]
+
+
+def test_an_export_reads_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "CHUNK", 3)
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 10)
+    rows = {make(number, body=b"x" * 6).pk for number in range(8)}
+    found = [UUID(json.loads(line)["event"]["id"]) for line in exported()]
+    assert found == sorted(found)
+    assert set(found) == rows
+
+
+# -- what is not taken ----------------------------------------------------------------------
+
+
+def test_a_row_that_is_there_with_other_content_stays() -> None:
+    row = make()
+    [line] = exported()
+    ArchivedEvent.objects.filter(pk=row.pk).update(state="succeeded", version=8)
+    before = everything()
+    assert refused([line]) == ["the row is there with other content: state, version"]
+    assert everything() == before
+    ArchivedEvent.objects.filter(pk=row.pk).update(state="archived", version=7)
+    ArchiveAction.objects.create(event=row, at=NOW, action="discard")
+    assert refused([line]) == ["the row is there with other content: actions"]
+
+
+def test_what_is_queued_would_be_published_so_it_is_refused() -> None:
+    make(state=State.QUEUED)
+    lines = exported()
+    wipe()
+    [why] = refused(lines)
+    assert "the mirror would publish it again" in why
+    assert not ArchivedEvent.objects.exists()
+
+
+def test_a_line_that_is_wrong_leaves_the_others() -> None:
+    make(1)
+    make(2)
+    good, other = exported()
+    document = json.loads(good)
+    wipe()
+    replay = document["replays"][0]
+    wrong = [
+        "{",
+        "[]",
+        "[" * 100_000,
+        json.dumps({**document, "version": 2}),
+        json.dumps({**document, "kind": "outbox"}),
+        json.dumps({**document, "redacted": True}),
+        json.dumps({**document, "failures": 1}),
+        json.dumps({**document, "event": {}}),
+        changed(good, state="lost"),
+        changed(good, body="=!"),
+        changed(good, body_size=1),
+        changed(good, id="x"),
+        changed(good, service=None),
+        changed(good, service={"a": 1}),
+        changed(good, handler="x" * 256),
+        changed(good, published_at="yesterday"),
+        changed(good, published_at="2026-01-01T00:00:00"),
+        changed(good, version=-5),
+        changed(good, version=2**80),
+        changed(good, name="a\0b") if connection_is_postgresql() else "{}",
+        changed(good, surplus=1),
+        json.dumps({**document, "replays": [{**replay, "revision": str(uuid4())}]}),
+        json.dumps({**document, "replays": [replay, replay]}),
+        json.dumps({**document, "replays": []}),
+    ]
+    done = transfer.load([*wrong, "\n", other])
+    assert [each.line for each in done.refused] == list(range(1, len(wrong) + 1))
+    assert done.events == 1
+    assert [str(pk) for pk in ArchivedEvent.objects.values_list("pk", flat=True)] == [
+        json.loads(other)["event"]["id"]
+    ]
+    assert Replay.objects.count() == 1
+
+
+def connection_is_postgresql() -> bool:
+    from django.db import connections
+
+    return connections[lifecycle.database()].vendor == "postgresql"
+
+
+def test_parts_of_another_event_are_not_taken_over() -> None:
+    make(1)
+    [line] = exported()
+    document = json.loads(line)
+    document["event"]["id"] = str(uuid4())
+    [why] = refused([json.dumps(document)])
+    assert "the database refuses it (IntegrityError" in why
+    assert ArchivedEvent.objects.count() == 1
+
+
+# -- redaction ------------------------------------------------------------------------------
+
+
+def test_a_redacted_export_has_nothing_of_the_body(billing: Any) -> None:
+    make(1)
+    make(2, body=b"4111", reason="malformed")
+    billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "REDACT": f"{__name__}.redact"}
+    lines = exported(raw=False)
+    text = "".join(lines)
+    for secret in ("4111", "4222", "NDExMQ", 'body"', "headers_raw"):
+        assert secret not in text
+    documents = {json.loads(line)["event"]["event_id"]: json.loads(line) for line in lines}
+    assert documents["order-1"]["payload"] == {"card": "***", "name": "Grüße"}
+    assert documents["order-1"]["revisions"][0]["payload"] == {"card": "***"}
+    assert documents["order-2"]["payload"] is None
+    assert "cannot be redacted" in documents["order-2"]["problem"]
+    wipe()
+    assert (
+        refused(lines)
+        == ["it was exported redacted, without its body; export it with --raw to import it"] * 2
+    )
+
+
+def test_with_raw_all_of_it_goes_out(billing: Any) -> None:
+    make()
+    before = everything()
+    billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "REDACT": f"{__name__}.redact"}
+    lines = exported(raw=True)
+    wipe()
+    assert transfer.load(lines).events == 1
+    assert everything() == before
+
+
+@pytest.mark.parametrize("hook", [f"{__name__}.odd", "no.where"])
+def test_a_hook_that_fails_hides_the_payload(billing: Any, hook: str) -> None:
+    make()
+    billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "REDACT": hook}
+    [line] = exported(raw=False)
+    assert json.loads(line)["payload"] is None
+    assert "redaction hook" in json.loads(line)["problem"]
+
+
+# -- the command ----------------------------------------------------------------------------
+
+
+def command(*arguments: str) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    try:
+        call_command("events_archive", *arguments, stdout=out, stderr=err)
+    except CommandError as exc:
+        code = exc.returncode
+        err.write(str(exc))
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else 1
+    return code, out.getvalue(), err.getvalue()
+
+
+def test_the_command_writes_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
+    for number, state in enumerate((State.ARCHIVED, State.SUCCEEDED, State.ARCHIVED)):
+        make(number, state=state, handler="book" if number == 2 else "send_invoice")
+    path = tmp_path / "files" / "events.jsonl"
+    path.parent.mkdir()
+    code, out, _ = command("export", "--output", str(path))
+    assert (code, out) == (0, "3 events exported\n")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    before = everything()
+    wipe()
+    code, out, _ = command("import", str(path), "--dry-run")
+    assert (code, out) == (0, "3 events would be imported, 0 known already\n")
+    assert not ArchivedEvent.objects.exists()
+    assert command("import", str(path))[:2] == (0, "3 events imported, 0 known already\n")
+    assert everything() == before
+    for filters, count in (
+        (["--state", "succeeded"], 1),
+        (["--handler", "book"], 1),
+        (["--state", "archived", "--event", "shop.order.created"], 2),
+        (["--since", "1h"], 0),
+        (["--reason", "exhausted", "--until", "2026-03-01T12:30:16.5+00:00"], 2),
+    ):
+        code, out, err = command("export", "--output", "-", *filters)
+        assert (code, len(out.splitlines())) == (0, count), filters
+        assert f"{count} event" in err
+
+
+def test_the_command_says_what_it_refused(tmp_path: Path) -> None:
+    make()
+    path = tmp_path / "events.jsonl"
+    command("export", "--output", str(path))
+    with path.open("a") as lines:
+        lines.write("{}\n")
+    code, out, _ = command("import", str(path))
+    assert code == 1
+    assert "0 events imported, 1 known already" in out
+    assert "line 2 (no event): it is no archived event as `events_archive export` writes" in out
+    code, out, _ = command("import", str(path), "--format", "json")
+    document = json.loads(out)
+    assert (document["result"], document["exit_code"], document["known"]) == ("imported", 1, 1)
+    assert document["refused"][0]["line"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["export"], "export needs --output"),
+        (["export", "x"], "export takes --output FILE"),
+        (["import"], "import needs the file"),
+        (["import", "/no/such/file"], "No such file"),
+        (["export", "--output", "/no/such/folder/x"], "No such file"),
+        (["export", "--output", "-", "--since", "yesterday"], "--since is 'yesterday'"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], text: str) -> None:
+    code, _, err = command(*arguments)
+    assert (code, text in err) == (2, True), err
+
+
+def test_the_command_redacts_unless_it_is_told_not_to(billing: Any, tmp_path: Path) -> None:
+    make()
+    billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "REDACT": f"{__name__}.redact"}
+    path = tmp_path / "events.jsonl"
+    code, out, _ = command("export", "--output", str(path))
+    assert (code, out) == (0, "1 event exported, redacted\n")
+    assert json.loads(path.read_text())["payload"] == {"card": "***", "name": "Grüße"}
+    code, out, _ = command("export", "--output", str(path), "--raw", "--format", "json")
+    assert (code, json.loads(out)["redacted"]) == (0, False)
+    assert "body" in json.loads(path.read_text())["event"]
+
+
+def test_an_export_that_somebody_stops_is_not_taken_for_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(1)
+    make(2)
+    real = transfer.export
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        for line in real(*args, **options):
+            yield line
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(transfer, "export", interrupted)
+    path = tmp_path / "events.jsonl"
+    code, out, _ = command("export", "--output", str(path))
+    assert code == 1
+    assert "1 event exported; stopped, and what there is is in " in out
+    assert not path.exists()
+    assert len(path.with_name("events.jsonl.part").read_text().splitlines()) == 1
