@@ -140,9 +140,10 @@ def _settings_stay() -> Iterator[None]:
     Blocks of override_settings and pytest-django's `settings` that do not end in the order of their
     beginning do that.
     """
-    before = django_settings._wrapped
+    holder: Any = django_settings
+    before = holder._wrapped
     yield
-    after, django_settings._wrapped = django_settings._wrapped, before
+    after, holder._wrapped = holder._wrapped, before
     assert after is before, "the settings are not what they were before the test"
 
 
