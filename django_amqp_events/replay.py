@@ -292,6 +292,7 @@ def select(
     events: Iterable[str] = (),
     exceptions: Iterable[str] = (),
     reasons: Iterable[str] = (),
+    groups: Iterable[UUID] = (),
     since: datetime | None = None,
     until: datetime | None = None,
     state: State = State.ARCHIVED,
@@ -301,6 +302,7 @@ def select(
     Args:
         ids: of rows or of events.
         exceptions: dotted names, or their last words.
+        groups: ids of failure groups.
         since, until: of the last failure; *until* is left out.
     """
     found = lifecycle.rows().filter(state=state)
@@ -317,6 +319,8 @@ def select(
         found = found.filter(wanted)
     if reasons := list(reasons):
         found = found.filter(reason__in=reasons)
+    if groups := list(groups):
+        found = found.filter(group__in=groups)
     if since is not None:
         found = found.filter(last_failed_at__gte=since)
     if until is not None:

@@ -17,12 +17,19 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import path, reverse
 
-from django_amqp_events.admin import ArchivedEventAdmin
+from django_amqp_events.admin import ArchivedEventAdmin, FailureGroupAdmin
 from django_amqp_events.admin.decisions import freeze
-from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Replay, State
+from django_amqp_events.models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    FailureGroup,
+    Replay,
+    State,
+)
 
 office = admin.AdminSite(name="office")
 office.register(ArchivedEvent, ArchivedEventAdmin)
+office.register(FailureGroup, FailureGroupAdmin)
 
 urlpatterns = [path("admin/", admin.site.urls), path("office/", office.urls)]
 

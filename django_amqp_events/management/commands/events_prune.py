@@ -150,6 +150,7 @@ class Command(ArchiveCommand):
                 ],
                 "outbox": {"kept_seconds": outbox_age, "events": pruned.outbox},
                 "inbox": {"kept_seconds": inbox_age, "rows": pruned.inbox},
+                "groups": pruned.groups,
             }
             self.stdout.write(json.dumps(document, indent=2))
             return
@@ -168,6 +169,8 @@ class Command(ArchiveCommand):
         ):
             told = "kept for ever" if age is None else f"{what} {done}, kept {_age(age)}"
             self.tell(f"{name:<10} {told}")
+        if pruned.groups:
+            self.tell(f"groups     {number(pruned.groups, 'group')} without events {done}")
         if pruned.stopped:
             self.tell(f"stopped; {pruned.total} are deleted, the rest stays for the next run")
 
