@@ -208,6 +208,7 @@ def test_json(prune):
         ],
         "outbox": {"kept_seconds": None, "events": 0},
         "inbox": {"kept_seconds": 2592000.0, "rows": 0},
+        "groups": 0,
     }
 
 
@@ -259,7 +260,7 @@ def test_one_that_somebody_restores_meanwhile_stays_with_its_history(prune, monk
         if not ArchiveAction.objects.filter(action="restore").exists():
             monkeypatch.setattr(lifecycle, "lock", lock)
             assert lifecycle.restore({row.pk: 0}, by="ada", reason="", now=datetime.now(UTC))
-        lock(ids)
+        return lock(ids)
 
     monkeypatch.setattr(lifecycle, "lock", restored)
     assert retention.prune({State.DISCARDED: 86400.0}, service="billing").events == {
