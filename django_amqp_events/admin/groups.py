@@ -186,7 +186,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     decide about them.
     """
 
-    list_display = ("what", "handler_name", "opened", "share", "picture", "seen", "people")
+    list_display = ("what", "opened", "share", "picture", "seen", "people")
     list_display_links = ("what",)
     list_filter = (StandingFilter, HandlerFilter, ExceptionFilter, AssigneeFilter)
     sortable_by = ("opened", "seen")
@@ -248,33 +248,29 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         }
         return super().changelist_view(request, context)
 
-    @admin.display(description=gettext_lazy("failure"))
+    @admin.display(description=gettext_lazy("failure, handler"))
     def what(self, group: FailureGroup) -> str:
         back = group.came_back_at
         return format_html(
             '<span class="ae-what ae-exception" title="{}">{}</span> '
-            '<code class="ae-quiet">{}</code>{}',
+            '<span class="ae-quiet">{}</span> <code class="ae-quiet">{}</code>{}',
             line(group.exception, 300),
             line(group.exception.rpartition(".")[2] or group.reason),
+            line(group.handler) or _("no handler"),
             line(group.frame),
             format_html(
-                ' <span class="ae-warning">{} {}</span>',
-                _("came back"),
-                ago(back, datetime.now(UTC)),
+                ' <span class="ae-warning">{}</span>',
+                format_html(_("came back {} ago"), ago(back, datetime.now(UTC))),
             )
             if back is not None
             else "",
         )
 
-    @admin.display(description=gettext_lazy("handler"))
-    def handler_name(self, group: FailureGroup) -> str:
-        return line(group.handler) or _("nobody")
-
     @admin.display(description=gettext_lazy("open"), ordering="open_now")
     def opened(self, group: _Counted) -> int:
         return group.open_now
 
-    @admin.display(description=gettext_lazy("replayed before"))
+    @admin.display(description=gettext_lazy("replayed"))
     def share(self, group: _Counted) -> str:
         return _share(group)
 
@@ -282,12 +278,13 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     def picture(self, group: _Counted) -> str:
         return _picture(group, datetime.now(UTC))
 
-    @admin.display(description=gettext_lazy("last seen, first seen"), ordering="last_seen")
+    @admin.display(description=gettext_lazy("last seen"), ordering="last_seen")
     def seen(self, group: FailureGroup) -> str:
         now = datetime.now(UTC)
         return format_html(
-            '{} <span class="ae-quiet">{}</span>',
+            '{} <span class="ae-quiet">{} {}</span>',
             ago(group.last_seen, now),
+            _("first"),
             ago(group.first_seen, now),
         )
 
