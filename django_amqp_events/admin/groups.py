@@ -288,7 +288,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             ago(group.first_seen, now),
         )
 
-    @admin.display(description=gettext_lazy("assignee, ticket, note"))
+    @admin.display(description=gettext_lazy("assignee"))
     def people(self, group: FailureGroup) -> str:
         return format_html(
             '<span>{}</span> {} <span class="ae-quiet">{}</span>',
