@@ -148,7 +148,9 @@ def size() -> str:
         return str(cursor.fetchone()[0])
 
 
-def measured(client: Client) -> dict[str, tuple[int, float, float]]:
+def measured(
+    client: Client, wanted: dict[str, Callable[[], Any]] | None = None
+) -> dict[str, tuple[int, float, float]]:
     """Each page's queries, and the milliseconds that it waits for them: the server's, and all.
 
     The server's are the planning and execution times of EXPLAIN ANALYZE, the worst of some runs;
@@ -156,7 +158,7 @@ def measured(client: Client) -> dict[str, tuple[int, float, float]]:
     does at the moment.
     """
     found = {}
-    for name, page in pages(client).items():
+    for name, page in (wanted or pages(client)).items():
         served, waited = [], []
         queries = 0
         for _ in range(RUNS):

@@ -26,6 +26,7 @@ from uuid import UUID, uuid4
 from django.db import OperationalError, connections, router, transaction
 from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subquery, Value, When
 
+from . import tallies
 from .exceptions import ConfigurationError
 from .models import (
     LENGTH,
@@ -37,6 +38,7 @@ from .models import (
     State,
     clean,
 )
+from .tallies import Standing
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -151,18 +153,31 @@ def whole(function: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-def lock(ids: Iterable[UUID]) -> None:
+def lock(ids: Iterable[UUID]) -> dict[UUID, Standing]:
     """Lock rows in the order of their ids; every transaction of several rows begins with it.
+
+    Returns:
+        what the tallies need to know of those that there are.
+
 
     Otherwise a mirror and a replay of the same events could wait for each other, and PostgreSQL
     would end one of them. SQLite has one writer at a time, and lets a transaction that begins by
     reading fail at once where another one writes: so it begins by writing, nothing.
     """
     if connections[database()].features.has_select_for_update:
-        wanted = rows().filter(pk__in=list(ids))
-        list(wanted.select_for_update().order_by("pk").values_list("pk", flat=True))
-    else:
-        rows().filter(pk=_NOBODY).update(version=F("version"))
+        return tallies.standings(rows().filter(pk__in=list(ids)).select_for_update())
+    rows().filter(pk=_NOBODY).update(version=F("version"))
+    return tallies.standings(rows().filter(pk__in=list(ids)))
+
+
+@contextmanager
+def counted(ids: Collection[UUID], *, now: datetime) -> Iterator[None]:
+    """Lock rows, and note in the tallies what the block changes of them; it is a transaction."""
+    with transaction.atomic(using=database()):
+        before = lock(ids)
+        yield
+        after = tallies.standings(rows().filter(pk__in=before.keys()))
+        tallies.record(before, after, now=now, using=database())
 
 
 @whole
@@ -203,8 +218,7 @@ def claim(
     # A replay whose confirm did not come may be on its way: it goes on under its own id, so that
     # whatever runs reports to it.
     underway = _current_replay().filter(outcome=Replay.Outcome.UNCONFIRMED)
-    with _committed():
-        lock(seen)
+    with _committed(), counted(seen, now=now):
         wanted = rows().filter(_as_seen(seen), state=state)
         if edit is not None:
             wanted = wanted.exclude(Exists(underway))
@@ -297,8 +311,7 @@ def reclaim(
         ids.append(pk)
     if not ids:
         return []
-    with _committed():
-        lock(ids)
+    with _committed(), counted(ids, now=now):
         # Whoever else saw the same rows finds them no longer that old.
         waiting.filter(pk__in=ids).update(claim=token, state_since=now, version=F("version") + 1)
         found = _claimed(token)
@@ -325,8 +338,7 @@ def reclaim(
 def published(claimed: Collection[Claimed], *, now: datetime) -> None:
     """Note that the broker has confirmed replays; an outcome that came before stays."""
     ids = [each.replay.pk for each in claimed]
-    with transaction.atomic(using=database()):
-        lock(each.event.pk for each in claimed)
+    with counted([each.event.pk for each in claimed], now=now):
         _replays().filter(pk__in=ids).update(
             published_at=now,
             error="",
@@ -362,8 +374,7 @@ def returned(unpublished: Collection[Unpublished], *, now: datetime) -> None:
     What has reported its outcome already, or was claimed by somebody else since, stays.
     """
     given = {each.claimed.event.pk: each for each in unpublished}
-    with transaction.atomic(using=database()):
-        lock(given)
+    with counted(given, now=now):
         current = set(_current([each.claimed for each in unpublished]).values_list("pk", flat=True))
         events, replays = [], []
         back: dict[UUID, Unpublished] = {}
@@ -400,8 +411,7 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     events = dict(_replays().filter(pk__in=list(ends)).values_list("pk", "event_id"))
     if not events:
         return 0
-    with transaction.atomic(using=database()):
-        lock(set(events.values()))
+    with counted(set(events.values()), now=now):
         _end({pk: ends[pk] for pk in events}, Replay.Outcome.SUCCEEDED)
         rows().filter(
             Exists(_current_replay(events)),
@@ -477,8 +487,7 @@ def _decide_part(
     now: datetime,
 ) -> list[UUID]:
     token = uuid4()
-    with transaction.atomic(using=database()):
-        lock(seen)
+    with counted(seen, now=now):
         rows().filter(_as_seen(seen), state=before).update(
             state=after, state_since=now, version=F("version") + 1, claim=token
         )

@@ -21,7 +21,7 @@ from celery import Celery
 from django.db import DataError, Error, IntegrityError, connections, transaction
 from django.db.models import QuerySet
 
-from . import archive, lifecycle, replay
+from . import archive, groups, lifecycle, replay, tallies
 from .archive import Archived
 from .commits import check_commits
 from .conf import Settings
@@ -29,6 +29,7 @@ from .envelope import Received
 from .exceptions import AmqpEventsError
 from .intake import Batch, Intake
 from .models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
+from .tallies import Standing
 from .topology import Names
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ MOST: Final = 2**31 - 1
 #: Seconds between looks for replays that a dead process left queued: where nothing comes in, and
 #: where there is always something, in which their outcomes may be.
 SWEEP: Final = (5.0, 60.0)
+#: Seconds between looks for what was counted and is to be added up.
+FOLD: Final = 5.0
 #: Seconds after which messages that could not be stored are tried again.
 ASIDE: Final = 60.0
 #: How often a batch is tried that meets somebody else's change of the same rows.
@@ -156,6 +159,7 @@ class Mirror:
     aside: int = 0
     _failures: int = 0
     _swept: float = 0.0
+    _folded: float = 0.0
 
     def run(self, *, until_empty: bool = False) -> Counts:
         """Mirror; returns what was done, after :attr:`stop` says so.
@@ -188,8 +192,10 @@ class Mirror:
                 if batch is not None:
                     self._mirror(intake, batch)
                 elif until_empty and not intake.ready():
+                    self._fold(idle=True, now=True)
                     return True
                 self._sweep(idle=batch is None)
+                self._fold(idle=batch is None)
                 if self._failures:
                     self.tell(f"mirroring {names.archive} again")
                     self._failures = 0
@@ -265,6 +271,17 @@ class Mirror:
         else:
             if resumed:
                 self.tell(f"{resumed} replays of a process that ended are published again")
+
+    def _fold(self, *, idle: bool, now: bool = False) -> None:
+        """Add up what was counted, and group events that are in no group."""
+        if not now and time.monotonic() < self._folded + FOLD:
+            return
+        self._folded = time.monotonic()
+        groups.fold_all(self.stop)
+        while idle and not self.stop() and groups.adopt():
+            if time.monotonic() > self._folded + FOLD:
+                # There may be a million of them; what comes in goes first.
+                return
 
     def _wait_for_database(self) -> None:
         """Ask the table itself, so that no message is taken that could not be stored."""
@@ -384,11 +401,11 @@ def _transaction(entries: Sequence[_Entry | _End], settings: Settings, now: date
     replays = _find_replays(failures.values(), ends)
     with transaction.atomic(using=lifecycle.database()):
         # All of them at once: whoever takes his locks in two rounds waits for whoever does too.
-        lifecycle.lock(
+        before = lifecycle.lock(
             {entry.id for entry in failures.values()} | {each.event_id for each in replays}
         )
         if failures:
-            _store_events(list(failures.values()), settings, counts, now)
+            _store_events(list(failures.values()), before, settings, counts, now)
         if ends:
             counts.outcomes = lifecycle.finish(ends, now=now)
             counts.foreign = len(ends) - counts.outcomes
@@ -399,7 +416,13 @@ def _transaction(entries: Sequence[_Entry | _End], settings: Settings, now: date
     return counts
 
 
-def _store_events(entries: list[_Entry], settings: Settings, counts: Counts, now: datetime) -> None:
+def _store_events(
+    entries: list[_Entry],
+    before: Mapping[UUID, Standing],
+    settings: Settings,
+    counts: Counts,
+    now: datetime,
+) -> None:
     stored = set(
         _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
     )
@@ -417,6 +440,7 @@ def _store_events(entries: list[_Entry], settings: Settings, counts: Counts, now
     new: dict[UUID, ArchivedEvent] = {}
     changed: dict[UUID, ArchivedEvent] = {}
     failures = []
+    failed: dict[UUID, list[datetime]] = {}
     for entry in fresh:
         late = False
         if (row := rows.get(entry.id) or new.get(entry.id)) is None:
@@ -428,12 +452,23 @@ def _store_events(entries: list[_Entry], settings: Settings, counts: Counts, now
             late = not _again(row, entry, now)
             if not late and entry.id in rows:
                 changed[entry.id] = row
+        if not late:
+            failed.setdefault(entry.id, []).append(entry.failed_at or now)
         failures.append(_failure(entry, late=late, now=now))
+    touched = [*new.values(), *changed.values()]
+    groups.place(touched, failed, now=now)
     # Another mirror that was faster is a conflict: its rows are read then, not passed over.
     lifecycle.rows().bulk_create(new.values())
     _failures().bulk_create(failures)
     if changed:
         lifecycle.rows().bulk_update(list(changed.values()), _FAILED)
+    tallies.record(
+        {pk: before[pk] for pk in changed},
+        {row.pk: tallies.of(row) for row in touched},
+        failed=failed,
+        now=now,
+        using=lifecycle.database(),
+    )
     lifecycle.failed_again(
         {entry.replay.pk: entry.failed_at or now for entry in fresh if entry.replay is not None}
     )
@@ -449,6 +484,7 @@ _FAILED: Final = (
     "exception",
     "message",
     "location",
+    "group",
     "attempts",
     "first_failed_at",
     "last_failed_at",

@@ -1,4 +1,5 @@
-"""What the archive's mirror keeps: archived events, each failure, each replay, each decision.
+"""What the archive's mirror keeps: archived events, each failure, each replay, each decision; and
+the groups of failures that are alike.
 
 Rows change state only through :mod:`django_amqp_events.lifecycle`. Text columns hold nothing
 that a database could refuse (:func:`clean`); what came from outside byte for byte is in binary
@@ -68,6 +69,68 @@ class Moment(_DateTimeField):
         return name, "django.db.models.DateTimeField", args, kwargs
 
 
+class FailureGroup(models.Model):
+    """Failures that are alike: one handler, one exception, one place in the project's own code.
+
+    What it counts is told by :mod:`django_amqp_events.tallies`: the columns here are behind by
+    the rows of :class:`TallyChange` that nobody has added yet.
+
+    Attributes:
+        id: made of the next six (:func:`django_amqp_events.grouping.fingerprint`).
+        algorithm: version of how it is made.
+        service, handler, exception, frame, reason: what its failures have in common; ``reason``
+            stands in where nothing was raised.
+        first_seen, last_seen: when an event of it failed, first and last.
+        open: events that are archived.
+        again: of these, the ones that were replayed before.
+        going: events that are queued or replaying.
+        put_right_at: when its last open event was settled; ``None`` while it has never been, or
+            somebody has restored one.
+        came_back_at: when it failed again after that; ``None`` while it is put right.
+        note, assignee, ticket: what people write; ``assignee`` is a user's name, ``ticket`` an
+            address.
+        edits: counts changes of these three: whoever writes names the one that he saw.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    algorithm = models.PositiveIntegerField()
+    service = models.CharField(max_length=LENGTH)
+    handler = models.CharField(max_length=LENGTH, blank=True)
+    exception = models.CharField(max_length=LENGTH, blank=True)
+    frame = models.CharField("failing function", max_length=LENGTH, blank=True)
+    reason = models.CharField(max_length=32, blank=True)
+    first_seen = Moment("first seen")
+    last_seen = Moment("last seen")
+    # Signed: what is added up out of order may be below nothing for a moment.
+    open = models.IntegerField(default=0)
+    again = models.IntegerField(default=0)
+    going = models.IntegerField(default=0)
+    put_right_at = Moment("put right", null=True, blank=True)
+    came_back_at = Moment("came back", null=True, blank=True)
+    note = models.TextField(blank=True)
+    assignee = models.CharField(max_length=LENGTH, blank=True)
+    ticket = models.CharField(max_length=LENGTH, blank=True)
+    edits = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        verbose_name = "failure group"
+        ordering: ClassVar = ["-last_seen", "-pk"]
+        default_permissions = ("view",)
+        permissions: ClassVar = [
+            ("assign_failuregroup", "Can write note, assignee and ticket of failure groups"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["-last_seen", "-id"], name="amqp_group_seen"),
+            models.Index(fields=["handler", "-last_seen", "-id"], name="amqp_group_handler"),
+            models.Index(fields=["exception", "-last_seen", "-id"], name="amqp_group_exc"),
+            models.Index(fields=["assignee", "-last_seen", "-id"], name="amqp_group_assignee"),
+        ]
+
+    def __str__(self) -> str:
+        what = (self.exception or self.reason).rpartition(".")[2]
+        return visible(f"{what} in {self.handler or 'no handler'}")
+
+
 class ArchivedEvent(models.Model):
     """An event that one handler could not handle. One row per event, handler and body.
 
@@ -85,6 +148,7 @@ class ArchivedEvent(models.Model):
         version: counts changes of state: whoever acts on what he saw names it.
         reason, detail, exception, message, location: of the last failure; ``location`` is its
             innermost frame outside of installed packages.
+        group: of failures like the last one; ``None`` where nobody has looked yet.
         attempts: runs of the handler, replays included.
         replays: number of replays, and so the number of the current one.
         claim: the operation that queued it last.
@@ -115,6 +179,16 @@ class ArchivedEvent(models.Model):
     exception = models.CharField(max_length=LENGTH, blank=True)
     message = models.CharField(max_length=LENGTH, blank=True)
     location = models.CharField("failing line", max_length=LENGTH, blank=True)
+    # Nothing is done to events when a group goes: one that has any does not.
+    group = models.ForeignKey(
+        FailureGroup,
+        models.DO_NOTHING,
+        related_name="event_set",
+        null=True,
+        blank=True,
+        editable=False,
+        db_index=False,
+    )
     attempts = models.PositiveIntegerField(default=1)
     replays = models.PositiveIntegerField(default=0)
     claim = models.UUIDField(null=True, blank=True, editable=False)
@@ -165,6 +239,13 @@ class ArchivedEvent(models.Model):
                 fields=["id"],
                 name="amqp_events_unconfirmed",
                 condition=models.Q(unconfirmed=True),
+            ),
+            models.Index(fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"),
+            # What is open of a group where nearly all of it is settled.
+            models.Index(
+                fields=["group", "-last_failed_at", "-id"],
+                name="amqp_events_group_open",
+                condition=models.Q(state="archived"),
             ),
         ]
 
@@ -636,6 +717,103 @@ class ReplayBatchAction(models.Model):
 
     def __str__(self) -> str:
         return f"{self.get_action_display()} by {self.by or 'its runner'}"
+
+
+class GroupAction(models.Model):
+    """What somebody wrote or decided about a group. Rows are added, never changed.
+
+    Attributes:
+        action: ``note``, ``assign``, ``ticket``, ``replay``, ``discard``.
+        by: user name, or the command's.
+        text: what was written; of a decision, why.
+        events: how many it was done to, of a decision.
+    """
+
+    class Action(models.TextChoices):
+        NOTE = "note", "note"
+        ASSIGN = "assign", "assigned"
+        TICKET = "ticket", "ticket"
+        REPLAY = "replay", "replayed"
+        DISCARD = "discard", "discarded"
+
+    group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
+    at = Moment()
+    action = models.CharField(max_length=16, choices=Action)
+    by = models.CharField(max_length=LENGTH, blank=True)
+    text = models.TextField(blank=True)
+    events = models.PositiveIntegerField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar = ["at", "pk"]
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.get_action_display()} by {self.by or 'nobody'}"
+
+
+class ArchiveTally(models.Model):
+    """What happened to the events of a group within an hour.
+
+    Attributes:
+        hour: its beginning, in UTC.
+        archived: failures that brought an event into the archive or kept it there, by when they
+            failed.
+        succeeded, discarded: events that came into this state.
+    """
+
+    # No constraint, here and below: the rows are made in each transaction, and go with the group.
+    group = models.ForeignKey(
+        FailureGroup, models.CASCADE, related_name="tally_set", db_constraint=False, db_index=False
+    )
+    hour = Moment()
+    archived = models.PositiveIntegerField(default=0)
+    succeeded = models.PositiveIntegerField(default=0)
+    discarded = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        default_permissions = ()
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["group", "hour"], name="amqp_tally_hour"),
+        ]
+        indexes: ClassVar = [models.Index(fields=["hour"], name="amqp_tally_by_hour")]
+
+    def __str__(self) -> str:
+        return f"{self.archived} archived at {self.hour:%Y-%m-%d %H:00}"
+
+
+class TallyChange(models.Model):
+    """What one transaction changed in the tallies of a group; added up and deleted soon after.
+
+    Rows are inserted only, so that nobody waits for anybody who counts for the same group.
+
+    Attributes:
+        at: when, of the change.
+        hour, archived, succeeded, discarded: as in :class:`ArchiveTally`.
+        open, again, going: what is to be added to those of the group.
+        first_at, last_at: of the failures among them.
+    """
+
+    group = models.ForeignKey(
+        FailureGroup, models.CASCADE, related_name="change_set", db_constraint=False, db_index=False
+    )
+    at = Moment()
+    hour = Moment()
+    open = models.IntegerField(default=0)
+    again = models.IntegerField(default=0)
+    going = models.IntegerField(default=0)
+    archived = models.PositiveIntegerField(default=0)
+    succeeded = models.PositiveIntegerField(default=0)
+    discarded = models.PositiveIntegerField(default=0)
+    first_at = Moment(null=True)
+    last_at = Moment(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["pk"]
+        default_permissions = ()
+        indexes: ClassVar = [models.Index(fields=["group"], name="amqp_change_group")]
+
+    def __str__(self) -> str:
+        return f"{self.open:+} open at {self.at:%Y-%m-%d %H:%M:%S}"
 
 
 def clean(value: object, limit: int | None = None) -> str:

@@ -387,6 +387,7 @@ def select(
     events: Iterable[str] = (),
     exceptions: Iterable[str] = (),
     reasons: Iterable[str] = (),
+    groups: Iterable[UUID] = (),
     since: datetime | None = None,
     until: datetime | None = None,
     state: State | None = State.ARCHIVED,
@@ -396,6 +397,7 @@ def select(
     Args:
         ids: of rows or of events.
         exceptions: dotted names, or their last words.
+        groups: ids of failure groups.
         since, until: of the last failure; *until* is left out.
         state: ``None`` for any.
     """
@@ -413,6 +415,8 @@ def select(
         found = found.filter(wanted)
     if reasons := list(reasons):
         found = found.filter(reason__in=reasons)
+    if groups := list(groups):
+        found = found.filter(group__in=groups)
     if since is not None:
         found = found.filter(last_failed_at__gte=since)
     if until is not None:

@@ -1,10 +1,10 @@
 """Retention: what is settled leaves the database when it is old; nothing else deletes such a row.
 
-Of the archive events that have succeeded or were discarded, of the outbox those that were
-discarded (what is confirmed goes by itself), of the inbox what no event can ask for any more, and
-replay batches, snapshots and alerts that are over. In parts, oldest first, each in its own short
-transaction. What a part found is locked and looked at again before anything of it goes, so that an
-event that somebody restored meanwhile keeps its row and its history.
+Of the archive events that have succeeded or were discarded, and groups that have none left, of the
+outbox those that were discarded (what is confirmed goes by itself), of the inbox what no event can
+ask for any more, and replay batches, snapshots and alerts that are over. In parts, oldest first,
+each in its own short transaction. What a part found is locked and looked at again before anything
+of it goes, so that an event that somebody restored meanwhile keeps its row and its history.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uuid import UUID
 from django.db import router, transaction
 from django.db.models import QuerySet
 
-from . import batches, inbox, lifecycle, outbox
+from . import batches, groups, inbox, lifecycle, outbox, tallies
 from .commits import check_commits
 from .conf import RetentionSettings, get_settings
 from .models import (
@@ -48,6 +48,7 @@ class Pruned:
         inbox: rows of the inbox.
         batches: replay batches, with what they say of each event.
         snapshots, alerts: rows of theirs.
+        groups: failure groups of which no event was left, and that nobody wrote about.
         stopped: the rest was left because somebody said so.
     """
 
@@ -57,6 +58,7 @@ class Pruned:
     batches: int = 0
     snapshots: int = 0
     alerts: int = 0
+    groups: int = 0
     stopped: bool = False
 
     @property
@@ -68,6 +70,7 @@ class Pruned:
             + self.batches
             + self.snapshots
             + self.alerts
+            + self.groups
         )
 
 
@@ -166,6 +169,10 @@ def prune(
                 break
             pruned.events[state] += _delete(old, ids)
             progress(pruned)
+    if not pruned.stopped:
+        kept_for = kept.get(State.DISCARDED)
+        before = None if kept_for is None else now - timedelta(seconds=kept_for)
+        pruned.groups = groups.prune(before=before, service=service, batch_size=batch_size)
     if outbox_age is not None:
         age_kept = timedelta(seconds=outbox_age)
         for alias in outbox.tables(get_settings()):
@@ -189,9 +196,12 @@ def prune(
             pruned.stopped = pruned.stopped or stop()
             return pruned.stopped
 
-        before = now - timedelta(seconds=inbox_age)
         inbox.prune(
-            before=before, service=service, batch_size=batch_size, progress=so_far, stop=ended
+            before=now - timedelta(seconds=inbox_age),
+            service=service,
+            batch_size=batch_size,
+            progress=so_far,
+            stop=ended,
         )
     if batch_age is not None:
         ended_long_ago = batches.old(service=service, age=batch_age, now=now)
@@ -241,7 +251,7 @@ def _delete(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
     using = lifecycle.database()
     check_commits(using)
     with transaction.atomic(using=using):
-        lifecycle.lock(ids)
+        before = lifecycle.lock(ids)
         # Locked: whoever was faster has committed, and nobody changes them until this commits.
         ids = list(old.filter(pk__in=ids).values_list("pk", flat=True))
         # First what points at replays, so that no row is looked through twice.
@@ -251,6 +261,8 @@ def _delete(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         Revision.objects.using(using).filter(event_id__in=ids).only("pk").delete()
         # Without their bodies, which Django would read before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()
+        gone = {pk: before[pk] for pk in ids if pk in before}
+        tallies.record(gone, {}, now=datetime.now(UTC), using=using)
     return len(ids)
 
 

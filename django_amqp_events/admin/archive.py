@@ -30,10 +30,19 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .. import lifecycle, redaction, replay, transfer
+from .. import groups, lifecycle, redaction, replay, transfer
 from ..exceptions import AmqpEventsError
 from ..lifecycle import Seen
-from ..models import ArchiveAction, ArchivedEvent, Replay, ReplayBatch, State, visible
+from ..models import (
+    ArchiveAction,
+    ArchivedEvent,
+    FailureGroup,
+    GroupAction,
+    Replay,
+    ReplayBatch,
+    State,
+    visible,
+)
 from ..replay import Report
 from . import decisions, shown
 from .base import List, ago, as_file, non_atomic, uuid_of
@@ -43,6 +52,7 @@ from .editing import EditingPages
 from .filters import (
     EventFilter,
     ExceptionFilter,
+    GroupFilter,
     HandlerFilter,
     ReasonFilter,
     StateFilter,
@@ -97,6 +107,7 @@ class ArchivedEventAdmin(EditingPages):
     list_display_links = ("what",)
     list_filter = (
         StateFilter,
+        GroupFilter,
         HandlerFilter,
         EventFilter,
         ExceptionFilter,
@@ -144,7 +155,8 @@ class ArchivedEventAdmin(EditingPages):
         """Say whether this user may replay any number in a batch."""
         return self._granted(request, "bulk_replay_archivedevent")
 
-    def _may(self, request: HttpRequest, decision: Decision) -> bool:
+    def may(self, request: HttpRequest, decision: Decision) -> bool:
+        """Say whether this user may decide so."""
         check: Callable[[HttpRequest], bool] = getattr(self, f"has_{decision.right}_permission")
         return check(request)
 
@@ -439,7 +451,7 @@ class ArchivedEventAdmin(EditingPages):
             "frames": shown.frames(document),
             "deaths": shown.deaths(document),
             "cut": [line(each) for each in _texts(document.get("cut"))],
-            "facts": self._facts(event),
+            "facts": self._facts(request, event),
             "attempts": [
                 (attempt, numbers.get(each.replay_id) if each.replay_id else None)
                 for each in reversed(failures)
@@ -456,7 +468,7 @@ class ArchivedEventAdmin(EditingPages):
             "task_id": event.task_id,
         }  # fmt: skip
 
-    def _facts(self, event: ArchivedEvent) -> list[tuple[str, str, str]]:
+    def _facts(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[str, str, str]]:
         """Who and where: name, text, and the address of the events with the same."""
 
         def same(value: str) -> str:
@@ -477,9 +489,27 @@ class ArchivedEventAdmin(EditingPages):
                 ("Correlation id", event.correlation_id, same(event.correlation_id)),
                 ("Causation id", event.causation_id, same(event.causation_id)),
                 ("Row id", str(event.pk), ""),
+                *self._group(request, event),
             )
             if text
         ]
+
+    def _group(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[str, str, str]]:
+        """Name the group of failures that it belongs to, for who may see those."""
+        url = self._group_url(event.group_id)
+        if not url or event.group is None:
+            return []
+        pages = self.admin_site.get_model_admin(FailureGroup)
+        if not pages.has_view_permission(request, event.group):
+            return []
+        return [("Failures like it", str(event.group), url)]
+
+    def _group_url(self, pk: UUID | None) -> str:
+        """Return the address of a group; ``""`` where this site has none."""
+        if pk is None or not self.admin_site.is_registered(FailureGroup):
+            return ""
+        name = f"admin:{self.opts.app_label}_{FailureGroup._meta.model_name}_change"  # noqa: SLF001
+        return reverse(name, args=[pk], current_app=self.admin_site.name)
 
     def _related(
         self, request: HttpRequest, event: ArchivedEvent, filters: str
@@ -570,7 +600,7 @@ class ArchivedEventAdmin(EditingPages):
         for each in possible:
             if each.overdue and self._note(event) != "overdue":
                 continue
-            if not self._may(request, each):
+            if not self.may(request, each):
                 obstacles.append(
                     f"You have no permission for “{each.button}” (“{each.permission}”)."
                 )
@@ -632,11 +662,11 @@ class ArchivedEventAdmin(EditingPages):
 
     def decide_view(self, request: HttpRequest, *, decision: Decision) -> HttpResponse:
         """Ask (GET), and do it (POST)."""
-        if not self.has_view_permission(request) or not self._may(request, decision):
+        if not self.has_view_permission(request) or not self.may(request, decision):
             raise PermissionDenied
         data = request.POST if request.method == "POST" else request.GET
         filters = self._filters(request)
-        back = "event" if data.get("back") == "event" else "list"
+        back, group = _back(data.get("back", ""))
         seen = decisions.thaw(data.get("seen", ""))
         if seen is None:
             messages.error(
@@ -650,17 +680,63 @@ class ArchivedEventAdmin(EditingPages):
         form = ReasonForm(decision, request.POST)
         if not form.is_valid():
             return self._ask(request, decision, seen, filters=filters, back=back, form=form)
-        report = decisions.carry_out(
-            decision,
-            seen,
-            self._rows(request, seen),
-            user=request.user,
-            reason=form.cleaned_data["reason"],
-        )
+        rows = self._rows(request, seen)
+        reason = form.cleaned_data["reason"]
+        report = decisions.carry_out(decision, seen, rows, user=request.user, reason=reason)
         _tell(request, decision, report, len(seen))
+        if group is not None and decision.name in GroupAction.Action.values:
+            groups.decided(
+                group,
+                action=decision.name,
+                # The form comes from a browser: what is of another group is not counted here.
+                events=sum(rows[pk].group_id == group for pk in report.published),
+                by=request.user.get_username(),
+                reason=reason,
+                now=datetime.now(UTC),
+            )
+        if url := self._group_url(group):
+            return HttpResponseRedirect(url)
         if back == "event" and len(seen) == 1:
             return HttpResponseRedirect(self._url("change", next(iter(seen)), filters=filters))
         return HttpResponseRedirect(self._url("changelist", filters=filters))
+
+    def decide_group(
+        self, request: HttpRequest, decision: Decision, group: FailureGroup
+    ) -> HttpResponse | None:
+        """Freeze what is open of a group, and ask; ``None`` where there is nothing to ask about.
+
+        What fails from here on is not taken.
+        """
+        if not self.has_view_permission(request) or not self.may(request, decision):
+            raise PermissionDenied
+        rows = self.get_queryset(request).filter(group=group.pk, state=decision.before)
+        # One more than may be, to know whether there are more.
+        oldest = rows.order_by("last_failed_at", "pk").values_list("pk", "version")
+        seen = dict(oldest[: LIMIT + 1])
+        if not seen:
+            messages.warning(request, _("Nothing of this group is open."))
+            return None
+        if len(seen) > LIMIT and decision.publishes:
+            messages.error(
+                request,
+                _(
+                    "More than %(limit)s events are open. Use `manage.py events_replay --group "
+                    "%(group)s`, which shows its progress and can be limited to a rate."
+                )
+                % {"limit": f"{LIMIT:,}", "group": group.pk},
+            )
+            return None
+        if len(seen) > LIMIT:
+            seen = dict(list(seen.items())[:LIMIT])
+            messages.warning(
+                request,
+                _(
+                    "More than %(limit)s events are open: these are the %(limit)s that failed "
+                    "first. Do it again for the rest."
+                )
+                % {"limit": f"{LIMIT:,}"},
+            )
+        return self._ask(request, decision, seen, filters="", back=f"group:{group.pk.hex}")
 
     def _rows(self, request: HttpRequest, seen: Seen) -> dict[UUID, ArchivedEvent]:
         return {row.pk: row for row in self.get_queryset(request).filter(pk__in=list(seen))}
@@ -709,13 +785,24 @@ class ArchivedEventAdmin(EditingPages):
             "seen": decisions.freeze({pk: seen[pk] for pk in seen if pk in set(plan.eligible)}),
             "back": back,
             "action_url": self._url(decision.name, filters=filters),
-            "cancel_url": self._url("change", next(iter(seen)), filters=filters)
-            if one
-            else self._url("changelist", filters=filters),
+            "cancel_url": self._group_url(_back(back)[1])
+            or (
+                self._url("change", next(iter(seen)), filters=filters)
+                if one
+                else self._url("changelist", filters=filters)
+            ),
             "list_url": self._url("changelist", filters=filters),
         }
         request.current_app = self.admin_site.name
         return TemplateResponse(request, f"{_TEMPLATES}/confirm.html", context)
+
+
+def _back(text: str) -> tuple[str, UUID | None]:
+    """Read where a decision leads back to: an event, a group, or else the list."""
+    kind, _colon, number = text.partition(":")
+    if kind == "group" and (group := uuid_of(number)) is not None:
+        return f"group:{group.hex}", group
+    return ("event" if text == "event" else "list"), None
 
 
 def _tell(request: HttpRequest, decision: Decision, report: Report, total: int) -> None:
@@ -731,13 +818,13 @@ def _tell(request: HttpRequest, decision: Decision, report: Report, total: int) 
         )
         messages.success(request, text)
     returned = decisions.grouped(report.returned)
-    for say, groups, what in (
+    for say, alike, what in (
         (messages.error, returned, "not published, still in the archive"),
         (messages.warning, decisions.grouped(report.skipped), "skipped"),
     ):
-        for group in groups[:_GROUPS]:
+        for group in alike[:_GROUPS]:
             say(request, f"{_events(group.count)} {what}: {group.why}")
-        if others := sum(group.count for group in groups[_GROUPS:]):
+        if others := sum(group.count for group in alike[_GROUPS:]):
             say(request, f"and {_events(others, 'more ')} {what}, for other reasons")
     if report.stopped:
         left = total - report.done

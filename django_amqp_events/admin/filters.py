@@ -10,13 +10,15 @@ from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
 
-from .. import lifecycle, replay
+from .. import groups, lifecycle, replay
 from ..conf import Settings, get_settings
 from ..exceptions import AmqpEventsError
 from ..models import ArchivedEvent, State
 from ..registry import Handler, Registry, get_registry
 from . import paging
+from .base import uuid_of
 from .shown import line
 
 #: The filter of the state counts up to here.
@@ -99,12 +101,16 @@ class ColumnFilter(admin.SimpleListFilter):
     """The distinct values of an indexed column."""
 
     column: ClassVar[str]
-    nothing: ClassVar[str] = "(none)"
+    nothing: ClassVar[Any] = "(none)"
+
+    def rows(self) -> QuerySet[Any]:
+        """Return the rows that have the column."""
+        return lifecycle.rows()
 
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, str]]:
-        found = paging.distinct(lifecycle.rows(), self.column)
+        found = paging.distinct(self.rows(), self.column)
         chosen = self.value()
         if chosen is not None and chosen not in found:
             found.append(chosen)
@@ -144,6 +150,32 @@ class ExceptionFilter(ColumnFilter):
     title = "exception"
     parameter_name = "exception"
     column = "exception"
+
+
+class GroupFilter(admin.SimpleListFilter):
+    """One group of failures; offered where its page, or an event's, leads here."""
+
+    title = _("failure group")
+    parameter_name = "group"
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, str]]:
+        chosen = self.value()
+        if chosen is None:
+            return []
+        pk = uuid_of(chosen)
+        group = groups.groups().filter(pk=pk).first() if pk is not None else None
+        return [(chosen, line(str(group), 80) if group is not None else str(_("(no such group)")))]
+
+    def queryset(
+        self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
+    ) -> QuerySet[ArchivedEvent]:
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        pk = uuid_of(chosen)
+        return queryset.filter(group=pk) if pk is not None else queryset.none()
 
 
 class TimeFilter(admin.SimpleListFilter):

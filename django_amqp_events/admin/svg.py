@@ -32,6 +32,10 @@ GRAPH: Final = 200
 #: Roles of queues, in the order in which they are shown.
 ROLES: Final = ("handler", "delay", "graveyard", "dead", "abyss", "archive")
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+#: Of one bar of a sparkline, and of the picture, in the units of its view box.
+_BAR: Final = 4
+_GAP: Final = 1
+_SPARK: Final = 20
 Cell = str | int | float
 
 
@@ -478,3 +482,35 @@ def _short(value: float) -> str:
 def _at(value: float) -> str:
     """Write a coordinate, whatever the locale."""
     return f"{value:.1f}"
+
+
+def sparkline(values: Sequence[int], label: str) -> SafeString:
+    """Draw bars beside each other, the highest of them full.
+
+    Args:
+        values: none below 0.
+        label: says in words what is seen.
+    """
+    most = max(values, default=0)
+    bars = []
+    for index, value in enumerate(values):
+        # What is there at all is seen beside what is a thousand times as high.
+        height = max(2, round(value * (_SPARK - 1) / most)) if value else 0
+        if height:
+            bars.append(f"M{index * (_BAR + _GAP)} {_SPARK - 1}v-{height}h{_BAR}v{height}z")
+    width = max(1, len(values) * (_BAR + _GAP) - _GAP)
+    return format_html(
+        '<svg class="ae-spark" viewBox="0 0 {} {}" width="{}" height="{}" role="img" '
+        'aria-label="{}"><title>{}</title><path class="ae-spark-base" d="M0 {}h{}v1h-{}z"/>'
+        '<path class="ae-spark-bars" d="{}"/></svg>',
+        width,
+        _SPARK,
+        width,
+        _SPARK,
+        label,
+        label,
+        _SPARK - 1,
+        width,
+        width,
+        "".join(bars),
+    )

@@ -8,7 +8,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("django_amqp_events", "0004_discarded"),
+        ("django_amqp_events", "0005_groups"),
     ]
 
     operations = [

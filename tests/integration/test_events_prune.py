@@ -15,12 +15,13 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django_celery_results.models import TaskResult
 
-from django_amqp_events import lifecycle, retention
+from django_amqp_events import groups, lifecycle, retention
 from django_amqp_events.conf import RetentionSettings
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
     ArchivedFailure,
+    FailureGroup,
     Replay,
     State,
 )
@@ -210,6 +211,7 @@ def test_json(prune):
         "snapshots": {"kept_seconds": 604800.0, "rows": 0},
         "alerts": {"kept_seconds": 7776000.0, "rows": 0},
         "batches": {"kept_seconds": 7776000.0, "batches": 0},
+        "groups": 0,
     }
 
 
@@ -261,7 +263,7 @@ def test_one_that_somebody_restores_meanwhile_stays_with_its_history(prune, monk
         if not ArchiveAction.objects.filter(action="restore").exists():
             monkeypatch.setattr(lifecycle, "lock", lock)
             assert lifecycle.restore({row.pk: 0}, by="ada", reason="", now=datetime.now(UTC))
-        lock(ids)
+        return lock(ids)
 
     monkeypatch.setattr(lifecycle, "lock", restored)
     assert retention.prune({State.DISCARDED: 86400.0}, service="billing").events == {
@@ -329,3 +331,26 @@ def test_ages_of_settings():
     assert retention.ages(RetentionSettings(succeeded=None, discarded=5.0)) == {
         State.DISCARDED: 5.0
     }
+
+
+def test_a_group_without_events_goes_with_the_last_of_them(prune):
+    event(State.DISCARDED, 100, last_failed_at=NOW - timedelta(days=100))
+    event(State.DISCARDED, 100, last_failed_at=NOW - timedelta(days=100), exception="Noted")
+    groups.adopt()
+    groups.fold_all()
+    noted = FailureGroup.objects.get(exception="Noted")
+    groups.write(noted.pk, seen=0, by="", now=NOW, note="known", assignee="", ticket="")
+    code, out = prune()
+    assert code == 0
+    assert "1 group without events deleted" in out
+    assert FailureGroup.objects.get() == noted
+    assert json.loads(prune("--format", "json")[1])["groups"] == 0
+
+
+def test_what_is_deleted_is_no_longer_counted(prune):
+    event(State.ARCHIVED, 100)
+    event(State.ARCHIVED, 1)
+    groups.adopt()
+    assert prune("--archived", "30d")[0] == 0
+    assert groups.fold_all() == 0
+    assert FailureGroup.objects.get().open == 1

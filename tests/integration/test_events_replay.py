@@ -10,12 +10,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from django_amqp_events import replay
 from django_amqp_events.management.commands import events_replay
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, State
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    GroupAction,
+    Replay,
+    State,
+)
 
 from .archiving import archived, mirror_all, outcome, publish, received
 from .conftest import Service
@@ -129,6 +136,25 @@ def test_filters(billing, arguments, expected):
     billing.command("events_replay", *arguments)
     replaying = ArchivedEvent.objects.filter(state=State.REPLAYING)
     assert set(replaying.values_list("event_id", flat=True)) == expected
+
+
+def test_a_group(billing):
+    """All that is open of it, and its history says so; nobody else's."""
+    fill(billing, 1, 2)
+    fill(billing, 3, handler="book")
+    group = ArchivedEvent.objects.get(event_id="order-1").group
+    assert group is not None
+    code, out, _ = billing.command("events_replay", "--group", str(group.pk), "--comment", "mended")
+    assert (code, states()) == (0, [State.REPLAYING, State.REPLAYING, State.ARCHIVED])
+    assert "2 of 2 events published" in out
+    action = GroupAction.objects.get()
+    assert (action.group, action.action, action.events) == (group, "replay", 2)
+    assert action.text == "mended"
+    assert action.by.startswith("events_replay (")
+    for wrong, text in ((str(uuid4()), "there is no failure group"), ("tax", "it is an id")):
+        code, _, err = billing.command("events_replay", "--group", wrong)
+        assert code == 2
+        assert text in err
 
 
 def test_another_service_in_the_same_tables_replays_its_own(billing):

@@ -17,13 +17,21 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import path, reverse
 
-from django_amqp_events.admin import ArchivedEventAdmin, DashboardAdmin
+from django_amqp_events.admin import ArchivedEventAdmin, DashboardAdmin, FailureGroupAdmin
 from django_amqp_events.admin.decisions import freeze
-from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Dashboard, Replay, State
+from django_amqp_events.models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    Dashboard,
+    FailureGroup,
+    Replay,
+    State,
+)
 
 office = admin.AdminSite(name="office")
 office.register(ArchivedEvent, ArchivedEventAdmin)
 office.register(Dashboard, DashboardAdmin)
+office.register(FailureGroup, FailureGroupAdmin)
 
 urlpatterns = [path("admin/", admin.site.urls), path("office/", office.urls)]
 

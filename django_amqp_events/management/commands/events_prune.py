@@ -180,6 +180,7 @@ class Command(ArchiveCommand):
                     for name, (age, rows) in others.items()
                 },
                 "batches": {"kept_seconds": batch_age, "batches": pruned.batches},
+                "groups": pruned.groups,
             }
             self.stdout.write(json.dumps(document, indent=2))
             return
@@ -199,6 +200,8 @@ class Command(ArchiveCommand):
         ):
             told = "kept for ever" if age is None else f"{what} {done}, kept {_age(age)}"
             self.tell(f"{name:<10} {told}")
+        if pruned.groups:
+            self.tell(f"groups     {number(pruned.groups, 'group')} without events {done}")
         if pruned.stopped:
             self.tell(f"stopped; {pruned.total} are deleted, the rest stays for the next run")
 

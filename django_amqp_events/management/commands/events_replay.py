@@ -18,7 +18,7 @@ from uuid import UUID
 from django.db import DatabaseError
 from django.db.models import F, Q
 
-from django_amqp_events import batches, conf, editing, lifecycle, replay
+from django_amqp_events import batches, conf, editing, groups, lifecycle, replay
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import archive
 from django_amqp_events.management.archive import ArchiveCommand, number
@@ -113,6 +113,13 @@ class Command(ArchiveCommand):
             parser.add_argument(
                 f"--{name}", action="append", default=[], metavar=name.upper(), help=what
             )
+        parser.add_argument(
+            "--group",
+            action="append",
+            default=[],
+            metavar="ID",
+            help="Failure group, as `events_groups` and the admin show it.",
+        )
         parser.add_argument("--since", metavar="TIME", help="Last failed then or later.")
         parser.add_argument("--until", metavar="TIME", help="Last failed before.")
         parser.add_argument(
@@ -175,6 +182,7 @@ class Command(ArchiveCommand):
         with self.interruptible():
             self._check_handlers(filters["handlers"])
             self._check_reasons(filters["reasons"])
+            self._check_groups(filters["groups"])
             options["ids"] = [self._whole(each) for each in options["ids"]]
             if options["background"]:
                 self._begin(options, filters)
@@ -187,6 +195,7 @@ class Command(ArchiveCommand):
                     handlers = self._examine(seen, tally, force=options["force"])
                 else:
                     self._replay(seen, options, tally)
+                    self._note(options, filters, tally)
             if tally.waited:
                 self._wait(options["wait"], tally)
             if self.json:
@@ -209,6 +218,7 @@ class Command(ArchiveCommand):
             "events": options["event"],
             "exceptions": options["exception"],
             "reasons": options["reason"],
+            "groups": [_group(text) for text in options["group"]],
         }
         for name in ("since", "until"):
             if options[name] is not None:
@@ -284,6 +294,26 @@ class Command(ArchiveCommand):
                 hint = f"; did you mean {near[0]!r}?" if near else "."
                 every = ", ".join(sorted(replay.REASONS))
                 raise archive.wrong(f"there is no reason {name!r}{hint} Reasons: {every}")
+
+    def _check_groups(self, ids: Iterable[UUID]) -> None:
+        """Refuse a group that there is not: nothing would fit."""
+        for pk in ids:
+            if not groups.groups().filter(pk=pk).exists():
+                raise archive.wrong(
+                    f"there is no failure group {pk}; see `manage.py events_groups`"
+                )
+
+    def _note(self, options: Mapping[str, Any], filters: Mapping[str, Any], tally: Tally) -> None:
+        """Write what was done to a whole group into its history."""
+        if len(filters["groups"]) == 1 and tally.published:
+            groups.decided(
+                filters["groups"][0],
+                action="replay",
+                events=tally.published,
+                by=archive.who("events_replay"),
+                reason=options["comment"],
+                now=datetime.now(UTC),
+            )
 
     def _whole(self, text: str) -> str:
         """Return the id that begins so; what nothing begins with stays as it is."""
@@ -671,6 +701,13 @@ def _plain(text: str) -> str:
     """Write an id as it is shown, where it is a row's."""
     found = _uuid(text)
     return text if found is None else str(found)
+
+
+def _group(text: str) -> UUID:
+    found = _uuid(text)
+    if found is None:
+        raise archive.wrong(f"--group is {text!r:.80}; it is an id: see `manage.py events_groups`")
+    return found
 
 
 def _uuid(text: str) -> UUID | None:

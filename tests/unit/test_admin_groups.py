@@ -1,0 +1,567 @@
+"""Groups of failures in the admin: list, page, what people write, what they decide."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+from uuid import UUID, uuid4
+
+import pytest
+from django.contrib import messages
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission
+from django.db import connection
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+from django.utils.translation import override
+
+from django_amqp_events import groups, lifecycle, publisher, tallies
+from django_amqp_events.admin import archive, decisions
+from django_amqp_events.admin.svg import sparkline
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    FailureGroup,
+    GroupAction,
+    State,
+)
+
+from . import admin_world as world
+from .admin_world import Page, client_of, make, user
+
+pytestmark = pytest.mark.django_db
+
+MARKUP = "<script>alert(1)</script>"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def pages_of_a_project():
+    with override_settings(**world.SETTINGS):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def project(pages_of_a_project):
+    with override_settings(AMQP_EVENTS=world.EVENTS):
+        yield
+
+
+class Wire:
+    """Stands where the broker's connection is."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def publish(self, messages: list[Any], *, mandatory: bool) -> list[Any]:
+        self.messages += messages
+        return [None] * len(messages)
+
+
+@pytest.fixture
+def wire(monkeypatch):
+    made = Wire()
+    monkeypatch.setattr(publisher, "backend", lambda settings: made)
+    return made
+
+
+def person(*permissions: str, name: str = "ada", groups: tuple[str, ...] = ("view",)) -> Any:
+    """Somebody who may do this to events, and that to groups."""
+    made = user(*permissions, name=name)
+    for each in groups:
+        made.user_permissions.add(Permission.objects.get(codename=f"{each}_failuregroup"))
+    return client_of(made)
+
+
+@pytest.fixture
+def ada():
+    return person(*world.PERMISSIONS, groups=("view", "assign"))
+
+
+def grouped(*rows: ArchivedEvent) -> FailureGroup:
+    """The group of events that were made without one."""
+    while groups.adopt():
+        pass
+    groups.fold_all()
+    found = ArchivedEvent.objects.get(pk=rows[0].pk).group
+    assert found is not None
+    return found
+
+
+def url(name: str, *args: Any, site: str = "admin") -> str:
+    return reverse(f"admin:django_amqp_events_failuregroup_{name}", args=args, current_app=site)
+
+
+def page(response: Any) -> Page:
+    assert response.status_code == 200, response.status_code
+    found = Page(response.content.decode())
+    assert found.violations == []
+    return found
+
+
+def listed(client: Any, **query: str) -> set[str]:
+    response = client.get(url("changelist"), query)
+    page(response)
+    return {group.exception for group in response.context["cl"].result_list}
+
+
+def said(response: Any) -> list[str]:
+    return [str(each) for each in messages.get_messages(response.wsgi_request)]
+
+
+def fields(group: FailureGroup, **more: Any) -> dict[str, Any]:
+    written = {"note": group.note, "assignee": group.assignee, "ticket": group.ticket}
+    return {**written, "edits": group.edits, **more}
+
+
+# -- list
+
+
+def test_the_list_shows_what_an_operator_asks_first(ada):
+    now = datetime.now(UTC)
+    rows = [make(last_failed_at=now - timedelta(minutes=n), replays=n % 2) for n in range(3)]
+    make(exception="billing.errors.LateError", location="")
+    group = grouped(*rows)
+    groups.write(
+        group.pk,
+        seen=0,
+        by="ada",
+        now=now,
+        note="wait for the release",
+        assignee="bob",
+        ticket="https://tickets.example/7",
+    )
+    response = ada.get(url("changelist"))
+    words = page(response).words
+    for word in (
+        "TaxError",
+        "billing.tax in rate",
+        "send_invoice",
+        "33 %",
+        "bob",
+        "tickets.example/7",
+        "wait for the release",
+        "In 24 hours: 3 failed",
+    ):
+        assert word in words, word
+    html = response.content.decode()
+    assert '<td class="field-opened">3</td>' in html
+    assert 'href="https://tickets.example/7"' in html
+    assert "<svg" in html
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({}, {"a.Open", "a.Back"}),
+        ({"state": "open"}, {"a.Open", "a.Back"}),
+        ({"state": "back"}, {"a.Back"}),
+        ({"state": "right"}, {"b.Right"}),
+        ({"state": "all"}, {"a.Open", "a.Back", "b.Right"}),
+        ({"state": "nonsense"}, set()),
+        ({"handler": "book"}, {"a.Back"}),
+        ({"exception": "a.Open"}, {"a.Open"}),
+        ({"assignee": "bob"}, {"a.Open"}),
+        ({"assignee": ""}, {"a.Back"}),
+        ({"assignee": "", "state": "all"}, {"a.Back", "b.Right"}),
+        ({"handler": "bo\0ok"}, set()),
+        ({"q": "a."}, {"a.Open", "a.Back"}),
+        ({"q": "Right"}, {"b.Right"}),
+        ({"q": "boo"}, {"a.Back"}),
+        ({"q": "ight"}, set()),
+        ({"q": "%"}, set()),
+        ({"q": "a.", "state": "back"}, {"a.Back"}),
+    ],
+)  # fmt: skip
+def test_filters_and_search(ada, query, found):
+    opened = grouped(make(exception="a.Open"))
+    groups.write(
+        opened.pk, seen=0, by="", now=datetime.now(UTC), note="", assignee="bob", ticket=""
+    )
+    grouped(make(State.DISCARDED, exception="b.Right"))
+    back = grouped(make(exception="a.Back", handler="book"))
+    FailureGroup.objects.filter(pk=back.pk).update(
+        put_right_at=datetime.now(UTC), came_back_at=datetime.now(UTC)
+    )
+    assert listed(ada, **query) == found
+
+
+def test_a_group_is_found_by_its_id(ada):
+    group = grouped(make(exception="a.Open"))
+    grouped(make(exception="b.Open"))
+    assert listed(ada, q=str(group.pk)) == {"a.Open"}
+
+
+def test_a_group_says_that_it_came_back(ada):
+    group = grouped(make())
+    now = datetime.now(UTC)
+    FailureGroup.objects.update(put_right_at=now, came_back_at=now - timedelta(hours=3))
+    assert "came back 3 h" in page(ada.get(url("changelist"))).words
+    assert "and fails again since" in page(ada.get(url("change", group.pk))).words
+
+
+def test_numbers_are_exact_before_anybody_has_added_them_up(ada):
+    rows = [make() for _ in range(3)]
+    group = grouped(*rows)
+    lifecycle.discard({rows[0].pk: rows[0].version}, by="ada", reason="old", now=datetime.now(UTC))
+    assert FailureGroup.objects.get().open == 3
+    response = ada.get(url("changelist"))
+    assert '<td class="field-opened">2</td>' in response.content.decode()
+    assert "1 discarded" in page(response).words
+    assert "2 open events" in page(ada.get(url("change", group.pk))).words
+    lifecycle.discard(
+        {row.pk: row.version for row in rows}, by="ada", reason="old", now=datetime.now(UTC)
+    )
+    assert "Nothing open. Show all groups" in page(ada.get(url("changelist"))).words
+
+
+def test_events_without_a_group_are_told_of(ada):
+    make()
+    assert "events_groups --rebuild" in page(ada.get(url("changelist"))).words
+    groups.adopt()
+    assert "events_groups --rebuild" not in page(ada.get(url("changelist"))).words
+
+
+def test_the_number_of_queries_does_not_grow(ada):
+    counts = []
+    for number in range(3):
+        for each in range(number * 8):
+            grouped(make(exception=f"a.E{number}{each}"), make(handler=f"h{number}{each}"))
+        group = grouped(*[make() for _ in range(5)])
+        ada.get(url("changelist"))
+        both = []
+        for address in (url("changelist"), url("change", group.pk)):
+            with CaptureQueriesContext(
+                connection,
+            ) as captured:
+                assert ada.get(address).status_code == 200
+            both.append(len(captured))
+        counts.append(both)
+    assert counts[0] == counts[1] == counts[2]
+    assert max(counts[0]) <= 20, counts
+
+
+def test_lookups_that_are_no_filters_are_refused(ada):
+    grouped(make())
+    for lookup in ("event_set__body__contains", "note__contains"):
+        assert ada.get(url("changelist"), {lookup: "x"}).status_code == 400
+
+
+# -- one group
+
+
+def test_the_page_of_a_group(ada):
+    row = make()
+    make(State.SUCCEEDED)
+    group = grouped(row)
+    response = ada.get(url("change", group.pk))
+    words = page(response).words
+    for word in (
+        "1 open event",
+        "billing.errors.TaxError",
+        "billing.tax in rate",
+        str(group.pk),
+        "ask the tax office",
+        "rate = tax.rate(country)",
+        "2 frames in installed packages",
+        "Replay all open",
+    ):
+        assert word in words or word in response.content.decode(), word
+    html = response.content.decode()
+    events = reverse("admin:django_amqp_events_archivedevent_changelist")
+    assert f'href="{events}?group={group.pk}"' in html
+    found = ada.get(events, {"group": str(group.pk)})
+    assert [each.pk for each in found.context["cl"].result_list] == [row.pk]
+
+
+def test_the_list_of_events_by_group(ada):
+    rows = [make(), make(exception="a.Other")]
+    groups_ = [grouped(row) for row in rows]
+    for row, group in zip(rows, groups_, strict=True):
+        response = ada.get(world.url("changelist"), {"group": str(group.pk)})
+        assert [each.pk for each in response.context["cl"].result_list] == [row.pk]
+        assert str(group) in page(response).words
+    for wrong in (str(uuid4()), "nonsense", ""):
+        response = ada.get(world.url("changelist"), {"group": wrong})
+        assert not response.context["cl"].result_list
+    assert "failure group" not in page(ada.get(world.url("changelist"))).words
+
+
+def test_an_event_leads_to_its_group(ada):
+    row = make()
+    group = grouped(row)
+    html = ada.get(world.url("change", row.pk)).content.decode()
+    assert f'href="{url("change", group.pk)}"' in html
+    blind = person("view", name="eve", groups=())
+    assert str(group.pk) not in blind.get(world.url("change", row.pk)).content.decode()
+
+
+def test_every_site_has_its_own_addresses(ada):
+    row = make()
+    group = grouped(row)
+    for site in ("admin", "office"):
+        for address in (
+            url("changelist", site=site),
+            url("change", group.pk, site=site),
+            world.url("change", row.pk, site=site),
+        ):
+            html = ada.get(address).content.decode()
+            assert f'href="/{"office" if site == "admin" else "admin"}/' not in html
+            assert f'href="/{site}/' in html
+
+
+def test_nothing_that_somebody_wrote_is_markup(ada):
+    row = make(exception=MARKUP, handler=MARKUP, location=f"{MARKUP}:1 in {MARKUP}", message=MARKUP)
+    group = grouped(row)
+    groups.write(
+        group.pk,
+        seen=0,
+        by=MARKUP,
+        now=datetime.now(UTC),
+        note=MARKUP,
+        assignee=MARKUP,
+        ticket="javascript:alert(1)",
+    )
+    for address in (url("changelist"), url("change", group.pk), world.url("change", row.pk)):
+        html = ada.get(address).content.decode()
+        assert MARKUP not in html
+        assert 'href="javascript' not in html
+        page(ada.get(address))
+
+
+def test_a_group_that_is_not_there(ada):
+    for pk in (uuid4(), "nonsense"):
+        response = ada.get(reverse("admin:django_amqp_events_failuregroup_change", args=[pk]))
+        assert response.status_code == 302
+        assert "no failure group" in said(response)[0]
+    for name in ("write", "replay", "discard"):
+        response = ada.post(url(name, uuid4()), {})
+        assert response.status_code == 302
+
+
+def test_a_group_without_events_left(ada):
+    group = grouped(make())
+    ArchivedEvent.objects.all().delete()
+    groups.rebuild()
+    words = page(ada.get(url("change", group.pk))).words
+    assert "0 open events" in words
+
+
+# -- who may what
+
+
+def test_permissions_are_asked_for_again_in_each_view(wire):
+    row = make()
+    group = grouped(row)
+    stranger = person("view", name="s", groups=())
+    assert stranger.get(url("changelist")).status_code == 403
+    assert stranger.get(url("change", group.pk)).status_code == 403
+    viewer = person(name="v")
+    words = page(viewer.get(url("change", group.pk))).words
+    # Neither what is in events nor what he may not do.
+    for word in ("ask the tax office", "Replay all open", "Discard all open", "Save"):
+        assert word not in words
+    for name in ("replay", "discard", "write"):
+        assert viewer.post(url(name, group.pk), fields(group)).status_code == 403
+    replayer = person("view", "replay", name="r")
+    words = page(replayer.get(url("change", group.pk))).words
+    found = replayer.get(url("change", group.pk)).content.decode()
+    assert "Replay all open" in found
+    assert "Discard all open" not in found
+    assert replayer.post(url("discard", group.pk)).status_code == 403
+    assert replayer.post(url("write", group.pk), fields(group)).status_code == 403
+    # Whoever may decide about events needs to see the group to do it from there.
+    decider = person(*world.PERMISSIONS, name="d", groups=())
+    assert decider.post(url("replay", group.pk)).status_code == 403
+    assert wire.messages == []
+    assert not GroupAction.objects.exists()
+
+
+def test_what_changes_something_is_posted(ada):
+    group = grouped(make())
+    for name in ("replay", "discard", "write"):
+        assert ada.get(url(name, group.pk)).status_code == 403
+    assert ada.post(url("change", group.pk), {}).status_code == 403
+
+
+# -- what people write
+
+
+def test_note_assignee_and_ticket(ada):
+    group = grouped(make())
+    given = {"note": "known", "assignee": "bob", "ticket": "https://t.example/1"}
+    response = ada.post(url("write", group.pk), fields(group, **given))
+    assert response.url == url("change", group.pk)
+    assert said(response) == ["Saved: note, assignee, ticket."]
+    group.refresh_from_db()
+    assert (group.note, group.assignee, group.ticket) == tuple(given.values())
+    assert set(GroupAction.objects.values_list("action", "by")) == {
+        ("note", "ada"),
+        ("assign", "ada"),
+        ("ticket", "ada"),
+    }
+    assert LogEntry.objects.get().object_id == str(group.pk)
+    words = page(ada.get(url("change", group.pk))).words
+    assert "by ada" in words
+    ada.post(url("write", group.pk), fields(group, mine="Save, and assign it to me"))
+    group.refresh_from_db()
+    assert group.assignee == "ada"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ticket": "javascript:alert(1)"},
+        {"ticket": "ftp://t.example/1"},
+        {"ticket": "nowhere"},
+        {"assignee": "x" * 256},
+        {"note": "x" * 5001},
+        {"edits": ""},
+        {"edits": "-1"},
+        {"edits": str(2**40)},
+    ],
+)
+def test_what_cannot_be_saved(ada, wrong):
+    group = grouped(make())
+    response = ada.post(url("write", group.pk), fields(group, note="mine") | wrong)
+    page(response)
+    assert not GroupAction.objects.exists()
+    assert FailureGroup.objects.get().note == ""
+
+
+def test_a_stale_form_is_told_who_changed_what(ada):
+    group = grouped(make())
+    eve = person("view", name="eve", groups=("view", "assign"))
+    eve.post(url("write", group.pk), fields(group, note="eve looks at it"))
+    response = ada.post(url("write", group.pk), fields(group, note="mine"))
+    words = page(response).words
+    assert "eve has written about this group since you looked" in words
+    assert "eve looks at it" in words
+    assert FailureGroup.objects.get().note == "eve looks at it"
+    again = page(response).fields["edits"]
+    ada.post(url("write", group.pk), fields(group, note="mine", edits=again))
+    assert FailureGroup.objects.get().note == "mine"
+
+
+# -- what they decide
+
+
+def confirm(client: Any, name: str, asked: Any, reason: str = "mended") -> Any:
+    found = page(asked).fields
+    action = reverse(f"admin:django_amqp_events_archivedevent_{name}")
+    return client.post(action, {"seen": found["seen"], "back": found["back"], "reason": reason})
+
+
+def test_a_whole_group_is_replayed(ada, wire):
+    rows = [make() for _ in range(3)]
+    other = make(exception="a.Other")
+    make(State.DISCARDED)
+    group = grouped(*rows)
+    asked = ada.post(url("replay", group.pk))
+    assert "Replay 3 events" in page(asked).words
+    # What fails from here on is not taken.
+    late = make()
+    grouped(late)
+    response = confirm(ada, "replay", asked)
+    assert response.url == url("change", group.pk)
+    assert len(wire.messages) == 3
+    for row in (other, late):
+        row.refresh_from_db()
+        assert row.state == State.ARCHIVED
+    action = GroupAction.objects.get()
+    assert (action.action, action.by, action.text, action.events) == ("replay", "ada", "mended", 3)
+    words = page(ada.get(url("change", group.pk))).words
+    assert "1 open event" in words
+    assert "3 on their way" in words
+    # Once more with the same form: nothing is replayed twice.
+    confirm(ada, "replay", asked)
+    assert len(wire.messages) == 3
+    assert GroupAction.objects.count() == 1
+
+
+def test_a_whole_group_is_discarded(ada, wire):
+    rows = [make() for _ in range(2)]
+    group = grouped(*rows)
+    asked = ada.post(url("discard", group.pk))
+    response = confirm(ada, "discard", asked, reason="not needed")
+    assert response.url == url("change", group.pk)
+    assert set(ArchivedEvent.objects.values_list("state", flat=True)) == {"discarded"}
+    assert GroupAction.objects.get().events == 2
+    assert ArchiveAction.objects.count() == 2
+    words = page(ada.get(url("change", group.pk))).words
+    assert "0 open events" in words
+    groups.fold_all()
+    assert "Put right" in page(ada.get(url("change", group.pk))).words
+    assert "Nothing of this group is open." in said(ada.post(url("replay", group.pk)))
+
+
+def test_more_than_the_limit(ada, wire, monkeypatch):
+    monkeypatch.setattr(archive, "LIMIT", 3)
+    monkeypatch.setattr(decisions, "LIMIT", 3)
+    now = datetime.now(UTC)
+    rows = [make(last_failed_at=now - timedelta(minutes=n)) for n in range(5)]
+    group = grouped(*rows)
+    response = ada.post(url("replay", group.pk))
+    assert response.url == url("change", group.pk)
+    assert f"events_replay --group {group.pk}" in said(response)[0]
+    asked = ada.post(url("discard", group.pk))
+    assert "these are the 3 that failed first" in page(asked).words
+    confirm(ada, "discard", asked)
+    left = ArchivedEvent.objects.filter(state="archived")
+    assert {row.pk for row in left} == {row.pk for row in rows[:2]}
+
+
+def test_a_form_with_another_groups_events_is_not_counted_for_this_one(ada, wire):
+    row, other = make(), make(exception="a.Other")
+    group = grouped(row)
+    grouped(other)
+    data = {"seen": world.frozen(other), "back": f"group:{group.pk.hex}", "reason": "x"}
+    ada.post(world.url("discard"), data)
+    assert not GroupAction.objects.exists()
+    data = {"seen": world.frozen(row), "back": f"group:{uuid4().hex}", "reason": "x"}
+    assert ada.post(world.url("discard"), data).status_code == 302
+    assert not GroupAction.objects.exists()
+
+
+# -- in other words, and pictures
+
+
+def test_words_can_be_translated(ada):
+    group = grouped(make())
+    with override("de"):
+        for address in (url("changelist"), url("change", group.pk)):
+            page(ada.get(address, headers={"accept-language": "de"}))
+
+
+def test_a_sparkline():
+    drawn = sparkline([0, 1, 1000], 'a "label" <b>')
+    assert "<b>" not in drawn
+    # What is there at all is seen.
+    assert "M5 19v-2h4v2z" in drawn
+    assert "M10 19v-19h4v19z" in drawn
+    assert "M0 19v-" not in drawn
+    assert 'd=""' in sparkline([0] * 24, "nothing")
+    assert "<svg" in sparkline([], "")
+
+
+def test_the_picture_has_an_hour_for_each_hour(ada):
+    now = datetime.now(UTC)
+    make(last_failed_at=now - timedelta(hours=23))
+    make(last_failed_at=now - timedelta(hours=25))
+    row = make(last_failed_at=now)
+    group = grouped(row)
+    found = tallies.hours([group.pk], since=now - timedelta(hours=23), using="default")
+    assert sum(values["archived"] for values in found[group.pk].values()) == 2
+    response = ada.get(url("changelist"))
+    assert "In 24 hours: 2 failed, 1 in one hour at most" in page(response).words
+    assert "M115 19v-19" in response.content.decode()
+    assert "M0 19v-19" in response.content.decode()
+
+
+def test_the_filters_survive_the_way(ada):
+    group = grouped(make())
+    filters = urlencode({"_changelist_filters": "state=all"})
+    response = ada.post(f"{url('write', group.pk)}?{filters}", fields(group, note="x"))
+    assert response.url == f"{url('change', group.pk)}?{filters}"
+    assert isinstance(group.pk, UUID)

@@ -1,0 +1,628 @@
+"""Groups of failures: what makes one, how many of it are open, when it came back."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.db.models import Sum
+from django.test import override_settings
+
+from django_amqp_events import conf, grouping, groups, lifecycle, mirror, retention, tallies
+from django_amqp_events.envelope import Failure, Received
+from django_amqp_events.lifecycle import Unpublished
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    ArchiveTally,
+    FailureGroup,
+    GroupAction,
+    Replay,
+    State,
+    TallyChange,
+)
+from tests.integration.archiving import FAILURE, archived, outcome, received
+
+NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
+HOUR = NOW.replace(minute=0)
+
+
+def parts(**more: str) -> dict[str, str]:
+    return {
+        "service": "billing",
+        "handler": "send_invoice",
+        "exception": "billing.errors.TaxError",
+        "reason": "exhausted",
+        "location": "billing.tax:28 in rate",
+        **more,
+    }
+
+
+def failure(name: str = "TaxError", function: str = "rate", line: int = 28) -> Failure:
+    frame = {"file": "/srv/billing/tax.py", "line": line, "function": function}
+    return replace(
+        FAILURE,
+        exception=f"billing.errors.{name}",
+        frames=({**frame, "module": "billing.tax"}, *FAILURE.frames[1:]),
+    )
+
+
+def taken(message: Any) -> Received:
+    return Received(
+        queue="billing:archive",
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        body=message.body,
+        headers=dict(message.headers),
+        properties=dict(message.properties),
+    )
+
+
+def keep(*messages: Any) -> mirror.Counts:
+    return mirror.store([taken(message) for message in messages], conf.get_settings())
+
+
+def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
+    found = ArchivedEvent.objects.filter(pk__in=[row.pk for row in rows])
+    return dict(found.values_list("pk", "version"))
+
+
+def replayed(row: ArchivedEvent) -> str:
+    """Replay a row; returns the replay's id."""
+    [claimed] = lifecycle.claim(
+        seen(row), handlers={row.pk: row.handler}, by="ada", reason="", now=NOW
+    )
+    lifecycle.published([claimed], now=NOW)
+    return str(claimed.replay.pk)
+
+
+def discard(*rows: ArchivedEvent) -> None:
+    assert len(lifecycle.discard(seen(*rows), by="ada", reason="old", now=NOW)) == len(rows)
+
+
+def only(**wanted: Any) -> Any:
+    """The one group, as a page reads it."""
+    return tallies.standing(FailureGroup.objects.filter(**wanted)).get()
+
+
+def counted() -> Counter[tuple[UUID, str]]:
+    """What the rows themselves say: the truth that the tallies have to tell."""
+    found: Counter[tuple[UUID, str]] = Counter()
+    for group, state, replays in ArchivedEvent.objects.values_list("group", "state", "replays"):
+        assert group is not None
+        found[group, "open"] += state == State.ARCHIVED
+        found[group, "again"] += state == State.ARCHIVED and replays > 0
+        found[group, "going"] += state in tallies.GOING
+    return +found
+
+
+def told() -> Counter[tuple[UUID, str]]:
+    found: Counter[tuple[UUID, str]] = Counter()
+    for group in tallies.standing(FailureGroup.objects.all()):
+        for name in ("open", "again", "going"):
+            found[group.pk, name] = getattr(group, f"{name}_now")
+    assert min(found.values(), default=0) >= 0, found
+    return +found
+
+
+def hours(name: str) -> int:
+    """All that the tallies know of one kind of happening."""
+    return sum(
+        model._default_manager.aggregate(total=Sum(name))["total"] or 0
+        for model in (ArchiveTally, TallyChange)
+    )
+
+
+# -- the fingerprint ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"service": "shop"},
+        {"handler": "book"},
+        {"exception": "billing.errors.TaxErro"},
+        {"location": "billing.tax:28 in rates"},
+        {"location": "billing.taxes:28 in rate"},
+        {"location": ""},
+        {"exception": ""},
+        {"exception": "", "reason": "poison"},
+    ],
+)
+def test_what_makes_another_group(other: dict[str, str]) -> None:
+    assert grouping.fingerprint(**parts(**other)).id != grouping.fingerprint(**parts()).id
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"location": "billing.tax:1 in rate"}, {"location": "billing.tax:? in rate"}]
+    + [{"reason": "failed"}],
+)
+def test_what_does_not(other: dict[str, str]) -> None:
+    assert grouping.fingerprint(**parts(**other)) == grouping.fingerprint(**parts())
+
+
+def test_without_an_exception_the_reason_stands_in() -> None:
+    found = grouping.fingerprint(**parts(exception="", location="", reason="poison"))
+    assert (found.exception, found.frame, found.reason) == ("", "", "poison")
+    unread = grouping.fingerprint(**parts(exception="", location="", reason="unreadable"))
+    assert unread.id != found.id
+
+
+def test_another_version_makes_other_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = grouping.fingerprint(**parts())
+    monkeypatch.setattr(grouping, "VERSION", 2)
+    assert grouping.fingerprint(**parts()).id != before.id
+
+
+def test_the_fingerprint_stays_as_it_is() -> None:
+    """Groups of yesterday would be orphans: a change is another VERSION."""
+    assert grouping.VERSION == 1
+    assert str(grouping.fingerprint(**parts()).id) == "fd9b4862-441a-5bbe-8bc1-97d384c981ad"
+
+
+@pytest.mark.parametrize(
+    ("location", "frame"),
+    [
+        ("a.b:3 in c", "a.b in c"),
+        ("a:b:3 in c in d:4 in e", "a:b:3 in c in d in e"),
+        ("?:? in ?", "? in ?"),
+        ("<stdin>:1 in <lambda>", "<stdin> in <lambda>"),
+        ("no location at all", "no location at all"),
+        ("", ""),
+    ],
+)
+def test_frames_of_all_kinds(location: str, frame: str) -> None:
+    assert grouping.fingerprint(**parts(location=location)).frame == frame
+
+
+# -- what the mirror makes of it --------------------------------------------------------------
+
+database = pytest.mark.usefixtures("archive_database")
+
+
+@database
+def test_failures_that_are_alike_are_one_group() -> None:
+    early, late = NOW - timedelta(hours=5), NOW - timedelta(hours=1)
+    keep(
+        archived(received("1"), failure=failure(line=28), at=late),
+        archived(received("2"), failure=failure(line=99), at=early),
+        archived(received("3"), failure=failure(function="book"), at=late),
+    )
+    keep(archived(received("4"), failure=failure(line=1), at=late + timedelta(minutes=1)))
+    group = only(frame="billing.tax in rate")
+    assert (group.handler, group.exception) == ("send_invoice", "billing.errors.TaxError")
+    assert (group.algorithm, group.service) == (1, conf.get_settings().service)
+    assert (group.open_now, group.again_now, group.going_now) == (3, 0, 0)
+    assert only(frame="billing.tax in book").open_now == 1
+    groups.fold_all()
+    group.refresh_from_db()
+    assert (group.first_seen, group.last_seen) == (early, late + timedelta(minutes=1))
+    assert set(ArchivedEvent.objects.values_list("group__algorithm", flat=True)) == {1}
+
+
+@database
+def test_an_event_that_fails_in_another_way_moves() -> None:
+    keep(archived(received("1"), failure=failure(), at=NOW))
+    row = ArchivedEvent.objects.get()
+    other = archived(received("1"), failure=failure("LateError"), replay_id=replayed(row), at=NOW)
+    assert only().going_now == 1
+    keep(other)
+    assert told() == counted()
+    assert only(exception="billing.errors.LateError").open_now == 1
+    assert only(exception="billing.errors.LateError").again_now == 1
+    assert only(exception="billing.errors.TaxError").going_now == 0
+
+
+@database
+def test_hours_are_of_the_failure_and_of_what_became_of_it() -> None:
+    yesterday = datetime.now(UTC) - timedelta(hours=30)
+    ahead = datetime.now(UTC) + timedelta(days=400)
+    keep(*(archived(received(str(n)), failure=failure(), at=yesterday) for n in range(3)))
+    keep(archived(received("9"), failure=failure(), at=ahead))
+    first, second, *_ = ArchivedEvent.objects.order_by("event_id")
+    keep(outcome(first, replayed(first)))
+    lifecycle.discard(seen(second), by="ada", reason="old", now=datetime.now(UTC))
+    group = only()
+    for _ in range(2):
+        found = tallies.hours(
+            [group.pk], since=datetime.now(UTC) - timedelta(days=2), using=lifecycle.database()
+        )[group.pk]
+        assert found[tallies.hour_of(yesterday)]["archived"] == 3
+        totals = Counter[str]()
+        for values in found.values():
+            totals.update(values)
+        assert totals == {"archived": 4, "succeeded": 1, "discarded": 1}
+        # A clock that is ahead is not believed.
+        assert max(found) <= datetime.now(UTC)
+        assert groups.fold_all() >= 0
+    group.refresh_from_db()
+    assert group.last_seen <= datetime.now(UTC)
+
+
+@database
+def test_what_is_rolled_back_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(lifecycle, "failed_again", fail)
+    with pytest.raises(RuntimeError):
+        mirror._together(
+            mirror._read([taken(archived(received("1")))], conf.get_settings(), NOW),
+            conf.get_settings(),
+            NOW,
+        )
+    assert not TallyChange.objects.exists()
+    assert not FailureGroup.objects.exists()
+
+
+@database
+def test_a_further_copy_counts_as_a_failure_and_not_as_an_event() -> None:
+    keep(archived(received("1"), at=NOW, attempt=3))
+    keep(archived(received("1"), at=NOW + timedelta(seconds=5), attempt=4))
+    assert only().open_now == 1
+    assert hours("archived") == 2
+
+
+@database
+def test_nothing_is_counted_twice_that_comes_twice() -> None:
+    message = archived(received("1"), at=NOW)
+    keep(message, message)
+    keep(message)
+    assert (only().open_now, hours("archived")) == (1, 1)
+
+
+# -- put right, and back again ------------------------------------------------------------------
+
+
+@database
+def test_a_group_that_was_put_right_and_fails_again_says_so() -> None:
+    keep(archived(received("1"), at=NOW), archived(received("2"), at=NOW))
+    first, second = ArchivedEvent.objects.order_by("event_id")
+    replay_id = replayed(first)
+    groups.fold_all()
+    discard(second)
+    groups.fold_all()
+    assert only().put_right_at is None, "one of it is on its way"
+    keep(outcome(first, replay_id))
+    groups.fold_all()
+    group = only()
+    assert group.put_right_at is not None
+    assert group.came_back_at is None
+    keep(archived(received("3"), at=NOW))
+    groups.fold_all()
+    assert only().came_back_at >= group.put_right_at
+    since = only().came_back_at
+    keep(archived(received("4"), at=NOW))
+    groups.fold_all()
+    assert only().came_back_at == since
+    discard(*ArchivedEvent.objects.filter(state=State.ARCHIVED))
+    groups.fold_all()
+    assert only().came_back_at is None
+
+
+@database
+def test_all_of_that_between_two_looks() -> None:
+    keep(archived(received("1"), at=NOW))
+    discard(ArchivedEvent.objects.get())
+    keep(archived(received("2"), at=NOW))
+    groups.fold_all()
+    group = only()
+    assert (group.open, group.came_back_at is not None) == (1, True)
+
+
+@database
+def test_a_replay_that_fails_again_did_not_come_back() -> None:
+    keep(archived(received("1"), at=NOW))
+    row = ArchivedEvent.objects.get()
+    keep(archived(received("1"), replay_id=replayed(row), at=NOW))
+    groups.fold_all()
+    group = only()
+    assert (group.put_right_at, group.came_back_at, group.again) == (None, None, 1)
+
+
+@database
+def test_what_somebody_restores_did_not_come_back() -> None:
+    keep(archived(received("1"), at=NOW))
+    row = ArchivedEvent.objects.get()
+    discard(row)
+    groups.fold_all()
+    lifecycle.restore(seen(row), by="ada", reason="", now=NOW)
+    groups.fold_all()
+    group = only()
+    assert (group.open, group.put_right_at, group.came_back_at) == (1, None, None)
+
+
+# -- exact ------------------------------------------------------------------------------------
+
+
+class Chaos:
+    """Random operations on few events, from several threads."""
+
+    def __init__(self, seed: int, *, prune: bool) -> None:
+        self.random = random.Random(seed)
+        self.prune = prune
+
+    def run(self, steps: int) -> None:
+        try:
+            for _ in range(steps):
+                self.random.choice(self.operations)()
+        finally:
+            connections[lifecycle.database()].close()
+
+    @property
+    def operations(self) -> list[Callable[[], Any]]:
+        always = [self.mirror, self.mirror, self.replay, self.again, self.succeed, self.discard]
+        return [*always, self.restore, self.fold] + [self.forget] * self.prune
+
+    def failure(self) -> Failure:
+        return failure(self.random.choice(["TaxError", "LateError"]))
+
+    def some(self, state: State) -> dict[UUID, int]:
+        found = list(ArchivedEvent.objects.filter(state=state).values_list("pk", "version"))
+        return dict(self.random.sample(found, min(len(found), 3)))
+
+    def mirror(self) -> None:
+        """New ones, ones that are there already, and both in one batch."""
+        numbers = [self.random.randrange(300) for _ in range(self.random.randrange(1, 5))]
+        keep(
+            *(
+                archived(received(f"order-{n}"), failure=self.failure(), at=datetime.now(UTC))
+                for n in numbers
+            )
+        )
+
+    def replay(self) -> None:
+        wanted = self.some(State.ARCHIVED)
+        claimed = lifecycle.claim(
+            wanted, handlers=dict.fromkeys(wanted, "book"), by="", reason="", now=datetime.now(UTC)
+        )
+        gone, back = claimed[1:], claimed[:1]
+        if gone:
+            lifecycle.published(gone, now=datetime.now(UTC))
+        unsure = self.random.random() < 0.5
+        if back and self.random.random() < 0.5:
+            unpublished = [Unpublished(claimed=each, error="", unconfirmed=unsure) for each in back]
+            lifecycle.returned(unpublished, now=datetime.now(UTC))
+            if unsure:
+                lifecycle.published(back, now=datetime.now(UTC))
+
+    def underway(self) -> list[Replay]:
+        outcomes = (Replay.Outcome.QUEUED, Replay.Outcome.PUBLISHED, Replay.Outcome.UNCONFIRMED)
+        found = list(Replay.objects.filter(outcome__in=outcomes).select_related("event"))
+        return self.random.sample(found, min(len(found), 2))
+
+    def again(self) -> None:
+        keep(
+            *(
+                archived(
+                    received(each.event.event_id),
+                    failure=self.failure(),
+                    replay_id=str(each.pk),
+                    at=datetime.now(UTC),
+                )
+                for each in self.underway()
+            )
+        )
+
+    def succeed(self) -> None:
+        keep(*(outcome(each.event, str(each.pk)) for each in self.underway()))
+
+    def discard(self) -> None:
+        lifecycle.discard(self.some(State.ARCHIVED), by="", reason="", now=datetime.now(UTC))
+
+    def restore(self) -> None:
+        lifecycle.restore(self.some(State.DISCARDED), by="", reason="", now=datetime.now(UTC))
+
+    def fold(self) -> None:
+        groups.fold()
+
+    def forget(self) -> None:
+        state = self.random.choice([State.SUCCEEDED, State.ARCHIVED])
+        kept = {state: self.random.choice([0.05, 0.5])}
+        retention.prune(kept, service=conf.get_settings().service)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("prune", [False, True])
+def test_tallies_are_exact_whatever_happens_at_once(archive_database: Any, prune: bool) -> None:
+    """Threads on PostgreSQL; SQLite has one writer, and gets the same one after the other."""
+    number, steps = (4, 60) if archive_database.kind == "postgresql" else (1, 120)
+    seed = random.randrange(10**6)
+    problems: list[str] = []
+
+    def work(one: Chaos) -> None:
+        try:
+            one.run(steps)
+        except BaseException:
+            problems.append(traceback.format_exc())
+            raise
+
+    with override_settings(AMQP_EVENTS={**SETTINGS, "SERVICE": "billing"}):
+        crowd = [
+            threading.Thread(target=work, args=(Chaos(seed + n, prune=prune),))
+            for n in range(number)
+        ]
+        for each in crowd:
+            each.start()
+        for each in crowd:
+            each.join()
+    assert problems == [], seed
+    assert ArchivedEvent.objects.count() > (3 if prune else 30)
+    for _ in range(2):
+        assert told() == counted(), seed
+        if not prune:
+            assert hours("archived") == ArchivedFailure.objects.filter(late=False).count(), seed
+            assert hours("succeeded") == ArchivedEvent.objects.filter(state="succeeded").count()
+            discarded = ArchiveAction.objects.filter(action=ArchiveAction.Action.DISCARD)
+            assert hours("discarded") == discarded.count(), seed
+        groups.fold_all()
+        assert not TallyChange.objects.exists()
+    stored = {group.pk: group.open for group in FailureGroup.objects.all()}
+    assert +Counter(stored) == +Counter(
+        {group: count for (group, name), count in counted().items() if name == "open"}
+    )
+    assert tallies.correct(using=lifecycle.database(), now=NOW) == 0
+
+
+SETTINGS: dict[str, Any] = {"AUTODISCOVER": [], "HANDLERS": {}}
+
+
+# -- repair -----------------------------------------------------------------------------------
+
+
+@database
+def test_numbers_that_are_wrong_are_put_right() -> None:
+    keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(5)))
+    replayed(ArchivedEvent.objects.order_by("event_id")[0])
+    groups.fold_all()
+    FailureGroup.objects.update(open=17, going=-3)
+    ArchivedEvent.objects.filter(event_id="4").delete()
+    rebuilt = groups.rebuild(batch_size=2)
+    assert (rebuilt.seen, rebuilt.moved, rebuilt.corrected) == (4, 0, 1)
+    assert told() == counted()
+    assert only().open == 3
+    assert groups.rebuild().corrected == 0
+
+
+@database
+def test_events_from_before_the_groups_get_one() -> None:
+    keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(5)))
+    discard(ArchivedEvent.objects.get(event_id="0"))
+    ArchivedEvent.objects.update(group=None)
+    TallyChange.objects.all().delete()
+    FailureGroup.objects.all().delete()
+    assert groups.adopt(3) == 3
+    assert groups.adopt(3) == 2
+    assert groups.adopt(3) == 0
+    assert told() == counted()
+    assert only().open_now == 4
+    groups.fold_all()
+    assert only().last_seen == NOW
+
+
+@database
+def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events move, and with them what people wrote."""
+    keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(3)))
+    groups.write(
+        only().pk, seen=0, by="ada", now=NOW, note="ask the tax office", assignee="bob", ticket=""
+    )
+    old = only().pk
+    monkeypatch.setattr(grouping, "VERSION", 2)
+    monkeypatch.setattr(groups, "VERSION", 2)
+    rebuilt = groups.rebuild()
+    assert (rebuilt.moved, rebuilt.gone) == (3, 1)
+    group = only()
+    assert group.pk != old
+    assert (group.algorithm, group.open, group.note) == (2, 3, "ask the tax office")
+    assert group.assignee == "bob"
+    assert told() == counted()
+
+
+@database
+def test_a_group_without_events_goes_unless_somebody_wrote_about_it() -> None:
+    keep(archived(received("1"), failure=failure(), at=NOW))
+    keep(archived(received("2"), failure=failure("LateError"), at=NOW))
+    keep(archived(received("3"), failure=failure("OtherError"), at=NOW))
+    noted = FailureGroup.objects.get(exception="billing.errors.LateError").pk
+    groups.write(noted, seen=0, by="", now=NOW, note="known", assignee="", ticket="")
+    service = conf.get_settings().service
+    ArchivedEvent.objects.exclude(event_id="3").delete()
+    assert groups.prune(before=NOW - timedelta(days=1), service=service) == 0
+    assert groups.prune(before=NOW + timedelta(days=1), service="other") == 0
+    assert groups.prune(before=NOW + timedelta(days=1), service=service) == 1
+    left = FailureGroup.objects.values_list("exception", flat=True)
+    assert set(left) == {"billing.errors.LateError", "billing.errors.OtherError"}
+
+
+@database
+def test_old_hours_are_forgotten() -> None:
+    keep(archived(received("1"), failure=failure(), at=datetime.now(UTC)))
+    groups.fold_all()
+    group = FailureGroup.objects.get()
+    long_ago = datetime.now(UTC) - timedelta(hours=tallies.HOURS + 2)
+    ArchiveTally.objects.create(group=group, hour=long_ago, archived=1)
+    TallyChange.objects.create(group=group, at=long_ago, hour=long_ago, archived=1)
+    groups.prune(before=NOW, service="billing")
+    assert ArchiveTally.objects.count() == 1
+
+
+# -- what people write ------------------------------------------------------------------------
+
+
+@database
+def test_what_people_write_is_kept_with_their_names() -> None:
+    keep(archived(received("1"), at=NOW))
+    pk = only().pk
+    given = {"note": "see\0 the wiki", "assignee": "bob", "ticket": "https://tickets/1"}
+    assert groups.write(pk, seen=0, by="ada", now=NOW, **given) == ["note", "assignee", "ticket"]
+    assert groups.write(pk, seen=0, by="eve", now=NOW, **{**given, "note": "mine"}) is None
+    assert groups.write(pk, seen=1, by="eve", now=NOW, **{**given, "note": ""}) == ["note"]
+    groups.decided(pk, action="replay", events=3, by="eve", reason="mended", now=NOW)
+    groups.decided(uuid4(), action="replay", events=3, by="eve", reason="mended", now=NOW)
+    assert list(GroupAction.objects.values_list("action", "by", "text", "events")) == [
+        ("note", "ada", "see\\x00 the wiki", None),
+        ("assign", "ada", "bob", None),
+        ("ticket", "ada", "https://tickets/1", None),
+        ("note", "eve", "", None),
+        ("replay", "eve", "mended", 3),
+    ]
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(settings: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Run events_groups; returns its exit code and what it said."""
+    settings.AMQP_EVENTS = {**SETTINGS, "SERVICE": "billing"}
+
+    def run(*arguments: str) -> tuple[int, str]:
+        try:
+            call_command("events_groups", *arguments)
+        except CommandError as exc:
+            return exc.returncode, str(exc)
+        return 0, capsys.readouterr().out
+
+    return run
+
+
+@database
+def test_the_command_shows_groups_with_open_events(command: Any) -> None:
+    assert command() == (0, "no group has open events\n")
+    keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(3)))
+    keep(archived(received("9"), failure=failure("LateError"), at=NOW - timedelta(days=1)))
+    discard(ArchivedEvent.objects.get(event_id="9"))
+    pk = only(exception="billing.errors.TaxError").pk
+    words = "3 open  send_invoice: billing.errors.TaxError at billing.tax in rate"
+    assert command()[1].split("  ", 1) == [str(pk), f"      {words}\n"]
+    assert len(command("--all")[1].splitlines()) == 2
+    assert "--limit shows more than 1" in command("--all", "--limit", "1")[1]
+    document = json.loads(command("--format", "json")[1])
+    [group] = document["groups"]
+    assert (group["id"], group["open"], group["frame"]) == (str(pk), 3, "billing.tax in rate")
+    assert (document["more"], document["ungrouped"]) == (False, False)
+    ArchivedEvent.objects.filter(event_id="9").update(group=None)
+    assert "in no group yet" in command()[1]
+    code, out = command("--rebuild", "--batch-size", "2")
+    assert (code, "4 events looked at, 1 put into another group" in out) == (0, True)
+    assert json.loads(command("--rebuild", "--format", "json")[1])["moved"] == 0
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("wrong", [("--limit", "0"), ("--batch-size", "0")])
+def test_the_command_refuses(command: Any, wrong: tuple[str, str]) -> None:
+    assert command(*wrong)[0] == 2
