@@ -207,6 +207,7 @@ def test_json(prune):
         ],
         "outbox": {"kept_seconds": None, "events": 0},
         "inbox": {"kept_seconds": 2592000.0, "rows": 0},
+        "batches": {"kept_seconds": 7776000.0, "batches": 0},
     }
 
 
