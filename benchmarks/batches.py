@@ -72,13 +72,16 @@ def run(number: int) -> None:
     from django_amqp_events import batches, conf, dryrun, lifecycle
     from django_amqp_events.runner import Runner
 
-    print(f"{'':10}  seconds  events/s  peak MiB")
+    print(f"{'':10}  seconds  of CPU  events/s  peak MiB")
+    used = time.process_time()
 
     def tell(what: str, began: float) -> None:
-        took = time.monotonic() - began
-        print(f"{what:10}  {took:7.1f}  {number / took:8.0f}  {peak():8.0f}", flush=True)
+        nonlocal used
+        took, cpu, used = time.monotonic() - began, time.process_time() - used, time.process_time()
+        rate = number / took
+        print(f"{what:10}  {took:7.1f}  {cpu:6.1f}  {rate:8.0f}  {peak():8.0f}", flush=True)
 
-    print(f"{'before':10}  {'':7}  {'':8}  {peak():8.0f}", flush=True)
+    print(f"{'before':10}  {'':7}  {'':6}  {'':8}  {peak():8.0f}", flush=True)
     began = time.monotonic()
     batch = batches.freeze(lifecycle.rows(), by="benchmark")
     tell("frozen", began)
