@@ -57,8 +57,8 @@ def main() -> int:
         if options.explain:
             print(archive.explain(lambda: client.get(pages[options.explain])))
         began = time.monotonic()
-        figures.standing()
-        figures.new_since(datetime.now(UTC) - figures.HOUR)
+        figures.standing(cap=figures.CAP)
+        figures.new_since(datetime.now(UTC) - figures.HOUR, figures.READ)
         took = 1000 * (time.monotonic() - began)
     failed = False
     for name, (queries, served, waited) in many.items():

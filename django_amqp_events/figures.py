@@ -18,10 +18,10 @@ from django.db.models import Count, Q, QuerySet
 from . import lifecycle
 from .models import ArchivedEvent, State
 
-#: Rows that are counted at most.
+#: Rows that are counted at most, by whoever is no page.
 CAP: Final = 100_000
-#: Rows that are read at most, the newest, where something is told of each.
-READ: Final = 10_000
+#: Rows that a page counts or reads at most, the newest.
+READ: Final = 5_000
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 #: Edges of the histogram of ages.
@@ -33,7 +33,7 @@ class Standing:
     """What is open.
 
     Attributes:
-        open: archived events that nobody has dealt with, up to :data:`CAP`.
+        open: archived events that nobody has dealt with, up to the cap.
         capped: there are more.
         ages: of them, by :data:`AGES`: younger than the first edge, than the second, … and older.
             Of the newest where there are more than the cap.
@@ -52,8 +52,8 @@ class Standing:
     new_day: int = 0
 
 
-def standing(now: datetime | None = None) -> Standing:
-    """Count what is open; five queries.
+def standing(now: datetime | None = None, cap: int = READ) -> Standing:
+    """Count what is open, up to *cap*; five queries.
 
     Raises:
         DatabaseError: the database is away.
@@ -63,29 +63,29 @@ def standing(now: datetime | None = None) -> Standing:
     edges = [Q(last_failed_at__gt=now - age) for age in AGES]
     bounds = [edges[0], *(~before & here for before, here in pairwise(edges)), ~edges[-1]]
     newest = found.order_by("-last_failed_at", "-pk").only("pk", "last_failed_at")
-    counted: dict[str, int] = newest[: CAP + 1].aggregate(
+    counted: dict[str, int] = newest[: cap + 1].aggregate(
         total=Count("pk"),
         **{f"age_{place}": Count("pk", filter=bound) for place, bound in enumerate(bounds)},
     )
     first = found.order_by("last_failed_at", "pk").values_list("last_failed_at", flat=True).first()
     total = counted["total"]
     return Standing(
-        open=min(total, CAP),
-        capped=total > CAP,
+        open=min(total, cap),
+        capped=total > cap,
         ages=tuple(counted[f"age_{place}"] for place in range(len(bounds))),
         oldest=first,
-        unconfirmed=capped(lifecycle.rows().filter(unconfirmed=True)),
-        new_hour=new_since(now - HOUR),
-        new_day=new_since(now - DAY),
+        unconfirmed=capped(lifecycle.rows().filter(unconfirmed=True), cap),
+        new_hour=new_since(now - HOUR, READ),
+        new_day=new_since(now - DAY, READ),
     )
 
 
-def capped(rows: QuerySet[Any], cap: int = CAP) -> int:
+def capped(rows: QuerySet[Any], cap: int) -> int:
     """Count rows, up to *cap*."""
     return rows.order_by()[:cap].count()
 
 
-def new_since(since: datetime, cap: int = READ) -> int:
+def new_since(since: datetime, cap: int) -> int:
     """Count events that failed for good for the first time since then, up to *cap*."""
     return capped(_new(since), cap)
 

@@ -86,7 +86,7 @@ class Camera:
         queues = _queues(status) if status else {}
         consumed = dict(last.get("consumed", {}))
         consumed |= {name: now for name, each in queues.items() if each.get("consumers")}
-        standing = figures.standing(now)
+        standing = figures.standing(now, figures.CAP)
         document: dict[str, Any] = {
             "version": FORMAT,
             "broker": broker,

@@ -342,16 +342,20 @@ def test_the_figures_of_the_archive():
 
 
 def test_figures_end_at_a_cap(monkeypatch, ada):
-    monkeypatch.setattr(figures, "CAP", 3)
     monkeypatch.setattr(figures, "READ", 2)
     now = datetime.now(UTC)
     for minutes in range(5):
         make(first_failed_at=now, last_failed_at=now - timedelta(minutes=minutes))
-    found = figures.standing(now)
+    found = figures.standing(now, 3)
     assert (found.open, found.capped) == (3, True)
+    assert figures.standing(now, 5) == figures.standing(now, 6)
     assert figures.series(now).cut
+    snapshot(archive={"open": 4, "capped": True})
+    assert ada.get(url()).context["tiles"][0]["value"] == "4+", "who counted further is believed"
+    snapshot(archive={"open": 5, "capped": False})
+    assert ada.get(url()).context["tiles"][0]["value"] == "5"
     words = read(ada).words
-    assert "3+" in words
+    assert "2+" in words
     assert "More happened than is counted here" in words
 
 
