@@ -7,7 +7,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from django_amqp_events import replay
-from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Replay, State
+from django_amqp_events.models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    FailureGroup,
+    Replay,
+    State,
+    TallyChange,
+)
 
 from .archiving import archived, mirror_all, outcome, publish, received
 
@@ -46,6 +53,21 @@ def test_an_archived_event_is_a_row_with_everything_that_is_known(billing):
     assert failure.event == row
     assert failure.about["traceback"].startswith("Traceback")
     assert [entry["attempt"] for entry in failure.about["history"]] == [3]
+
+
+def test_what_is_counted_is_added_up_and_what_has_no_group_gets_one(billing):
+    publish(billing, *(archived(received(f"order-{n}")) for n in range(3)))
+    mirror_all(billing)
+    assert not TallyChange.objects.exists()
+    group = FailureGroup.objects.get()
+    assert (group.open, group.frame) == (3, "billing.tax in rate")
+    # As an older version stores them, which knows of no groups.
+    ArchivedEvent.objects.update(group=None)
+    FailureGroup.objects.update(open=0)
+    mirror_all(billing)
+    assert ArchivedEvent.objects.filter(group=group).count() == 3
+    mirror_all(billing)
+    assert FailureGroup.objects.get().open == 3
 
 
 def test_the_same_message_twice_is_one_row(billing):
