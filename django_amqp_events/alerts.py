@@ -12,15 +12,16 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
 
 from django.core.mail import mail_admins
 from django.db import IntegrityError, router, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
 
 from . import signals
 from .conf import Settings, get_settings
-from .models import LENGTH, Alert, Snapshot, clean, visible
+from .models import LENGTH, Alert, FailureGroup, Snapshot, clean, visible
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,10 @@ KINDS: Final[Mapping[str, Any]] = {
     "group_new": _("A new kind of failure"),
     "group_back": _("A kind of failure came back"),
 }
+#: For how long a group of failures is news to somebody who has not been told yet, and how many are
+#: told at a time: a release may break everything at once.
+NEWS: Final = timedelta(hours=1)
+GROUPS: Final = 10
 #: Which trouble: its kind, and which one of that kind.
 Which = tuple[str, str]
 
@@ -168,6 +173,53 @@ def judge(document: Mapping[str, Any], settings: Settings) -> dict[Which, str | 
         if queue.get("role") == "abyss" and queue.get("ready") is not None:
             found["abyss", name] = queue.get("meaning") if queue["severity"] == "error" else None
     return found
+
+
+def judge_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
+    """Say which groups of failures are news: new, or back after they were put right.
+
+    Told as long as it is not older than :data:`NEWS`. An alert of either kind lasts until nothing
+    of its group is open or on its way any more.
+
+    Returns:
+        as :func:`settle` takes it, :data:`GROUPS` news at most: the others are told by the next
+        looks. Three queries.
+
+    Raises:
+        DatabaseError: the database is away.
+    """
+    told = open_alerts(settings.service).filter(kind__in=("group_new", "group_back"))
+    known = {(kind, key): _uuid(key) for kind, key in told.values_list("kind", "key")}
+    ids = [pk for pk in known.values() if pk is not None]
+    groups = FailureGroup.objects.using(router.db_for_write(FailureGroup)).filter(
+        service=settings.service
+    )
+    # As they were added up last, which the mirror does every few seconds.
+    unsettled = groups.filter(Q(open__gt=0) | Q(going__gt=0), pk__in=ids)
+    lasting = set(unsettled.values_list("pk", flat=True)) if settings.alerts.groups else set()
+    found: dict[Which, str | None] = {
+        which: None for which, pk in known.items() if pk not in lasting
+    }
+    if not settings.alerts.groups:
+        return found
+    news = groups.filter(
+        Q(came_back_at__gt=now - NEWS) | Q(put_right_at=None, first_seen__gt=now - NEWS),
+        open__gt=0,
+    ).exclude(pk__in=ids)
+    for group in news.order_by("first_seen", "pk")[:GROUPS]:
+        kind = "group_new" if group.came_back_at is None else "group_back"
+        found[kind, str(group.pk)] = (
+            f"{group}: {group.exception or group.reason} in {group.frame or 'no known function'}, "
+            f"{group.open} open. Look at the failure groups in the admin."
+        )
+    return found
+
+
+def _uuid(key: str) -> UUID | None:
+    try:
+        return UUID(key)
+    except ValueError:
+        return None
 
 
 def stale(settings: Settings, now: datetime) -> bool:

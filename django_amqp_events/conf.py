@@ -126,6 +126,7 @@ class AlertSettings:
             outbox.
         away: seconds that the broker does not answer.
         stale: seconds without figures of the dashboard.
+        groups: tell of kinds of failures that are new, or came back.
     """
 
     mail: bool = False
@@ -134,6 +135,7 @@ class AlertSettings:
     outbox_lag: float | None = 300.0
     away: float | None = 60.0
     stale: float | None = 300.0
+    groups: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -474,7 +476,7 @@ def _archive(read: Reader) -> ArchiveSettings:
     )
 
 
-_TOLD: Final = ("MAIL", "GROWTH", "MIRROR_LAG", "OUTBOX_LAG", "AWAY", "STALE")
+_TOLD: Final = ("MAIL", "GROWTH", "MIRROR_LAG", "OUTBOX_LAG", "AWAY", "STALE", "GROUPS")
 _KEPT: Final = ("SUCCEEDED", "DISCARDED", "INBOX", "BATCHES", "SNAPSHOTS", "ALERTS")
 
 
@@ -523,6 +525,9 @@ def _alerts(read: Reader) -> AlertSettings:
         outbox_lag=_age(inner, "OUTBOX_LAG", limits.outbox_lag),
         away=_age(inner, "AWAY", limits.away),
         stale=_age(inner, "STALE", limits.stale),
+        groups=bool(
+            inner.take("GROUPS", limits.groups, lambda v: isinstance(v, bool), "True or False")
+        ),
     )
 
 

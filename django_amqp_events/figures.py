@@ -6,8 +6,6 @@ million rows as with a hundred.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -15,8 +13,8 @@ from typing import Any, Final
 
 from django.db.models import Count, Q, QuerySet
 
-from . import lifecycle
-from .models import ArchivedEvent, State
+from . import lifecycle, tallies
+from .models import ArchivedEvent, FailureGroup, State
 
 #: Rows that are counted at most, by whoever is no page.
 CAP: Final = 100_000
@@ -97,70 +95,46 @@ def _new(since: datetime) -> QuerySet[ArchivedEvent]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """What came and went, hour by hour.
+    """What came and went, hour by hour, as the tallies have it.
 
     Attributes:
         hours: when each of them begins, oldest first; the last one goes on.
-        archived, succeeded, discarded: numbers, one for each hour.
-        top_handlers, top_exceptions: of what failed and is open, the most frequent first.
-        cut: there was more than could be read: the oldest hours and the tops lack some.
+        archived: failures that brought an event into the archive or back there, for each hour.
+        succeeded, discarded: events that became so.
     """
 
     hours: tuple[datetime, ...]
     archived: tuple[int, ...]
     succeeded: tuple[int, ...]
     discarded: tuple[int, ...]
-    top_handlers: tuple[tuple[str, int], ...] = ()
-    top_exceptions: tuple[tuple[str, int], ...] = ()
-    cut: bool = False
 
 
-def series(now: datetime | None = None, *, hours: int = 24, top: int = 10) -> Series:
-    """Read what became of the archive in the last hours; four queries.
+def series(now: datetime | None = None, *, hours: int = 24) -> Series:
+    """Read what became of the archive in the last hours; one query.
 
     Raises:
         DatabaseError: the database is away.
     """
-    now = now or datetime.now(UTC)
-    last = now.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    last = tallies.hour_of(now or datetime.now(UTC))
     begins = tuple(last - HOUR * back for back in reversed(range(hours)))
-    since = begins[0]
-    rows = lifecycle.rows()
-    archived = _read(_new(since).order_by("-last_failed_at", "-pk"), "first_failed_at")
-    ended = [
-        _read(
-            rows.filter(state=state, state_since__gte=since).order_by("-state_since"),
-            "state_since",
-        )
-        for state in (State.SUCCEEDED, State.DISCARDED)
-    ]
-    failed = list(
-        rows.filter(state=State.ARCHIVED, last_failed_at__gte=since)
-        .order_by("-last_failed_at", "-pk")
-        .values_list("handler", "exception", "reason")[:READ]
-    )
-    handlers = Counter(handler for handler, _, _ in failed)
-    exceptions = Counter(exception or reason for _, exception, reason in failed)
+    totals = tallies.totals(since=begins[0], using=lifecycle.database())
+
+    def each(name: str) -> tuple[int, ...]:
+        return tuple(totals[hour][name] if hour in totals else 0 for hour in begins)
+
     return Series(
         hours=begins,
-        archived=_by_hour(archived, begins),
-        succeeded=_by_hour(ended[0], begins),
-        discarded=_by_hour(ended[1], begins),
-        top_handlers=tuple(handlers.most_common(top)),
-        top_exceptions=tuple(exceptions.most_common(top)),
-        cut=READ in {len(archived), len(failed), *map(len, ended)},
+        archived=each("archived"),
+        succeeded=each("succeeded"),
+        discarded=each("discarded"),
     )
 
 
-def _read(rows: QuerySet[ArchivedEvent], column: str) -> list[datetime]:
-    return list(rows.values_list(column, flat=True)[:READ])
+def top_groups(number: int = 10) -> list[FailureGroup]:
+    """Return the groups with the most open events, as they were added up last; one query.
 
-
-def _by_hour(moments: Iterable[datetime], begins: Sequence[datetime]) -> tuple[int, ...]:
-    counts = [0] * len(begins)
-    for moment in moments:
-        # A worker's clock may be ahead.
-        place = min(int((moment - begins[0]) / HOUR), len(begins) - 1)
-        if place >= 0:
-            counts[place] += 1
-    return tuple(counts)
+    Raises:
+        DatabaseError: the database is away.
+    """
+    found = FailureGroup.objects.using(lifecycle.database()).filter(open__gt=0)
+    return list(found.order_by("-open", "-last_seen", "-pk")[:number])

@@ -247,7 +247,8 @@ class Watcher:
         taken.save(using=router.db_for_write(Snapshot), force_insert=True)
         document = self.camera.last
         if document is not None:
-            alerts.settle(alerts.judge(document, settings), now=now, settings=settings)
+            found = {**alerts.judge(document, settings), **alerts.judge_groups(settings, now)}
+            alerts.settle(found, now=now, settings=settings)
         return taken
 
     def _run(self) -> None:

@@ -46,7 +46,7 @@ from ..models import (
 from ..replay import Report
 from . import decisions, shown
 from .base import List, ago, as_file, non_atomic, uuid_of
-from .batches import begin
+from .batches import begin, freeze
 from .decisions import DECISIONS, LIMIT, NAMED, Decision, ReasonForm
 from .editing import EditingPages
 from .filters import (
@@ -720,8 +720,8 @@ class ArchivedEventAdmin(EditingPages):
             messages.error(
                 request,
                 _(
-                    "More than %(limit)s events are open. Use `manage.py events_replay --group "
-                    "%(group)s`, which shows its progress and can be limited to a rate."
+                    "More than %(limit)s events are open. Replay them in the background, here or "
+                    "by `manage.py events_replay --background --group %(group)s`."
                 )
                 % {"limit": f"{LIMIT:,}", "group": group.pk},
             )
@@ -737,6 +737,23 @@ class ArchivedEventAdmin(EditingPages):
                 % {"limit": f"{LIMIT:,}"},
             )
         return self._ask(request, decision, seen, filters="", back=f"group:{group.pk.hex}")
+
+    def may_replay_in_background(self, request: HttpRequest) -> bool:
+        """Say whether this user may make batches, on this site."""
+        return self.has_bulk_replay_permission(request) and self.admin_site.is_registered(
+            ReplayBatch
+        )
+
+    def batch_group(self, request: HttpRequest, group: FailureGroup) -> HttpResponse | None:
+        """Make a batch of what is open of a group; ``None`` where that is not possible."""
+        if not self.has_view_permission(request) or not self.may_replay_in_background(request):
+            raise PermissionDenied
+        rows = self.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
+        if not rows.exists():
+            messages.warning(request, _("Nothing of this group is open."))
+            return None
+        criteria = {"groups": [str(group.pk)]}
+        return freeze(self, request, rows, title=str(group), criteria=criteria)
 
     def _rows(self, request: HttpRequest, seen: Seen) -> dict[UUID, ArchivedEvent]:
         return {row.pk: row for row in self.get_queryset(request).filter(pk__in=list(seen))}

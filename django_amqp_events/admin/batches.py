@@ -460,6 +460,16 @@ def _since(value: object, now: datetime) -> str:
     return shown.age(found, now) if found is not None else ""
 
 
+#: Filters of the list, and what ``select()`` calls them.
+_CRITERIA: Final = {
+    "handler": "handlers",
+    "event": "events",
+    "exception": "exceptions",
+    "reason": "reasons",
+    "group": "groups",
+}
+
+
 # -- making one, in the list of archived events ---------------------------------------------
 
 
@@ -471,7 +481,7 @@ def begin(
     across = request.POST.get("select_across", "").lower() not in ("", "0", "false")
     chosen = {
         name: value
-        for name in ("state", "handler", "event", "exception", "reason", "failed", SEARCH_VAR)
+        for name in ("state", *_CRITERIA, "failed", SEARCH_VAR)
         if (value := request.GET.get(name)) is not None
     }
     if across:
@@ -479,12 +489,28 @@ def begin(
         title = _("All with {filters}").format(filters=words) if words else _("All that is open")
     else:
         title = ""
+    return freeze(
+        pages, request, queryset, title=title, criteria=criteria_of(chosen) if across else None
+    )
+
+
+def freeze(
+    pages: Pages[ArchivedEvent],
+    request: HttpRequest,
+    queryset: QuerySet[ArchivedEvent],
+    *,
+    title: str,
+    criteria: dict[str, Any] | None,
+) -> HttpResponse | None:
+    """Make a batch and go to its page; ``None`` where that was not possible, which is said.
+
+    Args:
+        title: ``""`` for how many they are.
+        criteria: see :func:`django_amqp_events.batches.freeze`.
+    """
     try:
         batch = batches.freeze(
-            queryset,
-            by=request.user.get_username(),
-            title=line(title, 255),
-            criteria=criteria_of(chosen) if across else None,
+            queryset, by=request.user.get_username(), title=line(title, 255), criteria=criteria
         )
         dryrun.examine(batch)
     except AmqpEventsError as exc:
@@ -505,13 +531,9 @@ def criteria_of(chosen: Mapping[str, str]) -> dict[str, Any] | None:
     """Read the filters of the list as ``select()`` takes them; ``None`` for a search."""
     if chosen.get(SEARCH_VAR, "").strip():
         return None
-    names = {
-        "handler": "handlers",
-        "event": "events",
-        "exception": "exceptions",
-        "reason": "reasons",
+    found: dict[str, Any] = {
+        key: [chosen[name]] for name, key in _CRITERIA.items() if name in chosen
     }
-    found: dict[str, Any] = {key: [chosen[name]] for name, key in names.items() if name in chosen}
     now, failed = lifecycle.clock(), chosen.get("failed", "")
     if failed in TimeFilter.NEWER:
         found["since"] = now - _delta(TimeFilter.NEWER[failed])

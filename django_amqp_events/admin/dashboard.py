@@ -18,12 +18,21 @@ from django.utils.formats import date_format
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
-from .. import alerts, figures, lifecycle, snapshots, topology
-from ..models import Alert, ArchiveAction, ArchivedEvent, Dashboard, Snapshot, visible
+from .. import alerts, batches, figures, lifecycle, snapshots, topology
+from ..models import (
+    Alert,
+    ArchiveAction,
+    ArchivedEvent,
+    Dashboard,
+    ReplayBatch,
+    Snapshot,
+    visible,
+)
 from ..registry import Registry
 from ..topology import Queue, Topology
 from . import svg
 from .base import Pages
+from .batches import bar
 from .filters import known, overdue
 from .paging import count
 from .shown import TEXT, age, line
@@ -35,6 +44,8 @@ STALE: Final = 3 * snapshots.EVERY
 AUDIT: Final = 20
 ALERTS: Final = 50
 QUEUES: Final = 200
+#: Batches under way that it shows.
+BATCHES: Final = 10
 #: Points of the backlog's curve.
 POINTS: Final = 96
 #: Events that are counted as overdue at most.
@@ -96,20 +107,14 @@ class DashboardAdmin(Pages[Dashboard]):
                 _backlog(service, now),
                 _ages(standing),
                 svg.pareto(
-                    _("Handlers that failed in 24 hours"),
-                    [(name or _("nobody"), number) for name, number in series.top_handlers],
-                    of=(_("Handler"), _("Open events")),
-                ),
-                svg.pareto(
-                    _("Exceptions in 24 hours"),
-                    series.top_exceptions,
-                    of=(_("Exception"), _("Open events")),
+                    _("Groups with the most open events"),
+                    [(str(group), group.open) for group in figures.top_groups()],
+                    of=(_("Group"), _("Open events")),
                 ),
                 _depths(queues),
                 _returning(queues, seen),
             ],
-            "cut": series.cut,
-            "read": figures.READ,
+            "batches": self._batches(request),
             **(extra_context or {}),
         }
         return self._page(request, "dashboard", _("Dashboard"), seen, context)
@@ -256,6 +261,27 @@ class DashboardAdmin(Pages[Dashboard]):
             return ""
         name = f"admin:{self.opts.app_label}_archivedevent_changelist"
         return reverse(name, current_app=self.admin_site.name)
+
+    def _batches(self, request: HttpRequest) -> list[dict[str, Any]]:
+        """Return the replay batches that are under way, for who may see them here."""
+        if not self._archive_url(request) or not self.admin_site.is_registered(ReplayBatch):
+            return []
+        if not self.admin_site.get_model_admin(ReplayBatch).has_view_permission(request):
+            return []
+        change = f"admin:{self.opts.app_label}_replaybatch_change"
+        states = (ReplayBatch.State.RUNNING, ReplayBatch.State.PAUSED)
+        return [
+            {
+                "name": str(each),
+                "state": each.get_state_display(),
+                "bar": bar(each),
+                "through": each.through,
+                "total": each.total,
+                "note": visible(each.note, TEXT),
+                "url": reverse(change, args=[each.pk], current_app=self.admin_site.name),
+            }
+            for each in batches.rows().filter(state__in=states).defer("plan", "criteria")[:BATCHES]
+        ]
 
     def _audit(self, request: HttpRequest, now: datetime) -> list[dict[str, Any]] | None:
         """Return the newest decisions about events that this user may see here."""

@@ -311,13 +311,10 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             )
             for each in ALL
         ]
-        ours.append(
-            path(
-                "<uuid:pk>/write/",
-                self.admin_site.admin_view(self.write_view),
-                name=f"{name}_write",
-            )
-        )
+        ours += [
+            path(f"<uuid:pk>/{each}/", self.admin_site.admin_view(view), name=f"{name}_{each}")
+            for each, view in (("write", self.write_view), ("batch", self.batch_view))
+        ]
         return [*ours, *super().get_urls()]
 
     # -- one group
@@ -384,6 +381,19 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         return asked or HttpResponseRedirect(
             self._url("change", pk, filters=self._filters(request))
         )
+
+    def batch_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """Freeze what is open of a group now, to be replayed in the background."""
+        if request.method != "POST":
+            raise PermissionDenied
+        events = self._events(request)
+        group = self._found(request, pk)
+        if group is None:
+            return self._gone(request, str(pk))
+        if events is None:
+            raise PermissionDenied
+        made = events.batch_group(request, group)
+        return made or HttpResponseRedirect(self._url("change", pk, filters=self._filters(request)))
 
     def _found(self, request: HttpRequest, pk: UUID | None) -> FailureGroup | None:
         if not self.has_view_permission(request):
@@ -479,15 +489,10 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         events = self._events(request)
         if events is None or not count:
             return []
-        return [
-            {
-                "name": name,
-                "label": DECISIONS[name].button,
-                "url": self._url(name, group.pk),
-            }
-            for name in ALL
-            if events.may(request, DECISIONS[name])
-        ]
+        found = [name for name in ALL if events.may(request, DECISIONS[name])]
+        if events.may_replay_in_background(request):
+            found.append("batch")
+        return [{"name": name, "url": self._url(name, group.pk)} for name in found]
 
     def _sample(self, request: HttpRequest, group: FailureGroup) -> dict[str, Any]:
         """Show the newest failure, and where the others are; for those who may see events."""

@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.translation import override
 
-from django_amqp_events import groups, lifecycle, publisher, tallies
+from django_amqp_events import batches, groups, lifecycle, publisher, tallies
 from django_amqp_events.admin import archive, decisions
 from django_amqp_events.admin.svg import sparkline
 from django_amqp_events.models import (
@@ -25,6 +25,8 @@ from django_amqp_events.models import (
     ArchivedEvent,
     FailureGroup,
     GroupAction,
+    ReplayBatch,
+    ReplayBatchEvent,
     State,
 )
 
@@ -348,6 +350,33 @@ def test_a_group_without_events_left(ada):
     assert "0 open events" in words
 
 
+def test_a_group_is_replayed_in_the_background(wire):
+    rows = [make() for _ in range(3)]
+    group = grouped(*rows)
+    make(exception="a.Other")
+    bulk = person("view", "bulk_replay", name="bulk")
+    html = bulk.get(url("change", group.pk)).content.decode()
+    assert "Replay all in the background" in html
+    response = bulk.post(url("batch", group.pk))
+    batch = ReplayBatch.objects.get()
+    assert response.status_code == 302
+    assert response["Location"].endswith(f"/replaybatch/{batch.pk}/change/")
+    assert (batch.state, batch.total, batch.title) == ("draft", 3, str(group))
+    frozen = ReplayBatchEvent.objects.values_list("event", flat=True)
+    assert set(frozen) == {row.pk for row in rows}
+    # What fails from now on is counted as new, and not taken.
+    late = make(last_failed_at=datetime.now(UTC) + timedelta(minutes=1))
+    grouped(late)
+    assert batches.fresh(batch) == 1
+    assert bulk.get(url("batch", group.pk)).status_code == 403
+    replayer = person("view", "replay", name="r")
+    assert "in the background" not in replayer.get(url("change", group.pk)).content.decode()
+    assert replayer.post(url("batch", group.pk)).status_code == 403
+    ArchivedEvent.objects.update(state=State.DISCARDED)
+    assert "Nothing of this group is open" in said(bulk.post(url("batch", group.pk)))[0]
+    assert wire.messages == []
+
+
 # -- who may what
 
 
@@ -461,7 +490,7 @@ def test_a_whole_group_is_replayed(ada, wire):
     asked = ada.post(url("replay", group.pk))
     assert "Replay 3 events" in page(asked).words
     # What fails from here on is not taken.
-    late = make()
+    late = make(last_failed_at=datetime.now(UTC) + timedelta(minutes=1))
     grouped(late)
     response = confirm(ada, "replay", asked)
     assert response.url == url("change", group.pk)
@@ -504,7 +533,7 @@ def test_more_than_the_limit(ada, wire, monkeypatch):
     group = grouped(*rows)
     response = ada.post(url("replay", group.pk))
     assert response.url == url("change", group.pk)
-    assert f"events_replay --group {group.pk}" in said(response)[0]
+    assert f"events_replay --background --group {group.pk}" in said(response)[0]
     asked = ada.post(url("discard", group.pk))
     assert "these are the 3 that failed first" in page(asked).words
     confirm(ada, "discard", asked)

@@ -6,6 +6,7 @@ import io
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import django
 import pytest
@@ -15,7 +16,7 @@ from django.core.management import call_command
 from django.test import override_settings
 
 from django_amqp_events import alerts, conf, signals
-from django_amqp_events.models import Alert, Snapshot
+from django_amqp_events.models import Alert, FailureGroup, Snapshot
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 #: As Django wants them: pairs until 5.2, addresses from 6.0 on.
@@ -185,6 +186,46 @@ def test_keys_and_texts_that_no_database_takes_are_written(heard: Any) -> None:
         alerts.settle({("abyss", key): "a\0\ud800"}, now=NOW, settings=read())
     assert alerts.settle({("abyss", key): None}, now=NOW, settings=read()) == 1
     assert [each["name"] for each in heard] == ["raised", "ended"]
+
+
+@DATABASES
+def test_groups_that_are_new_or_came_back(heard: Any) -> None:
+    def group(age: float, **more: Any) -> FailureGroup:
+        seen = NOW - timedelta(hours=age)
+        found: FailureGroup = FailureGroup.objects.create(
+            pk=uuid4(), algorithm=1, handler="send_invoice", exception="TaxError",
+            **{"service": "billing", "first_seen": seen, "last_seen": NOW, "open": 1, **more},
+        )  # fmt: skip
+        return found
+
+    def look(now: datetime = NOW, **limits: Any) -> list[tuple[str, str, str]]:
+        heard.clear()
+        settings = read(**limits)
+        alerts.settle(alerts.judge_groups(settings, now), now=now, settings=settings)
+        return sorted(names(heard))
+
+    group(5)
+    group(0.1, service="shop")
+    group(0.1, open=0)
+    new = group(0.1)
+    back = group(50, put_right_at=NOW - timedelta(days=1), came_back_at=NOW - timedelta(minutes=1))
+    group(50, put_right_at=NOW - timedelta(days=1), came_back_at=NOW - timedelta(hours=2))
+    raised = [("raised", "group_back", str(back.pk)), ("raised", "group_new", str(new.pk))]
+    assert look() == sorted(raised)
+    assert "TaxError in send_invoice" in Alert.objects.get(key=str(new.pk)).text
+    # It lasts while something is open, however old it is by then.
+    assert look(NOW + timedelta(days=2)) == []
+    FailureGroup.objects.filter(pk=new.pk).update(open=0, going=1)
+    assert look() == []
+    FailureGroup.objects.filter(pk=new.pk).update(going=0, put_right_at=NOW)
+    assert look() == [("ended", "group_new", str(new.pk))]
+    FailureGroup.objects.filter(pk=back.pk).delete()
+    assert look() == [("ended", "group_back", str(back.pk))]
+    many = {str(group(0.1).pk) for _ in range(alerts.GROUPS + 3)}
+    assert len(look()) == alerts.GROUPS
+    assert len(look()) == 3
+    assert {key for _, key in Alert.objects.filter(ended=None).values_list("kind", "key")} == many
+    assert {name for name, _, _ in look(GROUPS=False)} == {"ended"}
 
 
 @DATABASES
