@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from celery.concurrency import prefork, thread
 from celery.signals import worker_ready
@@ -22,6 +23,11 @@ from kombu.asynchronous.hub import Hub
 from kombu.utils import eventio
 
 Handler = Callable[[int, FrameType | None], Any]
+
+#: The signal that does not wait for what the first one waits for.
+IMPATIENCE: Final = 3
+#: Not by a logger, whose lock may be held by whom the signal interrupts.
+UNDER_WAY: Final = b"The cold shutdown is under way; a third signal waits for nothing.\n"
 
 
 def connect() -> None:
@@ -45,10 +51,13 @@ def _install(sender: Any, **_: Any) -> None:
 class ColdShutdown:
     """Celery's handler of a signal, called between two turns of the event loop.
 
-    Where there is no loop, as while a connection is made, and for a second signal: at once.
+    Where there is no loop, as while a connection is made: at once. A second signal that comes
+    before the first one has had its turn changes nothing, a third one calls the handler at once;
+    from then on Celery's own handlers are in force.
     """
 
-    #: What is put off.
+    #: How many cold signals came, and what is put off.
+    _signals: ClassVar[int] = 0
     _put_off: ClassVar[set[ColdShutdown]] = set()
 
     def __init__(self, consumer: Any, handler: Handler) -> None:
@@ -57,10 +66,13 @@ class ColdShutdown:
         self._asked: tuple[int, FrameType | None] = (0, None)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        again, self._asked = self._asked[0], (number, frame)
-        if again:
-            self._put_off.discard(self)
+        ColdShutdown._signals += 1
+        self._asked = (number, frame)
+        if ColdShutdown._signals == IMPATIENCE:
+            self._put_off.clear()
             self._handler(number, frame)
+        elif ColdShutdown._signals > 1:
+            os.write(sys.stderr.fileno(), UNDER_WAY)
         elif _is_at_work(frame):
             self._put_off.add(self)
             # Not call_soon: its lock may be held by whom the signal interrupts.

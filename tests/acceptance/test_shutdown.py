@@ -123,10 +123,14 @@ def test_cold_and_soft_shutdowns(
     assert second.stop() == 0
 
 
+@pytest.mark.parametrize("impatient", [False, True])
 def test_a_cold_shutdown_while_a_large_event_is_handed_over(
-    fresh_eyes: Eyes, service: Make
+    fresh_eyes: Eyes, service: Make, impatient: bool
 ) -> None:
-    """The pool process has a part of it: it gets the rest, or would be waited for for ever."""
+    """The pool process has a part of it: it gets the rest, or would be waited for for ever.
+
+    Somebody impatient sends the signal twice, and the worker ends once.
+    """
     eyes, core = fresh_eyes, service(fresh_eyes)
     core.declare()
     worker = core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
@@ -139,6 +143,9 @@ def test_a_cold_shutdown_while_a_large_event_is_handed_over(
     until(lambda: state_of(worker.pid) == "S", what="no more of it can be written")
     worker.signal(signal.SIGQUIT)
     until(lambda: not pending(worker.pid, signal.SIGQUIT), what="the signal has come")
+    if impatient:
+        worker.signal(signal.SIGQUIT)
+        until(lambda: "is under way" in worker.log, what="it has come twice")
     os.kill(child, signal.SIGCONT)
     worker.wait(30)
     following = core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
