@@ -358,6 +358,8 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             ticket=given["ticket"],
         )
         if changed is None:
+            # As it is now: the row that was read may be older than the other's.
+            group = self._found(request, pk) or group
             messages.error(request, self._who_was_faster(group))
             data["edits"] = str(group.edits)
             return self._page(request, group, form=GroupForm(data))

@@ -1,5 +1,5 @@
 """A project with the admin, for a real web server: ``python -m tests.integration.admin_web`` makes
-its database, with a user and one archived event, and prints the event's id.
+its database, with two users and one archived event, and prints the event's id.
 
 DATABASE is an entry of DATABASES as JSON, URL the broker.
 """
@@ -76,7 +76,8 @@ def prepare() -> None:
     from tests.unit import admin_world
 
     call_command("migrate", verbosity=0)
-    User.objects.create_superuser("ada", password="secret")
+    for name in ("ada", "bob"):
+        User.objects.create_superuser(name, password="secret")
     print(admin_world.make(event_id="order-1").pk)
 
 

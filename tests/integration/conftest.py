@@ -19,10 +19,12 @@ of several services, those of the last one, and `Service.active()` switches for 
 from __future__ import annotations
 
 import io
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import amqp
@@ -37,7 +39,7 @@ from django_amqp_events.provisioning.management_api import ManagementApi
 from django_amqp_events.registry import Registry, get_registry
 from django_amqp_events.topology import Names, Topology, build
 from tests.celery_app import app as celery_app
-from tests.conftest import Vhost
+from tests.conftest import Vhost, _execute, postgres_settings, sqlite_settings
 from tests.waiting import NotInTime
 
 DEADLINE = 20.0
@@ -245,3 +247,16 @@ def service(request: pytest.FixtureRequest) -> Iterator[Callable[..., Service]]:
 
         yield make
     celery_app.conf.broker_url = before
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def web_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """An entry of DATABASES for a web server, empty."""
+    if request.param == "sqlite":
+        yield sqlite_settings(tmp_path / "db.sqlite3")
+        return
+    server = request.getfixturevalue("postgres")
+    name = f"web_{secrets.token_hex(6)}"
+    _execute(server, f"CREATE DATABASE {name}")
+    yield postgres_settings(server, name)
+    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")

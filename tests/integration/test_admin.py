@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-import http.cookiejar
 import json
-import os
-import secrets
-import subprocess
-import sys
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlencode
-from uuid import UUID
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client, override_settings
 
-import django_amqp_events
 from broker import free_ports
 from django_amqp_events import broker
 from django_amqp_events.models import ArchivedEvent, State
-from tests.conftest import Vhost, _execute, postgres_settings, sqlite_settings
+from tests.conftest import Vhost
 from tests.unit import admin_world as world
 from tests.unit.admin_world import Page
 
 from .archiving import archived, mirror_all, outcome, publish, received
 from .conftest import Service
-from .wire import in_threads, until
+from .serving import Browser, serving
+from .wire import in_threads
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 #: What somebody is told who comes late.
 FASTER = (
     "1 event skipped: it has changed since you looked, and is {} now: "
     "somebody else, or another tab, was faster"
 )
-PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
 QUEUE = "billing.send_invoice"
 HANDLERS = {"send_invoice": ["shop.order.created"]}
 
@@ -142,95 +131,11 @@ def test_a_broker_that_is_away_is_said_and_the_event_stays(billing, ada):
 # -- over HTTP ------------------------------------------------------------------------------
 
 
-@contextmanager
-def serving(database: dict[str, object], url: str, tmp_path: Path) -> Iterator[tuple[str, UUID]]:
-    """The admin in two processes of 25 threads each; yields its address and the event's id."""
-    (port,) = free_ports(1)
-    environ = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(PACKAGE)]),
-        "DATABASE": json.dumps(database),
-        "URL": url,
-    }
-    made = subprocess.run(
-        [sys.executable, "-m", "tests.integration.admin_web"],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    command = [sys.executable, "-m", "gunicorn", "--workers", "2", "--worker-class", "gthread"]
-    command += ["--threads", "25", "--bind", f"127.0.0.1:{port}", "--no-control-socket"]
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [*command, "tests.integration.admin_web:wsgi"],
-            cwd=ROOT,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        address = f"http://127.0.0.1:{port}"
-        until(lambda: answers(address) or server.poll() is not None, "gunicorn listens", 90)
-        yield address, UUID(made.stdout.strip())
-    finally:
-        server.terminate()
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-
-
-def answers(address: str) -> bool:
-    try:
-        Browser(address).open("/admin/login/")
-    except OSError:
-        return False
-    return True
-
-
-class Browser:
-    """Cookies, forms and redirects."""
-
-    def __init__(self, address: str, cookies: http.cookiejar.CookieJar | None = None) -> None:
-        self.address = address
-        #: The path that the last answer is of, after redirects.
-        self.last = ""
-        self.cookies = http.cookiejar.CookieJar()
-        for cookie in cookies or ():
-            self.cookies.set_cookie(cookie)
-        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(self.cookies))
-
-    def open(self, path: str, form: dict[str, str] | None = None) -> Page:
-        data = urlencode(form).encode() if form is not None else None
-        with self._opener.open(f"{self.address}{path}", data, timeout=60) as answer:
-            self.last = answer.url.removeprefix(self.address).partition("?")[0]
-            return Page(answer.read().decode())
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, object]]:
-    if request.param == "sqlite":
-        yield sqlite_settings(tmp_path / "db.sqlite3")
-        return
-    server = request.getfixturevalue("postgres")
-    name = f"admin_{secrets.token_hex(6)}"
-    _execute(server, f"CREATE DATABASE {name}")
-    yield postgres_settings(server, name)
-    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
-
-
 def test_fifty_at_once_replay_one_event_once(
-    database: dict[str, object], billing: Service, tmp_path: Path
+    web_database: dict[str, object], billing: Service, tmp_path: Path
 ) -> None:
-    with serving(database, billing.vhost.url, tmp_path) as (address, pk):
-        ada = Browser(address)
-        login = ada.open("/admin/login/")
-        ada.open("/admin/login/", {**login.fields, "username": "ada", "password": "secret"})
+    with serving(web_database, billing.vhost.url, tmp_path) as (address, pk):
+        ada = Browser(address).login("ada")
         archive = "/admin/django_amqp_events/archivedevent/"
         asked = ada.open(f"{archive}decide/replay/?seen={pk.hex}:0")
         assert "Replay 1 event?" in asked.words
@@ -259,13 +164,11 @@ def test_fifty_at_once_replay_one_event_once(
 
 
 def test_an_edit_and_a_plain_replay_at_once_are_one_replay(
-    database: dict[str, object], billing: Service, tmp_path: Path
+    web_database: dict[str, object], billing: Service, tmp_path: Path
 ) -> None:
     """Twenty browsers meet at a barrier: each second one edits, the others replay."""
-    with serving(database, billing.vhost.url, tmp_path) as (address, pk):
-        ada = Browser(address)
-        login = ada.open("/admin/login/")
-        ada.open("/admin/login/", {**login.fields, "username": "ada", "password": "secret"})
+    with serving(web_database, billing.vhost.url, tmp_path) as (address, pk):
+        ada = Browser(address).login("ada")
         archive = "/admin/django_amqp_events/archivedevent/"
         asked = ada.open(f"{archive}decide/replay/?seen={pk.hex}:0&back=event").fields
         editor = ada.open(f"{archive}{pk}/edit/?version=0").fields

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,12 +16,12 @@ import pytest
 
 from django_amqp_events import batches, broker, dryrun, lifecycle, replay
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
-from tests.conftest import Database, Vhost, _execute, postgres_settings
+from tests.conftest import Database, Vhost
 
 from .archiving import mirror_all, outcome, publish
 from .batching import Runners, runners
 from .conftest import Service, wait_until
-from .test_admin import ROOT, Browser, serving
+from .serving import Browser, more, serving
 from .wire import in_threads
 
 QUEUE = "billing.send_invoice"
@@ -249,39 +245,18 @@ ARCHIVE = "/admin/django_amqp_events/archivedevent/"
 BATCHES = "/admin/django_amqp_events/replaybatch/"
 
 
-def more(database: dict[str, Any], url: str, number: int) -> None:
-    """Put further events into the database of a web server."""
-    code = (
-        "from tests.integration import admin_web\n"
-        "from tests.unit import admin_world\n"
-        f"for n in range(2, {number} + 1): admin_world.make(event_id=f'order-{{n}}')\n"
-    )
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "DATABASE": json.dumps(database), "URL": url}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, check=True)
-
-
+@pytest.mark.parametrize("web_database", ["postgresql"], indirect=True)
 def test_browsers_that_meet_replay_each_event_once(
-    billing: Service, request: pytest.FixtureRequest, tmp_path: Path
+    billing: Service, web_database: dict[str, Any], tmp_path: Path
 ) -> None:
     """Two log in, freeze the same filter, and start at once, each twice; a third replays singly."""
-    server = request.getfixturevalue("postgres")
-    name = f"batches_{secrets.token_hex(6)}"
-    _execute(server, f"CREATE DATABASE {name}")
-    request.addfinalizer(lambda: _execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
-    database = postgres_settings(server, name)
     url = billing.vhost.url
     with (
-        serving(database, url, tmp_path) as (address, pk),
-        runners(url, json.dumps(database), tmp_path) as starter,
+        serving(web_database, url, tmp_path) as (address, pk),
+        runners(url, json.dumps(web_database), tmp_path) as starter,
     ):
-        more(database, url, 40)
-        clients = []
-        for _ in range(3):
-            browser = Browser(address)
-            login = browser.open("/admin/login/")
-            form = {**login.fields, "username": "ada", "password": "secret"}
-            browser.open("/admin/login/", form)
-            clients.append(browser)
+        more(web_database, url, 40)
+        clients = [Browser(address).login(name) for name in ("ada", "bob", "ada")]
         sessions = {each.value for one in clients for each in one.cookies if "session" in each.name}
         assert len(sessions) == 3
         asked, paths = [], []
@@ -305,7 +280,7 @@ def test_browsers_that_meet_replay_each_event_once(
 
         def act(number: int) -> None:
             who = number % 3
-            browser = Browser(address, clients[who].cookies)
+            browser = clients[who].again()
             barrier.wait(30)
             if who == 2:
                 form = {**single.fields, "reason": "fixed", "back": "list"}

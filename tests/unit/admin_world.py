@@ -253,7 +253,7 @@ def select(rows: Iterable[ArchivedEvent], action: str, **more: str) -> dict[str,
 
 
 class Page(HTMLParser):
-    """A page as a browser with a strict policy sees it, and its hidden fields."""
+    """A page as a browser with a strict policy sees it, its input fields and links."""
 
     VOID = frozenset({"script", "style"})
 
@@ -261,6 +261,7 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.violations: list[str] = []
         self.fields: dict[str, str] = {}
+        self.links: list[str] = []
         self.tags: list[str] = []
         self.text: list[str] = []
         self._script: str | None = None
@@ -283,6 +284,8 @@ class Page(HTMLParser):
             self._script = "" if found.get("src") is None else None
             if found.get("src") is None and found.get("type") != "application/json":
                 self.violations.append("<script> inline")
+        if tag == "a" and found.get("href"):
+            self.links.append(str(found["href"]))
         if tag == "input" and found.get("name"):
             self.fields[str(found["name"])] = found.get("value") or ""
 
