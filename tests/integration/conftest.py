@@ -42,6 +42,8 @@ from tests.celery_app import app as celery_app
 from tests.conftest import Vhost, _execute, postgres_settings, sqlite_settings
 from tests.waiting import NotInTime
 
+from .wire import close_pools
+
 DEADLINE = 20.0
 
 
@@ -247,6 +249,16 @@ def service(request: pytest.FixtureRequest) -> Iterator[Callable[..., Service]]:
 
         yield make
     celery_app.conf.broker_url = before
+
+
+@pytest.fixture
+def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Iterator[Service]:
+    """A service with one handler, declared; others of its name in modules are made otherwise."""
+    made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
+    made.declare()
+    close_pools()
+    yield made
+    close_pools()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +12,14 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client, override_settings
 
 from broker import free_ports
-from django_amqp_events import broker
 from django_amqp_events.models import ArchivedEvent, State
-from tests.conftest import Vhost
 from tests.unit import admin_world as world
 from tests.unit.admin_world import Page
 
 from .archiving import archived, mirror_all, outcome, publish, received
 from .conftest import Service
 from .serving import Browser, serving
-from .wire import in_threads
+from .wire import close_pools, in_threads
 
 #: What somebody is told who comes late.
 FASTER = (
@@ -29,21 +27,6 @@ FASTER = (
     "somebody else, or another tab, was faster"
 )
 QUEUE = "billing.send_invoice"
-HANDLERS = {"send_invoice": ["shop.order.created"]}
-
-
-def close_pools() -> None:
-    broker.close_pools()
-    broker._pools.clear()
-
-
-@pytest.fixture
-def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Iterator[Service]:
-    made = service(fresh_vhost, HANDLERS=HANDLERS)
-    made.declare()
-    close_pools()
-    yield made
-    close_pools()
 
 
 @pytest.fixture

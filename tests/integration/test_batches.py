@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,38 +14,23 @@ from uuid import uuid4
 
 import pytest
 
-from django_amqp_events import batches, broker, dryrun, lifecycle, replay
+from django_amqp_events import batches, dryrun, lifecycle, replay
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
-from tests.conftest import Database, Vhost
+from tests.conftest import Database
 
 from .archiving import mirror_all, outcome, publish
-from .batching import Runners, runners
 from .conftest import Service, wait_until
+from .processes import Processes, runners
 from .serving import Browser, more, serving
 from .wire import in_threads
 
 QUEUE = "billing.send_invoice"
-HANDLERS = {"send_invoice": ["shop.order.created"]}
 
 pytestmark = pytest.mark.timeout(240)
 
 
-def close_pools() -> None:
-    broker.close_pools()
-    broker._pools.clear()
-
-
 @pytest.fixture
-def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Iterator[Service]:
-    made = service(fresh_vhost, HANDLERS=HANDLERS)
-    made.declare()
-    close_pools()
-    yield made
-    close_pools()
-
-
-@pytest.fixture
-def running(billing: Service, archive_database: Database, tmp_path: Path) -> Iterator[Runners]:
+def running(billing: Service, archive_database: Database, tmp_path: Path) -> Iterator[Processes]:
     with runners(billing.vhost.url, archive_database.json, tmp_path) as starter:
         yield starter
 
@@ -96,11 +81,11 @@ def enough(service: Service, number: int) -> bool:
 
 @pytest.mark.parametrize("where", ["before-publish", "before-noted"])
 def test_a_runner_that_is_killed_is_followed_by_another(
-    where: str, billing: Service, running: Runners
+    where: str, billing: Service, running: Processes
 ) -> None:
     """In its third chunk of 200; what it had claimed goes on under the same replay ids."""
     batch = begun(1000)
-    assert running.start(BATCHES_DIES=f"{where}@3").wait() == -9
+    assert running.start(COMMAND_DIES=f"{where}@3").wait() == -9
     counts = batches.count(batch.pk)
     assert counts["published"] == 400
     assert counts["queued"] == 200
@@ -137,7 +122,7 @@ def test_a_runner_that_is_killed_is_followed_by_another(
 
 
 def test_a_runner_that_is_killed_anywhere_doubles_nothing(
-    billing: Service, running: Runners
+    billing: Service, running: Processes
 ) -> None:
     batch = begun(2000)
     for at in (300, 900, 1500):
@@ -154,7 +139,7 @@ def test_a_runner_that_is_killed_anywhere_doubles_nothing(
     assert sum(messages.values()) <= 2000 + 3 * 200
 
 
-def test_two_runners_share_and_double_nothing(billing: Service, running: Runners) -> None:
+def test_two_runners_share_and_double_nothing(billing: Service, running: Processes) -> None:
     first = begun(600)
     second = batches.freeze(lifecycle.rows(), by="bob")
     batches.start(second.pk, by="bob", reason="me too", threshold=None)
@@ -172,7 +157,7 @@ def test_two_runners_share_and_double_nothing(billing: Service, running: Runners
     assert sum(each["skipped"] for each in counts) == 600
 
 
-def test_sigterm_gives_back_and_pause_holds(billing: Service, running: Runners) -> None:
+def test_sigterm_gives_back_and_pause_holds(billing: Service, running: Processes) -> None:
     batch = begun(500, rate=20)
     one = running.start()
     wait_until(lambda: billing.ready(QUEUE) >= 20, "it has begun")

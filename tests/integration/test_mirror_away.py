@@ -16,7 +16,7 @@ from tests.conftest import _vhost, archive_in, postgres_settings
 
 from .archiving import archived, publish, received
 from .conftest import wait_until
-from .mirroring import mirrors
+from .processes import mirrors
 
 PAUSED = "paused, the database is away"
 

@@ -15,7 +15,7 @@ from django_amqp_events.models import ArchivedEvent
 
 from .archiving import archived, publish, received
 from .conftest import wait_until
-from .mirroring import mirrors
+from .processes import mirrors
 
 ARCHIVE = "billing:archive"
 SQLITE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)

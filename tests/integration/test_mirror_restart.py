@@ -16,7 +16,7 @@ from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Replay, St
 
 from .archiving import FAILURE, archived, outcome, publish, received
 from .conftest import wait_until
-from .mirroring import mirrors
+from .processes import mirrors
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ def processes(billing: Any, archive_database: Any, tmp_path: Any) -> Any:
 def test_a_mirror_that_is_killed_around_its_commit(billing, processes, where):
     """Before it nothing is stored, after it everything is known: one row each way."""
     publish(billing, *(archived(received(f"order-{n}")) for n in range(40)))
-    killed = processes.start("--batch-size", "16", MIRROR_DIES=f"{where}@3")
+    killed = processes.start("--batch-size", "16", COMMAND_DIES=f"{where}@3")
     assert killed.wait() == -9
     stored = ArchivedEvent.objects.count()
     assert 0 < stored < 40

@@ -13,12 +13,10 @@ from uuid import UUID
 
 import pytest
 
-from django_amqp_events import broker
-from tests.conftest import Vhost
 from tests.unit.admin_world import Page
 
-from .batching import runners
 from .conftest import Service, wait_until
+from .processes import runners
 from .serving import Browser, more, serving
 from .wire import in_threads
 
@@ -28,20 +26,6 @@ ARCHIVE = f"{ADMIN}archivedevent/"
 EVENTS = 20
 
 pytestmark = pytest.mark.timeout(240)
-
-
-def close_pools() -> None:
-    broker.close_pools()
-    broker._pools.clear()
-
-
-@pytest.fixture
-def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Iterator[Service]:
-    made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
-    made.declare()
-    close_pools()
-    yield made
-    close_pools()
 
 
 @dataclass

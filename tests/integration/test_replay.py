@@ -16,14 +16,14 @@ from django.db import connections
 from django.test import override_settings
 
 from broker import Node
-from django_amqp_events import broker, lifecycle, replay
+from django_amqp_events import lifecycle, replay
 from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, State
 from django_amqp_events.replay import Report
 from tests.conftest import Database, Vhost
 
 from .archiving import archived, mirror_all, outcome, publish, received
 from .conftest import Service, wait_until
-from .wire import ACK, NACK, Proxy, in_threads
+from .wire import ACK, NACK, Proxy, close_pools, in_threads
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 
@@ -33,20 +33,6 @@ HANDLERS = {"send_invoice": ["shop.order.created"]}
 
 def kind(*names: str) -> Any:
     return pytest.mark.parametrize("archive_database", names, indirect=True)
-
-
-@pytest.fixture
-def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Iterator[Service]:
-    made = service(fresh_vhost, HANDLERS=HANDLERS)
-    made.declare()
-    close_pools()
-    yield made
-    close_pools()
-
-
-def close_pools() -> None:
-    broker.close_pools()
-    broker._pools.clear()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tests.conftest import Vhost
 
 from .archiving import archived, mirror_all, publish, received
 from .conftest import wait_until
-from .mirroring import mirrors
+from .processes import mirrors
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 QUEUE = "billing.send_invoice"

@@ -83,10 +83,10 @@ class Wire:
     ) -> None:
         """Publish from now on with a new Celery app, and pool, and these keys of AMQP_EVENTS."""
         global app  # noqa: PLW0603 - CELERY_APP is a dotted path
-        self.close_pools()
+        close_pools()
         app = Celery("wire", broker=url or self.url, set_as_current=False)
         app.conf.update(celery or {})
-        self.stack.callback(self.close_pools)
+        self.stack.callback(close_pools)
         raw = {
             "SERVICE": "shop",
             "AUTODISCOVER": [],
@@ -101,13 +101,6 @@ class Wire:
     @property
     def pool(self) -> PublisherPool:
         return broker.publisher_pool(get_settings())
-
-    @staticmethod
-    def close_pools() -> None:
-        # A thread that outlives its test would find its database gone, and leave it open.
-        courier.close_couriers(10)
-        broker.close_pools()
-        broker._pools.clear()
 
     def proxy(self, **options: Any) -> Proxy:
         """Return a proxy to the broker that ends with the test."""
@@ -346,6 +339,14 @@ def finished(*threads: threading.Thread) -> None:
     for thread in threads:
         thread.join(DEADLINE)
         assert not thread.is_alive(), "a thread hangs"
+
+
+def close_pools() -> None:
+    """Close all connections that publish, and let the next publish make its own."""
+    # A thread that outlives its test would find its database gone, and leave it open.
+    courier.close_couriers(10)
+    broker.close_pools()
+    broker._pools.clear()
 
 
 def in_threads(count: int, work: Callable[[int], object]) -> Sequence[BaseException]:

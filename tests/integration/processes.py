@@ -1,0 +1,168 @@
+"""Commands of ``manage.py`` in processes of their own, on a test's broker and database.
+
+Run as a program it is that ``manage.py``: COMMAND_BROKER, COMMAND_DATABASE and a point to die at
+(COMMAND_DIES, such as ``before-ack@3``: at the third call) come in its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import Database, Vhost
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Process:
+    """One command; what it says is in :attr:`said`."""
+
+    def __init__(self, *command: str, log: Path, environ: dict[str, str]) -> None:
+        self.log = log
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", __name__, *command],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.wait()
+
+    def wait(self, seconds: float = 60) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end:\n{self.said[-4000:]}") from None
+
+
+class Processes:
+    """Starts a command, with further arguments and variables, as often as it is asked to."""
+
+    def __init__(self, command: str, environ: dict[str, str], where: Path) -> None:
+        self.command, self.environ, self.where = command, environ, where
+        self.started: list[Process] = []
+
+    def start(self, *arguments: str, **environ: str) -> Process:
+        log = self.where / f"{self.command}-{len(self.started)}.log"
+        environ = {**self.environ, **environ}
+        process = Process(self.command, *arguments, log=log, environ=environ)
+        self.started.append(process)
+        return process
+
+    def empty(self, *arguments: str) -> str:
+        """Run one until the archive is empty; returns what it said."""
+        process = self.start("--until-empty", *arguments)
+        code = process.wait()
+        assert code == 0, process.said
+        return process.said
+
+
+@contextmanager
+def _processes(command: str, url: str, database: str, where: Path) -> Iterator[Processes]:
+    environ = {"COMMAND_BROKER": url, "COMMAND_DATABASE": database}
+    starter = Processes(command, environ, where)
+    try:
+        yield starter
+    except BaseException:
+        for each in starter.started:
+            print(f"-- {each.log.name}\n{each.said[-3000:]}")
+        raise
+    finally:
+        for each in starter.started:
+            each.kill()
+
+
+def mirrors(vhost: Vhost, database: Database, where: Path) -> AbstractContextManager[Processes]:
+    """Start ``events_mirror``; all are gone at the end of the block."""
+    return _processes("events_mirror", vhost.url, database.json, where)
+
+
+def runners(url: str, database: str, where: Path) -> AbstractContextManager[Processes]:
+    """Start ``events_batches``; all are gone at the end of the block."""
+    return _processes("events_batches", url, database, where)
+
+
+def main() -> None:
+    import django
+    from celery import Celery
+    from django.conf import settings
+    from django.core.management import execute_from_command_line
+
+    settings.configure(
+        SECRET_KEY="of a test",
+        USE_TZ=True,
+        INSTALLED_APPS=["django_amqp_events"],
+        DATABASES={"default": json.loads(os.environ["COMMAND_DATABASE"])},
+        AMQP_EVENTS={
+            "SERVICE": "billing",
+            "AUTODISCOVER": [],
+            "HANDLERS": {
+                "send_invoice": {
+                    "EVENTS": ["shop.order.created"],
+                    "HANDLER": "tests.integration.handlers.handle",
+                }
+            },
+        },
+    )
+    Celery("command", broker=os.environ["COMMAND_BROKER"]).set_default()
+    django.setup()
+    if point := os.environ.get("COMMAND_DIES"):
+        _die(*point.split("@"))
+    execute_from_command_line(sys.argv)
+
+
+def _die(where: str, call: str) -> None:
+    """SIGKILL itself before a step, or after it, at the given call."""
+    from django_amqp_events import lifecycle, mirror, publisher
+    from django_amqp_events.intake import Intake
+
+    calls = 0
+
+    def dying(real: Callable[..., Any], *, after: bool = False) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            last = calls == int(call)
+            done = None if last and not after else real(*args, **kwargs)
+            if last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
+
+        return wrapped
+
+    points: dict[str, tuple[Any, str, bool]] = {
+        "before-commit": (mirror, "_store_events", True),
+        "before-ack": (Intake, "ack", False),
+        "before-publish": (publisher.AmqpBackend, "publish", False),
+        "before-noted": (lifecycle, "published", False),
+    }
+    owner, name, after = points[where]
+    setattr(owner, name, dying(getattr(owner, name), after=after))
+
+
+if __name__ == "__main__":
+    main()
