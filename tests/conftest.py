@@ -79,6 +79,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 TOO_MANY = 4
 
 
+class Early:
+    """Names what failed when it fails: the suite takes a while."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        outcome: str = report.outcome  # pytest-rerunfailures has one more
+        if outcome in ("failed", "rerun"):
+            self._reporter.write_line(f"\n{outcome} in {report.when}: {report.nodeid}")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    plugins = session.config.pluginmanager
+    if reporter := plugins.get_plugin("terminalreporter"):
+        plugins.register(Early(reporter))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a run that repeated too many tests."""
