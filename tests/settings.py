@@ -26,3 +26,5 @@ if os.environ.get("AMQP_EVENTS_TEST_DATABASE") == "postgresql":  # scripts/postg
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 AMQP_EVENTS = {"SERVICE": "testing"}
+# Django 6.1 asks for it; pytest-django keeps what is sent.
+MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}

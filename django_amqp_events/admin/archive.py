@@ -279,9 +279,10 @@ class ArchivedEventAdmin(EditingPages):
         """Freeze any number of them in a batch, and show what its replay would do."""
         return begin(self, request, queryset)
 
-    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+    def get_actions(self, request: HttpRequest, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Leave out what this site has no page for."""
-        found = super().get_actions(request)
+        # Django 6.1 says on which page the actions are offered.
+        found = super().get_actions(request, *args, **kwargs)
         if not self.admin_site.is_registered(ReplayBatch):
             found.pop("background_selected", None)
         return found
