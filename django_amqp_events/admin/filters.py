@@ -197,7 +197,7 @@ class TimeFilter(admin.SimpleListFilter):
 
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
-    ) -> list[tuple[str, str]]:
+    ) -> list[tuple[str, Any]]:
         return [(key, title) for key, (title, _age) in {**self.NEWER, **self.OLDER}.items()]
 
     def queryset(

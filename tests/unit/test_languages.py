@@ -17,7 +17,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import override_settings
 from django.urls import reverse
-from django.utils.translation import _trans as chosen
+from django.utils import translation
 from django.utils.translation import gettext, gettext_lazy, gettext_noop, override, trans_real
 
 from django_amqp_events import batches, dryrun, groups, lifecycle, replay
@@ -401,7 +401,8 @@ def test_no_page_says_anything_that_is_not_marked(
     for name in ("gettext", "ngettext", "pgettext", "npgettext"):
         marking = marks(getattr(trans_real, name))
         monkeypatch.setattr(trans_real, name, marking)
-        monkeypatch.setattr(chosen, name, marking, raising=False)
+        # Where Django keeps what it has looked up once.
+        monkeypatch.setattr(vars(translation)["_trans"], name, marking, raising=False)
     said: dict[str, set[str]] = {}
     for name, address in pages.items():
         html = ada.get(address).content.decode()
