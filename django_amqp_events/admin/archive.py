@@ -340,8 +340,8 @@ class ArchivedEventAdmin(EditingPages):
                 messages.warning(
                     request,
                     ngettext(
-                        "%(count)s of the %(total)s selected events is no longer in this list: it "
-                        "has changed since you looked.",
+                        "%(count)s of the %(total)s selected events are no longer in this list: "
+                        "they have changed since you looked.",
                         "%(count)s of the %(total)s selected events are no longer in this list: "
                         "they have changed since you looked.",
                         chosen - len(seen),

@@ -547,7 +547,7 @@ def freeze(
     """
     try:
         batch = batches.freeze(
-            queryset, by=request.user.get_username(), title=line(title, 255), criteria=criteria
+            queryset, by=request.user.get_username(), title=line(title[:], 255), criteria=criteria
         )
         dryrun.examine(batch)
     except AmqpEventsError as exc:

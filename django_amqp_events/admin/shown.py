@@ -481,7 +481,7 @@ def _replayed(replay: Replay) -> list[Step]:
     steps = [
         Step(
             at=replay.requested_at,
-            what=_("replay %(number)s, of revision %(revision)s, asked for")
+            what=_("replay %(number)s, of revision %(revision)s asked for")
             % {**number, "revision": replay.revision.number}
             if replay.revision
             else _("replay %(number)s asked for") % number,
