@@ -6,7 +6,7 @@ ARGS ?=
 VENV = .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check lint format matrix faults demo serve show show-mirror lock wheel clean broker-start \
+.PHONY: help venv test check lint format matrix faults demo serve show show-mirror lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## This list
@@ -59,6 +59,9 @@ show-mirror: venv  ## Rows per second of the mirror, on SQLite and PostgreSQL (a
 
 lock:  ## Compile requirements/dev.txt anew (ARGS=--upgrade for newer versions)
 	@$(PYTHON) scripts/lock.py $(ARGS)
+
+messages: venv  ## Bring the translations of the admin up to date with the code, and compile them
+	@$(VENV) scripts/messages.py
 
 wheel: venv  ## sdist and wheel into dist/
 	@$(VENV) scripts/wheel.py --build

@@ -18,6 +18,7 @@ from django.core.mail import mail_admins
 from django.db import IntegrityError, router, transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import override
 
 from . import signals
 from .conf import Settings, get_settings
@@ -259,11 +260,14 @@ def told(alert: Alert) -> str:
 def _tell(alert: Alert, settings: Settings) -> None:
     """Send signal and e-mail; what fails of it is logged, and disturbs nobody."""
     over = alert.ended is not None
+    # Who gets it speaks no known language, and its text is English.
+    with override(None):
+        name = title(alert)
     logger.log(
         logging.INFO if over else logging.WARNING,
         "alert %s: %s",
         "over" if over else "raised",
-        title(alert),
+        name,
     )
     signal = signals.alert_ended if over else signals.alert_raised
     # Django logs what a receiver raises.
@@ -273,7 +277,7 @@ def _tell(alert: Alert, settings: Settings) -> None:
     if not settings.alerts.mail:
         return
     # A header is one line.
-    subject = " ".join(f"{settings.service}: {'over: ' if over else ''}{title(alert)}".split())
+    subject = " ".join(f"{settings.service}: {'over: ' if over else ''}{name}".split())
     lines = [told(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
     if alert.ended is not None:
         lines.append(f"Over since {alert.ended:%Y-%m-%d %H:%M:%S} UTC.")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.core.checks import register
 from django.utils.module_loading import autodiscover_modules
+from django.utils.translation import gettext_lazy as _
 
 
 class DjangoAmqpEventsConfig(AppConfig):
     """Registers; it queries nothing, connects to nothing and patches nothing."""
 
     name = "django_amqp_events"
-    verbose_name = "AMQP events"
+    verbose_name = _("AMQP events")
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
@@ -21,7 +22,7 @@ class DjangoAmqpEventsConfig(AppConfig):
 
         register(checks.check, checks.TAG)
         register(checks.check_deployment, checks.TAG, deploy=True)
-        settings, _ = conf.load()
+        settings, _problems = conf.load()
         # Without a service there is nobody to handle anything, and the checks say so.
         if settings.service:
             discover(settings.autodiscover)

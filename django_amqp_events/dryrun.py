@@ -25,7 +25,7 @@ from .replay import Target
 GROUPS: Final = 500
 #: Events whose bodies are read one by one, because a part of them may be unreadable.
 BODIES: Final = 1_000
-GONE: Final = "there is no such event any more"
+GONE: Final = replay.GONE
 #: Reasons that a plan names.
 REASONS: Final = 50
 

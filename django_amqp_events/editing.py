@@ -11,11 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from django.utils.translation import gettext_noop as _
+from django.utils.translation import ngettext
+
 from . import envelope, inbox, publisher
 from .conf import Settings
 from .exceptions import InvalidEditError, InvalidEventError
 from .models import ArchivedEvent, InboxEntry
 from .registry import Handler, Registry
+from .sentences import Sentence
 from .worker.task import bind
 from .worker.verdict import InvalidArguments
 
@@ -23,6 +27,21 @@ from .worker.verdict import InvalidArguments
 COMPARED: Final = 2_000
 #: Lines of a diff.
 LINES: Final = 2_000
+#: What somebody is told who wrote JSON that is no object.
+_NO_PAYLOAD: Final = Sentence(
+    _("This is a value; a payload is a JSON object: the arguments by name, in braces.")
+)
+_NO_OBJECT: Final[Mapping[type, Sentence]] = {
+    list: Sentence(
+        _("This is a list; a payload is a JSON object: the arguments by name, in braces.")
+    ),
+    str: Sentence(
+        _("This is a text; a payload is a JSON object: the arguments by name, in braces.")
+    ),
+    bool: Sentence(
+        _("This is true or false; a payload is a JSON object: the arguments by name, in braces.")
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +67,21 @@ def parse(text: str) -> dict[str, Any]:
         found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except json.JSONDecodeError as exc:
         raise InvalidEditError(
-            f"This is no JSON: {exc.msg}, in line {exc.lineno}, column {exc.colno}."
+            Sentence(
+                _("This is no JSON: %(error)s, in line %(line)s, column %(column)s."),
+                error=exc.msg,
+                line=exc.lineno,
+                column=exc.colno,
+            )
         ) from exc
     except InvalidEditError:
         raise
     except (ValueError, RecursionError) as exc:
-        raise InvalidEditError(f"This cannot be read as JSON: {exc}.") from exc
-    if not isinstance(found, dict):
-        kind = {list: "a list", str: "a text", bool: "true or false"}.get(type(found), "a value")
         raise InvalidEditError(
-            f"This is {kind}; a payload is a JSON object: the arguments by name, in braces."
-        )
+            Sentence(_("This cannot be read as JSON: %(error)s."), error=str(exc))
+        ) from exc
+    if not isinstance(found, dict):
+        raise InvalidEditError(_NO_OBJECT.get(type(found), _NO_PAYLOAD))
     return found
 
 
@@ -66,13 +89,18 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise InvalidEditError(f"The name {key!r} is there twice; one of them would be lost.")
+            raise InvalidEditError(
+                Sentence(
+                    _("The name %(name)s is there twice; one of them would be lost."),
+                    name=repr(key),
+                )
+            )
         found[key] = value
     return found
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise InvalidEditError(f"{text} is no JSON; write a number, or null.")
+    raise InvalidEditError(Sentence(_("%(text)s is no JSON; write a number, or null."), text=text))
 
 
 def written(payload: Mapping[str, Any]) -> str:
@@ -105,9 +133,11 @@ def draft(
         # Too deep to be looked at any further, maybe.
         raise InvalidEditError(f"{_sentence(exc)}.") from exc
     if own is not None and _same(own.kwargs, payload):
-        problems.append("It is the event's own payload; to publish that again, replay it.")
+        problems.append(
+            Sentence(_("It is the event's own payload; to publish that again, replay it."))
+        )
     try:
-        _, taken = bind(handler, args, payload)
+        _bound, taken = bind(handler, args, payload)
     except InvalidArguments as exc:
         problems.append(f"{_sentence(exc)}.")
     else:
@@ -115,7 +145,13 @@ def draft(
         left = sorted(key for key in payload if key not in taken and key not in before)
         if left:
             names = ", ".join(repr(key) for key in left)
-            notes.append(f"The handler {handler.name!r} does not take {names}: it is left out.")
+            notes.append(
+                Sentence(
+                    _("The handler %(handler)s does not take %(names)s: it is left out."),
+                    handler=repr(handler.name),
+                    names=names,
+                )
+            )
     known = registry.events.get(event.name)
     if known is not None and known.contract is not None:
         why = _refusal(event.name, known.contract, args, payload)
@@ -123,17 +159,31 @@ def draft(
             problems.append(f"{_sentence(why)}.")
         elif why is not None:
             kind = type(why)
-            told = f"The event's contract does not take it: {kind.__name__}: {why}."
+            told = Sentence(
+                _("The event's contract does not take it: %(error)s."),
+                error=f"{kind.__name__}: {why}",
+            )
             first = _refusal(event.name, known.contract, args, own.kwargs) if own else None
             if type(first) is kind:
                 notes.append(
-                    f"{told} Nor does it take the event's own payload: it may want Python's types "
-                    f"(Decimal, date) where a payload has text."
+                    Sentence(
+                        _(
+                            "%(refused)s Nor does it take the event's own payload: it may want "
+                            "Python's types (Decimal, date) where a payload has text."
+                        ),
+                        refused=told,
+                    )
                 )
             else:
                 problems.append(told)
     if len(body) > settings.max_body:
-        problems.append(f"It takes {len(body)} bytes; MAX_BODY is {settings.max_body}.")
+        problems.append(
+            Sentence(
+                _("It takes %(size)s bytes; MAX_BODY is %(most)s."),
+                size=len(body),
+                most=settings.max_body,
+            )
+        )
     if problems:
         raise InvalidEditError(*problems)
     return Draft(body=body, notes=tuple(notes))
@@ -228,4 +278,5 @@ def diff(before: str, after: str) -> list[Line]:
 
 def _left_out(count: int) -> Iterator[Line]:
     if count > 0:
-        yield Line(kind="…", text=f"{count} more line{'' if count == 1 else 's'}")
+        text = ngettext("%(count)s more line", "%(count)s more lines", count)
+        yield Line(kind="…", text=text % {"count": count})

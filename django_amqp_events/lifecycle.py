@@ -25,6 +25,7 @@ from uuid import UUID, uuid4
 
 from django.db import OperationalError, connections, router, transaction
 from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subquery, Value, When
+from django.utils.translation import gettext_noop
 
 from . import tallies
 from .exceptions import ConfigurationError
@@ -38,6 +39,7 @@ from .models import (
     State,
     clean,
 )
+from .sentences import Sentence
 from .tallies import Standing
 
 P = ParamSpec("P")
@@ -53,6 +55,7 @@ TRIES: Final = 10
 #: What PostgreSQL calls that: serialization_failure (REPEATABLE READ and stricter), deadlock.
 _CONFLICTS: Final = frozenset({"40001", "40P01"})
 _NOBODY: Final = UUID(int=0)
+_RECORD_GONE: Final = gettext_noop("the record of its replay was deleted before it was published")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,10 +132,16 @@ def check_no_transaction() -> None:
     if not blocks and (connection.in_atomic_block or connection.get_autocommit()):
         return
     raise ConfigurationError(
-        f"a replay is published after its claim is committed, and there is a transaction around "
-        f"it on the database {database()!r}: ATOMIC_REQUESTS, transaction.atomic or AUTOCOMMIT "
-        f"off. Decorate the view with django.db.transaction.non_atomic_requests, or replay after "
-        f"the transaction; nothing was published"
+        Sentence(
+            gettext_noop(
+                "a replay is published after its claim is committed, and there is a transaction "
+                "around it on the database %(database)s: ATOMIC_REQUESTS, transaction.atomic or "
+                "AUTOCOMMIT off. Decorate the view with "
+                "django.db.transaction.non_atomic_requests, or replay after the transaction; "
+                "nothing was published"
+            ),
+            database=repr(database()),
+        )
     )
 
 
@@ -321,7 +330,7 @@ def reclaim(
             rows().filter(pk__in=orphans).update(
                 state=State.ARCHIVED,
                 version=F("version") + 1,
-                error="the record of its replay was deleted before it was published",
+                error=_RECORD_GONE,
             )
         names = {
             event.pk: handlers.get(replay.handler, replay.handler)

@@ -21,11 +21,13 @@ from amqp.serialization import dumps, loads
 from django.db import models
 from django.utils.timezone import get_default_timezone, is_naive, make_aware
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_noop, pgettext_lazy
 
 from . import envelope
 from .context import ReceivedEvent
 from .envelope import Payload, Received
 from .exceptions import AppendOnlyError
+from .sentences import Sentence
 
 if TYPE_CHECKING:
     _DateTimeField = models.DateTimeField[Any, Any]
@@ -47,11 +49,11 @@ _HIDDEN: Final = re.compile(
 class State(models.TextChoices):
     """Where an archived event stands; docs/archive.md draws it."""
 
-    ARCHIVED = "archived", "archived"
-    QUEUED = "queued", "queued"
-    REPLAYING = "replaying", "replaying"
-    SUCCEEDED = "succeeded", "succeeded"
-    DISCARDED = "discarded", "discarded"
+    ARCHIVED = "archived", _("archived")
+    QUEUED = "queued", _("queued")
+    REPLAYING = "replaying", _("replaying")
+    SUCCEEDED = "succeeded", _("succeeded")
+    DISCARDED = "discarded", _("discarded")
 
 
 class Moment(_DateTimeField):
@@ -97,23 +99,24 @@ class FailureGroup(models.Model):
     service = models.CharField(max_length=LENGTH)
     handler = models.CharField(max_length=LENGTH, blank=True)
     exception = models.CharField(max_length=LENGTH, blank=True)
-    frame = models.CharField("failing function", max_length=LENGTH, blank=True)
+    frame = models.CharField(_("failing function"), max_length=LENGTH, blank=True)
     reason = models.CharField(max_length=32, blank=True)
-    first_seen = Moment("first seen")
-    last_seen = Moment("last seen")
+    first_seen = Moment(_("first seen"))
+    last_seen = Moment(_("last seen"))
     # Signed: what is added up out of order may be below nothing for a moment.
     open = models.IntegerField(default=0)
     again = models.IntegerField(default=0)
     going = models.IntegerField(default=0)
-    put_right_at = Moment("put right", null=True, blank=True)
-    came_back_at = Moment("came back", null=True, blank=True)
+    put_right_at = Moment(_("put right"), null=True, blank=True)
+    came_back_at = Moment(_("came back"), null=True, blank=True)
     note = models.TextField(blank=True)
     assignee = models.CharField(max_length=LENGTH, blank=True)
     ticket = models.CharField(max_length=LENGTH, blank=True)
     edits = models.PositiveIntegerField(default=0)
 
     class Meta:
-        verbose_name = "failure group"
+        verbose_name = _("failure group")
+        verbose_name_plural = _("failure groups")
         ordering: ClassVar = ["-last_seen", "-pk"]
         default_permissions = ("view",)
         permissions: ClassVar = [
@@ -128,7 +131,11 @@ class FailureGroup(models.Model):
 
     def __str__(self) -> str:
         what = (self.exception or self.reason).rpartition(".")[2]
-        return visible(f"{what} in {self.handler or 'no handler'}")
+        return Sentence(
+            gettext_noop("%(what)s in %(handler)s"),
+            what=visible(what),
+            handler=visible(self.handler) or _("no handler"),
+        )
 
 
 class ArchivedEvent(models.Model):
@@ -162,23 +169,23 @@ class ArchivedEvent(models.Model):
     service = models.CharField(max_length=LENGTH)
     handler = models.CharField(max_length=LENGTH, blank=True)
     queue = models.CharField(max_length=LENGTH, blank=True)
-    name = models.CharField("event", max_length=LENGTH)
-    event_id = models.CharField("event id", max_length=LENGTH)
-    source = models.CharField("published by", max_length=LENGTH, blank=True)
-    correlation_id = models.CharField("correlation id", max_length=LENGTH, blank=True)
-    causation_id = models.CharField("causation id", max_length=LENGTH, blank=True)
-    published_at = Moment("published", null=True, blank=True)
-    first_failed_at = Moment("first failed")
-    last_failed_at = Moment("last failed")
-    mirrored_at = Moment("mirrored")
+    name = models.CharField(_("event"), max_length=LENGTH)
+    event_id = models.CharField(_("event id"), max_length=LENGTH)
+    source = models.CharField(_("published by"), max_length=LENGTH, blank=True)
+    correlation_id = models.CharField(_("correlation id"), max_length=LENGTH, blank=True)
+    causation_id = models.CharField(_("causation id"), max_length=LENGTH, blank=True)
+    published_at = Moment(_("published"), null=True, blank=True)
+    first_failed_at = Moment(_("first failed"))
+    last_failed_at = Moment(_("last failed"))
+    mirrored_at = Moment(_("mirrored"))
     state = models.CharField(max_length=16, choices=State, default=State.ARCHIVED)
-    state_since = Moment("in this state since")
+    state_since = Moment(_("in this state since"))
     version = models.PositiveIntegerField(default=0)
     reason = models.CharField(max_length=32)
     detail = models.TextField(blank=True)
     exception = models.CharField(max_length=LENGTH, blank=True)
     message = models.CharField(max_length=LENGTH, blank=True)
-    location = models.CharField("failing line", max_length=LENGTH, blank=True)
+    location = models.CharField(_("failing line"), max_length=LENGTH, blank=True)
     # Nothing is done to events when a group goes: one that has any does not.
     group = models.ForeignKey(
         FailureGroup,
@@ -195,13 +202,14 @@ class ArchivedEvent(models.Model):
     unconfirmed = models.BooleanField(default=False)
     error = models.TextField(blank=True)
     body = models.BinaryField()
-    body_size = models.PositiveIntegerField("bytes")
+    body_size = models.PositiveIntegerField(_("bytes"))
     headers_raw = models.BinaryField()
     content_type = models.CharField(max_length=LENGTH, blank=True)
     content_encoding = models.CharField(max_length=LENGTH, blank=True)
 
     class Meta:
-        verbose_name = "archived event"
+        verbose_name = _("archived event")
+        verbose_name_plural = _("archived events")
         ordering: ClassVar = ["-last_failed_at", "-pk"]
         default_permissions = ("view",)
         permissions: ClassVar = [
@@ -250,7 +258,12 @@ class ArchivedEvent(models.Model):
         ]
 
     def __str__(self) -> str:
-        return visible(f"{self.name} ({self.event_id}) for {self.handler or 'nobody'}")
+        return Sentence(
+            gettext_noop("%(name)s (%(id)s) for %(handler)s"),
+            name=visible(self.name),
+            id=visible(self.event_id),
+            handler=visible(self.handler) or pgettext_lazy("for", "nobody"),
+        )
 
     @cached_property
     def headers(self) -> Mapping[str, Any]:
@@ -405,12 +418,12 @@ class Replay(models.Model):
     """
 
     class Outcome(models.TextChoices):
-        QUEUED = "queued", "queued"
-        PUBLISHED = "published", "published"
-        REFUSED = "refused", "not published"
-        UNCONFIRMED = "unconfirmed", "not confirmed"
-        SUCCEEDED = "succeeded", "succeeded"
-        FAILED = "failed", "failed again"
+        QUEUED = "queued", _("queued")
+        PUBLISHED = "published", _("published")
+        REFUSED = "refused", _("not published")
+        UNCONFIRMED = "unconfirmed", _("not confirmed")
+        SUCCEEDED = "succeeded", _("succeeded")
+        FAILED = "failed", _("failed again")
 
     id = models.UUIDField(primary_key=True, editable=False)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="replay_set")
@@ -507,11 +520,11 @@ class ArchiveAction(AppendOnly):
     """
 
     class Action(models.TextChoices):
-        REPLAY = "replay", "replayed"
-        EDIT = "edit", "edited and replayed"
-        FORCE = "force", "replayed by force"
-        DISCARD = "discard", "discarded"
-        RESTORE = "restore", "restored"
+        REPLAY = "replay", _("replayed")
+        EDIT = "edit", _("edited and replayed")
+        FORCE = "force", _("replayed by force")
+        DISCARD = "discard", _("discarded")
+        RESTORE = "restore", _("restored")
 
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="action_set")
     at = Moment()
@@ -613,7 +626,11 @@ class ReplayBatch(models.Model):
         ]
 
     def __str__(self) -> str:
-        return visible(f"{self.title or 'replay batch'} ({str(self.pk)[:8]})")
+        return Sentence(
+            gettext_noop("%(title)s (%(id)s)"),
+            title=visible(self.title) or _("replay batch"),
+            id=str(self.pk)[:8],
+        )
 
     @property
     def open(self) -> bool:
@@ -730,11 +747,11 @@ class GroupAction(models.Model):
     """
 
     class Action(models.TextChoices):
-        NOTE = "note", "note"
-        ASSIGN = "assign", "assigned"
-        TICKET = "ticket", "ticket"
-        REPLAY = "replay", "replayed"
-        DISCARD = "discard", "discarded"
+        NOTE = "note", _("note")
+        ASSIGN = "assign", _("assigned")
+        TICKET = "ticket", _("ticket")
+        REPLAY = "replay", _("replayed")
+        DISCARD = "discard", _("discarded")
 
     group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
     at = Moment()
@@ -869,24 +886,25 @@ class OutboxEvent(models.Model):
 
     id = models.UUIDField(primary_key=True, editable=False)
     service = models.CharField(max_length=LENGTH)
-    event_id = models.CharField("event id", max_length=LENGTH)
-    name = models.CharField("event", max_length=LENGTH)
+    event_id = models.CharField(_("event id"), max_length=LENGTH)
+    name = models.CharField(_("event"), max_length=LENGTH)
     exchange = models.CharField(max_length=LENGTH)
     envelope = models.TextField()
     body = models.BinaryField()
-    size = models.PositiveIntegerField("bytes")
-    created_at = Moment("published")
-    due_at = Moment("due")
+    size = models.PositiveIntegerField(_("bytes"))
+    created_at = Moment(_("published"))
+    due_at = Moment(_("due"))
     claim = models.UUIDField(null=True, blank=True, editable=False)
     attempts = models.PositiveIntegerField(default=0)
     error = models.TextField(blank=True)
-    discarded_at = Moment("discarded", null=True, blank=True)
+    discarded_at = Moment(_("discarded"), null=True, blank=True)
     # The database's defaults: an INSERT of a process that is older than these columns goes on.
     discarded_by = models.CharField(max_length=LENGTH, blank=True, db_default="")
     discard_reason = models.TextField(blank=True, db_default="")
 
     class Meta:
-        verbose_name = "waiting event"
+        verbose_name = _("waiting event")
+        verbose_name_plural = _("waiting events")
         ordering: ClassVar = ["pk"]
         default_permissions = ("view",)
         permissions: ClassVar = [
@@ -925,14 +943,14 @@ class InboxEntry(models.Model):
     id = models.UUIDField(primary_key=True, editable=False)
     service = models.CharField(max_length=LENGTH)
     handler = models.CharField(max_length=LENGTH)
-    source = models.CharField("published by", max_length=LENGTH, blank=True)
-    event_id = models.CharField("event id", max_length=LENGTH)
-    name = models.CharField("event", max_length=LENGTH)
-    handled_at = Moment("handled")
+    source = models.CharField(_("published by"), max_length=LENGTH, blank=True)
+    event_id = models.CharField(_("event id"), max_length=LENGTH)
+    name = models.CharField(_("event"), max_length=LENGTH)
+    handled_at = Moment(_("handled"))
 
     class Meta:
-        verbose_name = "handled event"
-        verbose_name_plural = "handled events"
+        verbose_name = _("handled event")
+        verbose_name_plural = _("handled events")
         ordering: ClassVar = ["-handled_at", "pk"]
         default_permissions = ("view",)
         indexes: ClassVar = [
@@ -987,8 +1005,8 @@ class Dashboard(Snapshot):
 
     class Meta:
         proxy = True
-        verbose_name = "dashboard"
-        verbose_name_plural = "dashboard"
+        verbose_name = _("dashboard")
+        verbose_name_plural = _("dashboard")
         default_permissions = ()
         permissions: ClassVar = [("view_dashboard", "Can view the dashboard")]
 

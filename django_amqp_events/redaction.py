@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext_noop as _
 
 from . import conf
+from .sentences import Sentence
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,10 @@ def redacted(name: str, payload: Mapping[str, Any]) -> Redacted:
         # Its words may quote the payload.
         kind = type(exc).__name__
         logger.error("AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind)  # noqa: TRY400
-        problem = f"the redaction hook {path} failed ({kind}), so the payload is hidden"
+        problem = Sentence(
+            _("the redaction hook %(hook)s failed (%(error)s), so the payload is hidden"),
+            hook=path,
+            error=kind,
+        )
         return Redacted(payload=None, problem=problem)
     return Redacted(payload=found)

@@ -19,6 +19,8 @@ from django.db import InterfaceError, OperationalError, connections
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Length
 from django.utils.timezone import localtime
+from django.utils.translation import gettext_noop as _
+from django.utils.translation import pgettext_lazy
 
 from . import editing, envelope, lifecycle, publisher
 from .broker import named
@@ -38,6 +40,7 @@ from .exceptions import (
 from .lifecycle import Claimed, Edit, Seen, Unpublished
 from .models import ArchiveAction, ArchivedEvent, State, visible
 from .registry import Handler, Registry, get_registry
+from .sentences import Sentence
 from .topology import Names
 
 logger = logging.getLogger(__name__)
@@ -259,8 +262,13 @@ def _ready() -> tuple[Settings, Registry]:
     settings, registry = get_settings(), get_registry()
     if settings.backend != "amqp":
         raise ConfigurationError(
-            f"a replay needs RabbitMQ, which its outcome comes back through, and "
-            f"AMQP_EVENTS['BACKEND'] is {settings.backend!r}; nothing was published"
+            Sentence(
+                _(
+                    "a replay needs RabbitMQ, which its outcome comes back through, and "
+                    "AMQP_EVENTS['BACKEND'] is %(backend)s; nothing was published"
+                ),
+                backend=repr(settings.backend),
+            )
         )
     lifecycle.check_no_transaction()
     return settings, registry
@@ -268,9 +276,12 @@ def _ready() -> tuple[Settings, Registry]:
 
 def _away(exc: Exception) -> str:
     text = str(exc).strip().partition("\n")[0]
-    return (
-        f"the database is away ({type(exc).__name__}: {text}); what it could not note stays "
-        f"queued, and the mirror publishes it again under the same replay id"
+    return Sentence(
+        _(
+            "the database is away (%(error)s); what it could not note stays queued, and the "
+            "mirror publishes it again under the same replay id"
+        ),
+        error=f"{type(exc).__name__}: {text}",
     )
 
 
@@ -326,7 +337,7 @@ def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipp
             if event.service != settings.service:
                 skipped.append(_skipped(event, foreign(event)))
             elif not overdue(event, None if isinstance(handler, str) else handler):
-                skipped.append(_skipped(event, _NOT_OVERDUE))
+                skipped.append(_skipped(event, NOT_OVERDUE))
             else:
                 wanted[event.pk] = chunk[event.pk]
         done = lifecycle.resolve(wanted, by=by, reason=reason, now=_now())
@@ -344,12 +355,16 @@ def target(
     if isinstance(found, str):
         return found
     if event.body_size > settings.max_body:
-        return (
-            f"its body has {event.body_size} bytes, MAX_BODY is {settings.max_body}; raise it "
-            f"first, here and in the workers"
+        return Sentence(
+            _(
+                "its body has %(size)s bytes, MAX_BODY is %(most)s; raise it first, here and in "
+                "the workers"
+            ),
+            size=event.body_size,
+            most=settings.max_body,
         )
     if event.reason in UNREAD and event.payload is None:
-        return "its body cannot be read, so it would come back as it went; discard it"
+        return Sentence(_("its body cannot be read, so it would come back as it went; discard it"))
     return found
 
 
@@ -473,14 +488,22 @@ def overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | None 
 # -- one chunk ----------------------------------------------------------------------------
 
 #: Why nobody may edit.
-NOT_EDITABLE: Final = (
-    "archived events can be edited only where AMQP_EVENTS['EDITING'] is True; nothing was published"
+NOT_EDITABLE: Final = Sentence(
+    _(
+        "archived events can be edited only where AMQP_EVENTS['EDITING'] is True; nothing was "
+        "published"
+    )
 )
-_MAY_RUN: Final = (
-    "its last replay was not confirmed and may be on its way, and with another payload both could "
-    "run; replay it as it is first, under the same replay id"
+_MAY_RUN: Final = Sentence(
+    _(
+        "its last replay was not confirmed and may be on its way, and with another payload both "
+        "could run; replay it as it is first, under the same replay id"
+    )
 )
-_NOT_OVERDUE: Final = "its replay may be waiting for a retry still; it is not overdue"
+#: Why an event is left alone whose replay may report back still.
+NOT_OVERDUE: Final = Sentence(_("its replay may be waiting for a retry still; it is not overdue"))
+#: Why nothing is done about an event that was deleted.
+GONE: Final = Sentence(_("there is no such event any more"))
 
 
 def _replay(
@@ -522,7 +545,7 @@ def _examine(
         if isinstance(where, str):
             skipped.append(_skipped(event, where))
         elif force and not overdue(event, where.handler):
-            skipped.append(_skipped(event, _NOT_OVERDUE))
+            skipped.append(_skipped(event, NOT_OVERDUE))
         else:
             targets[event.pk] = where
     return targets, skipped
@@ -568,12 +591,15 @@ def _skipped(event: ArchivedEvent, why: str) -> Skipped:
 
 
 def _gone(pk: UUID) -> Skipped:
-    return Skipped(id=pk, title="", why="there is no such event any more")
+    return Skipped(id=pk, title="", why=GONE)
 
 
 def foreign(event: ArchivedEvent) -> str:
     """Say why another service's event is left alone."""
-    return f"it is of the service {event.service!r}; replay it in a process of that service"
+    return Sentence(
+        _("it is of the service %(service)s; replay it in a process of that service"),
+        service=repr(event.service),
+    )
 
 
 def changed(event: ArchivedEvent, version: int, last: ArchiveAction | None = None) -> str:
@@ -583,15 +609,28 @@ def changed(event: ArchivedEvent, version: int, last: ArchiveAction | None = Non
         last: the last decision about it (:func:`last_actions`).
     """
     if event.version == version:
-        return f"it is {event.get_state_display()}"
-    text = (
-        f"it has changed since you looked, and is {event.get_state_display()} now: somebody else, "
-        f"or another tab, was faster"
+        return Sentence(_("it is %(state)s"), state=_label(State, event.state))
+    text = Sentence(
+        _(
+            "it has changed since you looked, and is %(state)s now: somebody else, or another "
+            "tab, was faster"
+        ),
+        state=_label(State, event.state),
     )
     if last is None:
         return text
-    what, who = last.get_action_display(), visible(last.by, 80) or "nobody"
-    return f"{text}; the last decision: {what} by {who}, {localtime(last.at):%Y-%m-%d %H:%M:%S %Z}"
+    return Sentence(
+        _("%(changed)s; the last decision: %(what)s by %(who)s, %(at)s"),
+        changed=text,
+        what=_label(ArchiveAction.Action, last.action),
+        who=visible(last.by, 80) or pgettext_lazy("by", "nobody"),
+        at=f"{localtime(last.at):%Y-%m-%d %H:%M:%S %Z}",
+    )
+
+
+def _label(choices: Any, value: str) -> Any:
+    """Return the lazy word for a value; one that there is no word for stands for itself."""
+    return choices(value).label if value in choices.values else value
 
 
 def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
@@ -756,16 +795,24 @@ def _handler(event: ArchivedEvent, settings: Settings, registry: Registry) -> Ha
     if name:
         handler = registry.handlers.get(name)
         if handler is None:
-            return (
-                f"no handler is named {name!r} here; if it was renamed, put "
-                f'{{"{event.handler}": "its name today"}} into AMQP_EVENTS["RENAMED_HANDLERS"]; '
-                f"if its module is imported by workers only, name it in AUTODISCOVER"
+            return Sentence(
+                _(
+                    "no handler is named %(name)s here; if it was renamed, put "
+                    '{"%(old)s": "its name today"} into AMQP_EVENTS["RENAMED_HANDLERS"]; '
+                    "if its module is imported by workers only, name it in AUTODISCOVER"
+                ),
+                name=repr(name),
+                old=event.handler,
             )
         return handler
     # Nobody was found when it was delivered; there may be somebody by now.
     handler = registry.find(event.queue, event.name)
     if handler is None:
-        return f"no handler is known for event {event.name!r} on the queue {event.queue!r}"
+        return Sentence(
+            _("no handler is known for event %(name)s on the queue %(queue)s"),
+            name=repr(event.name),
+            queue=repr(event.queue),
+        )
     return handler
 
 

@@ -20,6 +20,7 @@ from uuid import UUID, uuid4
 
 from celery import Celery
 from django.db import DatabaseError, InterfaceError, connections
+from django.utils.translation import gettext_noop as _
 
 from . import batches, lifecycle, replay
 from .conf import Settings
@@ -228,11 +229,11 @@ class Runner:
         work.quiet = now if work.quiet is None else work.quiet
         out = now > work.quiet + self._patience
         if waiting and queued + published:
-            batches.say(batch, "waits for the outcomes of the first events")
+            batches.say(batch, _("waits for the outcomes of the first events"))
             if out:
                 self._stop_batch(work, f"{published} of the first events never reported back")
         elif queued:
-            batches.say(batch, "waits for replays that are left queued; events_mirror goes on")
+            batches.say(batch, _("waits for replays that are left queued; events_mirror goes on"))
         elif out:
             self._finish(work, f"{published} events did not report back")
 

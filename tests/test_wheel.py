@@ -43,6 +43,9 @@ def test_the_metadata_say_what_a_user_has_to_know() -> None:
 def test_the_wheel_holds_the_package_and_nothing_else() -> None:
     files = [str(path) for path in metadata.files("django-amqp-events") or []]
     assert "django_amqp_events/py.typed" in files
+    for language in ("de", "ru"):
+        for suffix in ("po", "mo"):
+            assert f"django_amqp_events/locale/{language}/LC_MESSAGES/django.{suffix}" in files
     strangers = [
         name
         for name in files

@@ -28,7 +28,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from .. import groups, lifecycle, redaction, replay, transfer
 from ..exceptions import AmqpEventsError
@@ -44,6 +44,7 @@ from ..models import (
     visible,
 )
 from ..replay import Report
+from ..sentences import stored
 from . import decisions, shown
 from .base import List, ago, as_file, non_atomic, uuid_of
 from .batches import begin, freeze
@@ -61,7 +62,7 @@ from .filters import (
     known,
 )
 from .paging import CAP
-from .shown import line
+from .shown import line, number
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class ArchivedEventAdmin(EditingPages):
     )
     sortable_by = ("age",)
     search_fields = ("event_id",)
-    search_help_text = (
+    search_help_text = gettext_lazy(
         "An event id or correlation id (or how it begins), the id of a row or of a replay."
     )
     actions = (
@@ -187,7 +188,7 @@ class ArchivedEventAdmin(EditingPages):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {"title": "Archived events", "cap": CAP, **(extra_context or {})}
+        context = {"title": _("Archived events"), "cap": CAP, **(extra_context or {})}
         if self.has_export_permission(request):
             query = request.GET.urlencode()
             context["export_url"] = self._url("export") + (f"?{query}" if query else "")
@@ -213,15 +214,15 @@ class ArchivedEventAdmin(EditingPages):
             },
         )
 
-    @admin.display(description="event")
+    @admin.display(description=gettext_lazy("event"))
     def what(self, event: ArchivedEvent) -> str:
         return format_html(
             '<span class="ae-what">{}</span> <span class="ae-quiet">{}</span>',
             line(event.name),
-            line(event.handler) or "no handler",
+            line(event.handler) or _("no handler"),
         )
 
-    @admin.display(description="state")
+    @admin.display(description=gettext_lazy("state"))
     def standing(self, event: ArchivedEvent) -> str:
         note = self._note(event)
         return format_html(
@@ -233,14 +234,17 @@ class ArchivedEventAdmin(EditingPages):
 
     def _note(self, event: ArchivedEvent) -> str:
         if event.unconfirmed:
-            return "last replay not confirmed"
+            return _("last replay not confirmed")
         if event.error:
-            return "last replay not published"
-        if event.state != State.REPLAYING:
-            return ""
-        return "overdue" if replay.overdue(event, handler_of(event, known())) else ""
+            return _("last replay not published")
+        return _("overdue") if self._overdue(event) else ""
 
-    @admin.display(description="failure")
+    def _overdue(self, event: ArchivedEvent) -> bool:
+        if event.unconfirmed or event.error or event.state != State.REPLAYING:
+            return False
+        return replay.overdue(event, handler_of(event, known()))
+
+    @admin.display(description=gettext_lazy("failure"))
     def failure(self, event: ArchivedEvent) -> str:
         return format_html(
             '<span class="ae-exception" title="{}">{}</span> <span>{}</span> '
@@ -251,21 +255,21 @@ class ArchivedEventAdmin(EditingPages):
             line(event.location),
         )
 
-    @admin.display(description="attempts")
+    @admin.display(description=gettext_lazy("attempts"))
     def tries(self, event: ArchivedEvent) -> int:
         return event.attempts
 
-    @admin.display(description="replays")
+    @admin.display(description=gettext_lazy("replays"))
     def replayed(self, event: ArchivedEvent) -> int:
         return event.replays
 
-    @admin.display(description="failed", ordering="last_failed_at")
+    @admin.display(description=gettext_lazy("failed"), ordering="last_failed_at")
     def age(self, event: ArchivedEvent) -> str:
         return ago(event.last_failed_at, datetime.now(UTC))
 
     # -- actions of the list: freeze what is selected, and ask
 
-    @admin.action(description="Replay selected events", permissions=["replay"])
+    @admin.action(description=gettext_lazy("Replay selected events"), permissions=["replay"])
     def replay_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         return self._selected(request, queryset, DECISIONS["replay"])
 
@@ -287,23 +291,28 @@ class ArchivedEventAdmin(EditingPages):
             found.pop("background_selected", None)
         return found
 
-    @admin.action(description="Force replay of selected overdue events", permissions=["force"])
+    @admin.action(
+        description=gettext_lazy("Force replay of selected overdue events"), permissions=["force"]
+    )
     def force_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         return self._selected(request, queryset, DECISIONS["force"])
 
-    @admin.action(description="Mark selected overdue events as resolved", permissions=["discard"])
+    @admin.action(
+        description=gettext_lazy("Mark selected overdue events as resolved"),
+        permissions=["discard"],
+    )
     def resolve_selected(
         self, request: HttpRequest, queryset: QuerySet[Any]
     ) -> HttpResponse | None:
         return self._selected(request, queryset, DECISIONS["resolve"])
 
-    @admin.action(description="Discard selected events", permissions=["discard"])
+    @admin.action(description=gettext_lazy("Discard selected events"), permissions=["discard"])
     def discard_selected(
         self, request: HttpRequest, queryset: QuerySet[Any]
     ) -> HttpResponse | None:
         return self._selected(request, queryset, DECISIONS["discard"])
 
-    @admin.action(description="Restore selected events", permissions=["restore"])
+    @admin.action(description=gettext_lazy("Restore selected events"), permissions=["restore"])
     def restore_selected(
         self, request: HttpRequest, queryset: QuerySet[Any]
     ) -> HttpResponse | None:
@@ -317,9 +326,12 @@ class ArchivedEventAdmin(EditingPages):
         if len(seen) > LIMIT:
             messages.error(
                 request,
-                f"More than {LIMIT:,} events are selected. Filter the list, or replay them in the "
-                f"background: with the action of that name, or `manage.py events_replay "
-                f"--background`, which takes the same filters.",
+                _(
+                    "More than %(limit)s events are selected. Filter the list, or replay them in "
+                    "the background: with the action of that name, or `manage.py events_replay "
+                    "--background`, which takes the same filters."
+                )
+                % {"limit": number(LIMIT)},
             )
             return None
         # As Django's form of the actions reads it.
@@ -328,8 +340,14 @@ class ArchivedEventAdmin(EditingPages):
             if chosen > len(seen):
                 messages.warning(
                     request,
-                    f"{chosen - len(seen)} of the {chosen} selected events are no longer in this "
-                    f"list: they have changed since you looked.",
+                    ngettext(
+                        "%(count)s of the %(total)s selected events are no longer in this list: "
+                        "they have changed since you looked.",
+                        "%(count)s of the %(total)s selected events are no longer in this list: "
+                        "they have changed since you looked.",
+                        chosen - len(seen),
+                    )
+                    % {"count": chosen - len(seen), "total": chosen},
                 )
         if not seen:
             return None
@@ -388,7 +406,10 @@ class ArchivedEventAdmin(EditingPages):
         event = rows.filter(pk=pk).first() if pk is not None else None
         filters = self._filters(request)
         if event is None:
-            messages.warning(request, f"There is no archived event {line(unquote(object_id), 60)}.")
+            messages.warning(
+                request,
+                _("There is no archived event %(pk)s.") % {"pk": line(unquote(object_id), 60)},
+            )
             return HttpResponseRedirect(self._url("changelist", filters=filters))
         if not self.has_view_permission(request, event):
             raise PermissionDenied
@@ -400,8 +421,12 @@ class ArchivedEventAdmin(EditingPages):
             **self._content(request, event, readable=readable),
             "revisions": self._revisions(request, event),
             "related": self._related(request, event, filters),
-            "title": f"{line(event.name)} for {line(event.handler) or 'nobody'} "
-            f"({line(event.event_id, 9)})",
+            "title": _("%(name)s for %(handler)s (%(id)s)")
+            % {
+                "name": line(event.name),
+                "handler": line(event.handler) or pgettext("for", "nobody"),
+                "id": line(event.event_id, 9),
+            },
             "subtitle": None,
             "opts": self.opts,
             "media": self.media,
@@ -440,9 +465,10 @@ class ArchivedEventAdmin(EditingPages):
             "meaning": meaning,
             "remedy": remedy,
             "note": self._note(event),
+            "overdue": self._overdue(event),
             "since": shown.age(event.state_since, now),
             "age": shown.age(event.last_failed_at, now),
-            "error": visible(event.error, shown.TEXT),
+            "error": visible(stored(event.error), shown.TEXT),
             "failure": last,
             "failed": shown.replayed(failed) if failed is not None else None,
             "exception": kind or line(event.exception, shown.TEXT),
@@ -478,18 +504,18 @@ class ArchivedEventAdmin(EditingPages):
         return [
             (name, visible(text, shown.TEXT), url)
             for name, text, url in (
-                ("Event", event.name, self._url("changelist", state="all", event=event.name)),
+                (_("Event"), event.name, self._url("changelist", state="all", event=event.name)),
                 (
-                    "Handler",
-                    event.handler or "nobody",
+                    _("Handler"),
+                    event.handler or _("nobody"),
                     self._url("changelist", state="all", handler=event.handler),
                 ),
-                ("Queue", event.queue, ""),
-                ("Published by", event.source, ""),
-                ("Event id", event.event_id, same(event.event_id)),
-                ("Correlation id", event.correlation_id, same(event.correlation_id)),
-                ("Causation id", event.causation_id, same(event.causation_id)),
-                ("Row id", str(event.pk), ""),
+                (_("Queue"), event.queue, ""),
+                (_("Published by"), event.source, ""),
+                (_("Event id"), event.event_id, same(event.event_id)),
+                (_("Correlation id"), event.correlation_id, same(event.correlation_id)),
+                (_("Causation id"), event.causation_id, same(event.causation_id)),
+                (_("Row id"), str(event.pk), ""),
                 *self._group(request, event),
             )
             if text
@@ -503,7 +529,7 @@ class ArchivedEventAdmin(EditingPages):
         pages = self.admin_site.get_model_admin(FailureGroup)
         if not pages.has_view_permission(request, event.group):
             return []
-        return [("Failures like it", str(event.group), url)]
+        return [(_("Failures like it"), shown.text(event.group), url)]
 
     def _group_url(self, pk: UUID | None) -> str:
         """Return the address of a group; ``""`` where this site has none."""
@@ -536,7 +562,7 @@ class ArchivedEventAdmin(EditingPages):
                         "events": [
                             {
                                 "name": line(each.name),
-                                "handler": line(each.handler) or "nobody",
+                                "handler": line(each.handler) or _("nobody"),
                                 "state": each.state,
                                 "words": line(each.get_state_display()),
                                 "age": ago(each.last_failed_at, now),
@@ -567,17 +593,17 @@ class ArchivedEventAdmin(EditingPages):
                 found = None
             if found is not None:
                 safe = redaction.redacted(event.name, found)
-                problem = visible(safe.problem, shown.TEXT)
+                problem = shown.text(safe.problem, shown.TEXT)
                 if safe.payload is not None:
                     payload, cut = shown.pretty(dict(safe.payload))
             elif not raw:
-                problem = "It cannot be decoded as an event's payload, so it cannot be redacted."
+                problem = _("It cannot be decoded as an event's payload, so it cannot be redacted.")
             else:
-                problem = "It cannot be decoded as an event's payload; this is its raw body."
+                problem = _("It cannot be decoded as an event's payload; this is its raw body.")
         elif raw:
-            problem = "It is too long to be decoded here; this is how its raw body begins."
+            problem = _("It is too long to be decoded here; this is how its raw body begins.")
         else:
-            problem = "It is too long to be decoded here."
+            problem = _("It is too long to be decoded here.")
         headers, headers_note = shown.headers(event)
         return {
             "readable": True,
@@ -599,11 +625,12 @@ class ArchivedEventAdmin(EditingPages):
         obstacles = []
         buttons = []
         for each in possible:
-            if each.overdue and self._note(event) != "overdue":
+            if each.overdue and not self._overdue(event):
                 continue
             if not self.may(request, each):
                 obstacles.append(
-                    f"You have no permission for “{each.button}” (“{each.permission}”)."
+                    _("You have no permission for “%(label)s” (%(missing)s).")
+                    % {"label": each.button, "missing": f"“{each.permission}”"}
                 )
                 continue
             if each.publishes:
@@ -612,7 +639,9 @@ class ArchivedEventAdmin(EditingPages):
                 except AmqpEventsError as exc:
                     where = str(exc)
                 if isinstance(where, str):
-                    obstacles.append(f"It cannot be replayed: {visible(where, shown.TEXT)}")
+                    obstacles.append(
+                        _("It cannot be replayed: %(why)s") % {"why": shown.text(where, shown.TEXT)}
+                    )
                     continue
             frozen = decisions.freeze({event.pk: event.version})
             buttons.append(
@@ -655,7 +684,7 @@ class ArchivedEventAdmin(EditingPages):
             raise PermissionDenied
         event = self.get_queryset(request).defer(None).only("body").filter(pk=pk).first()
         if event is None:
-            messages.warning(request, f"There is no archived event {pk}.")
+            messages.warning(request, _("There is no archived event %(pk)s.") % {"pk": pk})
             return HttpResponseRedirect(self._url("changelist"))
         return as_file(pk, bytes(event.body))
 
@@ -672,8 +701,10 @@ class ArchivedEventAdmin(EditingPages):
         if seen is None:
             messages.error(
                 request,
-                "The address or form does not say which events are meant. Select them in the "
-                "list once more.",
+                _(
+                    "The address or form does not say which events are meant. Select them in the "
+                    "list once more."
+                ),
             )
             return HttpResponseRedirect(self._url("changelist", filters=filters))
         if request.method != "POST":
@@ -724,7 +755,7 @@ class ArchivedEventAdmin(EditingPages):
                     "More than %(limit)s events are open. Replay them in the background, here or "
                     "by `manage.py events_replay --background --group %(group)s`."
                 )
-                % {"limit": f"{LIMIT:,}", "group": group.pk},
+                % {"limit": number(LIMIT), "group": group.pk},
             )
             return None
         if len(seen) > LIMIT:
@@ -735,7 +766,7 @@ class ArchivedEventAdmin(EditingPages):
                     "More than %(limit)s events are open: these are the %(limit)s that failed "
                     "first. Do it again for the rest."
                 )
-                % {"limit": f"{LIMIT:,}"},
+                % {"limit": number(LIMIT)},
             )
         return self._ask(request, decision, seen, filters="", back=f"group:{group.pk.hex}")
 
@@ -773,13 +804,18 @@ class ArchivedEventAdmin(EditingPages):
         try:
             plan = decisions.plan(decision, seen, rows)
         except AmqpEventsError as exc:
-            messages.error(request, f"Nothing can be published: {visible(exc, 1_000)}")
+            messages.error(
+                request,
+                _("Nothing can be published: %(why)s") % {"why": shown.text(exc, 1_000)},
+            )
             return HttpResponseRedirect(self._url("changelist", filters=filters))
         one = back == "event" and len(seen) == 1
         count = len(plan.eligible)
         context = {
             **self.admin_site.each_context(request),
-            "title": f"{decision.asks(_events(count))}?" if count else "Nothing can be done",
+            "title": _("%(question)s?") % {"question": decision.asks(count)}
+            if count
+            else _("Nothing can be done"),
             "subtitle": None,
             "opts": self.opts,
             "media": self.media,
@@ -791,7 +827,7 @@ class ArchivedEventAdmin(EditingPages):
                 (
                     line(rows[pk].name),
                     line(rows[pk].event_id),
-                    line(rows[pk].handler) or "nobody",
+                    line(rows[pk].handler) or _("nobody"),
                     shown.called(rows[pk].exception, rows[pk].message) or line(rows[pk].reason),
                     rows[pk].replays,
                 )
@@ -799,7 +835,7 @@ class ArchivedEventAdmin(EditingPages):
             ],
             "unnamed": max(0, count - NAMED),
             "form": form or ReasonForm(decision),
-            "button": decision.asks(_events(count)),
+            "button": decision.asks(count),
             "seen": decisions.freeze({pk: seen[pk] for pk in seen if pk in set(plan.eligible)}),
             "back": back,
             "action_url": self._url(decision.name, filters=filters),
@@ -826,36 +862,83 @@ def _back(text: str) -> tuple[str, UUID | None]:
 def _tell(request: HttpRequest, decision: Decision, report: Report, total: int) -> None:
     """Say what came of it."""
     if count := len(report.published):
-        text = {
-            "discard": f"{_events(count)} discarded.",
-            "resolve": f"{_events(count)} marked as resolved.",
-            "restore": f"{_events(count)} restored into the archive.",
-        }.get(
-            decision.name,
-            f"{_events(count)} published to the handler that failed; it reports back by itself.",
-        )
-        messages.success(request, text)
+        messages.success(request, _said(decision.name, count) % {"count": number(count)})
     returned = decisions.grouped(report.returned)
-    for say, alike, what in (
-        (messages.error, returned, "not published, still in the archive"),
-        (messages.warning, decisions.grouped(report.skipped), "skipped"),
+    for say, alike, one, more in (
+        (messages.error, returned, _returned, _returned_more),
+        (messages.warning, decisions.grouped(report.skipped), _skipped, _skipped_more),
     ):
         for group in alike[:_GROUPS]:
-            say(request, f"{_events(group.count)} {what}: {group.why}")
+            say(request, one(group.count) % {"count": number(group.count), "why": group.why})
         if others := sum(group.count for group in alike[_GROUPS:]):
-            say(request, f"and {_events(others, 'more ')} {what}, for other reasons")
+            say(request, more(others) % {"count": number(others)})
     if report.stopped:
         left = total - report.done
-        why = visible(report.stopped, 500)
+        why = shown.text(report.stopped, 500)
         if why not in {group.why for group in returned[:_GROUPS]}:
-            rest = f"{_events(left)} not published. " if left > 0 else ""
-            messages.error(request, f"{rest}Publishing stopped: {why}")
+            told = _("Publishing stopped: %(why)s")
+            if left > 0:
+                told = ngettext(
+                    "%(count)s event not published. Publishing stopped: %(why)s",
+                    "%(count)s events not published. Publishing stopped: %(why)s",
+                    left,
+                )
+            messages.error(request, told % {"count": number(left), "why": why})
         elif left > 0:
-            messages.error(request, f"{_events(left, 'more ')} not tried, for the same reason.")
+            told = ngettext(
+                "%(count)s more event not tried, for the same reason.",
+                "%(count)s more events not tried, for the same reason.",
+                left,
+            )
+            messages.error(request, told % {"count": number(left)})
 
 
-def _events(count: int, more: str = "") -> str:
-    return f"1 {more}event" if count == 1 else f"{count:,} {more}events"
+def _said(decision: str, count: int) -> str:
+    if decision == "discard":
+        return ngettext("%(count)s event discarded.", "%(count)s events discarded.", count)
+    if decision == "resolve":
+        return ngettext(
+            "%(count)s event marked as resolved.", "%(count)s events marked as resolved.", count
+        )
+    if decision == "restore":
+        return ngettext(
+            "%(count)s event restored into the archive.",
+            "%(count)s events restored into the archive.",
+            count,
+        )
+    return ngettext(
+        "%(count)s event published to the handler that failed; it reports back by itself.",
+        "%(count)s events published to the handler that failed; it reports back by itself.",
+        count,
+    )
+
+
+def _returned(count: int) -> str:
+    return ngettext(
+        "%(count)s event not published, still in the archive: %(why)s",
+        "%(count)s events not published, still in the archive: %(why)s",
+        count,
+    )
+
+
+def _returned_more(count: int) -> str:
+    return ngettext(
+        "and %(count)s more event not published, still in the archive, for other reasons",
+        "and %(count)s more events not published, still in the archive, for other reasons",
+        count,
+    )
+
+
+def _skipped(count: int) -> str:
+    return ngettext("%(count)s event skipped: %(why)s", "%(count)s events skipped: %(why)s", count)
+
+
+def _skipped_more(count: int) -> str:
+    return ngettext(
+        "and %(count)s more event skipped, for other reasons",
+        "and %(count)s more events skipped, for other reasons",
+        count,
+    )
 
 
 def _head(event: ArchivedEvent) -> bytes:
@@ -872,7 +955,7 @@ def _audit(actions: list[ArchiveAction], replays: list[Replay]) -> list[dict[str
         found.append(
             {
                 "at": each.at,
-                "by": line(each.by) or "nobody",
+                "by": line(each.by) or _("nobody"),
                 "what": line(each.get_action_display()),
                 "reason": visible(each.reason, shown.TEXT),
                 "replay": made.number if made else 0,

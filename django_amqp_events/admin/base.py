@@ -20,6 +20,7 @@ from django.urls import reverse
 from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
 
 from .paging import CappedPaginator
 from .shown import age
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 else:
 
     class _ModelAdmin(admin.ModelAdmin):
-        def __class_getitem__(cls, _: object) -> type:
+        def __class_getitem__(cls, _item: object) -> type:
             return cls
 
 
@@ -82,7 +83,7 @@ class Pages(_ModelAdmin[M]):
             return super().response_action(request, queryset, *args, **kwargs)
         messages.error(
             request,
-            "The form names events by ids that are none. Select them in the list once more.",
+            _("The form names events by ids that are none. Select them in the list once more."),
         )
         return HttpResponseRedirect(self._url("changelist", filters=self._filters(request)))
 

@@ -16,18 +16,20 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.formats import get_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, gettext_noop, ngettext
 
 from .. import batches, dryrun, lifecycle
 from ..exceptions import AmqpEventsError
 from ..models import ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchEvent, visible
+from ..sentences import stored
 from . import shown
 from .base import List, Pages, ago, uuid_of
 from .filters import TimeFilter
-from .shown import line
+from .shown import line, number
 
 #: Events on one page of a batch's events.
 EVENTS: Final = 100
@@ -162,7 +164,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
     def what(self, batch: ReplayBatch) -> str:
         return format_html(
             '<span class="ae-what">{}</span> <span class="ae-quiet">{}</span>',
-            line(batch.title) or _("replay batch"),
+            titled(batch) or _("replay batch"),
             line(batch.reason, 120),
         )
 
@@ -172,7 +174,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             '<span class="ae-state ae-batch-{}">{}</span> <span class="ae-quiet">{}</span>',
             batch.state,
             batch.get_state_display(),
-            line(batch.note, 160),
+            line(stored(batch.note), 160),
         )
 
     @admin.display(description=gettext_lazy("progress"))
@@ -181,7 +183,9 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             '{} <span class="ae-quiet">{}</span>',
             bar(batch),
             _("{through} of {total}; {failed} failed again").format(
-                through=f"{batch.through:,}", total=f"{batch.total:,}", failed=f"{batch.failed:,}"
+                through=number(batch.through),
+                total=number(batch.total),
+                failed=number(batch.failed),
             ),
         )
 
@@ -245,7 +249,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         history = ReplayBatchAction.objects.using(lifecycle.database()).filter(batch=batch)
         context = {
             **self.admin_site.each_context(request),
-            "title": line(batch.title) or _("Replay batch"),
+            "title": titled(batch) or _("Replay batch"),
             "subtitle": None,
             "opts": self.opts,
             "media": self.media,
@@ -253,7 +257,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             "draft": draft,
             "may": self.has_run_permission(request),
             "form": form or StartForm(),
-            "plan": batch.plan or {},
+            "plan": _plan(batch.plan or {}),
             "plan_age": _since((batch.plan or {}).get("at"), now),
             "new": new,
             "new_more": new is not None and new > batches.COUNTED,
@@ -278,9 +282,9 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             ],
             "made_by": line(batch.created_by),
             "started_by": line(batch.started_by),
-            "rate": f"{batch.rate:g}" if batch.rate is not None else "",
+            "rate": "" if batch.rate is None else _rate(batch.rate),
             "reason": visible(batch.reason, shown.TEXT),
-            "note": visible(batch.note, shown.TEXT),
+            "note": visible(stored(batch.note), shown.TEXT),
             "urls": {
                 act: self._url(act, batch.pk)
                 for act in ("start", "look", "pause", "resume", "cancel", "events", "history")
@@ -303,7 +307,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         return [
             {
                 "state": _Event(each.state).label,
-                "why": visible(each.why, 500),
+                "why": visible(stored(each.why), 500),
                 "count": each.count,
                 "url": self._event_url(each.first),
             }
@@ -353,7 +357,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             "subtitle": None,
             "opts": self.opts,
             "media": self.media,
-            "batch_title": line(batch.title) or _("Replay batch"),
+            "batch_title": titled(batch) or _("Replay batch"),
             "state": _Event(state).label if query else "",
             "events": [
                 {
@@ -364,7 +368,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                     "handler": line(event.handler) if event else "",
                     "url": self._event_url(row.event_id) if event else "",
                     "state": row.get_state_display(),
-                    "why": visible(row.why, 500),
+                    "why": visible(stored(row.why), 500),
                 }
                 for row in rows
             ],
@@ -398,7 +402,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                 try:
                     return self._act(request, batch, act)
                 except AmqpEventsError as exc:
-                    messages.error(request, visible(exc, 1_000))
+                    messages.error(request, shown.text(exc, 1_000))
             return HttpResponseRedirect(self._url("change", pk))
 
         return view
@@ -415,12 +419,15 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                 return self._page(request, batch, form)
             done = batches.start(batch.pk, by=by, **form.cleaned_data)
             said = _("Started: {reason}").format(reason=form.cleaned_data["reason"])
+            logged = f"Started: {form.cleaned_data['reason']}"
         else:
             run = {"pause": batches.pause, "resume": batches.resume, "cancel": batches.cancel}[act]
             done = run(batch.pk, by=by)
             said = {"pause": _("Paused"), "resume": _("Resumed"), "cancel": _("Cancelled")}[act]
+            logged = {"pause": "Paused", "resume": "Resumed", "cancel": "Cancelled"}[act]
         if done:
-            self.log_change(request, batch, said)
+            # The history is read by people with other languages.
+            self.log_change(request, batch, logged)
             messages.success(request, said)
         else:
             batch.refresh_from_db(fields=["state"])
@@ -447,12 +454,42 @@ def bar(batch: ReplayBatch) -> SafeString:
         '<svg class="ae-bar" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" '
         'aria-label="{}">{}</svg>',
         _("{through} of {total} events are through").format(
-            through=batch.through, total=batch.total
+            through=number(batch.through), total=number(batch.total)
         ),
         format_html_join(
             "", '<rect class="ae-part-{}" x="{}" y="0" width="{}" height="6"/>', parts
         ),
     )
+
+
+#: Titles that batches have by themselves, in the rows; :func:`titled` translates them.
+_ALL_OPEN: Final = gettext_noop("All that is open")
+_ALL_WITH: Final = "All with "
+
+
+def _selected(count: int) -> str:
+    return f"{count} selected event" if count == 1 else f"{count} selected events"
+
+
+def titled(batch: ReplayBatch) -> str:
+    """Return the title of a batch; one that it has by itself in the language of the moment."""
+    if batch.title == _selected(batch.total):
+        found = ngettext("%(count)s selected event", "%(count)s selected events", batch.total)
+        return found % {"count": number(batch.total)}
+    if batch.title.startswith(_ALL_WITH):
+        filters = line(batch.title.removeprefix(_ALL_WITH))
+        return _("All with %(filters)s") % {"filters": filters}
+    return line(_(_ALL_OPEN) if batch.title == _ALL_OPEN else batch.title)
+
+
+def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dry run with those of its reasons in the language of the moment that can be."""
+    skipped = [{**each, "why": stored(each.get("why") or "")} for each in plan.get("skipped") or ()]
+    return {**plan, "skipped": skipped} if skipped else dict(plan)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:g}".replace(".", get_format("DECIMAL_SEPARATOR"))
 
 
 def _since(value: object, now: datetime) -> str:
@@ -486,7 +523,7 @@ def begin(
     }
     if across:
         words = ", ".join(f"{name} {value}" for name, value in chosen.items() if value)
-        title = _("All with {filters}").format(filters=words) if words else _("All that is open")
+        title = f"{_ALL_WITH}{words}" if words else _ALL_OPEN
     else:
         title = ""
     return freeze(
@@ -510,15 +547,14 @@ def freeze(
     """
     try:
         batch = batches.freeze(
-            queryset, by=request.user.get_username(), title=line(title, 255), criteria=criteria
+            queryset, by=request.user.get_username(), title=line(title[:], 255), criteria=criteria
         )
         dryrun.examine(batch)
     except AmqpEventsError as exc:
-        messages.error(request, visible(exc, 1_000))
+        messages.error(request, shown.text(exc, 1_000))
         return None
     if not title:
-        title = ngettext("{count} selected event", "{count} selected events", batch.total)
-        batches.rows().filter(pk=batch.pk).update(title=title.format(count=batch.total))
+        batches.rows().filter(pk=batch.pk).update(title=_selected(batch.total))
     url = reverse(
         "admin:django_amqp_events_replaybatch_change",
         args=[batch.pk],
@@ -542,5 +578,5 @@ def criteria_of(chosen: Mapping[str, str]) -> dict[str, Any] | None:
     return found
 
 
-def _delta(entry: tuple[str, timedelta]) -> timedelta:
+def _delta(entry: tuple[Any, timedelta]) -> timedelta:
     return entry[1]

@@ -14,9 +14,10 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.formats import date_format
+from django.utils.formats import date_format, localize
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext, pgettext
 
 from .. import alerts, batches, figures, lifecycle, snapshots, topology
 from ..models import (
@@ -29,13 +30,15 @@ from ..models import (
     visible,
 )
 from ..registry import Registry
+from ..sentences import stored
 from ..topology import Queue, Topology
 from . import svg
 from .base import Pages
-from .batches import bar
+from .batches import bar, titled
 from .filters import known, overdue
 from .paging import count
-from .shown import TEXT, age, line
+from .shown import TEXT, age, line, text
+from .shown import number as formatted
 from .svg import Layer, Node, Picture, Row
 
 #: Seconds after which the newest snapshot is called stale: two have not come.
@@ -108,7 +111,7 @@ class DashboardAdmin(Pages[Dashboard]):
                 _ages(standing),
                 svg.pareto(
                     _("Groups with the most open events"),
-                    [(str(group), group.open) for group in figures.top_groups()],
+                    [(text(group), group.open) for group in figures.top_groups()],
                     of=(_("Group"), _("Open events")),
                 ),
                 _depths(queues),
@@ -223,7 +226,7 @@ class DashboardAdmin(Pages[Dashboard]):
             tile(_("New in 24 h"), _capped(standing.new_day, figures.READ)),
             tile(
                 _("Oldest"),
-                age(standing.oldest, now) if standing.oldest else _("none"),
+                age(standing.oldest, now) if standing.oldest else pgettext("age", "none"),
                 _("open since its last failure") if standing.oldest else "",
             ),
             tile(
@@ -242,14 +245,14 @@ class DashboardAdmin(Pages[Dashboard]):
             tile(
                 _("Mirror lag"),
                 svg.duration(mirror["lag"]) if "lag" in mirror else "?",
-                _("%(number)s waiting") % {"number": mirror["waiting"]}
+                _("%(number)s waiting") % {"number": formatted(mirror["waiting"])}
                 if mirror.get("waiting")
                 else "",
             ),
             tile(
                 _("Outbox lag"),
                 svg.duration(max(lags)) if lags else "?",
-                _("%(number)s waiting") % {"number": waiting} if waiting else "",
+                _("%(number)s waiting") % {"number": formatted(waiting)} if waiting else "",
             ),
         ]
 
@@ -272,12 +275,13 @@ class DashboardAdmin(Pages[Dashboard]):
         states = (ReplayBatch.State.RUNNING, ReplayBatch.State.PAUSED)
         return [
             {
-                "name": str(each),
+                "name": _("%(title)s (%(id)s)")
+                % {"title": titled(each) or _("replay batch"), "id": str(each.pk)[:8]},
                 "state": each.get_state_display(),
                 "bar": bar(each),
                 "through": each.through,
                 "total": each.total,
-                "note": visible(each.note, TEXT),
+                "note": visible(stored(each.note), TEXT),
                 "url": reverse(change, args=[each.pk], current_app=self.admin_site.name),
             }
             for each in batches.rows().filter(state__in=states).defer("plan", "criteria")[:BATCHES]
@@ -421,12 +425,18 @@ def _limit(queue: Queue) -> str:
     """Say what limits a queue: events beyond it are moved or lost."""
     arguments, said = queue.arguments, []
     if (limit := arguments.get("x-delivery-limit")) and limit < topology.NO_LIMIT:
-        said.append(_("%(number)s deliveries") % {"number": limit + 1})
+        said.append(
+            ngettext("%(number)s delivery", "%(number)s deliveries", limit + 1)
+            % {"number": formatted(limit + 1)}
+        )
     if ttl := _ttl(queue):
         said.append(svg.duration(ttl))
     if length := arguments.get("x-max-length"):
-        said.append(_("%(number)s messages") % {"number": length})
-    return ", ".join(said) or _("none")
+        said.append(
+            ngettext("%(number)s message", "%(number)s messages", length)
+            % {"number": formatted(length)}
+        )
+    return ", ".join(said) or pgettext("limits", "none")
 
 
 def _node(queue: Mapping[str, Any]) -> Node:
@@ -434,10 +444,11 @@ def _node(queue: Mapping[str, Any]) -> Node:
         return Node()
     if queue["ready"] is None:
         return Node(_("missing") if queue["severity"] == "error" else "?", queue["severity"])
-    text = str(queue["ready"])
+    shown = localize(queue["ready"])
     if queue["consumers"]:
-        text += " · " + _("%(number)s consuming") % {"number": queue["consumers"]}
-    return Node(text, "error" if queue["drift"] else queue["severity"])
+        consuming = _("%(number)s consuming") % {"number": queue["consumers"]}
+        shown = f"{shown} · {consuming}"
+    return Node(shown, "error" if queue["drift"] else queue["severity"])
 
 
 def _throughput(series: figures.Series) -> Picture:
@@ -469,7 +480,8 @@ def _backlog(service: str, now: datetime) -> Picture:
 
 
 def _ages(standing: figures.Standing) -> Picture:
-    labels = ["< 1 h", "< 6 h", "< 1 d", "< 3 d", "< 7 d", "≥ 7 d"]
+    hour, day = pgettext("hours", "h"), pgettext("days", "d")
+    labels = [f"< 1 {hour}", f"< 6 {hour}", f"< 1 {day}", f"< 3 {day}", f"< 7 {day}", f"≥ 7 {day}"]
     return svg.bars(
         _("Age of open events"),
         labels,
@@ -551,7 +563,8 @@ def _alert(alert: Alert, now: datetime) -> dict[str, Any]:
 
 
 def _capped(number: int, cap: int | None) -> str:
-    return f"{number:,}+" if cap is not None and number >= cap else f"{number:,}"
+    shown = formatted(number)
+    return f"{shown}+" if cap is not None and number >= cap else shown
 
 
 def _when(moment: datetime) -> str:

@@ -18,6 +18,7 @@ from django.db import (
     transaction,
 )
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy as _
 
 from .. import outbox
 from .filters import known
@@ -69,7 +70,7 @@ def chosen(request: HttpRequest, model: type[models.Model], *own: str) -> str:
 class DatabaseFilter(admin.SimpleListFilter):
     """Offered where there is more than one; the list itself reads the one that is chosen."""
 
-    title = "database"
+    title = _("database")
     parameter_name = "database"
 
     def lookups(

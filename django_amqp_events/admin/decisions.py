@@ -7,7 +7,7 @@ is left alone, and he is told.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
@@ -15,6 +15,8 @@ from uuid import UUID
 
 from django import forms
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext, pgettext_lazy
 
 from .. import lifecycle, replay
 from ..exceptions import AmqpEventsError
@@ -22,7 +24,7 @@ from ..lifecycle import Seen
 from ..models import ArchivedEvent, Replay, Revision, State, visible
 from ..replay import Report, Skipped
 from .filters import handler_of, known
-from .shown import line
+from .shown import line, number, text
 
 #: Events that one decision in the admin is about at most.
 LIMIT: Final = 2_000
@@ -40,7 +42,7 @@ class Decision:
         name: in addresses.
         right: its permission is ``<right>_archivedevent``.
         button: on the page of one event.
-        verb, suffix: on the button that does it, around the events.
+        asks: on the button that does it, for a number of events.
         before: the state that an event must be in.
         past: for the history: ``Discarded``.
         effect: one sentence of what it does.
@@ -51,19 +53,14 @@ class Decision:
 
     name: str
     right: str
-    button: str
-    verb: str
+    button: Any
+    asks: Callable[[int], str]
     before: State
     past: str
-    effect: str
+    effect: Any
     reason_required: bool = False
     publishes: bool = False
     overdue: bool = False
-    suffix: str = ""
-
-    def asks(self, events: str) -> str:
-        """``Mark 3 events as resolved``."""
-        return f"{self.verb} {events} {self.suffix}".strip()
 
     @property
     def force(self) -> bool:
@@ -74,65 +71,101 @@ class Decision:
         return f"{self.right}_archivedevent"
 
 
+def _replays(count: int) -> str:
+    found = ngettext("Replay %(count)s event", "Replay %(count)s events", count)
+    return found % {"count": number(count)}
+
+
+def _forces(count: int) -> str:
+    found = ngettext(
+        "Force a replay of %(count)s event", "Force a replay of %(count)s events", count
+    )
+    return found % {"count": number(count)}
+
+
+def _resolves(count: int) -> str:
+    found = ngettext("Mark %(count)s event as resolved", "Mark %(count)s events as resolved", count)
+    return found % {"count": number(count)}
+
+
+def discards(count: int) -> str:
+    """``Discard 3 events``."""
+    found = ngettext("Discard %(count)s event", "Discard %(count)s events", count)
+    return found % {"count": number(count)}
+
+
+def restores(count: int) -> str:
+    """``Restore 3 events``."""
+    found = ngettext("Restore %(count)s event", "Restore %(count)s events", count)
+    return found % {"count": number(count)}
+
+
 DECISIONS: Final[Mapping[str, Decision]] = {
     each.name: each
     for each in (
         Decision(
             name="replay",
             right="replay",
-            button="Replay",
-            verb="Replay",
+            button=pgettext_lazy("button", "Replay"),
+            asks=_replays,
             before=State.ARCHIVED,
             past="Replayed",
-            effect="Each event is published once more, as it was, to the handler that failed and "
-            "to no other.",
+            effect=_(
+                "Each event is published once more, as it was, to the handler that failed and to "
+                "no other."
+            ),
             publishes=True,
         ),
         Decision(
             name="force",
             right="force",
-            button="Force replay",
-            verb="Force a replay of",
+            button=_("Force replay"),
+            asks=_forces,
             before=State.REPLAYING,
             past="Replayed by force",
-            effect="Each event whose replay is overdue is published once more to its handler, "
-            "under a new replay id.",
+            effect=_(
+                "Each event whose replay is overdue is published once more to its handler, under "
+                "a new replay id."
+            ),
             publishes=True,
             overdue=True,
         ),
         Decision(
             name="resolve",
             right="discard",
-            button="Mark as resolved",
-            verb="Mark",
-            suffix="as resolved",
+            button=_("Mark as resolved"),
+            asks=_resolves,
             before=State.REPLAYING,
             past="Marked as resolved",
-            effect="Events whose replay is overdue are discarded, because somebody has seen that "
-            "they are settled. Nothing is published, and nothing is taken back: a copy that "
-            "still waits will run. A report that comes after all is kept in the history only.",
+            effect=_(
+                "Events whose replay is overdue are discarded, because somebody has seen that "
+                "they are settled. Nothing is published, and nothing is taken back: a copy that "
+                "still waits will run. A report that comes after all is kept in the history only."
+            ),
             reason_required=True,
             overdue=True,
         ),
         Decision(
             name="discard",
             right="discard",
-            button="Discard",
-            verb="Discard",
+            button=pgettext_lazy("button", "Discard"),
+            asks=discards,
             before=State.ARCHIVED,
             past="Discarded",
-            effect="The events are settled without being handled. Nothing is published and "
-            "nothing deleted: they can be restored.",
+            effect=_(
+                "The events are settled without being handled. Nothing is published and nothing "
+                "deleted: they can be restored."
+            ),
             reason_required=True,
         ),
         Decision(
             name="restore",
             right="restore",
-            button="Restore",
-            verb="Restore",
+            button=pgettext_lazy("button", "Restore"),
+            asks=restores,
             before=State.DISCARDED,
             past="Restored",
-            effect="The discarded events come back into the archive. Nothing is published.",
+            effect=_("The discarded events come back into the archive. Nothing is published."),
         ),
     )
 }
@@ -155,7 +188,9 @@ class ReasonForm(forms.Form):
     def __init__(self, decision: Asks, data: Any = None) -> None:
         super().__init__(data)
         self.fields["reason"].required = decision.reason_required
-        self.fields["reason"].label = "Reason" if decision.reason_required else "Reason (optional)"
+        self.fields["reason"].label = (
+            _("Reason") if decision.reason_required else _("Reason (optional)")
+        )
 
 
 def freeze(seen: Seen) -> str:
@@ -239,7 +274,7 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
             if event.state != decision.before or event.version != version:
                 why = replay.changed(event, version, last.get(pk))
             elif decision.overdue and not replay.overdue(event, handler_of(event, found_here)):
-                why = "its replay may be waiting for a retry still; it is not overdue"
+                why = replay.NOT_OVERDUE
             else:
                 continue
             skipped.append(Skipped(id=pk, title=str(event), why=why))
@@ -284,14 +319,14 @@ def _edited(ids: Iterable[UUID]) -> int:
 
 
 def _gone(pk: UUID) -> Skipped:
-    return Skipped(id=pk, title="", why="there is no such event any more")
+    return Skipped(id=pk, title="", why=replay.GONE)
 
 
 def grouped(skipped: Iterable[Skipped], titles: int = 5) -> list[Why]:
     """Put those with one reason together, the most frequent first."""
     groups: dict[str, list[Skipped]] = {}
     for each in skipped:
-        groups.setdefault(visible(each.why, 500), []).append(each)
+        groups.setdefault(text(each.why, 500), []).append(each)
     return [
         Why(
             why=why,

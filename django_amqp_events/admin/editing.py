@@ -109,16 +109,16 @@ class EditingPages(Pages[ArchivedEvent]):
         except AmqpEventsError as exc:
             where = str(exc)
         if isinstance(where, str):
-            return None, _("It cannot be edited: %(why)s") % {"why": visible(where, shown.TEXT)}
+            return None, _("It cannot be edited: %(why)s") % {"why": shown.text(where, shown.TEXT)}
         url = self._url("edit", event.pk, filters=filters, version=str(event.version))
         return {"label": label, "name": "edit", "url": url}, ""
 
     def _editable(self, event: ArchivedEvent, version: int) -> Target | str:
         if event.body_size > shown.SHOWN:
-            return (
-                f"its body has {event.body_size} bytes, which is too much for a page; use "
-                f"`manage.py events_replay --edit {event.pk} --payload FILE`"
-            )
+            return _(
+                "its body has %(size)s bytes, which is too much for a page; use `manage.py "
+                "events_replay --edit %(pk)s --payload FILE`"
+            ) % {"size": event.body_size, "pk": event.pk}
         return replay.editable(event, version)
 
     def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ class EditingPages(Pages[ArchivedEvent]):
                 return {"lines": [], "problem": _("It is too long to be shown here.")}
             found = redaction.redacted(event.name, each.payload or {})
             if found.payload is None:
-                return {"lines": [], "problem": visible(found.problem)}
+                return {"lines": [], "problem": shown.text(found.problem)}
             sides.append(_written(found.payload))
         lines = editing.diff(*sides)
         problem = "" if lines else _("What differs is redacted, or how numbers are written.")
@@ -198,7 +198,9 @@ class EditingPages(Pages[ArchivedEvent]):
         except AmqpEventsError as exc:
             where = str(exc)
         if isinstance(where, str) or version is None:
-            messages.error(request, _("Nothing was published: %(why)s") % {"why": visible(where)})
+            messages.error(
+                request, _("Nothing was published: %(why)s") % {"why": shown.text(where)}
+            )
             return HttpResponseRedirect(self._url("change", pk, filters=filters))
         using = event._state.db  # noqa: SLF001
         revisions = list(event.revision_set.using(using).order_by("-number")[:REVISIONS])
@@ -212,7 +214,7 @@ class EditingPages(Pages[ArchivedEvent]):
             draft = editing.draft(event, where.handler, payload, get_settings(), get_registry())
         except InvalidEditError as exc:
             for problem in exc.problems:
-                form.add_error("payload", visible(problem, shown.TEXT))
+                form.add_error("payload", shown.text(problem, shown.TEXT))
             return self._editor(request, context, form)
         if step == "review":
             form = EditForm(initial={"payload": request.POST["payload"]})
@@ -308,7 +310,7 @@ class EditingPages(Pages[ArchivedEvent]):
             **context,
             "form": form,
             "title": title,
-            "notes": [visible(each, shown.TEXT) for each in draft.notes],
+            "notes": [shown.text(each, shown.TEXT) for each in draft.notes],
             "own": own,
             "since": None
             if start is None
@@ -419,10 +421,10 @@ def _tell(request: HttpRequest, report: replay.Report) -> None:
         )
     for each in report.returned:
         told = _("Not published, still in the archive; the edit is kept: %(why)s")
-        messages.error(request, told % {"why": visible(each.why, 500)})
+        messages.error(request, told % {"why": shown.text(each.why, 500)})
     for each in report.skipped:
         told = _("Nothing was published: %(why)s")
-        messages.warning(request, told % {"why": visible(each.why, 500)})
+        messages.warning(request, told % {"why": shown.text(each.why, 500)})
     if report.stopped and not report.returned:
         told = _("Publishing stopped: %(why)s")
-        messages.error(request, told % {"why": visible(report.stopped, 500)})
+        messages.error(request, told % {"why": shown.text(report.stopped, 500)})

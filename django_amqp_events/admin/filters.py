@@ -10,6 +10,7 @@ from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from .. import groups, lifecycle, replay
@@ -19,7 +20,7 @@ from ..models import ArchivedEvent, State
 from ..registry import Handler, Registry, get_registry
 from . import paging
 from .base import uuid_of
-from .shown import line
+from .shown import line, number
 
 #: The filter of the state counts up to here.
 COUNTED: Final = 1_000
@@ -28,7 +29,7 @@ COUNTED: Final = 1_000
 class StateFilter(admin.SimpleListFilter):
     """Open events unless something else is asked for; a search looks everywhere."""
 
-    title = "state"
+    title = _("state")
     parameter_name = "state"
     OPEN = State.ARCHIVED.value
 
@@ -48,19 +49,19 @@ class StateFilter(admin.SimpleListFilter):
     ) -> list[tuple[str, str]]:
         rows = model_admin.get_queryset(request)
         return [
-            ("archived", _counted("archived: open", rows, state=State.ARCHIVED)),
+            ("archived", _counted(gettext("archived: open"), rows, state=State.ARCHIVED)),
             (
                 "going",
                 _counted(
-                    "on its way: queued, replaying",
+                    gettext("on its way: queued, replaying"),
                     rows,
                     state__in=(State.QUEUED, State.REPLAYING),
                 ),
             ),
-            ("overdue", "no report for long: overdue"),
-            ("succeeded", _counted("succeeded", rows, state=State.SUCCEEDED)),
-            ("discarded", _counted("discarded", rows, state=State.DISCARDED)),
-            ("all", "all"),
+            ("overdue", gettext("no report for long: overdue")),
+            ("succeeded", _counted(gettext("succeeded"), rows, state=State.SUCCEEDED)),
+            ("discarded", _counted(gettext("discarded"), rows, state=State.DISCARDED)),
+            ("all", gettext("all")),
         ]
 
     @property
@@ -94,14 +95,14 @@ class StateFilter(admin.SimpleListFilter):
 
 def _counted(title: str, rows: QuerySet[Any], **wanted: Any) -> str:
     found = paging.count(rows.filter(**wanted), COUNTED)
-    return f"{title} ({COUNTED:,}+)" if found > COUNTED else f"{title} ({found:,})"
+    return f"{title} ({number(COUNTED)}+)" if found > COUNTED else f"{title} ({number(found)})"
 
 
 class ColumnFilter(admin.SimpleListFilter):
     """The distinct values of an indexed column."""
 
     column: ClassVar[str]
-    nothing: ClassVar[Any] = "(none)"
+    nothing: ClassVar[Any] = _("(none)")
 
     def rows(self) -> QuerySet[Any]:
         """Return the rows that have the column."""
@@ -128,26 +129,26 @@ class ColumnFilter(admin.SimpleListFilter):
 
 
 class EventFilter(ColumnFilter):
-    title = "event"
+    title = _("event")
     parameter_name = "event"
     column = "name"
 
 
 class HandlerFilter(ColumnFilter):
-    title = "handler"
+    title = _("handler")
     parameter_name = "handler"
     column = "handler"
-    nothing = "(nobody)"
+    nothing = _("(nobody)")
 
 
 class ReasonFilter(ColumnFilter):
-    title = "reason"
+    title = _("reason")
     parameter_name = "reason"
     column = "reason"
 
 
 class ExceptionFilter(ColumnFilter):
-    title = "exception"
+    title = _("exception")
     parameter_name = "exception"
     column = "exception"
 
@@ -166,7 +167,7 @@ class GroupFilter(admin.SimpleListFilter):
             return []
         pk = uuid_of(chosen)
         group = groups.groups().filter(pk=pk).first() if pk is not None else None
-        return [(chosen, line(str(group), 80) if group is not None else str(_("(no such group)")))]
+        return [(chosen, line(group, 80) if group is not None else str(_("(no such group)")))]
 
     def queryset(
         self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
@@ -181,23 +182,23 @@ class GroupFilter(admin.SimpleListFilter):
 class TimeFilter(admin.SimpleListFilter):
     """When it failed last."""
 
-    title = "last failure"
+    title = _("last failure")
     parameter_name = "failed"
     NEWER: ClassVar = {
-        "hour": ("in the last hour", timedelta(hours=1)),
-        "day": ("in the last 24 hours", timedelta(days=1)),
-        "week": ("in the last 7 days", timedelta(days=7)),
+        "hour": (_("in the last hour"), timedelta(hours=1)),
+        "day": (_("in the last 24 hours"), timedelta(days=1)),
+        "week": (_("in the last 7 days"), timedelta(days=7)),
     }
     OLDER: ClassVar = {
-        "older-day": ("more than 24 hours ago", timedelta(days=1)),
-        "older-week": ("more than 7 days ago", timedelta(days=7)),
-        "older-month": ("more than 30 days ago", timedelta(days=30)),
+        "older-day": (_("more than 24 hours ago"), timedelta(days=1)),
+        "older-week": (_("more than 7 days ago"), timedelta(days=7)),
+        "older-month": (_("more than 30 days ago"), timedelta(days=30)),
     }
 
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
-    ) -> list[tuple[str, str]]:
-        return [(key, title) for key, (title, _) in {**self.NEWER, **self.OLDER}.items()]
+    ) -> list[tuple[str, Any]]:
+        return [(key, title) for key, (title, _age) in {**self.NEWER, **self.OLDER}.items()]
 
     def queryset(
         self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]

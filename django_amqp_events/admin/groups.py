@@ -21,7 +21,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, pgettext, pgettext_lazy
 
 from .. import groups, lifecycle, tallies
 from ..models import LENGTH, ArchivedEvent, FailureGroup, visible
@@ -260,13 +260,13 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             line(group.frame),
             format_html(
                 ' <span class="ae-warning">{}</span>',
-                format_html(_("came back {} ago"), ago(back, datetime.now(UTC))),
+                format_html(_("came back {time} ago"), time=ago(back, datetime.now(UTC))),
             )
             if back is not None
             else "",
         )
 
-    @admin.display(description=gettext_lazy("open"), ordering="open_now")
+    @admin.display(description=pgettext_lazy("number of events", "open"), ordering="open_now")
     def opened(self, group: _Counted) -> int:
         return group.open_now
 
@@ -282,10 +282,9 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     def seen(self, group: FailureGroup) -> str:
         now = datetime.now(UTC)
         return format_html(
-            '{} <span class="ae-quiet">{} {}</span>',
+            '{} <span class="ae-quiet">{}</span>',
             ago(group.last_seen, now),
-            _("first"),
-            ago(group.first_seen, now),
+            format_html(_("first {time}"), time=ago(group.first_seen, now)),
         )
 
     @admin.display(description=gettext_lazy("assignee"))
@@ -365,7 +364,8 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             return self._page(request, group, form=GroupForm(data))
         if changed:
             words = ", ".join(str(_WORDS[name]) for name in changed)
-            self.log_change(request, group, _("Changed: %(what)s") % {"what": words})
+            # The history is read by people with other languages.
+            self.log_change(request, group, f"Changed: {', '.join(changed)}")
             messages.success(request, _("Saved: %(what)s.") % {"what": words})
         return HttpResponseRedirect(self._url("change", pk, filters=self._filters(request)))
 
@@ -416,7 +416,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             "What it says now: %(note)s; assignee %(assignee)s; ticket %(ticket)s. "
             "What you wrote is in the form still; save it once more to replace that."
         ) % {
-            "who": line(last.by) if last is not None else _("somebody"),
+            "who": line(last.by) if last is not None else pgettext("who", "somebody"),
             "note": line(group.note, 200) or "-",
             "assignee": line(group.assignee) or "-",
             "ticket": line(group.ticket) or "-",
@@ -439,7 +439,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         context = {
             **self.admin_site.each_context(request),
             **self._sample(request, group),
-            "title": str(group),
+            "title": shown.text(group),
             "subtitle": None,
             "opts": self.opts,
             "media": self.media,

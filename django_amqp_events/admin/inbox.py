@@ -12,6 +12,8 @@ from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
 
 from .. import inbox
 from ..models import InboxEntry
@@ -66,7 +68,7 @@ class InboxEntryAdmin(Pages[InboxEntry]):
     list_filter = (OwnFilter, DatabaseFilter)
     sortable_by = ("age",)
     search_fields = ("event_id",)
-    search_help_text = "An event id, or how it begins; the id of a row."
+    search_help_text = _("An event id, or how it begins; the id of a row.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[InboxEntry]:
         found = known()
@@ -99,28 +101,28 @@ class InboxEntryAdmin(Pages[InboxEntry]):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        title = "Events that handlers with once have handled"
+        title = gettext("Events that handlers with once have handled")
         return super().changelist_view(
             request, {"title": title, "cap": CAP, **(extra_context or {})}
         )
 
-    @admin.display(description="event")
+    @admin.display(description=_("event"))
     def what(self, entry: InboxEntry) -> str:
         return format_html('<span class="ae-what">{}</span>', line(entry.name))
 
-    @admin.display(description="handler")
+    @admin.display(description=_("handler"))
     def handler_name(self, entry: InboxEntry) -> str:
         return line(entry.handler)
 
-    @admin.display(description="event id")
+    @admin.display(description=_("event id"))
     def event(self, entry: InboxEntry) -> str:
         return format_html("<code>{}</code>", line(entry.event_id))
 
-    @admin.display(description="published by")
+    @admin.display(description=_("published by"))
     def source_name(self, entry: InboxEntry) -> str:
         return line(entry.source)
 
-    @admin.display(description="handled", ordering="handled_at")
+    @admin.display(description=_("handled"), ordering="handled_at")
     def age(self, entry: InboxEntry) -> str:
         return ago(entry.handled_at, datetime.now(UTC))
 

@@ -23,46 +23,55 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.html import format_html
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop, ngettext, pgettext, pgettext_lazy
 
 from .. import envelope, outbox
 from ..envelope import Received
 from ..models import Moment, OutboxEvent, visible
 from ..outbox import Standing
 from ..replay import Skipped
+from ..sentences import Sentence
 from . import databases, decisions, paging, shown
 from .base import List, Pages, ago, as_file, non_atomic, uuid_of
 from .databases import DatabaseFilter
 from .decisions import LIMIT, NAMED, ReasonForm, Why, grouped
 from .filters import COUNTED, known
 from .paging import CAP
-from .shown import Step, line
+from .shown import Step, line, number
 
 #: Rows in one transaction at most, of those that somebody decides about.
 _BATCH: Final = 500
 _TEMPLATES: Final = "admin/django_amqp_events/outboxevent"
 
 #: How a row stands: on the list, what it means, and what can be done.
-STANDINGS: Final[Mapping[Standing, tuple[str, str, str]]] = {
+STANDINGS: Final[Mapping[Standing, tuple[Any, Any, Any]]] = {
     "held": (
-        "in hand",
-        "Its process or a relay has it in hand, and waits for RabbitMQ's confirm.",
-        "Wait a minute: if its holder has died, a relay takes it then.",
+        gettext_lazy("in hand"),
+        gettext_lazy("Its process or a relay has it in hand, and waits for RabbitMQ's confirm."),
+        gettext_lazy("Wait a minute: if its holder has died, a relay takes it then."),
     ),
     "failed": (
-        "failed",
-        "It could not be published, and is tried again by a relay.",
-        "Mend the cause; then wait, or publish it now. Or discard it with a reason.",
+        gettext_lazy("failed"),
+        gettext_lazy("It could not be published, and is tried again by a relay."),
+        gettext_lazy("Mend the cause; then wait, or publish it now. Or discard it with a reason."),
     ),
-    "due": ("due", "It is due: the next relay takes it.", "Wait a moment."),
+    "due": (
+        gettext_lazy("due"),
+        gettext_lazy("It is due: the next relay takes it."),
+        gettext_lazy("Wait a moment."),
+    ),
     "overdue": (
-        "overdue",
-        "It has been due for more than a minute, and no relay takes it.",
-        "Run events_relay, or events_worker, which runs one.",
+        gettext_lazy("overdue"),
+        gettext_lazy("It has been due for more than a minute, and no relay takes it."),
+        gettext_lazy("Run events_relay, or events_worker, which runs one."),
     ),
     "discarded": (
-        "discarded",
-        "Somebody decided that it is not to be published.",
-        "Restore it to have it published after all; events_prune deletes it when it is old.",
+        gettext_lazy("discarded"),
+        gettext_lazy("Somebody decided that it is not to be published."),
+        gettext_lazy(
+            "Restore it to have it published after all; events_prune deletes it when it is old."
+        ),
     ),
 }
 
@@ -74,31 +83,55 @@ class Decision:
     Attributes:
         name: in addresses; with ``_outboxevent`` its permission.
         button: on the page of one event.
-        verb, suffix: on the button that does it, around the events.
+        asks: on the button that does it, for a number of events.
         before: how a row must stand.
         past: for the history.
         effect: what it does.
+        done: what was done, for a number of events.
         publishes: whether a relay publishes the event then.
     """
 
     name: str
-    button: str
-    verb: str
+    button: Any
+    asks: Callable[[int], str]
     before: tuple[Standing, ...]
     past: str
-    effect: str
-    done: str
-    suffix: str = ""
+    effect: Any
+    done: Callable[[int], str]
     reason_required: bool = False
     publishes: bool = True
-
-    def asks(self, events: str) -> str:
-        """``Publish 3 events now``."""
-        return f"{self.verb} {events} {self.suffix}".strip()
 
     @property
     def permission(self) -> str:
         return f"{self.name}_outboxevent"
+
+
+def _publishes(count: int) -> str:
+    found = ngettext("Publish %(count)s event now", "Publish %(count)s events now", count)
+    return found % {"count": number(count)}
+
+
+def _published(count: int) -> str:
+    found = ngettext(
+        "%(count)s event due now: a relay publishes what RabbitMQ takes.",
+        "%(count)s events due now: a relay publishes what RabbitMQ takes.",
+        count,
+    )
+    return found % {"count": number(count)}
+
+
+def _discarded(count: int) -> str:
+    found = ngettext("%(count)s event discarded.", "%(count)s events discarded.", count)
+    return found % {"count": number(count)}
+
+
+def _restored(count: int) -> str:
+    found = ngettext(
+        "%(count)s event restored: a relay publishes what RabbitMQ takes.",
+        "%(count)s events restored: a relay publishes what RabbitMQ takes.",
+        count,
+    )
+    return found % {"count": number(count)}
 
 
 DECISIONS: Final[Mapping[str, Decision]] = {
@@ -106,48 +139,55 @@ DECISIONS: Final[Mapping[str, Decision]] = {
     for each in (
         Decision(
             name="publish",
-            button="Publish now",
-            verb="Publish",
-            suffix="now",
+            button=gettext_lazy("Publish now"),
+            asks=_publishes,
             before=("failed",),
             past="Publish now",
-            effect="Each event is due at once, instead of at its next try. A relay takes it and "
-            "publishes it as any event: to every queue that is bound for it.",
-            done="due now: a relay publishes what RabbitMQ takes",
+            effect=gettext_lazy(
+                "Each event is due at once, instead of at its next try. A relay takes it and "
+                "publishes it as any event: to every queue that is bound for it."
+            ),
+            done=_published,
         ),
         Decision(
             name="discard",
-            button="Discard",
-            verb="Discard",
+            button=pgettext_lazy("button", "Discard"),
+            asks=decisions.discards,
             before=("failed", "due", "overdue"),
             past="Discarded",
-            effect="The events are given up: no relay publishes them, so nobody gets them who has "
-            "not got them yet. They stay here with their payload, and can be restored until "
-            "events_prune finds them old.",
-            done="discarded",
+            effect=gettext_lazy(
+                "The events are given up: no relay publishes them, so nobody gets them who has "
+                "not got them yet. They stay here with their payload, and can be restored until "
+                "events_prune finds them old."
+            ),
+            done=_discarded,
             reason_required=True,
             publishes=False,
         ),
         Decision(
             name="restore",
-            button="Restore",
-            verb="Restore",
+            button=pgettext_lazy("button", "Restore"),
+            asks=decisions.restores,
             before=("discarded",),
             past="Restored",
-            effect="The discarded events are due again. A relay takes each and publishes it as any "
-            "event: to every queue that is bound for it.",
-            done="restored: a relay publishes what RabbitMQ takes",
+            effect=gettext_lazy(
+                "The discarded events are due again. A relay takes each and publishes it as any "
+                "event: to every queue that is bound for it."
+            ),
+            done=_restored,
         ),
     )
 }
-_GONE: Final = "it is not in the outbox any more: it has been published"
+_GONE: Final = Sentence(gettext_noop("it is not in the outbox any more: it has been published"))
 #: Why a decision leaves a row as it is.
 _LEFT: Final[Mapping[Standing, str]] = {
-    "held": "its process or a relay has it in hand, and waits for RabbitMQ's confirm",
-    "failed": "it is not discarded, and is tried again by a relay",
-    "due": "it is due already, and the next relay takes it",
-    "overdue": "it is due already, but no relay takes it: run events_relay",
-    "discarded": "it is discarded",
+    "held": Sentence(
+        gettext_noop("its process or a relay has it in hand, and waits for RabbitMQ's confirm")
+    ),
+    "failed": Sentence(gettext_noop("it is not discarded, and is tried again by a relay")),
+    "due": Sentence(gettext_noop("it is due already, and the next relay takes it")),
+    "overdue": Sentence(gettext_noop("it is due already, but no relay takes it: run events_relay")),
+    "discarded": Sentence(gettext_noop("it is discarded")),
 }
 
 
@@ -157,7 +197,7 @@ _LEFT: Final[Mapping[Standing, str]] = {
 class StandingFilter(admin.SimpleListFilter):
     """What waits, unless something else is asked for; a search looks everywhere."""
 
-    title = "state"
+    title = gettext_lazy("state")
     parameter_name = "state"
 
     def __init__(
@@ -178,12 +218,12 @@ class StandingFilter(admin.SimpleListFilter):
         return [
             (value, _counted(title, self._of(rows, value)))
             for value, title in (
-                ("waiting", "waiting"),
-                ("failed", "failed: tried again later"),
-                ("overdue", "overdue: no relay takes them"),
-                ("discarded", "discarded"),
+                ("waiting", _("waiting")),
+                ("failed", _("failed: tried again later")),
+                ("overdue", _("overdue: no relay takes them")),
+                ("discarded", _("discarded")),
             )
-        ] + [("all", "all")]
+        ] + [("all", _("all"))]
 
     def _of(self, rows: QuerySet[OutboxEvent], value: str) -> QuerySet[OutboxEvent]:
         if value == "waiting":
@@ -218,7 +258,7 @@ class StandingFilter(admin.SimpleListFilter):
 
 def _counted(title: str, rows: QuerySet[Any]) -> str:
     found = paging.count(rows, COUNTED)
-    return f"{title} ({COUNTED:,}+)" if found > COUNTED else f"{title} ({found:,})"
+    return f"{title} ({number(COUNTED)}+)" if found > COUNTED else f"{title} ({number(found)})"
 
 
 class ValueFilter(admin.SimpleListFilter):
@@ -250,7 +290,7 @@ class ValueFilter(admin.SimpleListFilter):
 class NameFilter(ValueFilter):
     """Of the events that the list counts at most: an index would cost each publish."""
 
-    title = "event"
+    title = gettext_lazy("event")
     parameter_name = "name"
 
     def values(self, rows: QuerySet[Any]) -> list[str]:
@@ -261,7 +301,7 @@ class NameFilter(ValueFilter):
 class ServiceFilter(ValueFilter):
     """Offered where services share the table, or this one had another name."""
 
-    title = "service"
+    title = gettext_lazy("service")
     parameter_name = "service"
     least = 2
 
@@ -416,7 +456,7 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
     list_filter = (StandingFilter, NameFilter, ServiceFilter, DatabaseFilter)
     sortable_by = ("age",)
     search_fields = ("event_id",)
-    search_help_text = "An event id, or how it begins; the id of a row."
+    search_help_text = gettext_lazy("An event id, or how it begins; the id of a row.")
     actions = ("publish_selected", "discard_selected", "restore_selected")
 
     # -- who may do what
@@ -476,58 +516,58 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {"title": "Waiting events", "cap": CAP, **(extra_context or {})}
+        context = {"title": _("Waiting events"), "cap": CAP, **(extra_context or {})}
         return super().changelist_view(request, context)
 
-    @admin.display(description="event")
+    @admin.display(description=gettext_lazy("event"))
     def what(self, event: OutboxEvent) -> str:
         return format_html(
-            '<span class="ae-what">{}</span> <span class="ae-quiet">of {}</span>',
+            '<span class="ae-what">{}</span> <span class="ae-quiet">{}</span>',
             line(event.name),
-            line(event.service),
+            _("of %(service)s") % {"service": line(event.service)},
         )
 
-    @admin.display(description="state")
+    @admin.display(description=gettext_lazy("state"))
     def standing(self, event: OutboxEvent) -> str:
         stands = outbox.standing(event, _now(event))
-        note = f"in {_ahead(event)}" if stands == "failed" else ""
+        note = _("again in %(time)s") % {"time": _ahead(event)} if stands == "failed" else ""
         return format_html(
             '<span class="ae-state ae-{}">{}</span>{}',
             stands,
             STANDINGS[stands][0],
-            format_html(' <span class="ae-quiet">{}</span>', f"again {note}") if note else "",
+            format_html(' <span class="ae-quiet">{}</span>', note) if note else "",
         )
 
-    @admin.display(description="why")
+    @admin.display(description=gettext_lazy("why"))
     def failure(self, event: OutboxEvent) -> str:
         stands = outbox.standing(event, _now(event))
         if stands == "discarded":
-            return line(outbox.why(event))
+            return line(_given_up(event))
         return line(_error(event)) or STANDINGS[stands][1]
 
-    @admin.display(description="attempts")
+    @admin.display(description=gettext_lazy("attempts"))
     def tries(self, event: OutboxEvent) -> int:
         return event.attempts
 
-    @admin.display(description="published", ordering="pk")
+    @admin.display(description=gettext_lazy("published"), ordering="pk")
     def age(self, event: OutboxEvent) -> str:
         return ago(event.created_at, _now(event))
 
     # -- actions of the list: freeze what is selected, and ask
 
-    @admin.action(description="Publish selected events now", permissions=["publish"])
+    @admin.action(description=gettext_lazy("Publish selected events now"), permissions=["publish"])
     def publish_selected(
         self, request: HttpRequest, queryset: QuerySet[Any]
     ) -> HttpResponse | None:
         return self._selected(request, queryset, DECISIONS["publish"])
 
-    @admin.action(description="Discard selected events", permissions=["discard"])
+    @admin.action(description=gettext_lazy("Discard selected events"), permissions=["discard"])
     def discard_selected(
         self, request: HttpRequest, queryset: QuerySet[Any]
     ) -> HttpResponse | None:
         return self._selected(request, queryset, DECISIONS["discard"])
 
-    @admin.action(description="Restore selected events", permissions=["restore"])
+    @admin.action(description=gettext_lazy("Restore selected events"), permissions=["restore"])
     def restore_selected(
         self, request: HttpRequest, queryset: QuerySet[Any]
     ) -> HttpResponse | None:
@@ -540,7 +580,9 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
         ids = list(queryset.values_list("pk", flat=True)[: LIMIT + 1])
         if len(ids) > LIMIT:
             messages.error(
-                request, f"More than {LIMIT:,} events are selected. Filter the list first."
+                request,
+                _("More than %(limit)s events are selected. Filter the list first.")
+                % {"limit": number(LIMIT)},
             )
             return None
         if request.POST.get("select_across", "").lower() in ("", "0", "false"):
@@ -583,26 +625,34 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
         if event is None:
             messages.warning(
                 request,
-                f"There is no event {line(unquote(object_id), 60)} in the outbox. What is "
-                f"confirmed by RabbitMQ is deleted here.",
+                _(
+                    "There is no event %(pk)s in the outbox. What is confirmed by RabbitMQ is "
+                    "deleted here."
+                )
+                % {"pk": line(unquote(object_id), 60)},
             )
             return HttpResponseRedirect(self._url("changelist", filters=filters))
         if not self.has_view_permission(request, event):
             raise PermissionDenied
         stands = outbox.standing(event, _now(event))
-        _, meaning, remedy = STANDINGS[stands]
+        state, meaning, remedy = STANDINGS[stands]
         found = known()
         foreign = found is not None and event.service != found[0].service
         context = {
             **self.admin_site.each_context(request),
             **self._content(event, readable=self.has_payload_permission(request)),
-            "title": f"{line(event.name)} of {line(event.service)} ({line(event.event_id, 9)})",
+            "title": _("%(name)s of %(service)s (%(id)s)")
+            % {
+                "name": line(event.name),
+                "service": line(event.service),
+                "id": line(event.event_id, 9),
+            },
             "subtitle": None,
             "opts": self.opts,
             "media": self.media,
             "event": event,
             "stands": stands,
-            "state": STANDINGS[stands][0],
+            "state": state,
             "meaning": meaning,
             "remedy": remedy,
             "foreign": line(event.service) if foreign else "",
@@ -637,15 +687,15 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
         facts = [
             (name, visible(text, shown.TEXT), url)
             for name, text, url in (
-                ("Event", event.name, self._url("changelist", state="all", name=event.name)),
-                ("Published by", event.service, ""),
-                ("Event id", event.event_id, ""),
-                ("Correlation id", headers.get(envelope.EVENT_CORRELATION_ID), ""),
-                ("Causation id", headers.get(envelope.EVENT_CAUSATION_ID), ""),
-                ("Exchange", event.exchange, ""),
-                ("Routing key", event.name, ""),
-                ("Database", _alias_of(event), ""),
-                ("Row id", str(event.pk), ""),
+                (_("Event"), event.name, self._url("changelist", state="all", name=event.name)),
+                (_("Published by"), event.service, ""),
+                (_("Event id"), event.event_id, ""),
+                (_("Correlation id"), headers.get(envelope.EVENT_CORRELATION_ID), ""),
+                (_("Causation id"), headers.get(envelope.EVENT_CAUSATION_ID), ""),
+                (_("Exchange"), event.exchange, ""),
+                (_("Routing key"), event.name, ""),
+                (_("Database"), _alias_of(event), ""),
+                (_("Row id"), str(event.pk), ""),
             )
             if text
         ]
@@ -676,7 +726,8 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
                 continue
             if not self._may(request, each):
                 obstacles.append(
-                    f"You have no permission for “{each.button}” (“{each.permission}”)."
+                    _("You have no permission for “%(label)s” (%(missing)s).")
+                    % {"label": each.button, "missing": f"“{each.permission}”"}
                 )
                 continue
             frozen = decisions.freeze({event.pk: 0})
@@ -690,7 +741,7 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
             raise PermissionDenied
         event = self.get_object(request, str(pk))
         if event is None:
-            messages.warning(request, f"There is no event {pk} in the outbox.")
+            messages.warning(request, _("There is no event %(pk)s in the outbox.") % {"pk": pk})
             return HttpResponseRedirect(self._url("changelist"))
         return as_file(pk, bytes(event.body))
 
@@ -707,8 +758,10 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
         if seen is None:
             messages.error(
                 request,
-                "The address or form does not say which events are meant. Select them in the "
-                "list once more.",
+                _(
+                    "The address or form does not say which events are meant. Select them in the "
+                    "list once more."
+                ),
             )
             return HttpResponseRedirect(self._url("changelist", filters=filters))
         ids = list(seen)
@@ -736,18 +789,25 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
     ) -> None:
         """Say what came of it."""
         if done:
-            messages.success(request, f"{_events(len(done))} {decision.done}.")
+            messages.success(request, decision.done(len(done)))
         if not others:
             return
         # Again, because somebody else has changed them since.
         now = plan(decision, others, self._found(request, others))
         for group in now.skipped:
-            messages.warning(request, f"{_events(group.count)} not touched: {group.why}")
-        if now.eligible:
-            messages.warning(
-                request,
-                f"{_events(len(now.eligible))} changed while this was done; look once more.",
+            told = ngettext(
+                "%(count)s event not touched: %(why)s",
+                "%(count)s events not touched: %(why)s",
+                group.count,
             )
+            messages.warning(request, told % {"count": number(group.count), "why": group.why})
+        if now.eligible:
+            told = ngettext(
+                "%(count)s event changed while this was done; look once more.",
+                "%(count)s events changed while this was done; look once more.",
+                len(now.eligible),
+            )
+            messages.warning(request, told % {"count": number(len(now.eligible))})
 
     def _ask(
         self,
@@ -763,7 +823,9 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
         count = len(found.eligible)
         context = {
             **self.admin_site.each_context(request),
-            "title": f"{decision.asks(_events(count))}?" if count else "Nothing can be done",
+            "title": _("%(question)s?") % {"question": decision.asks(count)}
+            if count
+            else _("Nothing can be done"),
             "subtitle": None,
             "opts": self.opts,
             "media": self.media,
@@ -783,7 +845,7 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
             ],
             "unnamed": max(0, count - NAMED),
             "form": form or ReasonForm(decision),
-            "button": decision.asks(_events(count)),
+            "button": decision.asks(count),
             "seen": decisions.freeze({row.pk: 0 for row in found.eligible}),
             "back": "event" if one else "list",
             "action_url": self._url(decision.name, filters=filters),
@@ -807,8 +869,12 @@ def with_id(text: str, alias: str) -> Q:
     return wanted if pk is None else wanted | Q(pk=pk)
 
 
-def _events(count: int) -> str:
-    return "1 event" if count == 1 else f"{count:,} events"
+def _given_up(event: OutboxEvent) -> str:
+    """Say who discarded it, and why."""
+    who = line(event.discarded_by) or pgettext("by", "nobody")
+    if not event.discard_reason:
+        return _("discarded by %(who)s") % {"who": who}
+    return _("discarded by %(who)s: %(why)s") % {"who": who, "why": event.discard_reason}
 
 
 def _ahead(event: OutboxEvent) -> str:
@@ -830,7 +896,8 @@ def _payload(
 ) -> tuple[str, bool, str]:
     """Show the arguments by name; says whether they were cut, and what is wrong with them."""
     if event.size > shown.SHOWN:
-        return "", False, "It is too long to be decoded here; this is how its raw body begins."
+        problem = _("It is too long to be decoded here; this is how its raw body begins.")
+        return "", False, problem
     received = Received(
         queue="",
         exchange=event.exchange,
@@ -842,7 +909,7 @@ def _payload(
     try:
         return (*shown.pretty(dict(envelope.decode(received, event.size).kwargs)), "")
     except Exception:  # noqa: BLE001 - Malformed, or a row that somebody has changed by hand
-        problem = "It cannot be decoded as an event's payload; this is its raw body."
+        problem = _("It cannot be decoded as an event's payload; this is its raw body.")
         return "", False, problem
 
 
@@ -860,25 +927,30 @@ def _table(found: Mapping[str, Any]) -> list[shown.Header]:
 def _timeline(event: OutboxEvent, stands: Standing) -> list[Step]:
     """Put what a row knows into the order of time."""
     steps = [
-        Step(at=event.created_at, what="published", who=f"by {line(event.service)}, in its outbox")
+        Step(
+            at=event.created_at,
+            what=_("published"),
+            who=_("by %(service)s, in its outbox") % {"service": line(event.service)},
+        )
     ]
     if event.discarded_at is not None:
         steps.append(
             Step(
                 at=event.discarded_at,
-                what="discarded",
-                who=f"by {line(event.discarded_by)}" if event.discarded_by else "",
+                what=_("discarded"),
+                who=shown.by(event.discarded_by),
                 note=visible(event.discard_reason, shown.TEXT),
             )
         )
     elif stands == "held":
-        steps.append(Step(at=event.due_at, what="free for a relay, if nobody has confirmed it"))
+        what = _("free for a relay, if nobody has confirmed it")
+        steps.append(Step(at=event.due_at, what=what))
     elif stands == "failed":
-        what = f"try {event.attempts + 1}, by a relay"
+        what = _("try %(number)s, by a relay") % {"number": event.attempts + 1}
         steps.append(Step(at=event.due_at, what=what))
     else:
         late = event.due_at < _now(event) - timedelta(seconds=outbox.OVERDUE)
-        steps.append(Step(at=event.due_at, what="due, for a relay", kind="bad" if late else ""))
+        steps.append(Step(at=event.due_at, what=_("due, for a relay"), kind="bad" if late else ""))
     return steps
 
 

@@ -16,10 +16,15 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
+from django.utils.formats import number_format
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
+
 from ..archive import INSTALLED
 from ..envelope import parse_moment
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State, visible
 from ..replay import RESOLVED as RESOLVED_WORDS
+from ..sentences import told
 
 #: Bytes of a body that a page shows; the rest is in the download.
 SHOWN: Final = 256 * 1024
@@ -30,51 +35,77 @@ WORD: Final = 160
 TEXT: Final = 2_000
 #: Headers, frames, attempts and deaths that a page shows of one document.
 ROWS: Final = 200
+#: Units of time, the largest first, and their seconds.
+UNITS: Final[tuple[tuple[Any, int], ...]] = (
+    (pgettext_lazy("days", "d"), 86_400),
+    (pgettext_lazy("hours", "h"), 3_600),
+    (pgettext_lazy("minutes", "min"), 60),
+    (pgettext_lazy("seconds", "s"), 1),
+)
 
 _FILE: Final = re.compile(r'^[\s|+]*File "([^"\n]*)"')
 _INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
 
 #: What a state means, and what can be done.
-STATES: Final[Mapping[str, tuple[str, str]]] = {
+STATES: Final[Mapping[str, tuple[Any, Any]]] = {
     State.ARCHIVED: (
-        "Its handler could not handle it. Nothing happens to it until somebody decides.",
-        "Mend the cause, then replay it; or discard it with a reason.",
+        gettext_lazy(
+            "Its handler could not handle it. Nothing happens to it until somebody decides."
+        ),
+        gettext_lazy("Mend the cause, then replay it; or discard it with a reason."),
     ),
     State.QUEUED: (
-        "Somebody asked for a replay, and it is being published.",
-        "Wait a moment. Should the process that does it have died, events_mirror goes on.",
+        gettext_lazy("Somebody asked for a replay, and it is being published."),
+        gettext_lazy(
+            "Wait a moment. Should the process that does it have died, events_mirror goes on."
+        ),
     ),
     State.REPLAYING: (
-        "It is published to its handler's queue, which has not reported back yet.",
-        "Wait: its worker reports to the archive queue, and events_mirror brings that here.",
+        gettext_lazy("It is published to its handler's queue, which has not reported back yet."),
+        gettext_lazy(
+            "Wait: its worker reports to the archive queue, and events_mirror brings that here."
+        ),
     ),
-    State.SUCCEEDED: ("A replay of it was handled.", "Nothing is left to do."),
+    State.SUCCEEDED: (
+        gettext_lazy("A replay of it was handled."),
+        gettext_lazy("Nothing is left to do."),
+    ),
     State.DISCARDED: (
-        "Somebody decided that it is not to be handled.",
-        "Restore it to bring it back into the archive.",
+        gettext_lazy("Somebody decided that it is not to be handled."),
+        gettext_lazy("Restore it to bring it back into the archive."),
     ),
 }
 
 
 #: The same of one that was marked as resolved.
 RESOLVED: Final = (
-    "Somebody marked it as resolved: no replay reported back. A copy that still waits will run.",
-    "Restore it to bring it back into the archive.",
+    gettext_lazy(
+        "Somebody marked it as resolved: no replay reported back. A copy that still waits will run."
+    ),
+    gettext_lazy("Restore it to bring it back into the archive."),
 )
 
 
+def text(value: object, limit: int | None = None) -> str:
+    """Write text so that all of it can be seen; ours in the language of whoever looks."""
+    return visible(told(str(value)) if value is not None else "", limit)
+
+
+def number(value: int) -> str:
+    """Write a number with the separators of the language: ``2,000``."""
+    return number_format(value, force_grouping=True)
+
+
 def line(value: object, limit: int = WORD) -> str:
-    """Write text on one line."""
-    return visible(value, limit).replace("\n", " ").replace("\t", " ").strip()
+    """Write text on one line, a sentence of ours in the language of whoever looks."""
+    return text(value, limit).replace("\n", " ").replace("\t", " ").strip()
 
 
 def age(then: datetime, now: datetime) -> str:
     """Write how long ago that was, in one unit: ``3 min``."""
     seconds = max(0.0, (now - then).total_seconds())
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s"
+    unit, size = next((each for each in UNITS if seconds >= each[1]), UNITS[-1])
+    return f"{int(seconds // size)} {unit}"
 
 
 def moment(value: object) -> datetime | None:
@@ -144,7 +175,8 @@ def pretty(value: Any, limit: int = 2 * SHOWN) -> tuple[str, bool]:
             if length > limit:
                 break
     except (ValueError, RecursionError, TypeError) as exc:
-        return f"it cannot be written as JSON: {type(exc).__name__}", True
+        found = _("it cannot be written as JSON: %(error)s") % {"error": type(exc).__name__}
+        return found, True
     return visible("".join(pieces)[:limit]), length > limit
 
 
@@ -162,9 +194,17 @@ def headers(event: ArchivedEvent) -> tuple[list[Header], str]:
     try:
         found = dict(event.headers)
     except Exception as exc:  # noqa: BLE001 - bytes that anything may have written
-        return [], f"they cannot be read: {type(exc).__name__}: {line(exc)}"
+        return [], _("they cannot be read: %(error)s") % {
+            "error": f"{type(exc).__name__}: {line(exc)}"
+        }
     names = sorted(found, key=str)
-    rest = f"{len(names) - ROWS} more are not shown" if len(names) > ROWS else ""
+    more = len(names) - ROWS
+    rest = (
+        ngettext("%(count)s more is not shown", "%(count)s more are not shown", more)
+        % {"count": number(more)}
+        if more > 0
+        else ""
+    )
     return [
         Header(name=line(name), value=header(found[name]), kind=_kind(found[name]))
         for name in names[:ROWS]
@@ -350,34 +390,33 @@ def timeline(
     steps: list[Step] = []
     numbers = {replay.pk: replay.number for replay in replays}
     if event.published_at is not None:
-        source = f"by {line(event.source)}" if event.source else ""
-        steps.append(Step(at=event.published_at, what="published", who=source))
+        steps.append(Step(at=event.published_at, what=_("published"), who=by(event.source)))
     for failure in failures:
         number = numbers.get(failure.replay_id) if failure.replay_id is not None else None
-        run = f" of replay {number}" if number is not None else ""
-        after = f" after replay {number}" if number is not None else ""
         for attempt in attempts(failure):
             steps.append(
                 Step(
                     at=attempt.at or failure.failed_at,
-                    what=f"attempt {attempt.number}{run} failed",
-                    who=f"on {attempt.worker}" if attempt.worker else "",
+                    what=_("attempt %(attempt)s failed") % {"attempt": attempt.number}
+                    if number is None
+                    else _("attempt %(attempt)s of replay %(replay)s failed")
+                    % {"attempt": attempt.number, "replay": number},
+                    who=_("on %(worker)s") % {"worker": attempt.worker} if attempt.worker else "",
                     note=attempt.what,
                     kind="bad",
                 )
             )
-        late = "; it came late and changed nothing" if failure.late else ""
         steps.append(
             Step(
                 at=failure.failed_at,
-                what=f"archived{after}: {line(failure.reason)}{late}",
+                what=_archived(failure, number),
                 note="" if failure.about.get("history") else called(
                     failure.exception, failure.message
                 ),
                 kind="bad",
             )
         )  # fmt: skip
-    steps.append(Step(at=event.mirrored_at, what="mirrored into this database"))
+    steps.append(Step(at=event.mirrored_at, what=_("mirrored into this database")))
     for replay in replays:
         steps += _replayed(replay)
     for action in actions:
@@ -387,15 +426,22 @@ def timeline(
             continue  # the replay itself says so
         what, note = action.get_action_display(), action.reason
         if resolved(action):
-            what, note = RESOLVED_WORDS, note.removeprefix(RESOLVED_WORDS).removeprefix(": ")
+            what, note = (
+                _("marked as resolved"),
+                note.removeprefix(RESOLVED_WORDS).removeprefix(": "),
+            )
         steps.append(
             Step(
                 at=action.at,
                 what=what,
                 who=" ".join(
                     [
-                        *([f"by {line(action.by)}"] if action.by else []),
-                        *([f"in batch {str(action.batch_id)[:8]}"] if action.batch_id else []),
+                        *([by(action.by)] if action.by else []),
+                        *(
+                            [_("in batch %(id)s") % {"id": str(action.batch_id)[:8]}]
+                            if action.batch_id
+                            else []
+                        ),
                     ]
                 ),
                 note=visible(note, TEXT),
@@ -405,6 +451,25 @@ def timeline(
     return sorted(steps, key=lambda step: step.at)
 
 
+def by(name: str) -> str:
+    """Say who did it; ``""`` where nobody is named."""
+    return _("by %(who)s") % {"who": line(name)} if name else ""
+
+
+def _archived(failure: ArchivedFailure, number: int | None) -> str:
+    values = {"reason": line(failure.reason), "replay": number}
+    if number is None:
+        if failure.late:
+            return _("archived: %(reason)s; it came late and changed nothing") % values
+        return _("archived: %(reason)s") % values
+    if failure.late:
+        return (
+            _("archived after replay %(replay)s: %(reason)s; it came late and changed nothing")
+            % values
+        )
+    return _("archived after replay %(replay)s: %(reason)s") % values
+
+
 def resolved(action: ArchiveAction) -> bool:
     """Say whether a discard was a mark as resolved."""
     discarded = action.action == ArchiveAction.Action.DISCARD
@@ -412,26 +477,32 @@ def resolved(action: ArchiveAction) -> bool:
 
 
 def _replayed(replay: Replay) -> list[Step]:
-    name = f"replay {replay.number}"
-    edited = f", of revision {replay.revision.number}" if replay.revision else ""
+    number = {"number": replay.number}
     steps = [
         Step(
             at=replay.requested_at,
-            what=f"{name}{edited} asked for",
-            who=f"by {line(replay.requested_by)}" if replay.requested_by else "",
+            what=_("replay %(number)s, of revision %(revision)s asked for")
+            % {**number, "revision": replay.revision.number}
+            if replay.revision
+            else _("replay %(number)s asked for") % number,
+            who=by(replay.requested_by),
             note=visible(replay.reason, TEXT),
         )
     ]
     if replay.published_at is not None:
         steps.append(
-            Step(at=replay.published_at, what=f"{name} published to {line(replay.handler)}")
+            Step(
+                at=replay.published_at,
+                what=_("replay %(number)s published to %(handler)s")
+                % {**number, "handler": line(replay.handler)},
+            )
         )
     elif replay.error:
         # The replay has no time of its own for it.
         steps.append(
             Step(
                 at=replay.requested_at,
-                what=f"{name}: {replay.get_outcome_display()}",
+                what=_outcome(replay),
                 note=visible(replay.error, TEXT),
                 kind="bad",
             )
@@ -441,11 +512,18 @@ def _replayed(replay: Replay) -> list[Step]:
         steps.append(
             Step(
                 at=replay.finished_at,
-                what=f"{name}: {replay.get_outcome_display()}",
+                what=_outcome(replay),
                 kind="good" if good else "bad",
             )
         )
     return steps
+
+
+def _outcome(replay: Replay) -> str:
+    return _("replay %(number)s: %(outcome)s") % {
+        "number": replay.number,
+        "outcome": replay.get_outcome_display(),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

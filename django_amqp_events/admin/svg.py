@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
+from django.utils.formats import get_format, localize
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from ..topology import Queue, Topology
-from .shown import line
+from .shown import UNITS, line
 
 #: Units of a chart, about the pixels that a small screen has: its text can be read there.
 WIDTH: Final = 360
@@ -31,7 +32,6 @@ _LONG: Final = 300
 GRAPH: Final = 200
 #: Roles of queues, in the order in which they are shown.
 ROLES: Final = ("handler", "delay", "graveyard", "dead", "abyss", "archive")
-_UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 #: Of one bar of a sparkline, and of the picture, in the units of its view box.
 _BAR: Final = 4
 _GAP: Final = 1
@@ -100,7 +100,7 @@ def bars(
         x = _LEFT + step * place + (step - width) / 2
         below = 0.0
         told = ", ".join(
-            f"{layer.name} {_number(layer.values[place])}{unit}"
+            f"{layer.name} {_told(layer.values[place])}{unit}"
             for layer in layers
             if layer.values[place]
         )
@@ -125,7 +125,7 @@ def bars(
         if place % every == 0:
             middle = x + width / 2
             parts.append(_text(middle, HEIGHT - 5, label, anchor="middle", limit=10))
-    described = "; ".join(f"{layer.name}: {_number(sum(layer.values))}{unit}" for layer in layers)
+    described = "; ".join(f"{layer.name}: {_told(sum(layer.values))}{unit}" for layer in layers)
     return Picture(
         title=title,
         svg=_svg(title, described, HEIGHT, parts) if any(totals) else SafeString(),
@@ -172,9 +172,9 @@ def area(title: str, points: Sequence[tuple[float, str, float]], *, of: tuple[st
     ]
     values = [value for _, _, value in points]
     described = _("from %(first)s to %(last)s, %(most)s at the most") % {
-        "first": _number(values[0]),
-        "last": _number(values[-1]),
-        "most": _number(max(values)),
+        "first": _told(values[0]),
+        "last": _told(values[-1]),
+        "most": _told(max(values)),
     }
     return Picture(title=title, svg=_svg(title, described, HEIGHT, parts), columns=of, rows=rows)
 
@@ -186,7 +186,7 @@ def lying(title: str, found: Sequence[Row], *, of: tuple[str, str]) -> Picture:
     for place, row in enumerate(found):
         y = place * 30
         width = WIDTH * row.value / most if most else 0
-        number = f"{_number(row.value)}{f' · {row.note}' if row.note else ''}"
+        number = f"{_told(row.value)}{f' · {row.note}' if row.note else ''}"
         parts.append(
             format_html(
                 '<g><title>{}</title>{}{}<rect class="ae-track" x="0" y="{}" width="{}" '
@@ -206,7 +206,7 @@ def lying(title: str, found: Sequence[Row], *, of: tuple[str, str]) -> Picture:
                 else "",
             )
         )
-    described = ", ".join(f"{line(row.name)} {_number(row.value)}" for row in found[:5])
+    described = ", ".join(f"{line(row.name)} {_told(row.value)}" for row in found[:5])
     return Picture(
         title=title,
         svg=_svg(title, described, 30 * len(found), parts) if found else SafeString(),
@@ -219,7 +219,7 @@ def pareto(title: str, found: Sequence[tuple[str, int]], *, of: tuple[str, str])
     """Draw what is most frequent first, with the share that it has together with those above."""
     total = sum(count for _, count in found)
     shares = [
-        f"{round(100 * so_far / total)}%" if total else ""
+        _("%(number)s%%") % {"number": round(100 * so_far / total)} if total else ""
         for so_far in accumulate(count for _, count in found)
     ]
     drawn = lying(
@@ -239,7 +239,7 @@ def schedule(title: str, delays: Sequence[float]) -> Picture:
     """Draw the retries of a handler: each bar is the time since the first failure."""
     totals = list(accumulate(delays))
     most = totals[-1] if totals else 0.0
-    unit, length = next((each for each in _UNITS if most >= 2 * each[1]), _UNITS[-1])
+    unit, length = next((each for each in UNITS if most >= 2 * each[1]), UNITS[-1])
     drawn = bars(
         title,
         [str(place) for place in range(1, len(delays) + 1)],
@@ -323,7 +323,7 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
         _box(name, 400, y, 310, nodes.get(name, Node()), "ae-queue") for name, y in right.items()
     ]
     tall = max([*left.values(), *right.values()], default=0) + height
-    described = _("%(exchanges)s exchanges, %(queues)s queues, %(bindings)s bindings") % {
+    described = _("exchanges: %(exchanges)s, queues: %(queues)s, bindings: %(bindings)s") % {
         "exchanges": len(topology.exchanges),
         "queues": len(topology.queues),
         "bindings": len(topology.bindings),
@@ -344,11 +344,11 @@ def duration(seconds: float) -> str:
     """Write seconds for a person: the two largest units."""
     left = round(seconds)
     said = []
-    for unit, length in _UNITS:
+    for unit, length in UNITS:
         count, left = divmod(left, length)
         if count:
             said.append(f"{count} {unit}")
-    return " ".join(said[:2]) or "0 s"
+    return " ".join(said[:2]) or f"0 {UNITS[-1][0]}"
 
 
 def _in_order(topology: Topology) -> list[Queue]:
@@ -472,11 +472,16 @@ def _number(value: float) -> int | float:
     return int(value) if float(value).is_integer() else round(value, 1)
 
 
+def _told(value: float) -> str:
+    return str(localize(_number(value)))
+
+
 def _short(value: float) -> str:
+    point = get_format("DECIMAL_SEPARATOR")
     for unit, size in (("M", 1_000_000), ("k", 1000)):
         if value >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
+            return f"{value / size:g}{unit}".replace(".", point)
+    return f"{value:g}".replace(".", point)
 
 
 def _at(value: float) -> str:

@@ -75,6 +75,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "archived event",
+                "verbose_name_plural": "archived events",
                 "ordering": ["-last_failed_at", "-pk"],
                 "permissions": [
                     (

@@ -28,6 +28,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "waiting event",
+                "verbose_name_plural": "waiting events",
                 "ordering": ["pk"],
                 "permissions": [("publish_outboxevent", "Can publish waiting events at once")],
                 "default_permissions": ("view",),

@@ -21,6 +21,7 @@ class Migration(migrations.Migration):
                     ("restore_outboxevent", "Can restore discarded events of the outbox"),
                 ],
                 "verbose_name": "waiting event",
+                "verbose_name_plural": "waiting events",
             },
         ),
         migrations.AddField(

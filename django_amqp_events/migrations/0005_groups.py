@@ -100,6 +100,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "failure group",
+                "verbose_name_plural": "failure groups",
                 "ordering": ["-last_seen", "-pk"],
                 "permissions": [
                     ("assign_failuregroup", "Can write note, assignee and ticket of failure groups")

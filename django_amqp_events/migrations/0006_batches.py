@@ -32,6 +32,7 @@ class Migration(migrations.Migration):
                     ),
                 ],
                 "verbose_name": "archived event",
+                "verbose_name_plural": "archived events",
             },
         ),
         migrations.CreateModel(

@@ -36,6 +36,7 @@ class Migration(migrations.Migration):
                     ("export_archivedevent", "Can export archived events"),
                 ],
                 "verbose_name": "archived event",
+                "verbose_name_plural": "archived events",
             },
         ),
         migrations.AlterField(

@@ -390,7 +390,7 @@ def test_attempts_name_their_replay(ada):
 @pytest.mark.parametrize("state", list(State))
 def test_the_detail_page_says_what_a_state_means(ada, state):
     row = make(state)
-    meaning, remedy = shown.STATES[state]
+    meaning, remedy = map(str, shown.STATES[state])
     words = page(ada.get(url("change", row.pk))).words
     assert meaning in words
     assert remedy in words
@@ -849,7 +849,7 @@ def test_an_overdue_replay_can_be_marked_as_resolved(ada, wire):
     # Restored and discarded, it is that and nothing else.
     ArchiveAction.objects.create(event=late, at=datetime.now(UTC), action="discard", reason="x")
     words = page(ada.get(url("change", late.pk))).words
-    assert shown.STATES[State.DISCARDED][0] in words
+    assert str(shown.STATES[State.DISCARDED][0]) in words
     assert (
         "Marked as resolved: the invoice is there" in page(ada.get(url("history", late.pk))).words
     )

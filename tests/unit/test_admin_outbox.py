@@ -295,8 +295,8 @@ def test_the_page_of_an_event_says_what_its_state_means_and_what_can_be_done(ada
     row = make(**STANDING[kind])
     response = ada.get(url("change", row.pk))
     words = page(response).words
-    assert pages.STANDINGS[kind][1] in words
-    assert pages.STANDINGS[kind][2] in words
+    assert str(pages.STANDINGS[kind][1]) in words
+    assert str(pages.STANDINGS[kind][2]) in words
     offered = {link["name"] for link in response.context["buttons"]["links"]}
     assert offered == {each.name for each in pages.DECISIONS.values() if kind in each.before}
     assert ("the shop has closed" in words) is (kind == "discarded")

@@ -8,6 +8,8 @@ from argparse import ArgumentParser
 from datetime import UTC, datetime
 from typing import Any
 
+from django.core.management.base import no_translations
+
 from django_amqp_events import alerts, conf
 from django_amqp_events.management.archive import FORMAT, ArchiveCommand
 
@@ -34,6 +36,7 @@ class Command(ArchiveCommand):
             "--format", choices=("text", "json"), default="text", help="Default: text."
         )
 
+    @no_translations
     def handle(self, *args: Any, **options: Any) -> None:
         self.prepare(options)
         with self.interruptible():

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, Final
 from uuid import UUID
 
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, no_translations
 from django.db import DatabaseError, InterfaceError
 
 from django_amqp_events import batches, broker, conf
@@ -67,6 +67,7 @@ class Command(BrokerCommand):
         )
         parser.add_argument("--parent", type=int, help="End when this process is gone.")
 
+    @no_translations
     def handle(self, *args: Any, **options: Any) -> None:
         self._ended = False
         self._parent: int | None = options["parent"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
+from django.core.management.base import no_translations
 from django.db import DatabaseError
 from django.db.models import F, Q
 
@@ -174,6 +175,7 @@ class Command(ArchiveCommand):
             "--format", choices=("text", "json"), default="text", help="Default: text."
         )
 
+    @no_translations
     def handle(self, *args: Any, **options: Any) -> None:
         self.prepare(options)
         filters = self._filters(options)
