@@ -133,11 +133,26 @@ class Chromium:
         host = urlsplit(url).hostname
         self._tell("Network.setCookie", name="sessionid", value=session, domain=host, path="/")
 
+    def forget(self) -> None:
+        """Forget who is logged in."""
+        self._tell("Network.clearBrowserCookies")
+        self.open("about:blank")
+
     def open(self, url: str) -> None:
         self.driver.get(url)
+        self.settled()
+
+    def settled(self) -> None:
+        """Wait until the page is all there, and drawn."""
+        self.until(lambda: self.run("return document.readyState") == "complete", "the whole page")
+        self.driver.execute_async_script(
+            "const done = arguments[0];"
+            "requestAnimationFrame(() => requestAnimationFrame(() => done()));"
+        )
 
     def photograph(self, target: Path, *, scale: float = 1.0, height: int = 0) -> None:
         """Take a picture of the whole page, or of its beginning."""
+        self.settled()
         height = height or self.run("return document.documentElement.scrollHeight")
         area = {"x": 0, "y": 0, "width": self.width, "height": height}
         taken = self._tell(

@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from broker import Broker, Node  # noqa: E402
 from chromium import Chromium  # noqa: E402
-from tests.browser.console import Console, go, serving  # noqa: E402
+from tests.browser.console import PAGES, Console, go, serving  # noqa: E402
 
 TARGET = ROOT / ".run" / "screenshots"
 IMAGES = ROOT / "docs" / "images"
@@ -55,7 +55,7 @@ def main() -> int:
 def shoot(browser: Chromium, console: Console, wanted: list[str]) -> int:
     browser.log_in(console.url, console.session)
     problems = 0
-    for name in wanted or console.names:
+    for name in wanted or PAGES:
         for theme, width in LOOKS:
             browser.look(theme, width)
             go(browser, console, name)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import apt_install
 
 from broker import free_ports
 from chromium import Chromium
+
+#: What is served, by the names of :func:`go`; what changes something comes last.
+PAGES = (
+    "dashboard", "topology", "retries", "list", "list-all", "event", "overdue", "edited",
+    "confirm", "discard", "force", "edit", "review", "groups", "group", "batches", "batch-draft",
+    "batch-running", "batch-paused", "batch-done", "batch-events", "outbox", "outbox-event",
+    "outbox-discarded", "outbox-publish", "inbox", "result",
+)  # fmt: skip
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -28,8 +41,6 @@ class Console:
         self.url = url
         self.session = pages.pop("session")
         self.pages = {name: f"{url}{path}" for name, path in pages.items()}
-        #: All that :func:`go` opens; what changes something comes last.
-        self.names = [*self.pages, "review", "result"]
 
 
 @contextmanager
@@ -66,17 +77,59 @@ def serving(broker_url: str, management_url: str, where: Path, site: str = "admi
         process.stdout.close()
 
 
+def axe_core() -> str:
+    """Return axe-core's program, fetched by npm as package-lock.json has it, once for each .venv.
+
+    Raises:
+        RuntimeError: it cannot be had; the message says why.
+    """
+    lock = (HERE / "package-lock.json").read_bytes()
+    where = Path(sys.prefix) / "share" / f"axe-core-{hashlib.sha256(lock).hexdigest()[:12]}"
+    program = where / "node_modules" / "axe-core" / "axe.min.js"
+    if not program.exists():
+        if shutil.which("npm") is None:
+            apt_install.install(["npm"], why="axe-core, which looks at the console, comes by npm")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: two processes may want it.
+        with tempfile.TemporaryDirectory(dir=where.parent) as directory:
+            for name in (".npmrc", "package.json", "package-lock.json"):
+                shutil.copy(HERE / name, directory)
+            done = subprocess.run(
+                ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise RuntimeError(f"npm could not fetch axe-core:\n{done.stderr[-2000:]}")
+            with suppress(OSError):  # somebody else was faster
+                Path(directory, "node_modules").rename(_made(where) / "node_modules")
+    return program.read_text()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def go(browser: Chromium, console: Console, name: str) -> None:
     """Open a page, some of them by a form."""
     if name == "review":
         browser.open(console.pages["edit"])
         editor = browser.find("textarea.ae-editor")
-        browser.run("arguments[0].value = arguments[0].value.replace('XX', 'AT')", editor)
+        browser.run("arguments[0].value = arguments[0].value.replace('DE', 'AT')", editor)
         browser.find("button[value=review]").click()
         browser.until(lambda: browser.all(".ae-diff"), "the diff")
     elif name == "result":
-        browser.open(console.pages["discard"])
-        browser.find("textarea").send_keys("the orders were placed twice")
+        browser.open(console.pages["list"])
+        browser.find("input.action-select").click()
+        browser.run("arguments[0].value = 'discard_selected'", browser.find("select[name=action]"))
+        browser.find("button[name=index]").click()
+        browser.until(lambda: browser.all("#id_reason"), "a reason")
+        browser.find("#id_reason").send_keys("the order was placed twice")
         browser.find("input[type=submit].default").click()
         browser.until(lambda: browser.all("ul.messagelist"), "a message")
     else:

@@ -89,7 +89,11 @@ def fill(site: str = "admin") -> dict[str, str]:
     )
     few = list(ArchivedEvent.objects.filter(state="archived", unconfirmed=False)[:3])
     mixed = [*few, unconfirmed, gone]
+    dashboard = url("dashboard", "changelist")
     pages |= {
+        # First, while the snapshot is fresh.
+        "dashboard": dashboard,
+        "topology": f"{dashboard}topology/",
         "list": url("archivedevent", "changelist"),
         "list-all": url("archivedevent", "changelist", query="state=all"),
         "event": url("archivedevent", "change", event.pk),
@@ -109,10 +113,7 @@ def fill(site: str = "admin") -> dict[str, str]:
     waiting = outbox(now)
     watched(now)
     client.get(pages["list"])  # what was said on the way is shown to nobody else
-    dashboard = url("dashboard", "changelist")
     return pages | {
-        "dashboard": dashboard,
-        "topology": f"{dashboard}topology/",
         "retries": f"{dashboard}retries/",
         "outbox": url("outboxevent", "changelist", query="state=all"),
         "outbox-event": url("outboxevent", "change", waiting[0].pk),
@@ -170,6 +171,8 @@ def _event(now: datetime) -> ArchivedEvent:
         published_at=at - timedelta(seconds=70),
         first_failed_at=at - timedelta(seconds=68),
         last_failed_at=at,
+        mirrored_at=at + timedelta(seconds=1),
+        state_since=at,
         failure=world.document(
             history=[
                 {**each, "at": (at - timedelta(seconds=68 - 34 * number)).isoformat()}
@@ -189,7 +192,19 @@ def _event(now: datetime) -> ArchivedEvent:
 
 def _edited(client: Client, url: Any) -> ArchivedEvent:
     """One that was edited and replayed twice, in vain."""
-    row = world.make(body=ORDER, event_id="order-4711")
+    at = datetime.now(UTC) - timedelta(hours=3)
+    history = [
+        {**each, "at": (at - timedelta(seconds=number)).isoformat()}
+        for number, each in zip((9, 5, 0), world.document()["history"], strict=True)
+    ]
+    row = world.make(
+        body=ORDER,
+        event_id="order-4711",
+        published_at=at - timedelta(seconds=10),
+        last_failed_at=at,
+        mirrored_at=at,
+        failure=world.document(history=history, deaths=[]),
+    )
     payload = json.loads(ORDER)[1]
     for country in ("FR", "DE"):
         row.refresh_from_db()
@@ -292,7 +307,12 @@ def watched(now: datetime) -> None:
     seen = Snapshot.objects.latest("at")
     document = seen.about
     document["consumed"] = {"billing.send_invoice": (now - timedelta(minutes=50)).isoformat()}
-    document["queues"]["billing.book"] |= {"consumers": 2, "published": 12.5, "delivered": 12.4}
+    document["queues"]["billing.book"] |= {
+        "consumers": 2,
+        "published": 12.5,
+        "delivered": 12.4,
+        "meaning": "empty",
+    }
     seen.document = json.dumps(document)
     seen.save()
     alerts.consider("growth", "", "More than 100 events came into the archive within an hour.",

@@ -44,6 +44,7 @@ def configure() -> None:
         SECRET_KEY="not a secret: tests only",
         ALLOWED_HOSTS=["127.0.0.1", "testserver"],
         USE_TZ=True,
+        TIME_ZONE="UTC",
         DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         ROOT_URLCONF="tests.browser.urls",
         STATIC_URL="/static/",
