@@ -20,10 +20,10 @@ from chromium import Chromium
 
 #: What is served, by the names of :func:`go`; what changes something comes last.
 PAGES = (
-    "dashboard", "topology", "retries", "list", "list-all", "event", "overdue", "edited",
+    "dashboard", "topology", "retries", "list", "event", "overdue", "edited",
     "confirm", "discard", "force", "edit", "review", "groups", "group", "batches", "batch-draft",
     "batch-running", "batch-paused", "batch-done", "batch-events", "outbox", "outbox-event",
-    "outbox-discarded", "outbox-publish", "inbox", "result",
+    "outbox-publish", "inbox", "result",
 )  # fmt: skip
 
 HERE = Path(__file__).resolve().parent

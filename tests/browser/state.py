@@ -63,8 +63,8 @@ def fill(site: str = "admin") -> dict[str, str]:
         return url("archivedevent", name, query=f"seen={world.frozen(*rows)}")
 
     with transaction.atomic():
-        for number in range(48):
-            mistake(number % 7 % 3, now - timedelta(minutes=3 + number**2 * 0.6), number)
+        for number in range(36):
+            mistake(number % 7 % 3, now - timedelta(minutes=3 + number**2 * 1.05), number)
     event = _event(now)
     gone = world.make(handler="gone", body=ORDER)
     late = [world.overdue(), world.overdue(handler="book")]
@@ -95,7 +95,6 @@ def fill(site: str = "admin") -> dict[str, str]:
         "dashboard": dashboard,
         "topology": f"{dashboard}topology/",
         "list": url("archivedevent", "changelist"),
-        "list-all": url("archivedevent", "changelist", query="state=all"),
         "event": url("archivedevent", "change", event.pk),
         "overdue": url("archivedevent", "change", late[0].pk),
         "edited": url("archivedevent", "change", edited.pk),
@@ -117,7 +116,6 @@ def fill(site: str = "admin") -> dict[str, str]:
         "retries": f"{dashboard}retries/",
         "outbox": url("outboxevent", "changelist", query="state=all"),
         "outbox-event": url("outboxevent", "change", waiting[0].pk),
-        "outbox-discarded": url("outboxevent", "change", waiting[-1].pk),
         "outbox-publish": url("outboxevent", "publish")
         + f"?seen={decisions.freeze({row.pk: 0 for row in waiting})}",
         "inbox": url("inboxentry", "changelist"),

@@ -11,13 +11,17 @@ from chromium import Chromium
 from .console import PAGES, Console, go
 
 #: Django's own, and the same on each of its pages: not ours to mend.
-CHROME: dict[str, str] = {}
+CHROME = {
+    "#changelist-search": "its label is a picture's alternative text",
+    "div.breadcrumbs": "links in a text, told apart by their colour; ours is a list",
+}
 
 _AXE = """
 const done = arguments[arguments.length - 1];
 const [exclude, rules] = arguments;
 axe.run({exclude: exclude.map((css) => [css])}, {
   resultTypes: ["violations"],
+  preload: false,  // it would fetch style sheets, which the policy forbids
   ...(rules ? {runOnly: {type: "rule", values: rules}} : {}),
 }).then((found) => done(found.violations), (error) => done([{id: String(error), nodes: []}]));
 """
@@ -27,6 +31,8 @@ def violations(browser: Chromium, axe: str, *rules: str) -> list[str]:
     """What axe-core finds on the page as it is now, serious or critical."""
     if not browser.run("return !!window.axe"):
         browser.run(axe)
+    # Colours fade into each other, and are looked at when they have.
+    browser.until(lambda: browser.run("return !document.getAnimations().length"), "no more change")
     found: list[dict[str, Any]] = browser.driver.execute_async_script(
         _AXE, list(CHROME), list(rules) or None
     )
@@ -47,19 +53,19 @@ def logged_in(window: Chromium, console: Console) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page(window: Chromium, console: Console, axe: str, name: str) -> None:
-    """Light and dark, wide and narrow."""
-    said, found = [], []
-    for width in (1280, 390):
-        window.look("light", width)
+    """Light and dark, wide and narrow: neither changes what the other one does."""
+    found: list[str] = []
+    for width, theme in ((1280, "light"), (390, "dark")):
+        window.look(theme, width)
         go(window, console, name)
-        said += window.complaints()
+        found += window.complaints()
         wide = window.run("return document.documentElement.scrollWidth")
         if wide > width:
             found.append(f"{width}: it is {wide} pixels wide: {window.run(_TOO_WIDE, width)}")
-        found += [f"{width}: {each}" for each in violations(window, axe)]
-        window.look("dark", width)
-        found += [f"{width}, dark: {each}" for each in violations(window, axe, "color-contrast")]
-    assert not said
+        found += [f"{width}, {theme}: {each}" for each in violations(window, axe)]
+        if theme == "light":
+            window.look("dark", width)
+            found += [f"{width}, dark: {one}" for one in violations(window, axe, "color-contrast")]
     assert not found, "\n".join(found)
 
 
