@@ -96,6 +96,7 @@ def fill(site: str = "admin") -> dict[str, str]:
         "topology": f"{dashboard}topology/",
         "list": url("archivedevent", "changelist"),
         "event": url("archivedevent", "change", event.pk),
+        "spare": url("archivedevent", "change", world.make(handler="book").pk),
         "overdue": url("archivedevent", "change", late[0].pk),
         "edited": url("archivedevent", "change", edited.pk),
         "confirm": asked("replay", *mixed),
