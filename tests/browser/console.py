@@ -124,7 +124,7 @@ def go(browser: Chromium, console: Console, name: str) -> None:
         browser.find("button[value=review]").click()
         browser.until(lambda: browser.all(".ae-diff"), "the diff")
     elif name == "result":
-        browser.open(console.pages["list"])
+        browser.open(console.pages["twice"])
         browser.find("input.action-select").click()
         browser.run("arguments[0].value = 'discard_selected'", browser.find("select[name=action]"))
         browser.find("button[name=index]").click()

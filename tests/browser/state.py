@@ -66,6 +66,8 @@ def fill(site: str = "admin") -> dict[str, str]:
         for number in range(36):
             mistake(number % 7 % 3, now - timedelta(minutes=3 + number**2 * 1.05), number)
     event = _event(now)
+    for number in range(8):
+        world.make(event_id=f"twice-{number}", handler="book", correlation_id="basket-9")
     gone = world.make(handler="gone", body=ORDER)
     late = [world.overdue(), world.overdue(handler="book")]
     world.make(State.DISCARDED)
@@ -97,6 +99,8 @@ def fill(site: str = "admin") -> dict[str, str]:
         "list": url("archivedevent", "changelist"),
         "event": url("archivedevent", "change", event.pk),
         "spare": url("archivedevent", "change", world.make(handler="book").pk),
+        # Their order was placed twice: one is discarded each time that somebody looks.
+        "twice": url("archivedevent", "changelist", query="q=twice-&state=archived"),
         "overdue": url("archivedevent", "change", late[0].pk),
         "edited": url("archivedevent", "change", edited.pk),
         "confirm": asked("replay", *mixed),
