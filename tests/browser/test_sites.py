@@ -69,7 +69,8 @@ def test_all_links_stay_on_the_site(ops: Console) -> None:
         waiting += [
             link.partition("#")[0]
             for link, _ in page.links
-            if link.startswith(f"{ours}django_amqp_events/")
+            # One filter at a time.
+            if link.startswith(f"{ours}django_amqp_events/") and link.count("&") == 0
         ]
     models = {urlsplit(url).path.split("/")[3] for url in seen.values() if url.count("/") > 5}
     assert models >= {
