@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from selenium.webdriver.support.ui import Select
+
 import apt_install
 
 from broker import free_ports
@@ -126,8 +128,13 @@ def go(browser: Chromium, console: Console, name: str) -> None:
     elif name == "result":
         browser.open(console.pages["twice"])
         browser.find("input.action-select").click()
-        browser.run("arguments[0].value = 'discard_selected'", browser.find("select[name=action]"))
-        browser.find("button[name=index]").click()
+        # django-unfold shows neither before there is something to do with it.
+        action = browser.find("select[name=action]")
+        browser.until(action.is_displayed, "the choice of an action")
+        Select(action).select_by_value("discard_selected")
+        button = browser.find("button[name=index]")
+        browser.until(button.is_displayed, "the button for it")
+        button.click()
         browser.until(lambda: browser.all("#id_reason"), "a reason")
         browser.find("#id_reason").send_keys("the order was placed twice")
         browser.find("input[type=submit].default").click()

@@ -19,8 +19,8 @@ CHROME = {
 
 _AXE = """
 const done = arguments[arguments.length - 1];
-const [exclude, rules] = arguments;
-axe.run({exclude: exclude.map((css) => [css])}, {
+const [exclude, rules, within] = arguments;
+axe.run(within ? within : {exclude: exclude.map((css) => [css])}, {
   resultTypes: ["violations"],
   preload: false,  // it would fetch style sheets, which the policy forbids
   ...(rules ? {runOnly: {type: "rule", values: rules}} : {}),
@@ -28,14 +28,14 @@ axe.run({exclude: exclude.map((css) => [css])}, {
 """
 
 
-def violations(browser: Chromium, axe: str, *rules: str) -> list[str]:
+def violations(browser: Chromium, axe: str, *rules: str, within: str = "") -> list[str]:
     """What axe-core finds on the page as it is now, serious or critical."""
     if not browser.run("return !!window.axe"):
         browser.run(axe)
     # Colours fade into each other, and are looked at when they have.
     browser.until(lambda: browser.run("return !document.getAnimations().length"), "no more change")
     found: list[dict[str, Any]] = browser.driver.execute_async_script(
-        _AXE, list(CHROME), list(rules) or None
+        _AXE, list(CHROME), list(rules) or None, within
     )
     return [
         f"{each['id']} ({each.get('impact')}): {node['html'][:200]} at {node['target']}: "
