@@ -1,4 +1,4 @@
-"""A headless Chromium of Debian's, driven by selenium: for the tests of the console and its pictures.
+"""A headless Chromium, driven by selenium: for the tests of the console and its pictures.
 
     with Chromium() as browser:
         browser.open("http://127.0.0.1:8000/admin/")
@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
@@ -98,7 +98,7 @@ class Chromium:
         self.driver.set_script_timeout(PATIENCE)
         self.look("light", 1280)
 
-    def __enter__(self) -> Chromium:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,13 +151,16 @@ class Chromium:
         )
 
     def photograph(self, target: Path, *, scale: float = 1.0, height: int = 0) -> None:
-        """Take a picture of the whole page, or of its beginning."""
+        """Take a picture of the whole page, or of its beginning: PNG or WebP, as it is named."""
         self.settled()
-        height = height or self.run("return document.documentElement.scrollHeight")
+        whole = int(self.run("return document.documentElement.scrollHeight"))
+        height = min(height or whole, whole)
         area = {"x": 0, "y": 0, "width": self.width, "height": height}
         taken = self._tell(
             "Page.captureScreenshot",
-            format="png",
+            **(
+                {"format": "webp", "quality": 80} if target.suffix == ".webp" else {"format": "png"}
+            ),
             captureBeyondViewport=True,
             clip={**area, "scale": scale},
         )

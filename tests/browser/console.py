@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from selenium.webdriver.support.ui import Select
-
 import apt_install
+from selenium.webdriver.support.ui import Select
 
 from broker import free_ports
 from chromium import Chromium
@@ -46,7 +45,9 @@ class Console:
 
 
 @contextmanager
-def serving(broker_url: str, management_url: str, where: Path, site: str = "admin") -> Iterator[Console]:
+def serving(
+    broker_url: str, management_url: str, where: Path, site: str = "admin"
+) -> Iterator[Console]:
     """Serve for a block; the process is gone at its end."""
     (port,) = free_ports(1)
     log = where / f"console-{site}.log"
@@ -138,6 +139,6 @@ def go(browser: Chromium, console: Console, name: str) -> None:
         browser.until(lambda: browser.all("#id_reason"), "a reason")
         browser.find("#id_reason").send_keys("the order was placed twice")
         browser.find("input[type=submit].default").click()
-        browser.until(lambda: browser.all("ul.messagelist"), "a message")
+        browser.until(lambda: "1 event discarded" in browser.find("body").text, "a message")
     else:
         browser.open(console.pages[name])

@@ -110,7 +110,9 @@ def fill(site: str = "admin") -> dict[str, str]:
         "groups": url("failuregroup", "changelist"),
         "group": url("failuregroup", "change", group.pk),
     }
-    pages |= {f"batch-{name}": url("replaybatch", "change", pk) for name, pk in _batches(now).items()}
+    pages |= {
+        f"batch-{name}": url("replaybatch", "change", pk) for name, pk in _batches(now).items()
+    }
     pages["batches"] = url("replaybatch", "changelist")
     done = ReplayBatch.objects.get(state=ReplayBatch.State.DONE)
     pages["batch-events"] = url("replaybatch", "events", done.pk)
@@ -125,6 +127,7 @@ def fill(site: str = "admin") -> dict[str, str]:
         + f"?seen={decisions.freeze({row.pk: 0 for row in waiting})}",
         "inbox": url("inboxentry", "changelist"),
     }
+
 
 def mistake(kind: int, at: datetime, number: int) -> ArchivedEvent:
     """An event that failed then, as handlers with this mistake fail."""
@@ -266,7 +269,7 @@ def _batches(now: datetime) -> dict[str, Any]:
             batches.pause(
                 batch.pk,
                 by="",
-                note="10 of the last 18 events failed again. Look at one of them before you resume.",
+                note="10 of the last 18 events failed again: look at one before you resume",
             )
         batches.rows().filter(pk=batch.pk).update(trusted=True)
         batches.count(batch.pk)
@@ -291,9 +294,32 @@ def watched(now: datetime) -> None:
     camera = Camera(app, settings, topology.build(settings, registry.get_registry()))
     for hour in range(24, 0, -1):
         before = camera.take(now - timedelta(hours=hour))
-        before.open = (9, 9, 8, 8, 7, 7, 6, 9, 14, 15, 15, 13, 12, 12, 16, 21, 26, 25, 24, 24, 29, 33, 38, 46)[
-            24 - hour
-        ]
+        before.open = (
+            9,
+            9,
+            8,
+            8,
+            7,
+            7,
+            6,
+            9,
+            14,
+            15,
+            15,
+            13,
+            12,
+            12,
+            16,
+            21,
+            26,
+            25,
+            24,
+            24,
+            29,
+            33,
+            38,
+            46,
+        )[24 - hour]
         before.save()
     with broker.connection(app, timeout=10) as connection:
         channel = connection.channel()
@@ -386,5 +412,3 @@ def outbox(now: datetime) -> list[Any]:
             handled_at=now - timedelta(minutes=5**number),
         )
     return rows
-
-

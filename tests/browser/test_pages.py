@@ -135,7 +135,7 @@ def test_everything_is_reached_and_seen_by_keyboard(
     go(window, console, name)
     # From our own part on: what is before it is Django's.
     window.run(
-        "const at = document.querySelector('#content-start, #content'); at.tabIndex = -1; at.focus()"
+        "const at = document.querySelector('#content-start, #content');at.tabIndex = -1; at.focus()"
     )
     found = [each for each in walk(window) if each["ours"] or "historylink" in each["html"]]
     words = [each["words"] for each in found]

@@ -9,6 +9,7 @@ Every page is served under the policy of docs/admin.md, but with unfold, whose o
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -138,6 +139,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Under its own name, which CELERY_APP has.
-    from tests.browser import web
-
-    web.main()
+    importlib.import_module("tests.browser.web").main()
