@@ -344,7 +344,7 @@ def watched(now: datetime) -> None:
     }
     seen.document = json.dumps(document)
     seen.save()
-    alerts.consider("growth", "", "More than 100 events came into the archive within an hour.",
+    alerts.consider("growth", "", "More than 5 events came into the archive within an hour.",
                     now=now - timedelta(minutes=20))  # fmt: skip
 
 
