@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 WHERE = Path(os.environ["STORY_DIR"])
 POLICY = (
@@ -111,7 +112,7 @@ def rate(country: str) -> int:
     return rates[country]
 
 
-def with_policy(get_response: Callable) -> Callable:
+def with_policy(get_response: Callable[..., Any]) -> Callable[..., Any]:
     def middleware(request):
         response = get_response(request)
         response.headers["Content-Security-Policy"] = POLICY

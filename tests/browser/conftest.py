@@ -13,6 +13,15 @@ from tests.conftest import _vhost
 
 from .console import Console, axe_core, serving
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give time to install what is missing: Chromium, npm."""
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(300))
+
 
 @pytest.fixture(scope="session")
 def axe() -> str:
@@ -35,7 +44,7 @@ def browser(window: Chromium) -> Chromium:
     return window
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def console(rabbit: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     """Every page, in a project that is served under the policy of docs/admin.md."""
     where: Path = tmp_path_factory.mktemp("console")

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import apt_install
@@ -31,17 +32,18 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Console:
     """A project that is served.
 
     Attributes:
+        session: of somebody who is logged in and may do everything.
         pages: address of each page by its name.
     """
 
-    def __init__(self, url: str, pages: dict[str, str]) -> None:
-        self.url = url
-        self.session = pages.pop("session")
-        self.pages = {name: f"{url}{path}" for name, path in pages.items()}
+    url: str
+    session: str
+    pages: dict[str, str]
 
 
 @contextmanager
@@ -72,7 +74,13 @@ def serving(
         line = process.stdout.readline()  # ends when the process does
         if not line:
             raise RuntimeError(f"the console did not start:\n{log.read_text()[-4000:]}")
-        yield Console(f"http://127.0.0.1:{port}", json.loads(line))
+        url, pages = f"http://127.0.0.1:{port}", json.loads(line)
+        session = pages.pop("session")
+        yield Console(
+            url=url,
+            session=session,
+            pages={name: f"{url}{path}" for name, path in pages.items()},
+        )
     finally:
         process.kill()
         process.wait(20)

@@ -45,7 +45,7 @@ ORDER = (
 )
 
 
-def fill(site: str = "admin") -> dict[str, str]:
+def fill() -> dict[str, str]:
     """Fill the tables; returns the address of each page by its name, and ``session``.
 
     The topology is declared: replays really are published, to queues that nobody reads.
@@ -56,7 +56,7 @@ def fill(site: str = "admin") -> dict[str, str]:
     pages = {"session": client.cookies["sessionid"].value}
 
     def url(model: str, name: str, *args: Any, query: str = "") -> str:
-        path = reverse(f"admin:django_amqp_events_{model}_{name}", args=args, current_app=site)
+        path = reverse(f"admin:django_amqp_events_{model}_{name}", args=args)
         return f"{path}?{query}" if query else path
 
     def asked(name: str, *rows: ArchivedEvent) -> str:
@@ -69,6 +69,7 @@ def fill(site: str = "admin") -> dict[str, str]:
     for number in range(8):
         world.make(event_id=f"twice-{number}", handler="book", correlation_id="basket-9")
     gone = world.make(handler="gone", body=ORDER)
+    spare = [world.make(handler="book"), world.make(handler="book")]
     late = [world.overdue(), world.overdue(handler="book")]
     world.make(State.DISCARDED)
     edited = _edited(client, url)
@@ -79,6 +80,7 @@ def fill(site: str = "admin") -> dict[str, str]:
     )
     groups.rebuild()
     event.refresh_from_db()
+    assert event.group_id is not None
     group = FailureGroup.objects.get(pk=event.group_id)
     groups.write(
         group.pk,
@@ -98,13 +100,14 @@ def fill(site: str = "admin") -> dict[str, str]:
         "topology": f"{dashboard}topology/",
         "list": url("archivedevent", "changelist"),
         "event": url("archivedevent", "change", event.pk),
-        "spare": url("archivedevent", "change", world.make(handler="book").pk),
+        "spare": url("archivedevent", "change", spare[0].pk),
         # Their order was placed twice: one is discarded each time that somebody looks.
         "twice": url("archivedevent", "changelist", query="q=twice-&state=archived"),
         "overdue": url("archivedevent", "change", late[0].pk),
         "edited": url("archivedevent", "change", edited.pk),
         "confirm": asked("replay", *mixed),
         "discard": asked("discard", *few),
+        "discard-spare": asked("discard", spare[1]),
         "force": asked("force", *late),
         "edit": url("archivedevent", "edit", edited.pk),
         "groups": url("failuregroup", "changelist"),
@@ -239,6 +242,7 @@ def _batches(now: datetime) -> dict[str, Any]:
     )
     dryrun.examine(draft)
     draft.refresh_from_db()
+    assert draft.plan is not None
     # Somebody reads one of the queues.
     for each in draft.plan["handlers"]:
         if each["handler"] == "send_invoice":

@@ -186,7 +186,7 @@ class Person:
         until(there, seconds, f"{words!r} on {self.browser.driver.current_url}")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost) -> None:
     ada = Person(browser)
 

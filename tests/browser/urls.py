@@ -1,4 +1,4 @@
-"""Where the console is."""
+"""Where the console is: on Django's own site, and on one of the project's beside it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from django_amqp_events.admin import register
 
 from .web import SITE
 
-site = admin.site
-if SITE == "ops":
-    site = admin.AdminSite(name="ops")
-    register(site)
+ops = admin.AdminSite(name="ops")
+register(ops)
 
-urlpatterns = [path(f"{SITE}/", site.urls)]
+urlpatterns = [path(f"{SITE}/", admin.site.urls), path("ops/", ops.urls)]

@@ -1,8 +1,8 @@
 """A project with the console, for a browser: ``python -m tests.browser.web PORT`` fills an empty
 database (CONSOLE_DATABASE, a file), prints the pages' addresses as a line of JSON, and serves.
 
-CONSOLE_BROKER is a vhost of its own. CONSOLE_SITE says where the console is: ``admin``, Django's
-own site; ``ops``, one of the project's own name, and nothing else is served; ``unfold``.
+CONSOLE_BROKER is a vhost of its own. CONSOLE_SITE is ``admin``, or ``unfold``, where that is installed.
+The console is on Django's own site there, and on one of the project's, ``/ops/``.
 
 Every page is served under the policy of docs/admin.md, but with unfold, whose own pages break it.
 """
@@ -106,8 +106,8 @@ class Quiet(WSGIRequestHandler):
         pass
 
 
-def serve(port: int) -> None:
-    """Serve the project and its static files under the policy."""
+def server(port: int) -> WSGIServer:
+    """Listen; the project and its static files are served under the policy."""
     from django.contrib.staticfiles.handlers import StaticFilesHandler
     from django.core.wsgi import get_wsgi_application
 
@@ -120,7 +120,7 @@ def serve(port: int) -> None:
 
         return project(environ, with_policy)
 
-    make_server("127.0.0.1", port, application, Server, Quiet).serve_forever()
+    return make_server("127.0.0.1", port, application, Server, Quiet)
 
 
 def main() -> None:
@@ -132,9 +132,10 @@ def main() -> None:
 
     call_command("migrate", verbosity=0)
     call_command("events_declare", verbosity=0)
-    pages = state.fill(SITE if SITE == "ops" else "admin")
+    pages = state.fill()
+    listening = server(int(sys.argv[1]))
     print(json.dumps(pages), flush=True)
-    serve(int(sys.argv[1]))
+    listening.serve_forever()
 
 
 if __name__ == "__main__":
