@@ -6,7 +6,7 @@ ARGS ?=
 VENV = .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check lint format matrix faults demo serve show show-mirror lock messages wheel clean broker-start \
+.PHONY: help venv test check lint format matrix faults demo serve show show-mirror screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## This list
@@ -56,6 +56,9 @@ show: venv  ## Measured delays beside their schedule, and who sees a retry (two 
 show-mirror: venv  ## Rows per second of the mirror, on SQLite and PostgreSQL (a minute)
 	@$(VENV) scripts/wheel.py
 	@$(VENV) -m benchmarks.mirror $(ARGS)
+
+screenshots: venv  ## The console's pages into .run/screenshots (ARGS=--docs: those of docs/images)
+	@$(VENV) scripts/screenshots.py $(ARGS)
 
 lock:  ## Compile requirements/dev.txt anew (ARGS=--upgrade for newer versions)
 	@$(PYTHON) scripts/lock.py $(ARGS)

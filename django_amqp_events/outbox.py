@@ -558,6 +558,12 @@ class Waiting:
         said = []
         if self.overdue:
             said.append(f"{self.overdue} are due and no relay takes them: run events_relay")
+        # What has to be done comes first: a page may cut the end.
+        for name, count in sorted(self.stray.items()):
+            said.append(
+                f"{count} of {name!r} are due and no relay takes them: run that service's "
+                f"events_relay; or, if this service had that name, events_relay --service {name}"
+            )
         if self.failing:
             said.append(
                 f"{self.failing} could not be published and are tried again, up to "
@@ -573,11 +579,6 @@ class Waiting:
         if self.others:
             named = ", ".join(f"{name} ({count})" for name, count in sorted(self.others.items()))
             said.append(f"others are of services that share the table: {named}")
-        for name, count in sorted(self.stray.items()):
-            said.append(
-                f"{count} of {name!r} are due and no relay takes them: run that service's "
-                f"events_relay; or, if this service had that name, events_relay --service {name}"
-            )
         return "; ".join(said) or ("due, for a relay" if self.total else "empty")
 
 

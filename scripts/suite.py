@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 
 from broker import BrokerError, find_server
+from chromium import ChromiumError
+from chromium import find as find_chromium
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGE = ROOT / ".run" / "suite"
@@ -40,6 +42,11 @@ def main() -> int:
             find_server()  # here, where a question may be asked and an installation be seen
         except BrokerError as exc:
             sys.exit(f"{exc}")
+    if wants_browser(sys.argv[1:]):
+        try:
+            find_chromium()
+        except ChromiumError as exc:
+            sys.exit(f"{exc}")
     stage()
     # -B: the copy is made anew each time.
     command = [sys.executable, "-B", "-m", "pytest", *parallelism(sys.argv[1:]), *sys.argv[1:]]
@@ -53,6 +60,12 @@ def main() -> int:
     os.chdir(STAGE)
     sys.stdout.flush()
     os.execve(sys.executable, command, env)  # noqa: S606 (it replaces this process)
+
+
+def wants_browser(arguments: list[str]) -> bool:
+    """Say whether tests/browser may be among what the arguments name."""
+    paths = [each for each in arguments if each.startswith("tests")]
+    return not paths or any("browser" in each or each.strip("/") == "tests" for each in paths)
 
 
 def stage() -> None:

@@ -110,7 +110,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 #: What takes long begins first: what is short fills the gaps at the end.
-LONG = ("acceptance/test_demo.py", "faults", "acceptance", "test_", "integration")
+LONG = ("acceptance/test_demo.py", "faults", "browser", "acceptance", "test_", "integration")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,17 +3,10 @@
 Django's admin imports this package where it is installed; nothing else does. For an admin site of
 one's own::
 
-    from django_amqp_events.admin import (
-        ArchivedEventAdmin, DashboardAdmin, FailureGroupAdmin, InboxEntryAdmin, OutboxEventAdmin,
-        ReplayBatchAdmin
-    )
+    from django_amqp_events.admin import register
 
-    site.register(Dashboard, DashboardAdmin)
-    site.register(ArchivedEvent, ArchivedEventAdmin)
-    site.register(FailureGroup, FailureGroupAdmin)
-    site.register(OutboxEvent, OutboxEventAdmin)
-    site.register(InboxEntry, InboxEntryAdmin)
-    site.register(ReplayBatch, ReplayBatchAdmin)
+    site = admin.AdminSite(name="ops")
+    register(site)
 """
 
 from __future__ import annotations
@@ -35,12 +28,22 @@ from .groups import FailureGroupAdmin
 from .inbox import InboxEntryAdmin
 from .outbox import OutboxEventAdmin
 
-admin.site.register(ArchivedEvent, ArchivedEventAdmin)
-admin.site.register(FailureGroup, FailureGroupAdmin)
-admin.site.register(OutboxEvent, OutboxEventAdmin)
-admin.site.register(InboxEntry, InboxEntryAdmin)
-admin.site.register(ReplayBatch, ReplayBatchAdmin)
-admin.site.register(Dashboard, DashboardAdmin)
+
+def register(site: admin.AdminSite) -> None:
+    """Register all pages of the console on a site; they link to each other there.
+
+    Raises:
+        django.contrib.admin.exceptions.AlreadyRegistered: one of them is.
+    """
+    site.register(ArchivedEvent, ArchivedEventAdmin)
+    site.register(FailureGroup, FailureGroupAdmin)
+    site.register(OutboxEvent, OutboxEventAdmin)
+    site.register(InboxEntry, InboxEntryAdmin)
+    site.register(ReplayBatch, ReplayBatchAdmin)
+    site.register(Dashboard, DashboardAdmin)
+
+
+register(admin.site)
 
 __all__ = [
     "ArchivedEventAdmin",
@@ -49,4 +52,5 @@ __all__ = [
     "InboxEntryAdmin",
     "OutboxEventAdmin",
     "ReplayBatchAdmin",
+    "register",
 ]

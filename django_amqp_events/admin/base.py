@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME, ActionForm
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.views.main import ChangeList
 from django.db import connections, transaction
@@ -45,12 +45,21 @@ class List(ChangeList):
         self.full_result_count = self.result_count
 
 
+class Actions(ActionForm):
+    """The choice of an action; django-unfold shows its button only where it hears of one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["action"].widget.attrs["x-model"] = "action"
+
+
 class Pages(_ModelAdmin[M]):
     """Lists that count to a cap, pages without a form, addresses that keep the filters."""
 
     list_per_page = 50
     list_max_show_all = 0
     paginator = CappedPaginator
+    action_form = Actions
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
 

@@ -1,0 +1,152 @@
+"""The process of web.py, and the browser's tools: where the pages are, and axe-core."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import apt_install
+from selenium.webdriver.support.ui import Select
+
+from broker import free_ports
+from chromium import Chromium
+
+#: What is served, by the names of :func:`go`; what changes something comes last.
+PAGES = (
+    "dashboard", "topology", "retries", "list", "event", "overdue", "edited",
+    "confirm", "discard", "force", "edit", "review", "groups", "group", "batches", "batch-draft",
+    "batch-running", "batch-paused", "batch-done", "batch-events", "outbox", "outbox-event",
+    "outbox-publish", "inbox", "result",
+)  # fmt: skip
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Console:
+    """A project that is served.
+
+    Attributes:
+        session: of somebody who is logged in and may do everything.
+        pages: address of each page by its name.
+    """
+
+    url: str
+    session: str
+    pages: dict[str, str]
+
+
+@contextmanager
+def serving(
+    broker_url: str, management_url: str, where: Path, site: str = "admin"
+) -> Iterator[Console]:
+    """Serve for a block; the process is gone at its end."""
+    (port,) = free_ports(1)
+    log = where / f"console-{site}.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.browser.web", str(port)],
+            cwd=ROOT,
+            env={
+                **{k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"},
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts"), *sys.path]),
+                "CONSOLE_BROKER": broker_url,
+                "CONSOLE_MANAGEMENT": management_url,
+                "CONSOLE_DATABASE": str(where / f"console-{site}.sqlite3"),
+                "CONSOLE_SITE": site,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=out,
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()  # ends when the process does
+        if not line:
+            raise RuntimeError(f"the console did not start:\n{log.read_text()[-4000:]}")
+        url, pages = f"http://127.0.0.1:{port}", json.loads(line)
+        session = pages.pop("session")
+        yield Console(
+            url=url,
+            session=session,
+            pages={name: f"{url}{path}" for name, path in pages.items()},
+        )
+    finally:
+        process.kill()
+        process.wait(20)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def axe_core() -> str:
+    """Return axe-core's program, fetched by npm as package-lock.json has it, once for each .venv.
+
+    Raises:
+        RuntimeError: it cannot be had; the message says why.
+    """
+    lock = (HERE / "package-lock.json").read_bytes()
+    where = Path(sys.prefix) / "share" / f"axe-core-{hashlib.sha256(lock).hexdigest()[:12]}"
+    program = where / "node_modules" / "axe-core" / "axe.min.js"
+    if not program.exists():
+        if shutil.which("npm") is None:
+            apt_install.install(["npm"], why="axe-core, which looks at the console, comes by npm")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: two processes may want it.
+        with tempfile.TemporaryDirectory(dir=where.parent) as directory:
+            for name in (".npmrc", "package.json", "package-lock.json"):
+                shutil.copy(HERE / name, directory)
+            done = subprocess.run(
+                ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            if done.returncode != 0:
+                raise RuntimeError(f"npm could not fetch axe-core:\n{done.stderr[-2000:]}")
+            with suppress(OSError):  # somebody else was faster
+                Path(directory, "node_modules").rename(_made(where) / "node_modules")
+    return program.read_text()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def go(browser: Chromium, console: Console, name: str) -> None:
+    """Open a page, some of them by a form."""
+    if name == "review":
+        browser.open(console.pages["edit"])
+        editor = browser.find("textarea.ae-editor")
+        browser.run("arguments[0].value = arguments[0].value.replace('DE', 'AT')", editor)
+        browser.find("button[value=review]").click()
+        browser.until(lambda: browser.all(".ae-diff"), "the diff")
+    elif name == "result":
+        browser.open(console.pages["twice"])
+        browser.find("input.action-select").click()
+        # django-unfold shows neither before there is something to do with it.
+        action = browser.find("select[name=action]")
+        browser.until(action.is_displayed, "the choice of an action")
+        Select(action).select_by_value("discard_selected")
+        button = browser.find("button[name=index]")
+        browser.until(button.is_displayed, "the button for it")
+        button.click()
+        browser.until(lambda: browser.all("#id_reason"), "a reason")
+        browser.find("#id_reason").send_keys("the order was placed twice")
+        browser.find("input[type=submit].default").click()
+        browser.until(lambda: "1 event discarded" in browser.find("body").text, "a message")
+    else:
+        browser.open(console.pages[name])

@@ -1,0 +1,418 @@
+"""An archive, an outbox, an inbox and a day of snapshots such as a service in trouble has them.
+
+For what looks at pages: the tests in this folder, and scripts/screenshots.py.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.test import Client
+from django.urls import reverse
+
+from django_amqp_events import batches, dryrun, groups, lifecycle
+from django_amqp_events.admin import decisions
+from django_amqp_events.models import (
+    ArchivedEvent,
+    FailureGroup,
+    Replay,
+    ReplayBatch,
+    ReplayBatchEvent,
+    State,
+)
+from tests.unit import admin_world as world
+
+MISTAKES = (
+    # exception, message, location, what the handler's own function is called
+    ("billing.errors.TaxError", "there is no tax rate for 'XX'", "billing.tax", 28, "rate"),
+    (
+        "requests.exceptions.ConnectionError",
+        "no route to mail.example",
+        "billing.mail",
+        9,
+        "post",
+    ),
+    ("KeyError", "'customer'", "billing.handlers", 17, "send_invoice"),
+)
+ORDER = (
+    b'[[], {"order_id": 4711, "customer": {"name": "Zo\xc3\xab", "country": "XX"}, '
+    b'"total": "19.90", "lines": [{"sku": "A-1", "count": 2}, {"sku": "B-7"}]}, {}]'
+)
+
+
+def fill() -> dict[str, str]:
+    """Fill the tables; returns the address of each page by its name, and ``session``.
+
+    The topology is declared: replays really are published, to queues that nobody reads.
+    """
+    ada = User.objects.create_superuser("ada", password="secret")
+    client = world.client_of(ada)
+    now = datetime.now(UTC)
+    pages = {"session": client.cookies["sessionid"].value}
+
+    def url(model: str, name: str, *args: Any, query: str = "") -> str:
+        path = reverse(f"admin:django_amqp_events_{model}_{name}", args=args)
+        return f"{path}?{query}" if query else path
+
+    def asked(name: str, *rows: ArchivedEvent) -> str:
+        return url("archivedevent", name, query=f"seen={world.frozen(*rows)}")
+
+    with transaction.atomic():
+        for number in range(36):
+            mistake(number % 7 % 3, now - timedelta(minutes=3 + number**2 * 1.05), number)
+    event = _event(now)
+    for number in range(8):
+        world.make(event_id=f"twice-{number}", handler="book", correlation_id="basket-9")
+    gone = world.make(handler="gone", body=ORDER)
+    spare = [world.make(handler="book"), world.make(handler="book")]
+    late = [world.overdue(), world.overdue(handler="book")]
+    world.make(State.DISCARDED)
+    edited = _edited(client, url)
+    world.make(event_id=edited.event_id, handler="book", state=State.SUCCEEDED)
+    unconfirmed = mistake(0, now - timedelta(minutes=40), 3)
+    ArchivedEvent.objects.filter(pk=unconfirmed.pk).update(
+        unconfirmed=True, error="no confirm came within 10 seconds"
+    )
+    groups.rebuild()
+    event.refresh_from_db()
+    assert event.group_id is not None
+    group = FailureGroup.objects.get(pk=event.group_id)
+    groups.write(
+        group.pk,
+        by="bob",
+        note="The shop sends XX where the country is not known.\nBilling 1.2 knows it.",
+        assignee="ada",
+        ticket="https://tickets.example/BILL-1207",
+        seen=group.edits,
+        now=now - timedelta(minutes=6),
+    )
+    few = list(ArchivedEvent.objects.filter(state="archived", unconfirmed=False)[:3])
+    mixed = [*few, unconfirmed, gone]
+    dashboard = url("dashboard", "changelist")
+    pages |= {
+        # First, while the snapshot is fresh.
+        "dashboard": dashboard,
+        "topology": f"{dashboard}topology/",
+        "list": url("archivedevent", "changelist"),
+        "event": url("archivedevent", "change", event.pk),
+        "spare": url("archivedevent", "change", spare[0].pk),
+        # Their order was placed twice: one is discarded each time that somebody looks.
+        "twice": url("archivedevent", "changelist", query="q=twice-&state=archived"),
+        "overdue": url("archivedevent", "change", late[0].pk),
+        "edited": url("archivedevent", "change", edited.pk),
+        "confirm": asked("replay", *mixed),
+        "discard": asked("discard", *few),
+        "discard-spare": asked("discard", spare[1]),
+        "force": asked("force", *late),
+        "edit": url("archivedevent", "edit", edited.pk),
+        "groups": url("failuregroup", "changelist"),
+        "group": url("failuregroup", "change", group.pk),
+    }
+    pages |= {
+        f"batch-{name}": url("replaybatch", "change", pk) for name, pk in _batches(now).items()
+    }
+    pages["batches"] = url("replaybatch", "changelist")
+    done = ReplayBatch.objects.get(state=ReplayBatch.State.DONE)
+    pages["batch-events"] = url("replaybatch", "events", done.pk)
+    waiting = outbox(now)
+    watched(now)
+    client.get(pages["list"])  # what was said on the way is shown to nobody else
+    return pages | {
+        "retries": f"{dashboard}retries/",
+        "outbox": url("outboxevent", "changelist", query="state=all"),
+        "outbox-event": url("outboxevent", "change", waiting[0].pk),
+        "outbox-publish": url("outboxevent", "publish")
+        + f"?seen={decisions.freeze({row.pk: 0 for row in waiting})}",
+        "inbox": url("inboxentry", "changelist"),
+    }
+
+
+def mistake(kind: int, at: datetime, number: int) -> ArchivedEvent:
+    """An event that failed then, as handlers with this mistake fail."""
+    exception, message, module, line, function = MISTAKES[kind]
+    row = world.make(
+        name=("shop.order.created", "shop.order.paid")[number % 2],
+        handler=("send_invoice", "book")[kind == 2 and number % 2],
+        exception=exception,
+        message=message,
+        location=f"{module}:{line} in {function}",
+        reason=("exhausted", "failed")[kind % 2],
+        attempts=(4, 1)[kind % 2],
+        replays=int(number % 5 == 0),
+        published_at=at - timedelta(seconds=63),
+        first_failed_at=at - timedelta(seconds=62),
+        last_failed_at=at,
+        mirrored_at=at + timedelta(seconds=1),
+        state_since=at,
+        correlation_id=f"basket-{number // 2}",
+        body=ORDER.replace(b"4711", b"%d" % (4711 + number)),
+    )
+    # The page's words come from the failure's own document.
+    failure = row.failure_set.get()
+    document = json.loads(failure.document)
+    document |= {
+        "reason": row.reason,
+        "exception": {"type": exception, "message": message},
+        "frames": [
+            {"file": f"/srv/{module.replace('.', '/')}.py", "line": line, "module": module}
+            | {"function": function}
+        ],
+    }
+    failure.document = json.dumps(document)
+    failure.save()
+    return row
+
+
+def _event(now: datetime) -> ArchivedEvent:
+    """One that has been through much."""
+    at = now - timedelta(minutes=24)
+    history = world.document()["history"]
+    row = world.make(
+        error="no queue is bound to billing:replay for billing.send_invoice",
+        replays=1,
+        causation_id="6f1f0c11-0000-4000-8000-000000000001",
+        body=ORDER,
+        published_at=at - timedelta(seconds=70),
+        first_failed_at=at - timedelta(seconds=68),
+        last_failed_at=at,
+        mirrored_at=at + timedelta(seconds=1),
+        state_since=at,
+        failure=world.document(
+            history=[
+                {**each, "at": (at - timedelta(seconds=68 - 34 * number)).isoformat()}
+                for number, each in enumerate(history)
+            ]
+        ),
+    )
+    world.add_replay(
+        row,
+        outcome=Replay.Outcome.REFUSED,
+        error=row.error,
+        requested_at=now - timedelta(minutes=9),
+        publishes=1,
+    )
+    return row
+
+
+def _edited(client: Client, url: Any) -> ArchivedEvent:
+    """One that was edited and replayed twice, in vain."""
+    at = datetime.now(UTC) - timedelta(hours=3)
+    history = [
+        {**each, "at": (at - timedelta(seconds=number)).isoformat()}
+        for number, each in zip((9, 5, 0), world.document()["history"], strict=True)
+    ]
+    row = world.make(
+        body=ORDER,
+        event_id="order-4711",
+        published_at=at - timedelta(seconds=10),
+        last_failed_at=at,
+        mirrored_at=at,
+        failure=world.document(history=history, deaths=[]),
+    )
+    payload = json.loads(ORDER)[1]
+    for country in ("FR", "DE"):
+        row.refresh_from_db()
+        payload["customer"]["country"] = country
+        form = {"version": row.version, "base": 0, "payload": json.dumps(payload)}
+        answer = client.post(
+            url("archivedevent", "edit", row.pk),
+            {**form, "step": "publish", "reason": f"the customer is in {country}"},
+        )
+        assert answer.status_code == 302, answer.content
+        replayed = Replay.objects.get(event=row, number=row.replays + 1)
+        Replay.objects.filter(pk=replayed.pk).update(outcome=Replay.Outcome.FAILED)
+        ArchivedEvent.objects.filter(pk=row.pk).update(state=State.ARCHIVED)
+    row.refresh_from_db()
+    return row
+
+
+def _batches(now: datetime) -> dict[str, Any]:
+    """One that nobody has started, one that runs, one that paused itself, one that is done."""
+    made: dict[str, Any] = {}
+    title = "All with handler send_invoice, failed day"
+    open_ones = lifecycle.rows().filter(state=State.ARCHIVED)
+    found = open_ones.filter(handler="send_invoice")
+    draft = batches.freeze(
+        open_ones, by="ada", title="All that are open, failed day", criteria={"handlers": []}
+    )
+    dryrun.examine(draft)
+    draft.refresh_from_db()
+    assert draft.plan is not None
+    # Somebody reads one of the queues.
+    for each in draft.plan["handlers"]:
+        if each["handler"] == "send_invoice":
+            each |= {"ready": 42, "consumers": 4}
+    draft.save()
+    made["draft"] = draft.pk
+    counts = {
+        "running": {"succeeded": 17, "failed": 1, "published": 6, "skipped": 2},
+        "paused": {"succeeded": 8, "failed": 10, "skipped": 1},
+        "done": {"succeeded": 28, "failed": 1, "skipped": 3},
+    }
+    for name, states in counts.items():
+        size = sum(states.values()) if name == "done" else 30
+        batch = batches.freeze(found[:size], by="ada", title=title)
+        batches.start(
+            batch.pk, by="ada", reason="tax table mended in 1.2", rate=5, canary=3, threshold=20
+        )
+        everything = list(batches.events(batch.pk).order_by("pk"))
+        at = 0
+        for state, number in states.items():
+            for each in everything[at : at + number]:
+                each.state = state
+                if state == "skipped":
+                    each.why = "it has changed since you looked, and is discarded now"
+            at += number
+        ReplayBatchEvent.objects.bulk_update(everything, ["state", "why"])
+        if name == "paused":
+            batches.pause(
+                batch.pk,
+                by="",
+                note="10 of the last 18 events failed again: look at one before you resume",
+            )
+        batches.rows().filter(pk=batch.pk).update(trusted=True)
+        batches.count(batch.pk)
+        made[name] = batch.pk
+    batches.rows().filter(pk=made["running"]).update(
+        runner=uuid4(), leased_until=now + timedelta(hours=8)
+    )
+    batches.rows().filter(pk=made["done"]).update(
+        state=ReplayBatch.State.DONE, finished_at=now - timedelta(minutes=1)
+    )
+    return made
+
+
+def watched(now: datetime) -> None:
+    """A day of snapshots: the last one of this broker, with messages in queues and an alert."""
+    from django_amqp_events import alerts, broker, conf, registry, topology
+    from django_amqp_events.models import Snapshot
+    from django_amqp_events.snapshots import Camera, Watcher
+
+    settings = conf.get_settings()
+    app = broker.celery_app(settings)
+    camera = Camera(app, settings, topology.build(settings, registry.get_registry()))
+    for hour in range(24, 0, -1):
+        before = camera.take(now - timedelta(hours=hour))
+        before.open = (
+            9,
+            9,
+            8,
+            8,
+            7,
+            7,
+            6,
+            9,
+            14,
+            15,
+            15,
+            13,
+            12,
+            12,
+            16,
+            21,
+            26,
+            25,
+            24,
+            24,
+            29,
+            33,
+            38,
+            46,
+        )[24 - hour]
+        before.save()
+    with broker.connection(app, timeout=10) as connection:
+        channel = connection.channel()
+        for queue, count in (
+            ("billing.send_invoice", 42), ("billing:delay.8s", 9), ("billing:delay.512s", 17),
+            ("billing:abyss", 1),
+        ):  # fmt: skip
+            for _ in range(count):
+                channel.basic_publish(
+                    channel.prepare_message(b"[[], {}, {}]"), exchange="", routing_key=queue
+                )
+        channel.close()
+    Watcher(camera).look(now)
+    seen = Snapshot.objects.latest("at")
+    document = seen.about
+    document["consumed"] = {"billing.send_invoice": (now - timedelta(minutes=50)).isoformat()}
+    document["queues"]["billing.book"] |= {
+        "consumers": 2,
+        "published": 12.5,
+        "delivered": 12.4,
+        "meaning": "empty",
+    }
+    seen.document = json.dumps(document)
+    seen.save()
+    alerts.consider("growth", "", "More than 5 events came into the archive within an hour.",
+                    now=now - timedelta(minutes=20))  # fmt: skip
+
+
+def outbox(now: datetime) -> list[Any]:
+    """Rows of every kind, the first one failed, the last one discarded; and an inbox."""
+    from uuid import uuid4
+
+    from django_amqp_events import outbox
+    from django_amqp_events.models import InboxEntry, OutboxEvent
+
+    body = b'[[], {"order_id": 4711, "customer": {"name": "Zo\xc3\xab", "country": "XX"}}, {}]'
+    envelope = {
+        "headers": {
+            "task": "billing.invoice.sent",
+            "event-id": "5c1d9d5e-58a7-4e6c-9fd9-0b8a2a2f3c11",
+            "event-correlation-id": "basket-5",
+            "event-published-at": now.isoformat(),
+        },
+        "properties": {"content_type": "application/json", "delivery_mode": 2},
+    }
+    refused = (
+        "RabbitMQ refused 'billing.invoice.sent' (5c1d9d5e-58a7-4e6c-9fd9-0b8a2a2f3c11): a queue "
+        "that is bound for it is full or rejects it; other queues may have it"
+    )
+    kinds: list[dict[str, Any]] = [
+        {"attempts": 4, "error": refused, "due_at": now + timedelta(minutes=32)},
+        {"attempts": 1, "error": refused, "due_at": now + timedelta(seconds=90)},
+        {"name": "billing.invoice.paid", "due_at": now + timedelta(seconds=40)},
+        {"due_at": now - timedelta(seconds=2)},
+        {"service": "invoices", "due_at": now - timedelta(days=2)},
+        {
+            "attempts": 7,
+            "error": refused,
+            "due_at": now + timedelta(days=9999),
+            "discarded_at": now - timedelta(minutes=50),
+            "discarded_by": "ada",
+            "discard_reason": "the customer's account is closed; nobody waits for it",
+        },
+    ]
+    rows = [
+        OutboxEvent.objects.create(
+            **{
+                "pk": outbox.new_id(),
+                "service": "billing",
+                "event_id": str(uuid4()),
+                "name": "billing.invoice.sent",
+                "exchange": "events",
+                "envelope": json.dumps(envelope),
+                "body": body,
+                "size": len(body),
+                "created_at": now - timedelta(minutes=3 * 7**number),
+                **kind,
+            }
+        )
+        for number, kind in enumerate(kinds)
+    ]
+    for number in range(6):
+        InboxEntry.objects.create(
+            pk=uuid4(),
+            service="billing",
+            handler=("book", "send_invoice")[number % 2],
+            source="shop",
+            event_id=str(uuid4()),
+            name="shop.order.created",
+            handled_at=now - timedelta(minutes=5**number),
+        )
+    return rows

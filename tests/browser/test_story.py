@@ -1,0 +1,284 @@
+"""One night of somebody on call: forty failures and two odd ones, put right in a browser.
+
+Real: RabbitMQ, ``events_worker`` with its runner of batches, ``events_mirror``, the web server, the
+browser. The ledger says what was handled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium.common.exceptions import StaleElementReferenceException
+
+from broker import free_ports
+from chromium import Chromium
+from tests.acceptance.harness import Eyes, until
+from tests.conftest import Vhost
+
+from .console import ROOT
+
+NUMBER = 40
+
+
+class Billing:
+    """The service's processes."""
+
+    def __init__(self, where: Path, url: str) -> None:
+        self.where = where
+        self.env = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("AMQP_")},
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]),
+            "PYTHONUNBUFFERED": "1",
+            "DJANGO_SETTINGS_MODULE": "tests.browser.billing",
+            "STORY_DIR": str(where),
+            "STORY_BROKER": url,
+        }
+        self.started: dict[str, subprocess.Popen[bytes]] = {}
+        (port,) = free_ports(1)
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def manage(self, *arguments: str, **env: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "django", *arguments],
+            env=self.env | env,
+            cwd=self.where,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def start(self, *arguments: str) -> None:
+        name = arguments[0]
+        with self.log(name).open("wb") as log:
+            self.started[name] = subprocess.Popen(
+                [sys.executable, "-m", "django", *arguments],
+                env=self.env,
+                cwd=self.where,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def log(self, name: str) -> Path:
+        return self.where / f"{name}.log"
+
+    def said(self, name: str, words: str) -> bool:
+        text = self.log(name).read_text(errors="replace")
+        assert self.started[name].poll() is None, text[-3000:]
+        return words in text
+
+    def mend(self, **rates: int) -> None:
+        """Write the file that the handler reads, at once."""
+        new = self.where / "rates.new"
+        new.write_text(json.dumps(rates))
+        new.rename(self.where / "rates.json")
+
+    @property
+    def invoiced(self) -> list[tuple[int, str]]:
+        """Orders with their countries, as often as they were invoiced."""
+        ledger = self.where / "ledger.jsonl"
+        lines = ledger.read_text().splitlines() if ledger.exists() else []
+        return [(line["order"], line["country"]) for line in map(json.loads, lines)]
+
+    def end(self) -> None:
+        for process in self.started.values():
+            process.send_signal(signal.SIGTERM)
+        for process in self.started.values():
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+
+
+@pytest.fixture
+def billing(tmp_path: Path, fresh_vhost: Vhost) -> Iterator[Billing]:
+    service = Billing(tmp_path, fresh_vhost.url)
+    service.mend(DE=19)
+    try:
+        service.manage("migrate", "--verbosity", "0")
+        service.manage("events_declare", "--verbosity", "0")
+        service.manage(
+            "createsuperuser", "--noinput", "--username", "ada", "--email", "",
+            DJANGO_SUPERUSER_PASSWORD="secret",
+        )  # fmt: skip
+        service.start("events_worker", "--no-mirror", "--no-reaper", "--no-relay", "-c", "2")
+        service.start("events_mirror")
+        service.start("runserver", "--noreload", "--insecure", f"127.0.0.1:{service.port}")
+        yield service
+    except BaseException:
+        for log in sorted(tmp_path.glob("*.log")):
+            print(f"-- {log.name}\n{log.read_text(errors='replace')[-2500:]}")
+        raise
+    finally:
+        service.end()
+
+
+class Person:
+    """Reads a page, follows links by their words, fills in forms and presses buttons."""
+
+    def __init__(self, browser: Chromium) -> None:
+        self.browser = browser
+
+    @property
+    def page(self) -> str:
+        return self.browser.find("#content").text
+
+    @property
+    def drawn(self) -> str:
+        """The page with what is in its pictures, as it is now."""
+        self.browser.driver.refresh()
+        return self.browser.driver.page_source
+
+    def open_first(self) -> None:
+        """Open the first row of a list."""
+        self.browser.find("#result_list tbody th a").click()
+        self.browser.settled()
+
+    def turn_to(self, model: str) -> None:
+        """Follow a link of the admin's side bar; those in a text keep the filters."""
+        self.browser.find(f"#nav-sidebar a[href$='/{model}/']").click()
+        self.browser.settled()
+
+    def follow(self, words: str) -> None:
+        self.browser.link(words).click()
+        self.browser.settled()
+
+    def press(self, words: str) -> None:
+        """Press the button with these words."""
+        (button,) = [
+            each
+            for each in self.browser.all("#content input[type=submit], #content button")
+            if words in (each.get_attribute("value") or "", each.text)
+        ]
+        button.click()
+        self.browser.settled()
+
+    def write(self, field: str, words: str) -> None:
+        element = self.browser.find(f"[name={field}]")
+        element.clear()
+        element.send_keys(words)
+
+    def wait_for(self, words: str, *, reload: bool = True, seconds: float = 60) -> None:
+        """Look at the page until it says so."""
+
+        def there() -> bool:
+            try:
+                if words in self.page:
+                    return True
+            except StaleElementReferenceException:  # it reloads by itself
+                return False
+            if reload:
+                self.browser.driver.refresh()
+            return False
+
+        until(there, seconds, f"{words!r} on {self.browser.driver.current_url}")
+
+
+@pytest.mark.timeout(300)
+def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost) -> None:
+    ada = Person(browser)
+
+    # The evening: forty orders of a country without a rate, one of no country, one of nobody.
+    until(lambda: billing.said("events_worker", " ready."), 60, "the worker is ready")
+    eyes = Eyes(fresh_vhost.node, fresh_vhost.name)
+    orders = [{"order": n, "country": "XX", "customer": "Zoë"} for n in range(NUMBER)]
+    orders.append({"order": 100, "country": "??", "customer": "Zoë"})
+    orders.append({"order": 101, "country": "DE"})
+    for order in orders:
+        eyes.event("shop.order.created", order)
+    eyes.close()
+
+    # She is woken, logs in, and looks how it stands.
+    browser.open(f"{billing.url}/admin/")
+    ada.write("username", "ada")
+    ada.write("password", "secret")
+    ada.press("Log in")
+    ada.follow("Dashboard")
+    ada.wait_for(f"Open\n{NUMBER + 2}")
+    until(lambda: "TaxError in invoice" in ada.drawn, 30, "the dashboard names the group")
+
+    # What fails?
+    ada.follow("Failure groups")
+    ada.wait_for("TaxError")
+    ada.follow("TaxError")
+    assert f"{NUMBER} open events" in ada.page
+    assert "there is no tax rate for 'XX'" in ada.page
+    group = browser.driver.current_url
+    ada.follow("shop.order.created")
+    assert "raise TaxError(" in ada.page
+    assert "attempt 2 failed" in ada.page  # the timeline
+    assert '"country": "XX"' in ada.page
+    assert billing.invoiced == []
+
+    # She mends it, and tries three before the others.
+    billing.mend(DE=19, XX=20)
+    browser.open(group)
+    ada.press("Replay all in the background…")
+    assert f"{NUMBER} of {NUMBER} events can be replayed" in ada.page
+    assert billing.invoiced == []  # a dry run
+    ada.write("reason", "the rate of XX was missing")
+    ada.write("canary", "3")
+    ada.press("Start in the background")
+    batch = browser.driver.current_url
+    ada.follow("Reload by itself")
+    ada.wait_for(f"succeeded\n{NUMBER}", reload=False)
+    browser.until(lambda: browser.all(".ae-batch-done"), "the batch is done")
+    browser.open(batch)
+    assert "(they are through)" in ada.page
+    assert "the rate of XX was missing" in ada.page
+    ada.follow("Each event of this batch")
+    assert ada.page.count("succeeded") >= NUMBER
+    browser.open(group)
+    ada.wait_for("Put right")
+    assert "0 open events" in ada.page
+
+    # The order of no country: what the shop meant is DE.
+    ada.turn_to("archivedevent")
+    assert "2 archived events" in ada.page
+    ada.follow("CountryError")
+    ada.open_first()
+    assert "'??' is no country" in ada.page
+    event = browser.driver.current_url
+    ada.follow("Edit and replay…")
+    editor = browser.find("textarea.ae-editor")
+    written = str(editor.get_attribute("value"))
+    editor.clear()
+    editor.send_keys(written.replace("??", "DE"))
+    ada.press("Show what changes")
+    changed = [each.text for each in browser.all(".ae-diff .ae-removed, .ae-diff .ae-added")]
+    assert [line.split()[-1].strip(",") for line in changed] == ['"??"', '"DE"'], changed
+    ada.write("reason", "the shop says it is DE")
+    ada.press("Replay with this payload")
+    browser.open(event)
+    ada.wait_for("succeeded")
+    assert "Revision 1" in ada.page
+
+    # And the order of nobody was a mistake of the shop's.
+    ada.turn_to("archivedevent")
+    assert "1 archived event" in ada.page
+    ada.open_first()
+    assert "KeyError" in ada.page
+    ada.follow("Discard…")
+    ada.write("reason", "placed by a test of the shop")
+    ada.press("Discard 1 event")
+    ada.turn_to("archivedevent")
+    assert "Nothing open." in ada.page
+    ada.turn_to("dashboard")
+    ada.wait_for("Open\n0")
+
+    # Every order once, the one that was discarded never.
+    expected = {(n, "XX"): 1 for n in range(NUMBER)} | {(100, "DE"): 1}
+    assert Counter(billing.invoiced) == expected
+    assert browser.complaints() == []

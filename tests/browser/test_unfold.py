@@ -1,0 +1,59 @@
+"""The console in a project with django-unfold: its pages are there, and can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker import Broker
+from chromium import Chromium
+from tests.conftest import _vhost
+
+from .console import PAGES, Console, go, serving
+from .test_pages import violations
+
+#: One of each kind; all others are of the same templates.
+SHOWN = ("dashboard", "list", "event", "confirm", "group", "batch-draft", "batch-running", "review")
+
+
+@pytest.fixture(scope="module")
+def unfold(rabbit: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    where: Path = tmp_path_factory.mktemp("unfold")
+    with (
+        _vhost(rabbit, f"unfold-{where.name}") as vhost,
+        serving(vhost.url, vhost.management_url, where, "unfold") as served,
+    ):
+        yield served
+
+
+def test_all_pages_are_there(browser: Chromium, unfold: Console) -> None:
+    browser.log_in(unfold.url, unfold.session)
+    said = []
+    for name in PAGES:
+        go(browser, unfold, name)
+        assert browser.all("[x-bind=themeBindings]"), f"{name} is not unfold's"
+        assert browser.all(".ae-page, #result_list"), f"{name}: {browser.find('body').text[:500]}"
+        said += browser.complaints()
+    assert not said
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_page_can_be_read(browser: Chromium, unfold: Console, axe: str, name: str) -> None:
+    """Texts and buttons, light and dark, of what is ours."""
+    browser.log_in(unfold.url, unfold.session)
+    found: list[str] = []
+    for theme, width in (("light", 1280), ("dark", 390)):
+        browser.look(theme, width)
+        go(browser, unfold, name)
+        within = ".ae-page" if browser.all(".ae-page") else "#result_list tbody"
+        found += violations(browser, axe, "color-contrast", "link-in-text-block", within=within)
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        plain = browser.run(
+            "return [...document.querySelectorAll('.ae-page .button, .ae-page [type=submit]')]"
+            ".filter((each) => getComputedStyle(each).backgroundColor === 'rgba(0, 0, 0, 0)')"
+            ".map((each) => each.outerHTML)"
+        )
+        assert not plain, "buttons that do not look like buttons"
+    assert not found, "\n".join(found)

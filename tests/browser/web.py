@@ -1,0 +1,143 @@
+"""A project with the console, for a browser: ``python -m tests.browser.web PORT`` fills an empty
+database (CONSOLE_DATABASE, a file), prints the pages' addresses as a line of JSON, and serves.
+
+CONSOLE_BROKER is a vhost of its own. CONSOLE_SITE is ``admin``, or ``unfold``, where that is installed.
+The console is on Django's own site there, and on one of the project's, ``/ops/``.
+
+Every page is served under the policy of docs/admin.md, but with unfold, whose own pages break it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import django
+from celery import Celery
+from django.conf import settings
+
+SITE = os.environ.get("CONSOLE_SITE", "admin")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "form-action 'self'; base-uri 'none'"
+)
+APPS = [
+    "django.contrib.contenttypes",
+    "django.contrib.auth",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django.contrib.admin",
+    "django_amqp_events",
+]
+
+app = Celery("console", broker=os.environ["CONSOLE_BROKER"], set_as_current=False)
+app.conf.update(accept_content=["json"], task_serializer="json", broker_connection_retry=False)
+
+
+def configure() -> None:
+    settings.configure(
+        SECRET_KEY="not a secret: tests only",
+        ALLOWED_HOSTS=["127.0.0.1", "testserver"],
+        USE_TZ=True,
+        TIME_ZONE="UTC",
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        ROOT_URLCONF="tests.browser.urls",
+        STATIC_URL="/static/",
+        PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
+        MESSAGE_STORAGE="django.contrib.messages.storage.session.SessionStorage",
+        INSTALLED_APPS=[*["unfold"] * (SITE == "unfold"), *APPS],
+        MIDDLEWARE=[
+            "django.contrib.sessions.middleware.SessionMiddleware",
+            "django.middleware.csrf.CsrfViewMiddleware",
+            "django.contrib.auth.middleware.AuthenticationMiddleware",
+            "django.contrib.messages.middleware.MessageMiddleware",
+        ],
+        TEMPLATES=[
+            {
+                "BACKEND": "django.template.backends.django.DjangoTemplates",
+                "APP_DIRS": True,
+                "OPTIONS": {
+                    "context_processors": [
+                        "django.template.context_processors.request",
+                        "django.contrib.auth.context_processors.auth",
+                        "django.contrib.messages.context_processors.messages",
+                    ]
+                },
+            }
+        ],
+        DATABASES={
+            "default": {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": os.environ["CONSOLE_DATABASE"],
+                "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
+            }
+        },
+        AMQP_EVENTS={
+            "SERVICE": "billing",
+            "AUTODISCOVER": [],
+            "CELERY_APP": "tests.browser.web.app",
+            "CONFIRM_TIMEOUT": 20,
+            "EDITING": True,
+            "MANAGEMENT_URL": os.environ["CONSOLE_MANAGEMENT"],
+            "HANDLERS": {
+                name: {
+                    "EVENTS": ["shop.order.*"],
+                    "HANDLER": "tests.integration.handlers.handle",
+                }
+                for name in ("send_invoice", "book")
+            },
+        },
+    )
+    django.setup()
+
+
+class Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - its own name
+        pass
+
+
+def server(port: int) -> WSGIServer:
+    """Listen; the project and its static files are served under the policy."""
+    from django.contrib.staticfiles.handlers import StaticFilesHandler
+    from django.core.wsgi import get_wsgi_application
+
+    project = StaticFilesHandler(get_wsgi_application())
+
+    def application(environ: dict[str, Any], start: Any) -> Any:
+        def with_policy(status: str, headers: list[Any], *more: Any) -> Any:
+            policy = [] if SITE == "unfold" else [("Content-Security-Policy", POLICY)]
+            return start(status, [*headers, *policy], *more)
+
+        return project(environ, with_policy)
+
+    return make_server("127.0.0.1", port, application, Server, Quiet)
+
+
+def main() -> None:
+    configure()
+
+    from django.core.management import call_command
+
+    from . import state
+
+    call_command("migrate", verbosity=0)
+    call_command("events_declare", verbosity=0)
+    pages = state.fill()
+    listening = server(int(sys.argv[1]))
+    print(json.dumps(pages), flush=True)
+    listening.serve_forever()
+
+
+if __name__ == "__main__":
+    # Under its own name, which CELERY_APP has.
+    importlib.import_module("tests.browser.web").main()
