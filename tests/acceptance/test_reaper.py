@@ -16,6 +16,8 @@ pytestmark = pytest.mark.timeout(240)
 
 ACT = "core.act"
 QUEUE = "core.testproject.act"
+#: Deliveries without an answer after which the broker takes a message from its handler's queue.
+LOSSES = 6
 #: Where the broker moves a message to that was delivered too often.
 BEHIND = {"core:graveyard": ("core:dead",), "core:dead": ("core:abyss",)}
 
@@ -32,7 +34,7 @@ def bury(core: Service, eyes: Eyes, *plans: list[str]) -> list[str]:
     ids = []
     for plan in plans:
         ids.append(eyes.event(ACT, {"plan": plan}))
-        for _ in range(6):
+        for _ in range(LOSSES):
             lose(eyes, QUEUE)
     until(lambda: eyes.ready("core:graveyard") == len(plans), 20, "they are in the graveyard")
     return ids
@@ -44,6 +46,16 @@ def lose(eyes: Eyes, queue: str) -> None:
     channel.auto_decode = False
     until(lambda: channel.basic_get(queue), 10, "a delivery")
     channel.close()
+
+
+def deliveries(eyes: Eyes, queue: str) -> int:
+    """How often the first message of a queue, which died in a handler's, was delivered there."""
+    channel = eyes.channel()
+    message = channel.basic_get(queue)
+    channel.close()
+    count = int(message.headers.get("x-delivery-count", 0))
+    # RabbitMQ 4.3 goes on with the count of the queue where it died.
+    return count - LOSSES if "x-acquired-count" in message.headers else count
 
 
 def dies(core: Service, eyes: Eyes, queue: str) -> Worker:
@@ -116,11 +128,10 @@ def test_what_cannot_even_be_forwarded_ends_in_the_abyss(service, fresh_eyes, di
     assert message.delivery_info["routing_key"] == QUEUE
     assert not core.ledger()
     # Nobody had another one in hand while that ended reapers.
+    assert deliveries(eyes, "core:graveyard") == 0
     sound = service(eyes, where=core.where)
     reaper(sound)
-    (line,) = until(lambda: core.runs(innocent), 40, "it is run")
-    assert not line["redelivered"]
-    until(lambda: core.runs(innocent, "end"))
+    until(lambda: core.runs(innocent, "end"), 40, "it is run")
 
 
 def test_the_innocent_are_handled_and_only_the_poison_is_archived(core, fresh_eyes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -310,7 +311,7 @@ MESSAGE = st.builds(
 
 @pytest.mark.django_db
 @settings(
-    max_examples=150,
+    max_examples=int(os.environ.get("AMQP_EVENTS_FUZZ", "60")),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
