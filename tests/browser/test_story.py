@@ -92,8 +92,9 @@ class Billing:
         return [(line["order"], line["country"]) for line in map(json.loads, lines)]
 
     def end(self) -> None:
-        for process in self.started.values():
-            process.send_signal(signal.SIGTERM)
+        for name, process in self.started.items():
+            # A worker takes its children along.
+            process.send_signal(signal.SIGTERM if name == "events_worker" else signal.SIGKILL)
         for process in self.started.values():
             try:
                 process.wait(15)

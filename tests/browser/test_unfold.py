@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -11,11 +12,11 @@ from broker import Broker
 from chromium import Chromium
 from tests.conftest import _vhost
 
-from .console import PAGES, Console, go, serving
+from .console import Console, go, serving
 from .test_pages import violations
 
 #: One of each kind; all others are of the same templates.
-SHOWN = ("dashboard", "list", "event", "confirm", "group", "batch-draft", "batch-running", "review")
+SHOWN = ("dashboard", "list", "event", "confirm", "group", "batch-draft", "review", "result")
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +29,13 @@ def unfold(rabbit: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield served
 
 
-def test_all_pages_are_there(browser: Chromium, unfold: Console) -> None:
-    browser.log_in(unfold.url, unfold.session)
-    said = []
-    for name in PAGES:
-        go(browser, unfold, name)
-        assert browser.all("[x-bind=themeBindings]"), f"{name} is not unfold's"
-        assert browser.all(".ae-page, #result_list"), f"{name}: {browser.find('body').text[:500]}"
-        said += browser.complaints()
-    assert not said
+def test_all_pages_are_there(unfold: Console) -> None:
+    for name, url in unfold.pages.items():
+        request = Request(url, headers={"Cookie": f"sessionid={unfold.session}"})  # noqa: S310
+        with urlopen(request, timeout=30) as answer:  # noqa: S310 - our own
+            html = answer.read().decode()
+        assert 'x-bind="themeBindings"' in html, f"{name} is not unfold's"
+        assert "ae-page" in html or 'id="changelist"' in html, name
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -47,6 +46,7 @@ def test_a_page_can_be_read(browser: Chromium, unfold: Console, axe: str, name: 
     for theme, width in (("light", 1280), ("dark", 390)):
         browser.look(theme, width)
         go(browser, unfold, name)
+        assert not browser.complaints()
         within = ".ae-page" if browser.all(".ae-page") else "#result_list tbody"
         found += violations(browser, axe, "color-contrast", "link-in-text-block", within=within)
         assert browser.run("return document.documentElement.scrollWidth") <= width

@@ -1,8 +1,8 @@
 """A project with the console, for a browser: ``python -m tests.browser.web PORT`` fills an empty
 database (CONSOLE_DATABASE, a file), prints the pages' addresses as a line of JSON, and serves.
 
-CONSOLE_BROKER is a vhost of its own. CONSOLE_SITE is ``admin``, or ``unfold`` where that is there.
-The console is on Django's own site there, and on one of the project's, ``/ops/``.
+CONSOLE_BROKER is a vhost of its own. CONSOLE_SITE is ``admin``, or ``unfold``, where that is among
+the apps. The console is on Django's own site there, and on one of the project's, ``/ops/``.
 
 Every page is served under the policy of docs/admin.md, but with unfold, whose own pages break it.
 """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import logging
+import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
