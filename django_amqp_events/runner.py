@@ -258,7 +258,7 @@ class Runner:
             # Not from the counts, which may be some seconds old.
             failed, of = batches.failures(batch)
             # Of a whole window, so that one failure among the first is no verdict.
-            if failed and failed * 100 >= batch.threshold * batches.WINDOW:
+            if failed * 100 >= batch.threshold * batches.WINDOW:
                 return f"{failed} of the last {of} outcomes are failures"
         return ""
 
