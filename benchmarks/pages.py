@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -378,12 +379,12 @@ class _Explainer:
         self.found.queries += 1
         if sql.lstrip().startswith(("SELECT", "WITH")):
             with connection.connection.cursor() as cursor:
-                cursor.execute("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + sql, params)
-                (plan,) = cursor.fetchone()[0]
-            took = plan["Planning Time"] + plan["Execution Time"]
-            read = sum(plan["Plan"].get(f"Shared {kind} Blocks", 0) for kind in ("Hit", "Read"))
-            self.found.buffers += read
-            self.found.plans.append((took, sql, json.dumps(params, default=str)))
+                cursor.execute("EXPLAIN (ANALYZE, BUFFERS) " + sql, params)
+                plan = "\n".join(line for (line,) in cursor.fetchall())
+            took = sum(map(float, _TIME.findall(plan)))
+            if top := _BUFFERS.search(plan.partition("\nPlanning")[0]):
+                self.found.buffers += sum(int(number) for number in top.groups() if number)
+            self.found.plans.append((took, sql, plan))
             try:
                 return execute(sql, params, many, context)
             finally:
@@ -395,6 +396,11 @@ class _Explainer:
             self.found.served += 1000 * (time.perf_counter() - began)
 
 
+_TIME = re.compile(r"^(?:Planning|Execution) Time: ([0-9.]+) ms$", re.MULTILINE)
+#: Those of the topmost node, which has those below it.
+_BUFFERS = re.compile(r"Buffers: shared(?: hit=([0-9]+))?(?: read=([0-9]+))?")
+
+
 def write(path: Path, many: dict[str, Measured], slow: float) -> None:
     """Write the plan of each page's slowest query, of pages that are slow."""
     shown = []
@@ -402,11 +408,14 @@ def write(path: Path, many: dict[str, Measured], slow: float) -> None:
     for name, found in sorted(many.items(), key=lambda item: -item[1].served):
         if found.served < slow or not found.plans:
             continue
-        took, sql, _ = max(found.plans, key=lambda plan: plan[0])
+        took, sql, plan = max(found.plans, key=lambda plan: plan[0])
         if sql in told:
             continue
         told.add(sql)
-        shown.append(f"== {name}: {found.served:.1f} ms, its slowest query {took:.1f} ms\n{sql}")
+        told_as = "\n".join(each[:300] for each in (sql, *plan.splitlines()))
+        shown.append(
+            f"== {name}: {found.served:.1f} ms; its slowest query {took:.1f} ms\n{told_as}"
+        )
     path.write_text("\n\n".join(shown) + "\n")
 
 
