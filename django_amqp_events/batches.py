@@ -440,12 +440,17 @@ def unsettled(service: str) -> list[UUID]:
 # -- what became of it --------------------------------------------------------------------
 
 
-def left(pk: UUID) -> list[Left]:
-    """Return why events of a batch were not replayed, the most frequent reason first."""
+def left(pk: UUID, looked: int | None = None) -> list[Left]:
+    """Return why events of a batch were not replayed, the most frequent reason first.
+
+    Args:
+        looked: events that are counted at most, of those that were left; ``None`` for all.
+    """
+    alone = events(pk).filter(state__in=(_Event.SKIPPED, _Event.RETURNED, _Event.UNCONFIRMED))
+    if looked is not None:
+        alone = events(pk).filter(pk__in=alone.order_by().values("pk")[:looked])
     found = (
-        events(pk)
-        .filter(state__in=(_Event.SKIPPED, _Event.RETURNED, _Event.UNCONFIRMED))
-        .order_by()
+        alone.order_by()
         .values("state", "why")
         .annotate(number=Count("pk"), first=Min("pk"))
         .order_by("-number", "first")[:REASONS]

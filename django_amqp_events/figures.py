@@ -14,12 +14,15 @@ from typing import Any, Final
 from django.db.models import Count, Q, QuerySet
 
 from . import lifecycle, tallies
-from .models import ArchivedEvent, FailureGroup, State
+from .models import FailureGroup, State
 
 #: Rows that are counted at most, by whoever is no page.
 CAP: Final = 100_000
 #: Rows that a page counts or reads at most, the newest.
 READ: Final = 5_000
+#: Failures among which a page looks for events that are new, the newest: when a large batch has
+#: failed again, none of very many is new.
+LOOKED: Final = 2 * READ
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
 #: Edges of the histogram of ages.
@@ -38,7 +41,7 @@ class Standing:
         oldest: when the one that waits longest has failed.
         unconfirmed: events whose last replay the broker did not confirm, up to the cap.
         new_hour, new_day: events that failed for good for the first time in the last hour and in
-            the last 24 hours, up to :data:`READ`.
+            the last 24 hours, up to :data:`READ`; among the last :data:`LOOKED` failures.
     """
 
     open: int = 0
@@ -73,8 +76,8 @@ def standing(now: datetime | None = None, cap: int = READ) -> Standing:
         ages=tuple(counted[f"age_{place}"] for place in range(len(bounds))),
         oldest=first,
         unconfirmed=capped(lifecycle.rows().filter(unconfirmed=True), cap),
-        new_hour=new_since(now - HOUR, READ),
-        new_day=new_since(now - DAY, READ),
+        new_hour=new_since(now - HOUR, READ, LOOKED),
+        new_day=new_since(now - DAY, READ, LOOKED),
     )
 
 
@@ -83,14 +86,17 @@ def capped(rows: QuerySet[Any], cap: int) -> int:
     return rows.order_by()[:cap].count()
 
 
-def new_since(since: datetime, cap: int) -> int:
-    """Count events that failed for good for the first time since then, up to *cap*."""
-    return capped(_new(since), cap)
+def new_since(since: datetime, cap: int, looked: int = CAP) -> int:
+    """Count events that failed for good for the first time since then, up to *cap*.
 
-
-def _new(since: datetime) -> QuerySet[ArchivedEvent]:
+    Args:
+        looked: the newest failures among which they are looked for, at most.
+    """
     # No event fails last before it fails first: the index of the one bounds the other.
-    return lifecycle.rows().filter(last_failed_at__gte=since, first_failed_at__gte=since)
+    failed = lifecycle.rows().filter(last_failed_at__gte=since).only("pk", "first_failed_at")
+    newest = failed.order_by("-last_failed_at", "-pk")[:looked]
+    counted: int = newest.aggregate(new=Count("pk", filter=Q(first_failed_at__gte=since)))["new"]
+    return min(counted, cap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -249,11 +249,20 @@ class ArchivedEvent(models.Model):
                 condition=models.Q(unconfirmed=True),
             ),
             models.Index(fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"),
-            # What is open of a group where nearly all of it is settled.
-            models.Index(
-                fields=["group", "-last_failed_at", "-id"],
-                name="amqp_events_group_open",
-                condition=models.Q(state="archived"),
+            # What is open of a group, a handler, … where nearly all of it is settled.
+            *(
+                models.Index(
+                    fields=[column, "-last_failed_at", "-id"],
+                    name=f"amqp_events_{name}_open",
+                    condition=models.Q(state="archived"),
+                )
+                for column, name in (
+                    ("group", "group"),
+                    ("handler", "handler"),
+                    ("name", "name"),
+                    ("exception", "exc"),
+                    ("reason", "reason"),
+                )
             ),
         ]
 

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 CHUNK: Final = replay.CHUNK
 #: Seconds between looks for batches, for outcomes, and between counts.
 INTERVAL: Final = 1.0
+#: A count of a large batch is as long as that is: the next one comes after so many times as long.
+SELDOM: Final = 20
 #: Seconds between counts of batches that publish nothing, but whose outcomes come in still.
 AFTER: Final = 5.0
 #: Seconds that a batch stays with its runner, beyond three confirm time-outs.
@@ -57,7 +59,8 @@ class _Work:
 
     Attributes:
         due: when it is looked at next (monotonic, as all of these).
-        counted: when its events were counted.
+        counted: when its events are counted next.
+        judged: when it was asked whether it may go on.
         counts: what came of it.
         tries: looks in vain, since something was published.
         refused: of these, those that a broker which is there answered.
@@ -68,6 +71,7 @@ class _Work:
     pk: UUID
     due: float = 0.0
     counted: float = -math.inf
+    judged: float = -math.inf
     counts: Mapping[str, int] = field(default_factory=dict)
     tries: int = 0
     refused: int = 0
@@ -168,8 +172,10 @@ class Runner:
             batches.count(work.pk)
             return
         careful = batch.canary is not None and not batch.trusted
-        if careful or time.monotonic() >= work.counted + INTERVAL:
+        if careful or time.monotonic() >= work.counted:
             self._count(work)
+        if careful or time.monotonic() >= work.judged + INTERVAL:
+            work.judged = time.monotonic()
             if why := self._doubt(batch, work):
                 self._stop_batch(work, why)
                 return
@@ -249,7 +255,8 @@ class Runner:
                     f"{bad} of the first {work.taken} events did not succeed "
                     f"({counts['failed']} failed again, {counts['unconfirmed']} not confirmed)"
                 )
-        if batch.threshold is not None and counts["failed"]:
+        if batch.threshold is not None:
+            # Not from the counts, which may be some seconds old.
             failed, of = batches.failures(batch)
             # Of a whole window, so that one failure among the first is no verdict.
             if failed * 100 >= batch.threshold * batches.WINDOW:
@@ -274,7 +281,10 @@ class Runner:
             )
 
     def _count(self, work: _Work) -> None:
-        work.counts, work.counted = batches.count(work.pk), time.monotonic()
+        began = time.monotonic()
+        work.counts = batches.count(work.pk)
+        now = time.monotonic()
+        work.counted = now + max(INTERVAL, SELDOM * (now - began))
 
     # -- broker and database --------------------------------------------------------------
 

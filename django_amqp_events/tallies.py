@@ -16,8 +16,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from django.db import transaction
-from django.db.models import Count, F, OuterRef, QuerySet, Subquery, Sum
+from django.db import connections, transaction
+from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
 from .models import ArchivedEvent, ArchiveTally, FailureGroup, State, TallyChange
@@ -26,11 +26,31 @@ from .models import ArchivedEvent, ArchiveTally, FailureGroup, State, TallyChang
 HOURS: Final = 30 * 24
 #: Changes that are added up in one transaction at most.
 FOLD: Final = 2_000
+#: Rows that one statement of these writes at most.
+ROWS: Final = 500
 #: What is on its way to a handler.
 GOING: Final = (State.QUEUED, State.REPLAYING)
 _COUNTERS: Final = ("open", "again", "going", "archived", "succeeded", "discarded")
 _OF_HOUR: Final = ("archived", "succeeded", "discarded")
 _OF_GROUP: Final = ("open", "again", "going")
+
+
+# Each table is read once: a subquery for each group would look for its events one by one.
+_ERRORS: Final = """
+WITH is_so AS (
+    SELECT group_id, SUM(CASE WHEN state = 'archived' THEN 1 ELSE 0 END) AS opened,
+        SUM(CASE WHEN state = 'archived' AND replays > 0 THEN 1 ELSE 0 END) AS again,
+        SUM(CASE WHEN state IN ('queued', 'replaying') THEN 1 ELSE 0 END) AS going
+    FROM django_amqp_events_archivedevent WHERE group_id IS NOT NULL GROUP BY group_id),
+to_add AS (
+    SELECT group_id, SUM(open) AS opened, SUM(again) AS again, SUM(going) AS going
+    FROM django_amqp_events_tallychange GROUP BY group_id)
+SELECT g.id, COALESCE(i.opened, 0) - g.open - COALESCE(a.opened, 0),
+    COALESCE(i.again, 0) - g.again - COALESCE(a.again, 0),
+    COALESCE(i.going, 0) - g.going - COALESCE(a.going, 0)
+FROM django_amqp_events_failuregroup g
+LEFT JOIN is_so i ON i.group_id = g.id LEFT JOIN to_add a ON a.group_id = g.id ORDER BY g.id
+"""
 
 
 class Standing(NamedTuple):
@@ -151,12 +171,16 @@ def fold(*, using: str, now: datetime, limit: int = FOLD) -> int:
             if (group := groups.get(each.group_id)) is not None:
                 _add(group, each)
         _add_hours([each for each in found if each.group_id in groups], using, now)
-        FailureGroup.objects.using(using).bulk_update(
+        # As an upsert, which is one statement for all of them: bulk_update() is a CASE with a
+        # branch for each row and column. The rows are there, and locked.
+        FailureGroup.objects.using(using).bulk_create(
             groups.values(),
-            [*_OF_GROUP, "first_seen", "last_seen", "put_right_at", "came_back_at"],
-            batch_size=200,
+            update_conflicts=True,
+            unique_fields=["id"],
+            update_fields=[*_OF_GROUP, "first_seen", "last_seen", "put_right_at", "came_back_at"],
+            batch_size=ROWS,
         )
-        changes.filter(pk__in=[each.pk for each in found]).delete()
+        changes.filter(pk__in=[each.pk for each in found])._raw_delete(using)  # noqa: SLF001
     return len(found)
 
 
@@ -166,12 +190,10 @@ def standing(groups: QuerySet[FailureGroup], names: Sequence[str] = _OF_GROUP) -
     It is one statement, so it sees one moment: what another process adds up meanwhile is counted
     once.
     """
-    found: QuerySet[Any] = groups
-    changes = TallyChange.objects.using(groups.db).filter(group=OuterRef("pk"))
-    for name in names:
-        summed = changes.order_by().values("group").annotate(total=Sum(name)).values("total")
-        found = found.annotate(**{f"{name}_now": F(name) + Coalesce(Subquery(summed), 0)})
-    return found
+    # One join for all of them. A subquery for each group and number costs ten times as much.
+    return groups.annotate(
+        **{f"{name}_now": F(name) + Coalesce(Sum(f"change_set__{name}"), 0) for name in names}
+    )
 
 
 def hours(
@@ -225,22 +247,13 @@ def correct(*, using: str, now: datetime) -> int:
         TallyChange.objects.using(using).filter(pk=0).update(open=0)
         _locked(using, None)
         wrong = []
-        events = ArchivedEvent.objects.using(using).filter(group=OuterRef("pk")).order_by()
-        found = standing(FailureGroup.objects.using(using))
-        for name, wanted in (
-            ("open", events.filter(state=State.ARCHIVED)),
-            ("again", events.filter(state=State.ARCHIVED, replays__gt=0)),
-            ("going", events.filter(state__in=GOING)),
-        ):
-            number = wanted.values("group").annotate(total=Count("*")).values("total")
-            found = found.annotate(**{f"{name}_is": Coalesce(Subquery(number), 0)})
-        for group in found.order_by("pk"):
-            errors = {
-                name: getattr(group, f"{name}_is") - getattr(group, f"{name}_now")
-                for name in _OF_GROUP
-            }
-            if any(errors.values()):
-                wrong.append(TallyChange(group=group, at=now, hour=hour_of(now), **errors))
+        with connections[using].cursor() as cursor:
+            cursor.execute(_ERRORS)
+            for pk, *errors in cursor.fetchall():
+                if any(errors):
+                    group = pk if isinstance(pk, UUID) else UUID(pk)
+                    values = dict(zip(_OF_GROUP, map(int, errors), strict=True))
+                    wrong.append(TallyChange(group_id=group, at=now, hour=hour_of(now), **values))
         TallyChange.objects.using(using).bulk_create(wrong)
     return len(wrong)
 
@@ -301,11 +314,16 @@ def _add_hours(changes: Sequence[TallyChange], using: str, now: datetime) -> Non
         if (row.group_id, row.hour) in sums
     }
     for key, row in known.items():
-        for name, value in sums[key].items():
-            setattr(row, name, getattr(row, name) + value)
-    rows.bulk_update(known.values(), _OF_HOUR, batch_size=200)
+        for name in _OF_HOUR:
+            sums[key][name] += getattr(row, name)
+    # Whoever holds a group's lock alone adds to its hours, so nothing came between.
     rows.bulk_create(
-        ArchiveTally(group_id=group, hour=hour, **values)
-        for (group, hour), values in sorted(sums.items())
-        if (group, hour) not in known
+        (
+            ArchiveTally(group_id=group, hour=hour, **values)
+            for (group, hour), values in sorted(sums.items())
+        ),
+        update_conflicts=True,
+        unique_fields=["group", "hour"],
+        update_fields=_OF_HOUR,
+        batch_size=ROWS,
     )

@@ -41,6 +41,10 @@ class List(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
+        # Of a list of one page Django asks for all rows, and PostgreSQL, which takes values that
+        # exclude each other for independent, may read the whole table and sort it.
+        if not self.multi_page:
+            self.result_list = self.result_list[: self.list_per_page]
         # Else Django shows "Show all" beside the search, which leads to what is open.
         self.full_result_count = self.result_count
 

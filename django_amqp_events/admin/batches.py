@@ -35,6 +35,8 @@ from .shown import line, number
 EVENTS: Final = 100
 #: Steps of a batch's history that its page shows, the newest.
 STEPS: Final = 100
+#: Events that a batch has left alone among which its page counts the reasons.
+LEFT: Final = 5_000
 #: Seconds after which a page that follows a batch is asked for again.
 FOLLOW: Final = 5
 #: The permission that every button here asks for.
@@ -271,6 +273,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             "idle": batch.state == _State.RUNNING
             and (batch.leased_until is None or batch.leased_until < now),
             "left": [] if draft else self._left(batch),
+            "left_of": LEFT if batch.skipped + batch.returned + batch.unconfirmed > LEFT else 0,
             "history": [
                 {
                     "at": step.at,
@@ -311,7 +314,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                 "count": each.count,
                 "url": self._event_url(each.first),
             }
-            for each in batches.left(batch.pk)
+            for each in batches.left(batch.pk, LEFT)
         ]
 
     def _events(self, batch: ReplayBatch, state: str) -> str:
