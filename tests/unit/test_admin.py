@@ -308,6 +308,7 @@ def queries_of(run: Callable[[], Any]) -> int:
 
 def test_each_page_has_a_constant_number_of_queries(ada):
     first = [make(handler=name) for name in ("send_invoice", "book") for _ in range(5)]
+    overdue()  # an empty page saves a statement
 
     def pages(rows: list[ArchivedEvent]) -> Iterator[Callable[[], Any]]:
         event = rows[0]
