@@ -93,8 +93,7 @@ class ArchiveList(List):
         """
         super().get_results(request)
         ids = self.result_list.values("pk")
-        found = self.model_admin.get_queryset(request)
-        found = found.filter(pk__in=ids) if self.result_count else found.none()
+        found = self.model_admin.get_queryset(request).filter(pk__in=ids)
         self.result_list = found.order_by(*self.result_list.query.order_by)
 
     @property
