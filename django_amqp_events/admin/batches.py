@@ -364,12 +364,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             "state": _Event(state).label if query else "",
             "events": [
                 {
-                    "name": line(event.name)
-                    if (event := named.get(row.event_id))
-                    else _("deleted"),
-                    "id": line(event.event_id) if event else str(row.event_id),
-                    "handler": line(event.handler) if event else "",
-                    "url": self._event_url(row.event_id) if event else "",
+                    **self._named(row, named.get(row.event_id)),
                     "state": row.get_state_display(),
                     "why": visible(stored(row.why), 500),
                 }

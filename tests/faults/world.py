@@ -13,7 +13,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -66,7 +66,7 @@ class Database:
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         if "sqlite" in self.settings["ENGINE"]:
-            with sqlite3.connect(self.settings["NAME"], timeout=20) as connection:
+            with closing(sqlite3.connect(self.settings["NAME"], timeout=20)) as connection:
                 return connection.execute(statement).fetchall()
         import psycopg
 
