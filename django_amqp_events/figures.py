@@ -86,7 +86,7 @@ def capped(rows: QuerySet[Any], cap: int) -> int:
     return rows.order_by()[:cap].count()
 
 
-def new_since(since: datetime, cap: int, looked: int = CAP) -> int:
+def new_since(since: datetime, cap: int, looked: int) -> int:
     """Count events that failed for good for the first time since then, up to *cap*.
 
     Args:

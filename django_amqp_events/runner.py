@@ -224,8 +224,8 @@ class Runner:
     def _wait(self, batch: ReplayBatch, work: _Work) -> None:
         """Nothing is to be published now: wait for outcomes, or be through."""
         now = time.monotonic()
-        work.due = now + INTERVAL
         self._count(work)
+        work.due = work.counted
         waiting, queued, published = (
             work.counts[name] for name in ("waiting", "queued", "published")
         )

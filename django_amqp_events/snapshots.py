@@ -156,7 +156,7 @@ class Camera:
     def _new_hour(self, now: datetime) -> int:
         # One more than what is too much.
         cap = max(figures.READ, (self.settings.alerts.growth or 0) + 1)
-        return figures.new_since(now - figures.HOUR, cap)
+        return figures.new_since(now - figures.HOUR, cap, looked=max(figures.CAP, cap))
 
     def _outbox(self, now: datetime) -> list[dict[str, Any]]:
         if self.settings.backend != "amqp":

@@ -94,6 +94,8 @@ class ArchiveList(List):
         super().get_results(request)
         ids = self.result_list.values("pk")
         found = self.model_admin.get_queryset(request).filter(pk__in=ids)
+        if not found.query.select_related:
+            found = self.apply_select_related(found)
         self.result_list = found.order_by(*self.result_list.query.order_by)
 
     @property

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
+from contextlib import suppress
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from types import FrameType
 from typing import Any, ClassVar, Final
@@ -26,6 +26,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 #: The signal that does not wait for what the first one waits for.
 IMPATIENCE: Final = 3
+STDERR: Final = 2
 #: Not by a logger, whose lock may be held by whom the signal interrupts.
 UNDER_WAY: Final = b"The cold shutdown is under way; a third signal waits for nothing.\n"
 
@@ -68,11 +69,13 @@ class ColdShutdown:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         ColdShutdown._signals += 1
         self._asked = (number, frame)
-        if ColdShutdown._signals == IMPATIENCE:
+        if ColdShutdown._signals >= IMPATIENCE:
             self._put_off.clear()
             self._handler(number, frame)
         elif ColdShutdown._signals > 1:
-            os.write(sys.stderr.fileno(), UNDER_WAY)
+            # Celery's sys.stderr is a logger; and where nobody reads it, nothing may be raised.
+            with suppress(OSError):
+                os.write(STDERR, UNDER_WAY)
         elif _is_at_work(frame):
             self._put_off.add(self)
             # Not call_soon: its lock may be held by whom the signal interrupts.

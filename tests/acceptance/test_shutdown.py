@@ -131,7 +131,8 @@ def test_a_cold_shutdown_while_a_large_event_is_handed_over(
 
     Somebody impatient sends the signal twice, and the worker ends once.
     """
-    eyes, core = fresh_eyes, service(fresh_eyes)
+    # By default Celery's sys.stderr is no file.
+    eyes, core = fresh_eyes, service(fresh_eyes, celery={"worker_redirect_stdouts": True})
     core.declare()
     worker = core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
     small = eyes.event(ACT, {"plan": ["ok"]})

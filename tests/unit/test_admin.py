@@ -22,8 +22,8 @@ from django.urls import reverse
 from django_celery_results.models import TaskResult
 
 import django_amqp_events
-from django_amqp_events import broker, lifecycle, publisher, replay
-from django_amqp_events.admin import decisions, filters, paging, shown
+from django_amqp_events import broker, groups, lifecycle, publisher, replay
+from django_amqp_events.admin import ArchivedEventAdmin, decisions, filters, paging, shown
 from django_amqp_events.conf import get_settings
 from django_amqp_events.exceptions import BrokerUnavailableError, UnroutableError
 from django_amqp_events.models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State
@@ -295,6 +295,17 @@ def test_the_list_reads_neither_bodies_nor_headers(ada):
         ada.get(url("changelist"))
     assert not [query for query in queries if '"body"' in query["sql"]]
     assert not [query for query in queries if '"headers_raw"' in query["sql"]]
+
+
+def test_a_subclass_follows_relations_in_one_query(ada, monkeypatch):
+    monkeypatch.setattr(ArchivedEventAdmin, "list_display", ("what", "group"))
+    monkeypatch.setattr(ArchivedEventAdmin, "list_select_related", ("group",))
+    for number in range(3):
+        make(exception=f"billing.Error{number}")
+    groups.adopt()
+    with CaptureQueriesContext(connection) as queries:
+        assert ada.get(url("changelist")).status_code == 200
+    assert not [each for each in queries if 'failuregroup"."id" =' in each["sql"]]
 
 
 # -- queries

@@ -15,8 +15,13 @@ from django.core.mail.backends.locmem import EmailBackend
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_amqp_events import alerts, conf, signals
+from django_amqp_events import alerts, conf, figures, signals, topology
 from django_amqp_events.models import Alert, FailureGroup, Snapshot
+from django_amqp_events.registry import get_registry
+from django_amqp_events.snapshots import Camera
+from tests.celery_app import app as celery_app
+
+from .admin_world import make
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 #: As Django wants them: pairs until 5.2, addresses from 6.0 on.
@@ -226,6 +231,17 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     assert len(look()) == 3
     assert {key for _, key in Alert.objects.filter(ended=None).values_list("kind", "key")} == many
     assert {name for name, _, _ in look(GROUPS=False)} == {"ended"}
+
+
+@pytest.mark.django_db
+def test_growth_above_what_a_page_looks_at_is_seen(monkeypatch: Any) -> None:
+    monkeypatch.setattr(figures, "CAP", 3)
+    monkeypatch.setattr(figures, "READ", 2)
+    for _ in range(8):
+        make(first_failed_at=NOW, last_failed_at=NOW)
+    settings = read(GROWTH=6)
+    camera = Camera(celery_app, settings, topology.build(settings, get_registry()))
+    assert camera._new_hour(NOW) == 7, "one more than what is too much"
 
 
 @DATABASES
