@@ -265,9 +265,10 @@ def _tell(alert: Alert, settings: Settings) -> None:
         name = title(alert)
     logger.log(
         logging.INFO if over else logging.WARNING,
-        "alert %s: %s",
+        "alert %s: %s: %s",
         "over" if over else "raised",
         name,
+        visible(alert.text, 300),
     )
     signal = signals.alert_ended if over else signals.alert_raised
     # Django logs what a receiver raises.

@@ -213,9 +213,10 @@ class EventStep(bootsteps.StartStopStep):
         self.channel.basic_qos(0, self.prefetch_count, False)
         self._pending.extend(sorted(self.queues))
         logger.info(
-            "service %s: consuming %d queues, prefetch count %d each: %s",
+            "service %s: consuming %d queue%s, prefetch count %d each: %s",
             self.settings.service,
             len(self.queues),
+            "" if len(self.queues) == 1 else "s",
             self.prefetch_count,
             ", ".join(self._pending),
         )

@@ -63,7 +63,7 @@ class Serving(Demo):
         screen.heading("What to try")
         for line in (
             "1. Log in, open Archived events, look at one: what failed, where, and how often",
-            "2. Replay it: it fails again, and is the same row with one more attempt",
+            "2. Replay it: it is tried anew, fails again, and comes back as the same row",
             "3. Release the fix, in another terminal:  make serve ARGS=--fix",
             "4. Select all, action Replay, in both services; watch them succeed",
         ):
