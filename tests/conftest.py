@@ -185,23 +185,23 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 @pytest.fixture(scope="module")
 def vhost(rabbit: Broker, request: pytest.FixtureRequest) -> Iterator[Vhost]:
     """A fresh vhost for the test module."""
-    name = f"{request.module.__name__.rpartition('.')[2]}-{secrets.token_hex(4)}"
-    with _vhost(rabbit, name) as fresh:
+    with _vhost(rabbit, request.module.__name__.rpartition(".")[2]) as fresh:
         yield fresh
 
 
 @pytest.fixture
 def fresh_vhost(rabbit: Broker, request: pytest.FixtureRequest) -> Iterator[Vhost]:
     """A fresh vhost for one test."""
-    name = re.sub(r"\W+", "-", request.node.name)[:60] + f"-{secrets.token_hex(4)}"
-    with _vhost(rabbit, name) as fresh:
+    with _vhost(rabbit, re.sub(r"\W+", "-", request.node.name)[:60]) as fresh:
         yield fresh
 
 
 class _vhost:  # noqa: N801 (a context manager, used like a function)
+    """A vhost of nobody else's: test processes share the broker, so its name gets a random end."""
+
     def __init__(self, broker: Broker, name: str) -> None:
         self.broker = broker
-        self.name = name
+        self.name = f"{name}-{secrets.token_hex(4)}"
 
     def __enter__(self) -> Vhost:
         self.broker.add_vhost(self.name)

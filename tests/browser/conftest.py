@@ -49,7 +49,7 @@ def console(rabbit: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Every page, in a project that is served under the policy of docs/admin.md."""
     where: Path = tmp_path_factory.mktemp("console")
     with (
-        _vhost(rabbit, f"console-{where.name}") as vhost,
+        _vhost(rabbit, "console") as vhost,
         serving(vhost.url, vhost.management_url, where) as served,
     ):
         yield served

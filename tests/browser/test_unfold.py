@@ -23,7 +23,7 @@ SHOWN = ("dashboard", "list", "event", "confirm", "group", "batch-draft", "revie
 def unfold(rabbit: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     where: Path = tmp_path_factory.mktemp("unfold")
     with (
-        _vhost(rabbit, f"unfold-{where.name}") as vhost,
+        _vhost(rabbit, "unfold") as vhost,
         serving(vhost.url, vhost.management_url, where, "unfold") as served,
     ):
         yield served

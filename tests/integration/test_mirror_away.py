@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sqlite3
 from contextlib import closing
 from typing import Any
@@ -96,7 +95,7 @@ def test_there_are_no_tables_yet(billing, archive_database, tmp_path):
 
 @pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 def test_the_broker_is_killed(service, private_node, archive_database, tmp_path):
-    with _vhost(private_node, f"mirror-{secrets.token_hex(4)}") as vhost:
+    with _vhost(private_node, "mirror") as vhost:
         billing = service(vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
         billing.declare()
         with mirrors(vhost, archive_database, tmp_path) as processes:
