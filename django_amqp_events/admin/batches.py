@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -16,6 +16,7 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils import translation
 from django.utils.formats import get_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -28,7 +29,7 @@ from ..models import ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchE
 from ..sentences import stored
 from . import shown
 from .base import List, Pages, ago, uuid_of
-from .filters import TimeFilter
+from .filters import GroupFilter, TimeFilter
 from .shown import line, number
 
 #: Events on one page of a batch's events.
@@ -347,12 +348,13 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         rows = list(found[: EVENTS + 1])
         more, rows = len(rows) > EVENTS, rows[:EVENTS]
         # The row of an event may be gone: what the batch says of it stays.
-        named = {
+        events = {
             event.pk: event
             for event in lifecycle.rows()
             .filter(pk__in=[row.event_id for row in rows])
             .defer("body", "headers_raw", "detail")
         }
+        seen = self._seen(request, events)
         query = {"state": state} if state in _Event.values else {}
         context = {
             **self.admin_site.each_context(request),
@@ -364,9 +366,8 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             "state": _Event(state).label if query else "",
             "events": [
                 {
-                    **self._named(row, named.get(row.event_id)),
+                    **self._named(row, events.get(row.event_id), shown=row.event_id in seen),
                     "state": row.get_state_display(),
-                    "why": visible(stored(row.why), 500),
                 }
                 for row in rows
             ],
@@ -377,14 +378,30 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         request.current_app = self.admin_site.name
         return TemplateResponse(request, f"{_TEMPLATES}/events.html", context)
 
-    def _named(self, row: ReplayBatchEvent, event: ArchivedEvent | None) -> dict[str, str]:
+    def _seen(self, request: HttpRequest, found: Iterable[UUID]) -> set[UUID]:
+        """Return those of these events that this user may see in their own pages."""
+        wanted = list(found)
+        if not self.admin_site.is_registered(ArchivedEvent):
+            return set(wanted)
+        pages = self.admin_site.get_model_admin(ArchivedEvent)
+        rows = pages.get_queryset(request).filter(pk__in=wanted)
+        return set(rows.order_by().values_list("pk", flat=True))
+
+    def _named(
+        self, row: ReplayBatchEvent, event: ArchivedEvent | None, *, shown: bool
+    ) -> dict[str, str]:
+        if event is not None and not shown:
+            return {"name": _("not yours to see"), "id": "", "handler": "", "url": "", "why": ""}
+        why = visible(stored(row.why), 500)
         if event is None:
-            return {"name": _("deleted"), "id": str(row.event_id), "handler": "", "url": ""}
+            name, key = _("deleted"), str(row.event_id)
+            return {"name": name, "id": key, "handler": "", "url": "", "why": why}
         return {
             "name": line(event.name),
             "id": line(event.event_id),
             "handler": line(event.handler),
             "url": self._event_url(event.pk),
+            "why": why,
         }
 
     # -- the buttons
@@ -520,13 +537,23 @@ def begin(
         if (value := request.GET.get(name)) is not None
     }
     if across:
-        words = ", ".join(f"{name} {value}" for name, value in chosen.items() if value)
+        words = ", ".join(_worded(name, value) for name, value in chosen.items() if value)
         title = f"{_ALL_WITH}{words}" if words else _ALL_OPEN
     else:
         title = ""
     return freeze(
         pages, request, queryset, title=title, criteria=criteria_of(chosen) if across else None
     )
+
+
+def _worded(name: str, value: str) -> str:
+    """Say what a filter of the list finds; in English, as titles are stored."""
+    if name == TimeFilter.parameter_name and value in TimeFilter.TITLES:
+        with translation.override("en"):
+            return f"last failure {TimeFilter.TITLES[value]}"
+    if name == GroupFilter.parameter_name and (group := GroupFilter.found(value)) is not None:
+        return f"group {group}"
+    return f"search {value}" if name == SEARCH_VAR else f"{name} {value}"
 
 
 def freeze(

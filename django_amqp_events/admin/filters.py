@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from .. import groups, lifecycle, replay
 from ..conf import Settings, get_settings
 from ..exceptions import AmqpEventsError
-from ..models import ArchivedEvent, State
+from ..models import ArchivedEvent, FailureGroup, State
 from ..registry import Handler, Registry, get_registry
 from . import paging
 from .base import uuid_of
@@ -165,9 +165,14 @@ class GroupFilter(admin.SimpleListFilter):
         chosen = self.value()
         if chosen is None:
             return []
-        pk = uuid_of(chosen)
-        group = groups.groups().filter(pk=pk).first() if pk is not None else None
+        group = self.found(chosen)
         return [(chosen, line(group, 80) if group is not None else str(_("(no such group)")))]
+
+    @staticmethod
+    def found(chosen: str) -> FailureGroup | None:
+        """Return the group that a value of this filter names."""
+        pk = uuid_of(chosen)
+        return groups.groups().filter(pk=pk).first() if pk is not None else None
 
     def queryset(
         self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
@@ -194,11 +199,12 @@ class TimeFilter(admin.SimpleListFilter):
         "older-week": (_("more than 7 days ago"), timedelta(days=7)),
         "older-month": (_("more than 30 days ago"), timedelta(days=30)),
     }
+    TITLES: ClassVar = {key: title for key, (title, _age) in {**NEWER, **OLDER}.items()}
 
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, Any]]:
-        return [(key, title) for key, (title, _age) in {**self.NEWER, **self.OLDER}.items()]
+        return list(self.TITLES.items())
 
     def queryset(
         self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]

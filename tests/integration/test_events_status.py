@@ -125,8 +125,8 @@ def test_json_is_one_document(billing):
     answer = json.loads(out)
     assert (code, err) == (0, "")
     assert set(answer) == {
-        "version", "service", "prefix", "vhost", "broker", "source", "result", "exit_code",
-        "queues", "outbox",
+        "version", "service", "prefix", "vhost", "broker", "source", "error", "result",
+        "exit_code", "queues", "outbox",
     }  # fmt: skip
     assert set(answer["queues"][0]) == {
         "name", "role", "state", "severity", "ready", "unacked", "total", "consumers", "meaning",

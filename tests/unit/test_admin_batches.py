@@ -14,11 +14,12 @@ from django.db import connection
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils import translation
 
 from django_amqp_events import batches, dryrun, lifecycle, replay
 from django_amqp_events.admin.batches import criteria_of
 from django_amqp_events.exceptions import BrokerUnavailableError
-from django_amqp_events.models import ArchivedEvent, ReplayBatch, State
+from django_amqp_events.models import ArchivedEvent, FailureGroup, ReplayBatch, State
 
 from . import admin_world as world
 from .admin_world import Page, client_of, make, select
@@ -113,7 +114,7 @@ def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
     response = ada.post(address, form, follow=True)
     (batch,) = batches.rows()
     assert batch.total == 60
-    assert batch.title == "All with handler send_invoice, failed day"
+    assert batch.title == "All with handler send_invoice, last failure in the last 24 hours"
     assert batch.criteria is not None
     assert batch.criteria["handlers"] == ["send_invoice"]
     since = datetime.fromisoformat(batch.criteria["since"])
@@ -306,6 +307,50 @@ def test_the_events_of_a_batch_are_named_a_page_at_a_time(
     assert "deleted" in page(ada.get(url("events", batch.pk))).words
     assert len(ada.get(url("events", batch.pk) + "?state=skipped").context["events"]) == 0
     assert ada.get(url("events", batch.pk) + "?state=x&after=y").status_code == 200
+
+
+def test_a_batch_does_not_name_events_that_a_project_hides(
+    ada: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = drafted(2)
+    batches.events(batch.pk).update(why="it was a secret")
+    monkeypatch.setattr(
+        "django_amqp_events.admin.ArchivedEventAdmin.get_queryset",
+        lambda self, request: ArchivedEvent.objects.none(),
+    )
+    shown = page(ada.get(url("events", batch.pk))).words
+    assert shown.count("not yours to see") == 2
+    assert "secret" not in shown
+    assert "shop.order" not in shown
+
+
+@pytest.mark.parametrize(
+    ("chosen", "title"),
+    [
+        ("failed=day", "All with last failure in the last 24 hours"),
+        ("group={group}", "All with group ValueError in send_invoice"),
+        ("q=send", "All with search send"),
+        ("handler=send_invoice&failed=never", "All with handler send_invoice, failed never"),
+    ],
+)
+def test_the_title_of_a_batch_says_what_the_filter_found(
+    ada: Client, chosen: str, title: str
+) -> None:
+    group = FailureGroup.objects.create(
+        id=NOBODY,
+        algorithm=1,
+        service="billing",
+        handler="send_invoice",
+        exception="ValueError",
+        first_seen=lifecycle.clock(),
+        last_seen=lifecycle.clock(),
+    )
+    row = make(group=group)
+    address = world.url("changelist") + "?" + chosen.format(group=group.pk)
+    with translation.override("de"):
+        ada.post(address, select([row], "background", select_across="1"))
+    (batch,) = batches.rows()
+    assert batch.title == title
 
 
 def test_the_audit_of_an_event_names_its_batch(ada: Client) -> None:

@@ -51,32 +51,38 @@ class Command(BrokerCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        status, away = None, ""
         try:
             settings = conf.get_settings()
             wanted = topology.build(settings, registry.get_registry())
             app = broker.celery_app(settings)
+        except AmqpEventsError as exc:
+            raise CommandError(str(exc), returncode=2) from exc
+        try:
             api = provisioning.management(app, settings)
             status = provisioning.status(app, settings, wanted, api=api)
         except AmqpEventsError as exc:
-            raise CommandError(str(exc), returncode=2) from exc
-        code = {"ok": 0, "error": 1, "unknown": 2}[status.result]
+            # The outbox is looked at all the same: it fills while the broker is away.
+            away = str(exc)
+        code = {"ok": 0, "error": 1, "unknown": 2}[status.result] if status is not None else 2
         outboxes = outbox.look(settings) if settings.backend == "amqp" else []
         severities = {each.severity for each in outboxes}
-        if "error" in severities:
+        if "error" in severities and not away:
             code = 1
         elif "unknown" in severities:
             code = code or 2
         hanging: list[dict[str, Any]] | None = None
-        if options["workers"] is not None:
+        if options["workers"] is not None and not away:
             hanging = watch.ask(app, settings.service, options["workers"])
             code = 1 if hanging else code
         if options["format"] == "json":
-            told = _as_json(wanted.names, status, outboxes, code)
+            told = _as_json(wanted.names, status, away, outboxes, code)
             if hanging is not None:
                 told["hanging"] = hanging
             self.stdout.write(json.dumps(told, indent=2))
         else:
-            self._print(status, options["verbosity"])
+            if status is not None:
+                self._print(status, options["verbosity"])
             self._print_outboxes(outboxes, options["verbosity"])
             for each in hanging or ():
                 self.stdout.write(
@@ -86,6 +92,8 @@ class Command(BrokerCommand):
                         f"{each['worker']}"
                     )
                 )
+        if away:
+            raise CommandError(away, returncode=2)
         if code:
             sys.exit(code)
 
@@ -150,7 +158,8 @@ def _number(value: int | None) -> str:
 
 def _as_json(
     names: topology.Names,
-    status: provisioning.Status,
+    status: provisioning.Status | None,
+    away: str,
     outboxes: list[outbox.Waiting | outbox.Unseen],
     code: int,
 ) -> dict[str, Any]:
@@ -158,9 +167,10 @@ def _as_json(
         "version": FORMAT,
         "service": names.service,
         "prefix": names.prefix,
-        "vhost": status.vhost,
-        "broker": status.version,
-        "source": "management" if status.exact else "amqp",
+        "vhost": status.vhost if status is not None else None,
+        "broker": status.version if status is not None else None,
+        "source": None if status is None else "management" if status.exact else "amqp",
+        "error": away or None,
         "result": {0: "ok", 1: "error", 2: "unknown"}[code],
         "exit_code": code,
         "queues": [
@@ -175,7 +185,7 @@ def _as_json(
                 "consumers": queue.consumers,
                 "meaning": queue.meaning,
             }
-            for queue in status.queues
+            for queue in (status.queues if status is not None else ())
         ],
         "outbox": [
             {
