@@ -478,6 +478,9 @@ def _identity(headers: Mapping[str, Any], key: str) -> str:
         raise Malformed(f"the {key} header is {value!r:.80}, not a text of at most {MAX_ID}")
     if not value.isascii() and _surrogates(value):
         raise Malformed(f"the {key} header is {value!r:.80}, which has a lone surrogate")
+    if "\0" in value and key in _IDENTITY and key not in (EVENT_NAME, "task"):
+        # PostgreSQL keeps none: a replay would come with another id than the event had.
+        raise Malformed(f"the {key} header is {value!r:.80}, which has a NUL")
     return value
 
 

@@ -196,12 +196,15 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
             header("event-id", value, "malformed", label=f"event-id-{label}")
             for label, value in {"empty": "", "null": None}.items()
         ),
-        header("event-id", f"odd {ODD}", label="event-id-odd"),
+        header("event-id", f"odd {ODD[1:]}", label="event-id-odd"),
+        header("event-id", "a\0b", "malformed", label="event-id-nul"),
         header("event-correlation-id", ["x"], "malformed"),
-        header("event-correlation-id", f"c {ODD}", label="correlation-odd"),
+        header("event-correlation-id", f"c {ODD[1:]}", label="correlation-odd"),
+        header("event-correlation-id", f"c {ODD}", "malformed", label="correlation-nul"),
         header("event-causation-id", 5, "malformed"),
         header("event-service", {"x": 1}, "malformed"),
-        header("event-service", ODD, label="service-odd"),
+        header("event-service", ODD[1:], label="service-odd"),
+        header("event-service", ODD, "malformed", label="service-nul"),
         header("event-published-at", 10**15),
         header("event-published-at", "0001-01-01T00:00+14:00", label="published-early"),
         header("event-format", 99),

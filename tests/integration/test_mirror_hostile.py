@@ -139,17 +139,20 @@ def test_bodies_and_headers_of_any_kind(billing):
         bare(b"id", {"event-id": 5, "id": ["x"], "event-attempt": -1, "event-history": "["}),
         bare(b"lone", {"event-id": "\ud800"}),
         bare(b"nul", {"event-id": "a\0b", "event-name": "c\0", "event-handler": "d\0"}),
+        bare(b"nuls", {"event-id": "a", "event-name": "c\0", "event-handler": "d\0"}),
         bare(b"long", {"event-id": "i" * 300, "event-handler": "h" * 5000}),
         archived(received("healthy")),
     )
     counts = mirror_all(billing)
-    assert (counts.events, counts.unreadable, counts.messages) == (len(odd) + 7, 0, len(odd) + 7)
+    assert (counts.events, counts.unreadable, counts.messages) == (len(odd) + 8, 0, len(odd) + 8)
     for n, body in enumerate(odd):
         assert bytes(ArchivedEvent.objects.get(event_id=f"{n}").body) == body
     kept = ArchivedEvent.objects.get(event_id="h").headers
     for key, value in headers.items():
         assert kept[key] == value, key
-    assert ArchivedEvent.objects.get(event_id="a\\x00b").handler == "d\\x00"
+    assert ArchivedEvent.objects.get(event_id="a").handler == "d\\x00"
+    nul = ArchivedEvent.objects.get(body=b"nul")
+    assert nul.event_id == str(nul.pk)
 
 
 WRONG: list[Any] = [

@@ -600,6 +600,8 @@ def test_names_lose_the_prefix_of_native_delayed_delivery() -> None:
         ({"event-causation-id": "x" * 10_000}, "event-causation-id"),
         ({"event-id": "\ud800"}, "lone surrogate"),
         ({"event-service": "\udfff"}, "lone surrogate"),
+        ({"event-id": "a\0b"}, "a NUL"),
+        ({"event-correlation-id": "\0"}, "a NUL"),
         ({"event-attempt": 0}, "event-attempt"),
         ({"event-attempt": "2"}, "event-attempt"),
         ({"event-attempt": True}, "event-attempt"),
