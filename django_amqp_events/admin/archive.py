@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -46,8 +45,9 @@ from ..models import (
 from ..replay import Report
 from ..sentences import stored
 from . import decisions, shown
-from .base import List, ago, as_file, non_atomic, uuid_of
+from .base import List, ago, as_file, uuid_of
 from .batches import begin, freeze
+from .deciding import DecidingPages
 from .decisions import DECISIONS, LIMIT, NAMED, Decision, ReasonForm
 from .editing import EditingPages
 from .filters import (
@@ -110,13 +110,15 @@ class ArchiveList(List):
         return self.get_query_string({"state": "all"}, ["p"])
 
 
-class ArchivedEventAdmin(EditingPages):
+class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
     """Shows the archive; events change state only by the decisions that a page confirms.
 
     For an admin site of your own, register :class:`django_amqp_events.models.ArchivedEvent` with
     this class or a subclass. Whatever :meth:`get_queryset` leaves out cannot be decided about.
     """
 
+    choices = DECISIONS
+    templates = _TEMPLATES
     list_display = ("what", "standing", "failure", "tries", "replayed", "age")
     list_display_links = ("what",)
     list_filter = (
@@ -168,11 +170,6 @@ class ArchivedEventAdmin(EditingPages):
     def has_bulk_replay_permission(self, request: HttpRequest) -> bool:
         """Say whether this user may replay any number in a batch."""
         return self._granted(request, "bulk_replay_archivedevent")
-
-    def may(self, request: HttpRequest, decision: Decision) -> bool:
-        """Say whether this user may decide so."""
-        check: Callable[[HttpRequest], bool] = getattr(self, f"has_{decision.right}_permission")
-        return check(request)
 
     # -- the list
 
@@ -371,14 +368,7 @@ class ArchivedEventAdmin(EditingPages):
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
-        ours = [
-            path(
-                f"decide/{each.name}/",
-                self.admin_site.admin_view(non_atomic(partial(self.decide_view, decision=each))),
-                name=f"{name}_{each.name}",
-            )
-            for each in DECISIONS.values()
-        ]
+        ours = self._decide_urls()
         ours.append(
             path("export/", self.admin_site.admin_view(self.export_view), name=f"{name}_export")
         )
@@ -641,10 +631,7 @@ class ArchivedEventAdmin(EditingPages):
             if each.overdue and not self._overdue(event):
                 continue
             if not self.may(request, each):
-                obstacles.append(
-                    _("You have no permission for “%(label)s” (%(missing)s).")
-                    % {"label": each.button, "missing": f"“{each.permission}”"}
-                )
+                obstacles.append(self._forbidden(each))
                 continue
             if each.publishes:
                 try:
@@ -656,14 +643,7 @@ class ArchivedEventAdmin(EditingPages):
                         _("It cannot be replayed: %(why)s") % {"why": shown.text(where, shown.TEXT)}
                     )
                     continue
-            frozen = decisions.freeze({event.pk: event.version})
-            buttons.append(
-                {
-                    "label": each.button,
-                    "name": each.name,
-                    "url": self._url(each.name, filters=filters, seen=frozen, back="event"),
-                }
-            )
+            buttons.append(self._button(each, event.pk, event.version, filters))
         if event.state == State.ARCHIVED:
             edit, obstacle = self._edit_button(request, event, filters)
             buttons += [edit] if edit else []
@@ -712,14 +692,7 @@ class ArchivedEventAdmin(EditingPages):
         back, group = _back(data.get("back", ""))
         seen = decisions.thaw(data.get("seen", ""))
         if seen is None:
-            messages.error(
-                request,
-                _(
-                    "The address or form does not say which events are meant. Select them in the "
-                    "list once more."
-                ),
-            )
-            return HttpResponseRedirect(self._url("changelist", filters=filters))
+            return self._unknown(request, filters)
         if request.method != "POST":
             return self._ask(request, decision, seen, filters=filters, back=back)
         form = ReasonForm(decision, request.POST)
@@ -822,21 +795,17 @@ class ArchivedEventAdmin(EditingPages):
                 _("Nothing can be published: %(why)s") % {"why": shown.text(exc, 1_000)},
             )
             return HttpResponseRedirect(self._url("changelist", filters=filters))
-        one = back == "event" and len(seen) == 1
-        count = len(plan.eligible)
-        context = {
-            **self.admin_site.each_context(request),
-            "title": _("%(question)s?") % {"question": decision.asks(count)}
-            if count
-            else _("Nothing can be done"),
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
-            "decision": decision,
-            "plan": plan,
-            "count": count,
-            "total": len(seen),
-            "events": [
+        cancel = self._group_url(_back(back)[1])
+        if not cancel and back == "event" and len(seen) == 1:
+            cancel = self._url("change", next(iter(seen)), filters=filters)
+        eligible = set(plan.eligible)
+        return self._confirm(
+            request,
+            decision,
+            plan=plan,
+            eligible={pk: seen[pk] for pk in seen if pk in eligible},
+            total=len(seen),
+            events=[
                 (
                     line(rows[pk].name),
                     line(rows[pk].event_id),
@@ -846,22 +815,11 @@ class ArchivedEventAdmin(EditingPages):
                 )
                 for pk in plan.eligible[:NAMED]
             ],
-            "unnamed": max(0, count - NAMED),
-            "form": form or ReasonForm(decision),
-            "button": decision.asks(count),
-            "seen": decisions.freeze({pk: seen[pk] for pk in seen if pk in set(plan.eligible)}),
-            "back": back,
-            "action_url": self._url(decision.name, filters=filters),
-            "cancel_url": self._group_url(_back(back)[1])
-            or (
-                self._url("change", next(iter(seen)), filters=filters)
-                if one
-                else self._url("changelist", filters=filters)
-            ),
-            "list_url": self._url("changelist", filters=filters),
-        }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, f"{_TEMPLATES}/confirm.html", context)
+            back=back,
+            cancel_url=cancel,
+            filters=filters,
+            form=form,
+        )
 
 
 def _back(text: str) -> tuple[str, UUID | None]:

@@ -33,8 +33,9 @@ from ..outbox import Standing
 from ..replay import Skipped
 from ..sentences import Sentence
 from . import databases, decisions, paging, shown
-from .base import List, Pages, ago, as_file, non_atomic, uuid_of
+from .base import List, ago, as_file, uuid_of
 from .databases import DatabaseFilter
+from .deciding import DecidingPages
 from .decisions import LIMIT, NAMED, ReasonForm, Why, grouped
 from .filters import COUNTED, known
 from .paging import CAP
@@ -102,8 +103,12 @@ class Decision:
     publishes: bool = True
 
     @property
+    def right(self) -> str:
+        return self.name
+
+    @property
     def permission(self) -> str:
-        return f"{self.name}_outboxevent"
+        return f"{self.right}_outboxevent"
 
 
 def _publishes(count: int) -> str:
@@ -444,13 +449,15 @@ def _now(row: OutboxEvent) -> datetime:
 # -- the pages -------------------------------------------------------------------------------
 
 
-class OutboxEventAdmin(Pages[OutboxEvent]):
+class OutboxEventAdmin(DecidingPages[OutboxEvent]):
     """Shows what waits in the outbox and why; rows change only by what a page confirms.
 
     For an admin site of your own, register :class:`django_amqp_events.models.OutboxEvent` with
     this class or a subclass. Whatever :meth:`get_queryset` leaves out cannot be decided about.
     """
 
+    choices = DECISIONS
+    templates = _TEMPLATES
     list_display = ("what", "standing", "failure", "tries", "age")
     list_display_links = ("what",)
     list_filter = (StandingFilter, NameFilter, ServiceFilter, DatabaseFilter)
@@ -476,10 +483,6 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
     def has_restore_permission(self, request: HttpRequest) -> bool:
         """Say whether this user may have events published that were given up."""
         return self._granted(request, DECISIONS["restore"].permission)
-
-    def _may(self, request: HttpRequest, decision: Decision) -> bool:
-        check: Callable[[HttpRequest], bool] = getattr(self, f"has_{decision.name}_permission")
-        return check(request)
 
     # -- the list
 
@@ -596,14 +599,7 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
 
     def get_urls(self) -> list[URLPattern]:
         name = f"{self.opts.app_label}_{self.opts.model_name}"
-        ours = [
-            path(
-                f"decide/{each.name}/",
-                self.admin_site.admin_view(non_atomic(partial(self.decide_view, decision=each))),
-                name=f"{name}_{each.name}",
-            )
-            for each in DECISIONS.values()
-        ]
+        ours = self._decide_urls()
         view = self.admin_site.admin_view(self.payload_view)
         ours.append(path("<uuid:pk>/payload/", view, name=f"{name}_payload"))
         return [*ours, *super().get_urls()]
@@ -724,15 +720,10 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
         for each in DECISIONS.values():
             if stands not in each.before:
                 continue
-            if not self._may(request, each):
-                obstacles.append(
-                    _("You have no permission for “%(label)s” (%(missing)s).")
-                    % {"label": each.button, "missing": f"“{each.permission}”"}
-                )
+            if not self.may(request, each):
+                obstacles.append(self._forbidden(each))
                 continue
-            frozen = decisions.freeze({event.pk: 0})
-            url = self._url(each.name, filters=filters, seen=frozen, back="event")
-            links.append({"label": each.button, "name": each.name, "url": url})
+            links.append(self._button(each, event.pk, 0, filters))
         return {"links": links, "obstacles": obstacles}
 
     def payload_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
@@ -749,21 +740,14 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
 
     def decide_view(self, request: HttpRequest, *, decision: Decision) -> HttpResponse:
         """Ask (GET), and do it (POST)."""
-        if not self.has_view_permission(request) or not self._may(request, decision):
+        if not self.has_view_permission(request) or not self.may(request, decision):
             raise PermissionDenied
         data = request.POST if request.method == "POST" else request.GET
         filters = self._filters(request)
         one = data.get("back") == "event"
         seen = decisions.thaw(data.get("seen", ""))
         if seen is None:
-            messages.error(
-                request,
-                _(
-                    "The address or form does not say which events are meant. Select them in the "
-                    "list once more."
-                ),
-            )
-            return HttpResponseRedirect(self._url("changelist", filters=filters))
+            return self._unknown(request, filters)
         ids = list(seen)
         form = ReasonForm(decision, request.POST if request.method == "POST" else None)
         if request.method != "POST" or not form.is_valid():
@@ -820,20 +804,13 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
         form: ReasonForm | None = None,
     ) -> HttpResponse:
         found = plan(decision, ids, self._found(request, ids))
-        count = len(found.eligible)
-        context = {
-            **self.admin_site.each_context(request),
-            "title": _("%(question)s?") % {"question": decision.asks(count)}
-            if count
-            else _("Nothing can be done"),
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
-            "decision": decision,
-            "plan": found,
-            "count": count,
-            "total": len(ids),
-            "events": [
+        return self._confirm(
+            request,
+            decision,
+            plan=found,
+            eligible={row.pk: 0 for row in found.eligible},
+            total=len(ids),
+            events=[
                 (
                     line(row.name),
                     line(row.event_id),
@@ -843,19 +820,13 @@ class OutboxEventAdmin(Pages[OutboxEvent]):
                 )
                 for row in found.eligible[:NAMED]
             ],
-            "unnamed": max(0, count - NAMED),
-            "form": form or ReasonForm(decision),
-            "button": decision.asks(count),
-            "seen": decisions.freeze({row.pk: 0 for row in found.eligible}),
-            "back": "event" if one else "list",
-            "action_url": self._url(decision.name, filters=filters),
-            "cancel_url": self._url("change", ids[0], filters=filters)
+            back="event" if one else "list",
+            cancel_url=self._url("change", ids[0], filters=filters)
             if one and len(ids) == 1
-            else self._url("changelist", filters=filters),
-            "list_url": self._url("changelist", filters=filters),
-        }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, f"{_TEMPLATES}/confirm.html", context)
+            else "",
+            filters=filters,
+            form=form,
+        )
 
 
 def with_id(text: str, alias: str) -> Q:
