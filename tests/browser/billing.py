@@ -12,57 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-WHERE = Path(os.environ["STORY_DIR"])
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "form-action 'self'; base-uri 'none'"
-)
+from tests.web_settings import *  # noqa: F403 - it is a settings module
+from tests.web_settings import MIDDLEWARE, POLICY, sqlite
 
-SECRET_KEY = "not a secret: tests only"
+WHERE = Path(os.environ["STORY_DIR"])
 DEBUG = False
-ALLOWED_HOSTS = ["127.0.0.1"]
-USE_TZ = True
-TIME_ZONE = "UTC"
-DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROOT_URLCONF = "tests.browser.billing_urls"
-STATIC_URL = "/static/"
-PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-INSTALLED_APPS = [
-    "django.contrib.contenttypes",
-    "django.contrib.auth",
-    "django.contrib.sessions",
-    "django.contrib.messages",
-    "django.contrib.staticfiles",
-    "django.contrib.admin",
-    "django_amqp_events",
-]
-MIDDLEWARE = [
-    "tests.browser.billing.with_policy",
-    "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.middleware.csrf.CsrfViewMiddleware",
-    "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "django.contrib.messages.middleware.MessageMiddleware",
-]
-TEMPLATES = [
-    {
-        "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "APP_DIRS": True,
-        "OPTIONS": {
-            "context_processors": [
-                "django.template.context_processors.request",
-                "django.contrib.auth.context_processors.auth",
-                "django.contrib.messages.context_processors.messages",
-            ]
-        },
-    }
-]
-DATABASES = {
-    "default": {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": str(WHERE / "db.sqlite3"),
-        "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
-    }
-}
+MIDDLEWARE = ["tests.browser.billing.with_policy", *MIDDLEWARE]
+DATABASES = {"default": sqlite(str(WHERE / "db.sqlite3"))}
 AMQP_EVENTS = {
     "SERVICE": "billing",
     "AUTODISCOVER": [],

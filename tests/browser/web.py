@@ -21,20 +21,9 @@ import django
 from celery import Celery
 from django.conf import settings
 
+from tests.web_settings import INSTALLED_APPS, POLICY, WEB, sqlite
+
 SITE = os.environ.get("CONSOLE_SITE", "admin")
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "form-action 'self'; base-uri 'none'"
-)
-APPS = [
-    "django.contrib.contenttypes",
-    "django.contrib.auth",
-    "django.contrib.sessions",
-    "django.contrib.messages",
-    "django.contrib.staticfiles",
-    "django.contrib.admin",
-    "django_amqp_events",
-]
 
 app = Celery("console", broker=os.environ["CONSOLE_BROKER"], set_as_current=False)
 app.conf.update(accept_content=["json"], task_serializer="json", broker_connection_retry=False)
@@ -42,41 +31,12 @@ app.conf.update(accept_content=["json"], task_serializer="json", broker_connecti
 
 def configure() -> None:
     settings.configure(
-        SECRET_KEY="not a secret: tests only",
-        ALLOWED_HOSTS=["127.0.0.1", "testserver"],
-        USE_TZ=True,
-        TIME_ZONE="UTC",
-        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
-        ROOT_URLCONF="tests.browser.urls",
-        STATIC_URL="/static/",
-        PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
-        MESSAGE_STORAGE="django.contrib.messages.storage.session.SessionStorage",
-        INSTALLED_APPS=[*["unfold"] * (SITE == "unfold"), *APPS],
-        MIDDLEWARE=[
-            "django.contrib.sessions.middleware.SessionMiddleware",
-            "django.middleware.csrf.CsrfViewMiddleware",
-            "django.contrib.auth.middleware.AuthenticationMiddleware",
-            "django.contrib.messages.middleware.MessageMiddleware",
-        ],
-        TEMPLATES=[
-            {
-                "BACKEND": "django.template.backends.django.DjangoTemplates",
-                "APP_DIRS": True,
-                "OPTIONS": {
-                    "context_processors": [
-                        "django.template.context_processors.request",
-                        "django.contrib.auth.context_processors.auth",
-                        "django.contrib.messages.context_processors.messages",
-                    ]
-                },
-            }
-        ],
-        DATABASES={
-            "default": {
-                "ENGINE": "django.db.backends.sqlite3",
-                "NAME": os.environ["CONSOLE_DATABASE"],
-                "OPTIONS": {"timeout": 30, "transaction_mode": "IMMEDIATE"},
-            }
+        **WEB
+        | {
+            "ROOT_URLCONF": "tests.browser.urls",
+            "MESSAGE_STORAGE": "django.contrib.messages.storage.session.SessionStorage",
+            "INSTALLED_APPS": [*["unfold"] * (SITE == "unfold"), *INSTALLED_APPS],
+            "DATABASES": {"default": sqlite(os.environ["CONSOLE_DATABASE"])},
         },
         AMQP_EVENTS={
             "SERVICE": "billing",

@@ -14,41 +14,11 @@ from celery import Celery
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 
+from tests.web_settings import WEB
+
 settings.configure(
-    SECRET_KEY="not a secret: tests only",
-    ALLOWED_HOSTS=["127.0.0.1"],
-    USE_TZ=True,
-    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+    **WEB,
     ROOT_URLCONF="tests.unit.admin_world",
-    STATIC_URL="/static/",
-    PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
-    INSTALLED_APPS=[
-        "django.contrib.contenttypes",
-        "django.contrib.auth",
-        "django.contrib.sessions",
-        "django.contrib.messages",
-        "django.contrib.admin",
-        "django_amqp_events",
-    ],
-    MIDDLEWARE=[
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.middleware.csrf.CsrfViewMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-    ],
-    TEMPLATES=[
-        {
-            "BACKEND": "django.template.backends.django.DjangoTemplates",
-            "APP_DIRS": True,
-            "OPTIONS": {
-                "context_processors": [
-                    "django.template.context_processors.request",
-                    "django.contrib.auth.context_processors.auth",
-                    "django.contrib.messages.context_processors.messages",
-                ]
-            },
-        }
-    ],
     DATABASES={"default": json.loads(os.environ["DATABASE"])},
     AMQP_EVENTS={
         "SERVICE": "billing",

@@ -27,6 +27,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from tests.web_settings import WEB
 
 office = admin.AdminSite(name="office")
 office.register(ArchivedEvent, ArchivedEventAdmin)
@@ -37,27 +38,7 @@ urlpatterns = [path("admin/", admin.site.urls), path("office/", office.urls)]
 
 SETTINGS: dict[str, Any] = {
     "ROOT_URLCONF": __name__,
-    "STATIC_URL": "/static/",
-    "PASSWORD_HASHERS": ["django.contrib.auth.hashers.MD5PasswordHasher"],
-    "MIDDLEWARE": [
-        "django.contrib.sessions.middleware.SessionMiddleware",
-        "django.middleware.csrf.CsrfViewMiddleware",
-        "django.contrib.auth.middleware.AuthenticationMiddleware",
-        "django.contrib.messages.middleware.MessageMiddleware",
-    ],
-    "TEMPLATES": [
-        {
-            "BACKEND": "django.template.backends.django.DjangoTemplates",
-            "APP_DIRS": True,
-            "OPTIONS": {
-                "context_processors": [
-                    "django.template.context_processors.request",
-                    "django.contrib.auth.context_processors.auth",
-                    "django.contrib.messages.context_processors.messages",
-                ]
-            },
-        }
-    ],
+    **{name: WEB[name] for name in ("STATIC_URL", "PASSWORD_HASHERS", "MIDDLEWARE", "TEMPLATES")},
 }
 EVENTS: dict[str, Any] = {
     "SERVICE": "billing",
