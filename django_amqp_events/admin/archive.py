@@ -293,10 +293,11 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         """Freeze any number of them in a batch, and show what its replay would do."""
         return begin(self, request, queryset)
 
-    def get_actions(self, request: HttpRequest, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         """Leave out what this site has no page for."""
-        # Django 6.1 says on which page the actions are offered.
-        found = super().get_actions(request, *args, **kwargs)
+        # Django 6.1 says on which page the actions are offered; those before it do not.
+        place = {} if action_location is None else {"action_location": action_location}
+        found = super().get_actions(request, **place)
         if not self.admin_site.is_registered(ReplayBatch):
             found.pop("background_selected", None)
         return found
