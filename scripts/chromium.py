@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -150,6 +151,14 @@ class Chromium:
             "requestAnimationFrame(() => requestAnimationFrame(() => done()));"
         )
 
+    def leave_by(self, element: WebElement) -> None:
+        """Click what leads to another page, and wait for that one."""
+        page = self.find("html")
+        element.click()
+        # A click comes back before the browser has left: until then the old page looks settled.
+        self.until(lambda: _is_gone(page), "another page")
+        self.settled()
+
     def photograph(self, target: Path, *, scale: float = 1.0, height: int = 0) -> None:
         """Take a picture of the whole page, or of its beginning: PNG or WebP, as it is named."""
         self.settled()
@@ -195,3 +204,12 @@ class Chromium:
 
     def _tell(self, command: str, **arguments: Any) -> Any:
         return self.driver.execute_cdp_cmd(command, arguments)
+
+
+def _is_gone(element: WebElement) -> bool:
+    """Say whether an element's page was left. Drivers disagree about the error's class."""
+    try:
+        element.is_enabled()
+    except WebDriverException:
+        return True
+    return False

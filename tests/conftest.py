@@ -23,6 +23,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.management import call_command
 from django.db import connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
@@ -163,6 +166,25 @@ def _settings_stay() -> Iterator[None]:
     yield
     after, holder._wrapped = holder._wrapped, before
     assert after is before, "the settings are not what they were before the test"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _threads_close_what_they_opened() -> Iterator[None]:
+    """Let a thread's ``close()`` close its connection to the default database in memory too.
+
+    Django keeps those open, as the last one takes the database along. The main thread has one, and
+    what a thread leaves open is a warning since Python 3.13, which hits some later test.
+    """
+    real = SqliteWrapper.close
+
+    def close(self: SqliteWrapper) -> None:
+        if self.is_in_memory_db() and threading.current_thread() is not threading.main_thread():
+            BaseDatabaseWrapper.close(self)
+        else:
+            real(self)
+
+    with patch.object(SqliteWrapper, "close", close):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -144,17 +144,14 @@ class Person:
 
     def open_first(self) -> None:
         """Open the first row of a list."""
-        self.browser.find("#result_list tbody th a").click()
-        self.browser.settled()
+        self.browser.leave_by(self.browser.find("#result_list tbody th a"))
 
     def turn_to(self, model: str) -> None:
         """Follow a link of the admin's side bar; those in a text keep the filters."""
-        self.browser.find(f"#nav-sidebar a[href$='/{model}/']").click()
-        self.browser.settled()
+        self.browser.leave_by(self.browser.find(f"#nav-sidebar a[href$='/{model}/']"))
 
     def follow(self, words: str) -> None:
-        self.browser.link(words).click()
-        self.browser.settled()
+        self.browser.leave_by(self.browser.link(words))
 
     def press(self, words: str) -> None:
         """Press the button with these words."""
@@ -163,8 +160,7 @@ class Person:
             for each in self.browser.all("#content input[type=submit], #content button")
             if words in (each.get_attribute("value") or "", each.text)
         ]
-        button.click()
-        self.browser.settled()
+        self.browser.leave_by(button)
 
     def write(self, field: str, words: str) -> None:
         element = self.browser.find(f"[name={field}]")
