@@ -92,6 +92,8 @@ class Early:
         outcome: str = report.outcome  # pytest-rerunfailures has one more
         if outcome in ("failed", "rerun"):
             self._reporter.write_line(f"\n{outcome} in {report.when}: {report.nodeid}")
+            if crash := getattr(report.longrepr, "reprcrash", None):
+                self._reporter.write_line(f"  {crash.path}:{crash.lineno}: {crash.message[:1000]}")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
