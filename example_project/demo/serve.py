@@ -142,7 +142,7 @@ def release(screen: Screen) -> int:
     if state["release"] == 2:
         screen.write("release 2 runs already")
         return 0
-    screen.status("rolling out release 2 …")
+    screen.write("rolling out release 2: workers end what they have in hand and start anew …")
     server.send(signal.SIGUSR1)
     wait_until(lambda: not server.alive or keeping.read().get("release") == 2, PATIENCE)
     if keeping.read().get("release") != 2:
