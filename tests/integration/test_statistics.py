@@ -1,0 +1,52 @@
+"""What PostgreSQL is told about the archive: which values go together (migration 0010)."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from django.core.management import call_command
+from django.db import connections
+
+from django_amqp_events.models import ArchivedEvent
+from tests.conftest import Database
+
+pytestmark = pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+
+ROWS = 4_000
+
+
+def expected(database: Database) -> int:
+    """Return how many rows PostgreSQL expects of a handler and an event that it is not for."""
+    with connections[database.alias].cursor() as cursor:
+        cursor.execute("ANALYZE django_amqp_events_archivedevent")
+    found = ArchivedEvent.objects.using(database.alias).filter(handler="book", name="shop.paid")
+    (plan,) = json.loads(found.explain(format="json"))
+    rows: int = plan["Plan"]["Plan Rows"]
+    return rows
+
+
+def migrate(database: Database, name: str) -> None:
+    call_command("migrate", "django_amqp_events", name, database=database.alias, verbosity=0)
+
+
+def test_filters_that_exclude_each_other_are_expected_to(archive_database: Database) -> None:
+    now = datetime.now(UTC)
+    pairs = (("book", "shop.created"), ("send_invoice", "shop.paid"))
+    ArchivedEvent.objects.using(archive_database.alias).bulk_create(
+        ArchivedEvent(
+            pk=uuid4(), service="billing", handler=handler, name=name, event_id=str(number),
+            reason="failed", exception=f"Error{number % 5}", attempts=1, body=b"", body_size=0, headers_raw=b"",
+            first_failed_at=now, last_failed_at=now - timedelta(seconds=number), mirrored_at=now,
+            state_since=now,
+        )
+        for number in range(ROWS // 2)
+        for handler, name in pairs
+    )  # fmt: skip
+    assert expected(archive_database) < ROWS / 100
+    migrate(archive_database, "0009")
+    assert expected(archive_database) > ROWS / 10, "without them a quarter of all rows"
+    migrate(archive_database, "0010")
+    assert expected(archive_database) < ROWS / 100
