@@ -38,7 +38,8 @@ def test_filters_that_exclude_each_other_are_expected_to(archive_database: Datab
     ArchivedEvent.objects.using(archive_database.alias).bulk_create(
         ArchivedEvent(
             pk=uuid4(), service="billing", handler=handler, name=name, event_id=str(number),
-            reason="failed", exception=f"Error{number % 5}", attempts=1, body=b"", body_size=0, headers_raw=b"",
+            reason="failed", exception=f"Error{number % 5}", attempts=1, body=b"", body_size=0,
+            headers_raw=b"",
             first_failed_at=now, last_failed_at=now - timedelta(seconds=number), mirrored_at=now,
             state_since=now,
         )
