@@ -21,12 +21,14 @@ import os
 import re
 import secrets
 import shutil
+import sqlite3
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -185,8 +187,24 @@ def _threads_close_what_they_opened() -> Iterator[None]:
         else:
             real(self)
 
-    with patch.object(SqliteWrapper, "close", close):
+    with (
+        patch.object(SqliteWrapper, "close", close),
+        # The first is what Django calls.
+        patch.object(sqlite3.dbapi2, "connect", partial(sqlite3.connect, factory=_Connection)),
+        patch.object(sqlite3, "connect", partial(sqlite3.connect, factory=_Connection)),
+    ):
         yield
+
+
+class _Connection(sqlite3.Connection):
+    """Says which test opened it, where some later one is told that it was left open."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.opened_in = os.environ.get("PYTEST_CURRENT_TEST", "no test")
+
+    def __repr__(self) -> str:
+        return f"<connection of {self.opened_in}>"
 
 
 @pytest.fixture(scope="session")
