@@ -43,7 +43,13 @@ app = events_app(
     ],
 )
 
-if GIVEN.get("handlers", 1):
+if GIVEN.get("handlers", 1) and work.WORK == "fail_once":
+
+    @app.handler(EVENT, bind=True)
+    def of_failing(self: Any, order_id: int, total: str, note: str) -> None:
+        work.fail_once(self, self.request.retries + 1)
+
+elif GIVEN.get("handlers", 1):
 
     @app.handler(EVENT)
     def of_nothing(order_id: int, total: str, note: str) -> None:
