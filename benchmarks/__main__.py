@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument(
         "--short", action="store_true", help="seconds for each, without peers; writes nothing"
     )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="of all numbers of messages, to try it (1)"
+    )
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
     parser.add_argument("--list", action="store_true", help="what there is")
     options = parser.parse_args()
@@ -39,7 +42,7 @@ def main() -> int:
     if unknown := set(options.names) - set(known):
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there is "
                      f"{', '.join(known)}")  # fmt: skip
-    size = Size(short=options.short, rounds=options.rounds)
+    size = Size(short=options.short, rounds=options.rounds, scale=options.scale)
     names = options.names or [
         name for name, each in known.items() if each.brief or not size.short
     ]
@@ -73,7 +76,7 @@ def main() -> int:
             for each in measured:
                 for line in results.told(each):
                     print(line, flush=True)
-            if not (size.short or options.no_write):
+            if not (size.short or options.no_write or size.scale != 1):
                 # At once: what comes later may fail.
                 kept: dict[str, Any] = {**results.load(), name: result}
                 results.keep(kept, known)

@@ -145,14 +145,16 @@ class Size:
 
     Attributes:
         rounds: how often each participant has its turn; ``None`` is the benchmark's own number.
+        scale: of all numbers of messages; 1 but for trying the benchmarks themselves.
     """
 
     short: bool = False
     rounds: int | None = None
+    scale: float = 1.0
 
     def number(self, full: int, short: int) -> int:
         """Choose a number of messages."""
-        return short if self.short else full
+        return max(10, int((short if self.short else full) * self.scale))
 
     def turns(self, full: int, short: int = 2) -> int:
         """Choose a number of rounds."""
