@@ -52,7 +52,6 @@ class Vhost:
         if self._connection is not None:
             self._connection.collect()
             self._connection = None
-        self.node.delete_vhost(self.name)
 
     def ready(self, *queues: str) -> int:
         """Return the number of messages that wait in these queues."""
@@ -134,7 +133,6 @@ class Ground:
 
     def __init__(self, stack: ExitStack, *, config_extra: str = "") -> None:
         self._all = stack
-        self._here = ExitStack()
         self._numbers = count(1)
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         self.node = Node.start(self.folder / "node", config_extra=config_extra or None)
@@ -199,7 +197,7 @@ class Ground:
         unique = f"{name}-{next(self._numbers)}"
         self.node.add_vhost(unique)
         made = Vhost(self.node, unique)
-        self._here.callback(made.close)
+        self._all.callback(made.close)
         return made
 
     # -- processes ------------------------------------------------------------------------
@@ -243,10 +241,6 @@ class Ground:
         """Return a path of a file that is not there yet."""
         return self.folder / f"{next(self._numbers)}-{name}"
 
-    def clear(self) -> None:
-        """End what the last benchmark has started, and delete its vhosts."""
-        self._here.close()
-
     def _given(self, vhost: Vhost | None, given: dict[str, Any]) -> dict[str, Any]:
         return {"broker": vhost.url, **given} if vhost is not None else given
 
@@ -254,7 +248,7 @@ class Ground:
         return self.path(f"{name}.log")
 
     def _started(self, child: C) -> C:
-        self._here.callback(child.kill)
+        self._all.callback(child.kill)
         return child
 
 

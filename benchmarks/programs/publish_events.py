@@ -51,6 +51,26 @@ def each() -> dict[str, Any]:
     return {}
 
 
+def named(number: int, event: str) -> dict[str, Any]:
+    """Publish an event by its name, one by one."""
+    from django_amqp_events import publish_event
+
+    given = payload()
+    with timed() as answer:
+        for _ in range(number):
+            publish_event(event, given)
+    return answer
+
+
+def declare_again() -> dict[str, Any]:
+    """Run ``events_declare``, as a deployment does; seconds of the command alone."""
+    from django.core.management import call_command
+
+    with timed() as answer:
+        call_command("events_declare", verbosity=0)
+    return answer
+
+
 def paced(number: int, rate: float) -> dict[str, Any]:
     """Publish at a steady pace, each with the time at which its call began."""
     given = payload()
@@ -63,4 +83,7 @@ def paced(number: int, rate: float) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(declare=declare, one_by_one=one_by_one, many=many, each=each, paced=paced)
+    serve(
+        declare=declare, declare_again=declare_again, one_by_one=one_by_one, many=many, each=each,
+        named=named, paced=paced,
+    )  # fmt: skip

@@ -35,7 +35,7 @@ def happened(order_id: int, total: str, note: str, sent: float = 0.0) -> None:
 
 def name(number: int) -> str:
     """Return the name of an event."""
-    return f"bench.happened{number}"
+    return f"bench.happened{GIVEN.get('first', 0) + number}"
 
 
 def queue(number: int) -> str:
@@ -46,6 +46,9 @@ def queue(number: int) -> str:
 def made(number: int) -> None:
     """Declare a handler."""
     options: dict[str, Any] = {"name": f"bench.handler{number}", "once": GIVEN.get("once", False)}
+    if work.COUNTDOWN > 512:
+        # Longer than any default: its own queue.
+        options |= {"retry_backoff": work.COUNTDOWN, "retry_backoff_max": work.COUNTDOWN}
 
     if work.WORK == "row":
 
@@ -76,3 +79,10 @@ def made(number: int) -> None:
 
 for _number in range(HANDLERS):
     made(_number)
+
+if "shared" in GIVEN:
+
+    @handler(GIVEN["shared"], name="bench.shared")
+    def of_shared(order_id: int, total: str, note: str, sent: float = 0.0) -> None:
+        """Handle what all services handle."""
+        work.nothing()

@@ -21,6 +21,20 @@ from .given import BROKER, GIVEN
 
 EVENT, QUEUE = "bench.happened0", "bench.bench.happened0"
 
+HANDLES: bool = GIVEN.get("handlers", 1) > 0
+QUEUES = [
+    Queue(
+        QUEUE,
+        bindings=[
+            binding(exchange=Exchange("events", type="topic"), routing_key=EVENT),
+            binding(exchange=Exchange("bench:recover", type="topic"), routing_key=EVENT),
+        ],
+        queue_arguments={
+            "x-queue-type": GIVEN.get("queue_type", "quorum"),
+            "x-dead-letter-exchange": "bench:retry",
+        },
+    )
+]
 app = events_app(
     "bench",
     broker_url=BROKER,
@@ -28,28 +42,17 @@ app = events_app(
     worker_prefetch_multiplier=GIVEN.get("prefetch", 4),
     worker_enable_remote_control=False,
     task_ignore_result=True,
-    task_queues=[
-        Queue(
-            QUEUE,
-            bindings=[
-                binding(exchange=Exchange("events", type="topic"), routing_key=EVENT),
-                binding(exchange=Exchange("bench:recover", type="topic"), routing_key=EVENT),
-            ],
-            queue_arguments={
-                "x-queue-type": GIVEN.get("queue_type", "quorum"),
-                "x-dead-letter-exchange": "bench:retry",
-            },
-        )
-    ],
+    # Where there are some, a publish declares the shared exchange as a direct one.
+    task_queues=QUEUES if HANDLES else [],
 )
 
-if GIVEN.get("handlers", 1) and work.WORK == "fail_once":
+if HANDLES and work.WORK == "fail_once":
 
     @app.handler(EVENT, bind=True)
     def of_failing(self: Any, order_id: int, total: str, note: str) -> None:
         work.fail_once(self, self.request.retries + 1)
 
-elif GIVEN.get("handlers", 1):
+elif HANDLES:
 
     @app.handler(EVENT)
     def of_nothing(order_id: int, total: str, note: str) -> None:
@@ -60,6 +63,6 @@ def declare() -> dict[str, Any]:
     """Declare what a worker declares when it starts."""
     app.finalize(auto=True)
     with app.connection_for_write() as connection:
-        for queue in app.conf.task_queues:
+        for queue in QUEUES:
             queue(connection.default_channel).declare()
     return {"queues": [QUEUE]}

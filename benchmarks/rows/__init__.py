@@ -41,6 +41,14 @@ NAMES = (
     "handle",
     "once",
     "retry",
+    "memory",
+    "delayed",
+    "latency",
+    "mirror",
+    "replay",
+    "declare",
+    "startup",
+    "growth",
 )
 
 

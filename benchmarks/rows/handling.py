@@ -47,7 +47,9 @@ def draining(
     service, publisher = SERVICES[who]
     words = {**(PROJECT if who == PLAIN else {}), **given}
     vhost = ground.vhost(service)
-    program = ground.program(publisher, vhost, **words)
+    # A peer's publisher has no handlers.
+    publishing = words if who in {OURS, PLAIN} else {**words, "handlers": 0}
+    program = ground.program(publisher, vhost, **publishing)
     queues = program.ask("declare")["queues"]
     if len(queues) == 1:
         program.ask("one_by_one", number=1, size=body)
