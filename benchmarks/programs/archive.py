@@ -6,6 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+from .given import payload
+from .publish_events import declare
+from .serving import serve, timed
+from .service_events import app, happened, queue
+
+# isort: split - Django is set up by what is above
 from django.db import connection, transaction
 
 from django_amqp_events import archive, conf, envelope, mirror, publisher, replay
@@ -13,11 +19,6 @@ from django_amqp_events.broker import ConfirmChannel
 from django_amqp_events.envelope import Failure, Progress, Received
 from django_amqp_events.intake import Intake
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
-
-from .given import payload
-from .publish_events import declare
-from .serving import serve, timed
-from .service_events import app, happened, queue
 
 SERVICE, HANDLER = "bench", "bench.handler0"
 ARCHIVE = f"{SERVICE}:archive"

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from django.db import connection, transaction
-
-from django_amqp_events import broker, conf, envelope, outbox
-from django_amqp_events.relay import Relay
-
 from .given import payload
 from .publish_events import declare
 from .serving import serve, timed
 from .service_events import happened
+
+# isort: split - Django is set up by what is above
+from django.db import connection, transaction
+
+from django_amqp_events import broker, conf, envelope, outbox
+from django_amqp_events.relay import Relay
 
 
 def statement() -> dict[str, Any]:
