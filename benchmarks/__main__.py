@@ -43,9 +43,7 @@ def main() -> int:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there is "
                      f"{', '.join(known)}")  # fmt: skip
     size = Size(short=options.short, rounds=options.rounds, scale=options.scale)
-    names = options.names or [
-        name for name, each in known.items() if each.brief or not size.short
-    ]
+    names = options.names or [name for name, each in known.items() if each.brief or not size.short]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     wrong = 0
     print(results.machine(), flush=True)
@@ -72,8 +70,8 @@ def main() -> int:
                 versions={**ground.versions, **results.versions()},
                 measured=measured,
             )
-            for each in measured:
-                for line in results.told(each):
+            for found in measured:
+                for line in results.told(found):
                     print(line, flush=True)
             if not (size.short or options.no_write or size.scale != 1):
                 # At once: what comes later may fail.

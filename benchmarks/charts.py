@@ -46,7 +46,7 @@ def bars(table: Table) -> str:
         (target.level, target.factor * (spreads[target.against].median if target.against else 1.0))
         for target in table.targets
     ]
-    top = max([spread.most for spread in spreads.values()] + [at for _, at in marks]) or 1.0
+    top = max([0.0, *(each.most for each in spreads.values()), *(at for _, at in marks)]) or 1.0
     width = WIDTH - _LEFT - _RIGHT
     height = _TOP + _STEP * len(names) + 26
 
@@ -59,12 +59,18 @@ def bars(table: Table) -> str:
         middle = y + _BAR / 2
         parts += [
             f'<text x="{_LEFT - 8}" y="{middle + 4:.1f}" text-anchor="end">{escape(name)}</text>',
-            f'<rect x="{_LEFT}" y="{y}" width="{at(spread.median) - _LEFT:.1f}" height="{_BAR}" '
-            f'fill="{colour(name, names)}"/>',
-            f'<path class="w" d="M{at(spread.least):.1f} {middle}H{at(spread.most):.1f}'
-            f'M{at(spread.least):.1f} {middle - 4}v8M{at(spread.most):.1f} {middle - 4}v8"/>',
-            f'<text x="{at(max(spread.most, spread.median)) + 8:.1f}" y="{middle + 4:.1f}">'
-            f"{shown(spread.median)}</text>",
+            (
+                f'<rect x="{_LEFT}" y="{y}" width="{max(0.0, at(spread.median) - _LEFT):.1f}" '
+                f'height="{_BAR}" fill="{colour(name, names)}"/>'
+            ),
+            (
+                f'<path class="w" d="M{at(spread.least):.1f} {middle}H{at(spread.most):.1f}'
+                f'M{at(spread.least):.1f} {middle - 4}v8M{at(spread.most):.1f} {middle - 4}v8"/>'
+            ),
+            (
+                f'<text x="{at(spread.most) + 8:.1f}" y="{middle + 4:.1f}">'
+                f"{shown(spread.median)}</text>"
+            ),
         ]
     bottom = _TOP + _STEP * len(names) - 6
     for level, value in marks:

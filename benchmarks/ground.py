@@ -21,8 +21,9 @@ from .window import Window, connect
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from broker import Node  # noqa: E402 - scripts/ is no package
-from postgresql import Postgres  # noqa: E402
+from postgresql import Postgres
+
+from broker import Node
 
 #: Seconds in which what was confirmed shows in a queue's depth, and what was acked is gone.
 SETTLED = 30.0
@@ -86,8 +87,12 @@ class Vhost:
         """Take a message out of a queue: a template, with its exchange and its routing key."""
         channel = self.channel()
         found: list[Any] = []
-        until(lambda: found.append(channel.basic_get(queue, no_ack=True)) or found[-1], 10,
-              f"a message is in {queue}")  # fmt: skip
+
+        def got() -> bool:
+            found.append(channel.basic_get(queue, no_ack=True))
+            return found[-1] is not None
+
+        until(got, 10, f"a message is in {queue}")
         channel.close()
         message = found[-1]
         return message, message.delivery_info["exchange"], message.delivery_info["routing_key"]
@@ -272,7 +277,7 @@ def measured_drain(tally: Tally, total: int, worker: Child, *, warm: float = 0.1
     begin = max(1, int(total * warm))
     until(lambda: tally.count >= begin, 120, "the worker handles", interval=0.002, alive=worker)
     first, began = tally.count, perf_counter()
-    until(lambda: tally.count >= total, seconds, f"all {total:,} are handled (now: {tally.count:,})",
+    until(lambda: tally.count >= total, seconds, f"all {total:,} are handled",
           interval=0.002, alive=worker)  # fmt: skip
     return (total - first) / (perf_counter() - began)
 
@@ -290,4 +295,3 @@ def counted(tally: Tally, total: int, vhost: Vhost, worker: Child, *queues: str)
             f"{worker.said()}"
         )
     vhost.expect(0, *queues, what=f"{worker.log.stem}, after all was handled")
-

@@ -345,7 +345,7 @@ def work() -> None:
     print(f"  counted in {1000 * (time.monotonic() - began):.0f} ms")
     began = time.monotonic()
     figures.standing(cap=figures.CAP)
-    figures.new_since(datetime.now(UTC) - figures.HOUR, figures.READ)
+    figures.new_since(datetime.now(UTC) - figures.HOUR, figures.READ, figures.LOOKED)
     print(f"what a snapshot asks of the archive: {1000 * (time.monotonic() - began):.0f} ms\n")
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE django_amqp_events_replaybatchevent")
@@ -576,7 +576,7 @@ def _of_the_rest(got: Any, posted: Any, address: Any) -> dict[str, Callable[[], 
         "outbox: search": got(outbox, q=waiting.event_id),
         "outbox: a single character": got(outbox, q="a"),
         "outbox: event page": got(address("outboxevent", "change", waiting.pk)),
-        "outbox: confirmation of 100": posted(outbox, world.select(failed, "publish")),
+        "outbox: confirmation of 100": posted(outbox, world.select(failed, "publish")),  # type: ignore[arg-type]
         "inbox": got(inbox),
         "inbox: oldest first": got(inbox, o="5"),
         "inbox: search": got(inbox, q=waiting.event_id[:2]),

@@ -17,6 +17,7 @@ import sys
 import time
 import venv
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ def environment(given: Mapping[str, Any]) -> dict[str, str]:
 
 def ends_with_us(command: Sequence[str]) -> list[str]:
     """Let a process end when this one does, however that goes; where the system can."""
-    return ["setpriv", "--pdeathsig=KILL", "--", *command] if shutil.which("setpriv") else [*command]
+    return (
+        ["setpriv", "--pdeathsig=KILL", "--", *command] if shutil.which("setpriv") else [*command]
+    )
 
 
 class Child:
@@ -92,10 +95,8 @@ class Child:
 
     def kill(self) -> None:
         """End it and all of its children."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait(30)
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:

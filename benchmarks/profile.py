@@ -1,10 +1,11 @@
 """Where the time goes: ``python -m benchmarks.profile publish|handle|retry``.
 
 The hot path of the project (or, with ``--plain``, of plain Celery) below cProfile: a process that
-publishes one by one, or with ``--many``; or a worker that drains a backlog, its main process and its
-pool each by itself (``--pool prefork|solo``). Prints the entries with most time of their own, in
-microseconds per event, and with ``--cumulative`` those with most time below them. cProfile itself
-makes calls two to three times as slow, and small functions more than large ones: read shares, not rates.
+publishes one by one, or with ``--many``; or a worker that drains a backlog, its main process and
+its pool each by itself (``--pool prefork|solo``). Prints the entries with most time of their own,
+in microseconds per event, and with ``--cumulative`` those with most time below them. cProfile
+itself makes calls two to three times as slow, and small functions more than large ones: read
+shares, not rates.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             draining(ground, who, options, folder)
         print(f"{options.path}, {who}, {options.number:,} events, commit {results.commit()}, "
               f"RabbitMQ {ground.node.version}, {results.machine()}")  # fmt: skip
-        report(folder, options.number, options.top, "cumulative" if options.cumulative else "tottime")
+        report(
+            folder, options.number, options.top, "cumulative" if options.cumulative else "tottime"
+        )
     return 0
 
 

@@ -21,7 +21,8 @@ FORMAT = 1
 INTRODUCTION = """\
 # Measured
 
-Written by `make bench`; [what is compared, and how](README.md). Raw figures: [results.json](results.json).
+Written by `make bench`; [what is compared, and how](README.md). Raw figures:
+[results.json](results.json).
 Ratios are of figures of the same round, the median of all rounds with the least and the most of
 them. Ratios of times, memory and latency are the better the smaller they are.
 """
@@ -152,9 +153,9 @@ def _summary_of(measured: Measured) -> list[list[str]]:
     if isinstance(measured, Curve):
         if measured.met is None:
             return []
-        figure = f"{measured.growth(measured.ours):.2f}× from smallest to largest"
+        figure = f"{measured.growth(measured.ours):.2f}x from smallest to largest"
         verdict = "reached" if measured.met else "missed"
-        return [[measured.what, "itself", figure, f"{measured.flat:g}×", "", verdict]]
+        return [[measured.what, "itself", figure, f"{measured.flat:g}x", "", verdict]]
     rows = []
     by: dict[str, list[tuple[Target, Spread, bool]]] = {}
     for found in measured.verdicts():
@@ -185,24 +186,20 @@ def _summary_of(measured: Measured) -> list[list[str]]:
 def table_lines(table: Table) -> list[str]:
     """Return a table: each participant's figures, and their ratio to whoever a target names."""
     against = list(dict.fromkeys(each.against for each in table.targets if each.against))
-    head = ("", f"{table.unit}, median", "least – most", *(f"of {name}" for name in against))
+    head = ("", f"{table.unit}, median", "least to most", *(f"of {name}" for name in against))
     rows = []
     for name in table.values:
         spread = table.spread(name)
         ratios = ["1" if name == other else ratio(table.ratio(name, other)) for other in against]
         bold = "**" if name == table.ours else ""
-        rows.append(
-            [f"{bold}{name}{bold}", shown(spread.median), _least_most(spread), *ratios]
-        )
+        rows.append([f"{bold}{name}{bold}", shown(spread.median), _least_most(spread), *ratios])
     lines = _rows(head, rows)
     for target, spread, met in table.verdicts():
         figure = ratio(spread) if target.against else f"{_spread(spread)} {table.unit}"
         of = f" of {target.against}" if target.against else ""
-        lines += [
-            "",
-            f"{target.level.capitalize()}: {_factor(target, table.unit)}{of}; measured {figure}: "
-            f"{'**met**' if met else '**missed**'}.",
-        ]
+        verdict = "**met**" if met else "**missed**"
+        wanted = f"{target.level.capitalize()}: {_factor(target, table.unit)}{of}"
+        lines += ["", f"{wanted}; measured {figure}: {verdict}."]
     return lines
 
 
@@ -220,7 +217,7 @@ def curve_lines(measured: Curve) -> list[str]:
         rows.append([f"{x:,.0f}", *cells])
     lines = _rows((measured.x, *(f"{name}, {measured.unit}" for name in measured.values)), rows)
     for name in measured.values:
-        said = f"{name}: {measured.growth(name):.2f}× the cost from the smallest to the largest"
+        said = f"{name}: {measured.growth(name):.2f}x the cost from the smallest to the largest"
         if measured.line:
             slope, intercept, fit = measured.slope(name)
             said = (
@@ -229,7 +226,10 @@ def curve_lines(measured: Curve) -> list[str]:
             )
         lines += ["", said + "."]
     if measured.met is not None:
-        lines += ["", f"Flat within {measured.flat:g}×: {'**met**' if measured.met else '**missed**'}."]
+        lines += [
+            "",
+            f"Flat within {measured.flat:g}x: {'**met**' if measured.met else '**missed**'}.",
+        ]
     return lines
 
 
@@ -241,7 +241,7 @@ def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 
 def ratio(spread: Spread) -> str:
     """Write a ratio with its spread."""
-    return f"{shown(spread.median)}× ({shown(spread.least)} – {shown(spread.most)})"
+    return f"{shown(spread.median)}x ({shown(spread.least)} to {shown(spread.most)})"
 
 
 def _spread(spread: Spread) -> str:
@@ -249,11 +249,11 @@ def _spread(spread: Spread) -> str:
 
 
 def _least_most(spread: Spread) -> str:
-    return f"{shown(spread.least)} – {shown(spread.most)}"
+    return f"{shown(spread.least)} to {shown(spread.most)}"
 
 
 def _factor(target: Target, unit: str) -> str:
-    return f"{target.factor:g}×" if target.against else f"{target.factor:g} {unit}"
+    return f"{target.factor:g}x" if target.against else f"{target.factor:g} {unit}"
 
 
 def told(measured: Measured) -> Iterable[str]:

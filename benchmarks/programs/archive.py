@@ -6,11 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from .given import payload
-from .publish_events import declare
-from .serving import serve, timed
-from .service_events import app, happened, queue
-
 # isort: split - Django is set up by what is above
 from django.db import connection, transaction
 
@@ -19,6 +14,11 @@ from django_amqp_events.broker import ConfirmChannel
 from django_amqp_events.envelope import Failure, Progress, Received
 from django_amqp_events.intake import Intake
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
+
+from .given import payload
+from .publish_events import declare
+from .service_events import app, happened, queue
+from .serving import serve, timed
 
 SERVICE, HANDLER = "bench", "bench.handler0"
 ARCHIVE = f"{SERVICE}:archive"
@@ -164,7 +164,7 @@ def grow(rows: int) -> dict[str, Any]:
     """Copy a row until there are so many (PostgreSQL)."""
     if not ArchivedEvent.objects.exists():
         archived(1)
-    columns = [field.column for field in ArchivedEvent._meta.concrete_fields]  # noqa: SLF001
+    columns = [str(field.column) for field in ArchivedEvent._meta.concrete_fields]  # noqa: SLF001
     values = {
         "id": "md5('grown' || n || clock_timestamp())::uuid",
         "event_id": "md5('grown' || n || random())::uuid::text",

@@ -7,18 +7,19 @@ import pickle
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
-
-from .given import payload
-from .publish_events import declare
-from .serving import serve, timed
-from .service_events import happened
 
 # isort: split - Django is set up by what is above
 from django.db import connection, transaction
 
 from django_amqp_events import broker, conf, envelope, outbox
 from django_amqp_events.relay import Relay
+
+from .given import payload
+from .publish_events import declare
+from .service_events import happened
+from .serving import serve, timed
 
 
 def statement() -> dict[str, Any]:
@@ -35,6 +36,11 @@ def statement() -> dict[str, Any]:
     return {"statement": base64.b64encode(pickle.dumps(found[0])).decode()}
 
 
+def now(ends: list[float]) -> None:
+    """Note the time of the commit."""
+    ends.append(time.perf_counter())
+
+
 def commits(number: int) -> dict[str, Any]:
     """Publish in transactions: seconds from begin to COMMIT, and until it was confirmed."""
     given, committed, published = payload(), [], []
@@ -43,7 +49,7 @@ def commits(number: int) -> dict[str, Any]:
         began = time.perf_counter()
         with transaction.atomic():
             # First of all that happens after the commit.
-            transaction.on_commit(lambda ends=ends: ends.append(time.perf_counter()))
+            transaction.on_commit(partial(now, ends))
             happened.publish(**given)
         published.append(time.perf_counter() - began)
         committed.append(ends[0] - began)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import pickle
 import time
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -12,8 +13,8 @@ from django.db import connection, transaction
 
 from .given import payload
 from .publish_plain import declare, one_by_one
-from .serving import serve
 from .service_plain import tasks
+from .serving import serve
 
 TABLE = "django_amqp_events_outboxevent"
 
@@ -22,6 +23,11 @@ def _statement(encoded: str) -> tuple[str, Any]:
     # Of our own process; JSON has no dates and no bytes.
     found: tuple[str, Any] = pickle.loads(base64.b64decode(encoded))  # noqa: S301
     return found
+
+
+def now(ends: list[float]) -> None:
+    """Note the time of the commit."""
+    ends.append(time.perf_counter())
 
 
 def commits(number: int, statement: str, after: bool) -> dict[str, Any]:
@@ -35,7 +41,7 @@ def commits(number: int, statement: str, after: bool) -> dict[str, Any]:
         values = [row.hex if connection.vendor == "sqlite" else row, *params[1:]]
         began = time.perf_counter()
         with transaction.atomic():
-            transaction.on_commit(lambda ends=ends: ends.append(time.perf_counter()))
+            transaction.on_commit(partial(now, ends))
             with connection.cursor() as cursor:
                 cursor.execute(sql, values)
             if after:

@@ -14,7 +14,7 @@ from benchmarks.window import Window, connect
 from .given import BROKER, GIVEN, payload
 from .serving import serve, timed
 
-EXCHANGE, QUEUE = "events", "floor"
+EXCHANGE, KEY, QUEUE = "events", "bench.happened0", "floor"
 _PERSISTENT = 2
 
 
@@ -45,7 +45,9 @@ def one_by_one(number: int, size: int = 500) -> dict[str, Any]:
     channel.confirm_select()
     with timed() as answer:
         for _ in range(number):
-            channel.basic_publish_confirm(_message(body), EXCHANGE, "bench.happened0", mandatory=True)
+            channel.basic_publish_confirm(
+                _message(body), EXCHANGE, "bench.happened0", mandatory=True
+            )
     connection.close()
     return answer
 
@@ -57,7 +59,7 @@ def window(number: int, size: int = 500) -> dict[str, Any]:
 
     def messages() -> Iterator[tuple[amqp.Message, str, str]]:
         for _ in range(number):
-            yield _message(body), EXCHANGE, "bench.happened0"
+            yield _message(body), EXCHANGE, KEY
 
     with timed() as answer:
         accepted = channel.publish(messages())

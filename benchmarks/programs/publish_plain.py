@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from .given import payload
-from .serving import serve, timed
 from .service_plain import TASKS, app, queue, tasks
+from .serving import serve, timed
 
 
 def declare() -> dict[str, Any]:

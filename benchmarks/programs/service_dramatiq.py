@@ -17,7 +17,7 @@ from .given import BROKER, GIVEN
 QUEUE = "dramatiq"
 
 
-class QuorumBroker(RabbitmqBroker):  # type: ignore[misc]
+class QuorumBroker(RabbitmqBroker):
     """Declares quorum queues."""
 
     def _build_queue_arguments(self, queue_name: str) -> dict[str, Any]:
@@ -27,9 +27,7 @@ class QuorumBroker(RabbitmqBroker):  # type: ignore[misc]
 
 broker = QuorumBroker(url=BROKER, confirm_delivery=True)
 # As it comes, but for Prometheus, which would open a port.
-broker.middleware = [
-    each for each in broker.middleware if type(each).__name__ != "Prometheus"
-]
+broker.middleware = [each for each in broker.middleware if type(each).__name__ != "Prometheus"]
 dramatiq.set_broker(broker)
 
 

@@ -65,9 +65,7 @@ def made(number: int) -> None:
     elif work.WORK == "fail_once":
 
         @handler(name(number), bind=True, **options)
-        def of_failing(
-            self: Any, order_id: int, total: str, note: str, sent: float = 0.0
-        ) -> None:
+        def of_failing(self: Any, order_id: int, total: str, note: str, sent: float = 0.0) -> None:
             work.fail_once(self, self.event.attempt)
 
     else:

@@ -72,9 +72,7 @@ def made(number: int) -> Any:
     if work.WORK == "fail_once":
 
         @app.task(bind=True, max_retries=10, **options)
-        def of_failing(
-            self: Any, order_id: int, total: str, note: str, sent: float = 0.0
-        ) -> None:
+        def of_failing(self: Any, order_id: int, total: str, note: str, sent: float = 0.0) -> None:
             work.fail_once(self, self.request.retries + 1)
 
         return of_failing

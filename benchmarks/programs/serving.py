@@ -1,4 +1,5 @@
-"""The child's half of :class:`benchmarks.processes.Program`: commands in, answers out, as JSON lines.
+"""The child's half of :class:`benchmarks.processes.Program`: commands in, answers out, as JSON
+lines.
 
 Nothing but the standard library: it is imported in the peers' virtual environment too.
 """

@@ -1,8 +1,8 @@
 """`events_declare` of 1,000 handlers, when nothing is to be done.
 
-The second run of the command, in a process that is there already, over plain AMQP and with the management
-API (which sees bindings and left-overs too), beside passive declares of the same exchanges and queues,
-one after another.
+The second run of the command, in a process that is there already, over plain AMQP and with the
+management API (which sees bindings and left-overs too), beside passive declares of the same
+exchanges and queues, one after another.
 """
 
 from __future__ import annotations

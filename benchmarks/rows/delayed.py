@@ -1,13 +1,15 @@
 """An event behind 10,000 that wait.
 
-10,000 events of the same handler wait for a retry in two hours. Events that are published meanwhile, 20 a
-second, are measured from their call to the first line of their handler, beside the same service with
-nothing that waits. Workers with two processes, both there all the time; a figure is the median of a turn.
+10,000 events of the same handler wait for a retry in two hours. Events that are published
+meanwhile, 20 a second, are measured from their call to the first line of their handler, beside
+the same service with nothing that waits. Workers with two processes, both there all the time; a
+figure is the median of a turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ..ground import Ground
 from ..measured import OURS, Measured, Size, Table, Target, in_turn
@@ -51,7 +53,7 @@ def put_off(ground: Ground, stage: Stage, number: int) -> str:
     """Let one event fail, and so many copies of its retry wait; return the queue they wait in."""
     tally = ground.tally()
     other = ground.vhost("failing")
-    words = {"work": "fail_once", "countdown": COUNTDOWN, "tally": str(tally.path)}
+    words: dict[str, Any] = {"work": "fail_once", "countdown": COUNTDOWN, "tally": str(tally.path)}
     program = ground.program("publish_events", other, **words)
     queues = program.ask("declare")["all_queues"]
     worker = ground.worker("service_events", other, **words)
@@ -59,7 +61,7 @@ def put_off(ground: Ground, stage: Stage, number: int) -> str:
     until(lambda: tally.count == 1, 60, "an event fails", alive=worker)
     held = [queue for queue in queues if ":delay." in queue]
     until(lambda: other.ready(*held) == 1, 60, "it waits", alive=worker)
-    (queue,) = (queue for queue in held if other.ready(queue))
+    queue = str(next(queue for queue in held if other.ready(queue)))
     template = other.take(queue)
     worker.stop()
     stage.vhost.fill([template], number)

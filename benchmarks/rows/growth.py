@@ -1,11 +1,11 @@
 """How cost grows.
 
-*Handlers*: one worker (a pool of two) with more and more handlers, each with its queue: the memory of all
-its processes, its start-up, and how fast it drains a backlog that is spread over all queues. *Services*: more
-and more services on one exchange; the event has one handler, or one in each service. *Payload*: a
-larger and larger one, published and handled, beside Celery. *Archive*: more and more archived rows in
-PostgreSQL, while 2,000 more are mirrored, and 1,000 replayed. Sizes have their turn in each round, but
-for the archive, which only grows.
+*Handlers*: one worker (a pool of two) with more and more handlers, each with its queue: the
+memory of all its processes, its start-up, and how fast it drains a backlog that is spread over
+all queues. *Services*: more and more services on one exchange; the event has one handler, or one
+in each service. *Payload*: a larger and larger one, published and handled, beside Celery.
+*Archive*: more and more archived rows in PostgreSQL, while 2,000 more are mirrored, and 1,000
+replayed. Sizes have their turn in each round, but for the archive, which only grows.
 """
 
 from __future__ import annotations
@@ -150,9 +150,7 @@ def of_payload(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     for who, module in ((OURS, "publish_events"), (PLAIN, "publish_plain")):
         publisher = Publisher(ground, module)
 
-        def published(
-            body: int, publisher: Publisher = publisher
-        ) -> Callable[[], float]:
+        def published(body: int, publisher: Publisher = publisher) -> Callable[[], float]:
             number = size.number(max(30, min(500, 30_000_000 // body)), 50)
             return publisher.rate("one_by_one", number, size=body)
 

@@ -1,11 +1,12 @@
 """Handling a backlog.
 
-A worker starts on a queue that is full, and its handler does nothing but count: with a pool of two
-processes, with two threads, and solo. Both Celery workers are those of a Django project, with late
-acks, the same prefetch (four for each process) and no gossip, mingle or heartbeat events. The
-messages were published by each participant itself, once, and copied with other ids. dramatiq has two
-processes with a thread each, FastStream two processes; py-amqp is a loop in one process that
-reads and acks. The first tenth of the calls is not measured, since processes start one after another.
+A worker starts on a queue that is full, and its handler does nothing but count: with a pool of
+two processes, with two threads, and solo. Both Celery workers are those of a Django project, with
+late acks, the same prefetch (four for each process) and no gossip, mingle or heartbeat events.
+The messages were published by each participant itself, once, and copied with other ids. dramatiq
+has two processes with a thread each, FastStream two processes; py-amqp is a loop in one process
+that reads and acks. The first tenth of the calls is not measured, since processes start one after
+another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from ..measured import OURS, PLAIN, Measured, Size, Table, Target, in_turn
 from . import Tell
 from .handling import draining, floor
 
-COUNTED = "calls of the handler, exactly as many as events; the queue is empty when the worker is gone"
+COUNTED = (
+    "calls of the handler, exactly as many as events; the queue is empty when the worker is gone"
+)
 
 
 def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:

@@ -1,8 +1,8 @@
 """Latency from publishing to the handler.
 
-50 events a second, published one by one with confirms by another process, measured from the begin of
-the call to the first line of the handler: the median (p50) and the 99th percentile (p99) of a turn.
-Workers with two processes, both there all the time.
+50 events a second, published one by one with confirms by another process, measured from the begin
+of the call to the first line of the handler: the median (p50) and the 99th percentile (p99) of a
+turn. Workers with two processes, both there all the time.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
         tails[who].append(percentile(found, 99))
         return percentile(found, 50)
 
-    middles = in_turn(
-        {who: lambda who=who: median(who) for who in stages}, size.turns(7, 1), tell
-    )
+    middles = in_turn({who: partial(median, who) for who in stages}, size.turns(7, 1), tell)
     found: list[Measured] = []
     for name, values in (("p50", middles), ("p99", tails)):
         found.append(

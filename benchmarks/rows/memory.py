@@ -1,10 +1,11 @@
 """A worker's memory while events wait for their retries.
 
-Every event fails once and asks for a retry in two hours; a pool of two processes. The figure is by how
-much the worker has grown between 2,000 retries and all of them: its main process with its pool, pages
-that are shared divided among those who share them. With the project 100,000 events wait on the broker.
-Celery's `countdown` holds them in the worker, which is what it does on classic queues; it has 10,000 of
-them, with a prefetch count without limit, since it else takes hours.
+Every event fails once and asks for a retry in two hours; a pool of two processes. The figure is
+by how much the worker has grown between 2,000 retries and all of them: its main process with its
+pool, pages that are shared divided among those who share them. With the project 100,000 events
+wait on the broker. Celery's `countdown` holds them in the worker, which is what it does on
+classic queues; it has 10,000 of them, with a prefetch count without limit, since it else takes
+hours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A handler that writes one row, with `once`.
 
-PostgreSQL, a pool of two processes, one `Model.objects.create()`. The project's handler has `once`:
-its row commits together with an inbox row, so that a second delivery changes nothing; plain Celery's task
-has no such thing. Connections to the database stay open in both, and commits wait for the disk.
+PostgreSQL, a pool of two processes, one row by the ORM. The project's handler has
+`once`: its row commits together with an inbox row, so that a second delivery changes nothing;
+plain Celery's task has no such thing. Connections to the database stay open in both, and commits
+wait for the disk.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             if (rows, inbox) != (total, total if once else 0):
                 raise BenchmarkError(f"{who}: {rows} rows, {inbox} in the inbox, not {total}")
 
-        return draining(
-            ground, who, total, work="row", once=once, database=database, after=after
-        )
+        return draining(ground, who, total, work="row", once=once, database=database, after=after)
 
     runs = {
         OURS: writing(OURS, once=True),

@@ -1,16 +1,17 @@
 """The outbox.
 
-*Up to COMMIT*: an event call in a transaction, from its begin to its COMMIT, beside the very INSERT
-that it makes, done by hand. *Up to published*: the same until RabbitMQ has confirmed the event and
-the row is settled, beside that INSERT and Celery's `apply_async` after the commit. *Relay*: events
-that wait in the outbox, published by `events_relay`, beside `apply_async` one by one. A figure is the
-median of a turn's transactions. PostgreSQL waits for the disk with each commit; SQLite as Django
-sets it up.
+*Up to COMMIT*: an event call in a transaction, from its begin to its COMMIT, beside the very
+INSERT that it makes, done by hand. *Up to published*: the same until RabbitMQ has confirmed the
+event and the row is settled, beside that INSERT and Celery's `apply_async` after the commit.
+*Relay*: events that wait in the outbox, published by `events_relay`, beside `apply_async` one by
+one. A figure is the median of a turn's transactions. PostgreSQL waits for the disk with each
+commit; SQLite as Django sets it up.
 """
 
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import Any
 
 from ..ground import Ground
@@ -49,7 +50,7 @@ class Outbox:
         self.vhost.purge(self.queue)
         if rows := self.events.ask("left")["rows"]:
             raise BenchmarkError(f"{rows} events are published, and in the outbox still")
-        return statistics.median(answer[what]) * 1e3
+        return statistics.median(map(float, answer[what])) * 1e3
 
     def bare(self, what: str, *, after: bool) -> float:
         """Insert in transactions, and publish after them."""
@@ -60,7 +61,7 @@ class Outbox:
         self.theirs.purge(self.plain_queue)
         if (rows := self.plain.ask("empty")["rows"]) != self.number:
             raise BenchmarkError(f"{rows} rows are in the table, not {self.number}")
-        return statistics.median(answer[what]) * 1e3
+        return statistics.median(map(float, answer[what])) * 1e3
 
     def relay(self, number: int) -> float:
         """Publish what waits; return events per second."""
@@ -93,8 +94,8 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 better="less",
                 values=in_turn(
                     {
-                        OURS: lambda box=box: box.ours("committed"),
-                        INSERT: lambda box=box: box.bare("committed", after=False),
+                        OURS: partial(box.ours, "committed"),
+                        INSERT: partial(box.bare, "committed", after=False),
                     },
                     size.turns(7),
                     tell,
@@ -114,8 +115,8 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             better="less",
             values=in_turn(
                 {
-                    OURS: lambda: box.ours("published"),
-                    AFTER: lambda: box.bare("published", after=True),
+                    OURS: partial(box.ours, "published"),
+                    AFTER: partial(box.bare, "published", after=True),
                 },
                 size.turns(7),
                 tell,

@@ -1,10 +1,10 @@
 """Publishing.
 
-*One by one*: a call returns when RabbitMQ has confirmed the event. The project's event has a contract
-that is checked, and is published `mandatory`, in the mode `immediate`. *Many*: `publish_many` of
-10,000, beside Celery's `apply_async` in a loop (it has no other way), the 100 concurrent publishes
-that asyncio offers, and py-amqp with a sliding window of 1,000 unconfirmed messages. Everybody
-publishes persistent messages with confirms into a quorum queue of his own.
+*One by one*: a call returns when RabbitMQ has confirmed the event. The project's event has a
+contract that is checked, and is published `mandatory`, in the mode `immediate`. *Many*:
+`publish_many` of 10,000, beside Celery's `apply_async` in a loop (it has no other way), the 100
+concurrent publishes that asyncio offers, and py-amqp with a sliding window of 1,000 unconfirmed
+messages. Everybody publishes persistent messages with confirms into a quorum queue of his own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bulk replay.
 
-Archived events are published to the queue of the handler that failed, all by one call, beside a loop
-over the rows that reads each, publishes it, waits for its confirm and updates it.
+Archived events are published to the queue of the handler that failed, all by one call, beside a
+loop over the rows that reads each, publishes it, waits for its confirm and updates it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Start-up of a worker with 200 handlers.
 
-From the start of the process until an event has been handled from each of the 200 queues, one waits in
-each; a pool of two processes, queues that are declared already. Plain Celery has 200 tasks with
-a queue each, in a Django project as the project's worker is, and without Django.
+From the start of the process until an event has been handled from each of the 200 queues, one
+waits in each; a pool of two processes, queues that are declared already. Plain Celery has 200
+tasks with a queue each, in a Django project as the project's worker is, and without Django.
 """
 
 from __future__ import annotations
