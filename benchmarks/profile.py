@@ -24,6 +24,21 @@ from .measured import OURS, PLAIN
 from .processes import ROOT, until
 from .rows.handling import PROJECT, SERVICES
 
+_WAITS = {
+    "<method 'poll' of 'select.epoll' objects>",
+    "<method 'acquire' of '_thread.lock' objects>",
+    "<built-in method posix.waitpid>",
+    "<built-in method time.sleep>",
+}
+#: What a process does while nothing is there to be done; no part of the time per event.
+WAITS = {
+    "publisher": set[str](),
+    "main": _WAITS,
+    "thread": _WAITS,
+    # A pool's process reads its jobs, and waits there for the next one.
+    "child": {*_WAITS, "<built-in method posix.read>"},
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__)
@@ -100,7 +115,7 @@ def report(folder: Path, number: int, top: int, order: str) -> None:
     for kind, title in (
         ("publisher", "the process that publishes"),
         ("main", "the worker's main process"),
-        ("thread", "its other threads, together, waiting included"),
+        ("thread", "its other threads, together"),
         ("child", "the pool's processes, together"),
     ):
         paths = [str(path) for path in sorted(folder.glob(f"{kind}-*"))]
@@ -108,12 +123,14 @@ def report(folder: Path, number: int, top: int, order: str) -> None:
             continue
         stats = pstats.Stats(*paths)
         entries = stats.stats  # type: ignore[attr-defined]
-        total: float = stats.total_tt  # type: ignore[attr-defined]
+        waited = sum(entry[2] for (*_, name), entry in entries.items() if name in WAITS[kind])
+        total: float = stats.total_tt - waited  # type: ignore[attr-defined]
         print(f"\n{title}: {total / number * 1e6:,.0f} µs per event")
         print(f"{'µs/event':>9} {'share':>6} {'calls/event':>11}  "
               f"{'time of its own' if order == 'tottime' else 'with what it calls'}")  # fmt: skip
         column = 2 if order == "tottime" else 3
-        ranked = sorted(entries.items(), key=lambda item: -item[1][column])[:top]
+        busy = [item for item in entries.items() if item[0][2] not in WAITS[kind]]
+        ranked = sorted(busy, key=lambda item: -item[1][column])[:top]
         for (file, line, function), entry in ranked:
             print(f"{entry[column] / number * 1e6:9.1f} {entry[column] / total:6.1%} "
                   f"{entry[1] / number:11.2f}  {place(file, line, function)}")  # fmt: skip

@@ -6,7 +6,13 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-# isort: split - Django is set up by what is above
+from .given import payload
+from .publish_events import declare
+from .service_events import app, happened, queue
+from .serving import serve, timed
+
+# Django is set up by what is above.
+# isort: split
 from django.db import connection, transaction
 
 from django_amqp_events import archive, conf, envelope, mirror, publisher, replay
@@ -14,11 +20,6 @@ from django_amqp_events.broker import ConfirmChannel
 from django_amqp_events.envelope import Failure, Progress, Received
 from django_amqp_events.intake import Intake
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
-
-from .given import payload
-from .publish_events import declare
-from .service_events import app, happened, queue
-from .serving import serve, timed
 
 SERVICE, HANDLER = "bench", "bench.handler0"
 ARCHIVE = f"{SERVICE}:archive"

@@ -10,16 +10,17 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-# isort: split - Django is set up by what is above
-from django.db import connection, transaction
-
-from django_amqp_events import broker, conf, envelope, outbox
-from django_amqp_events.relay import Relay
-
 from .given import payload
 from .publish_events import declare
 from .service_events import happened
 from .serving import serve, timed
+
+# Django is set up by what is above.
+# isort: split
+from django.db import connection, transaction
+
+from django_amqp_events import broker, conf, envelope, outbox
+from django_amqp_events.relay import Relay
 
 
 def statement() -> dict[str, Any]:
