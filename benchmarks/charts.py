@@ -114,9 +114,10 @@ def curve(measured: Curve) -> str:
     for name, points in lines.items():
         path = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in points)
         shade = colour(name, names)
-        end = down(points[-1][1])
+        # Above the numbers below the curves, and not upon another name.
+        end = min(down(points[-1][1]), _HEIGHT - 54)
         while any(abs(end - other) < 14 for other in ends):
-            end += 14
+            end -= 14
         ends.append(end)
         parts.append(
             f'<polyline class="l" stroke="{shade}" points="{path}"/>'
@@ -124,7 +125,7 @@ def curve(measured: Curve) -> str:
                 f'<circle cx="{across(x):.1f}" cy="{down(y):.1f}" r="3" fill="{shade}"/>'
                 for x, y in points
             )
-            + f'<text x="{across(points[-1][0]) + 8:.1f}" y="{end + 4:.1f}" fill="{shade}">'
+            + f'<text x="{across(points[-1][0]) + 8:.1f}" y="{end + 4:.1f}" style="fill:{shade}">'
             f"{escape(name)}</text>"
         )
     return _svg(_HEIGHT, parts)

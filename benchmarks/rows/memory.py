@@ -52,7 +52,8 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             values=values,
             targets=(
                 Target(level="reach", factor=5, against=""),
-                Target(level="stretch", factor=0, against=""),
+                # Less than half a megabyte is none.
+                Target(level="stretch", factor=0.5, against=""),
             ),
             **words,
         ),
