@@ -125,6 +125,8 @@ def report(folder: Path, number: int, top: int, order: str) -> None:
         entries = stats.stats  # type: ignore[attr-defined]
         waited = sum(entry[2] for (*_, name), entry in entries.items() if name in WAITS[kind])
         total: float = stats.total_tt - waited  # type: ignore[attr-defined]
+        if total / number < 5e-6:
+            continue  # a thread that only looks after something
         print(f"\n{title}: {total / number * 1e6:,.0f} µs per event")
         print(f"{'µs/event':>9} {'share':>6} {'calls/event':>11}  "
               f"{'time of its own' if order == 'tottime' else 'with what it calls'}")  # fmt: skip

@@ -35,7 +35,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             what="Handlers, prefork 2, backlog, no-op",
             unit="events/s",
             better="more",
-            values=in_turn(runs, size.turns(5, 1), tell),
+            values=in_turn(runs, size.turns(4, 1), tell),
             targets=(
                 Target(level="reach", factor=2, against=PLAIN),
                 Target(level="stretch", factor=3, against=PLAIN),
@@ -52,7 +52,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 what=f"Handlers, {pool}, backlog, no-op",
                 unit="events/s",
                 better="more",
-                values=in_turn(runs, size.turns(5, 1), tell),
+                values=in_turn(runs, size.turns(3, 1), tell),
                 targets=(
                     Target(level="reach", factor=1.3, against=PLAIN),
                     Target(level="stretch", factor=2, against=PLAIN),

@@ -48,7 +48,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             what="Handler doing one ORM write, PostgreSQL, prefork 2, once",
             unit="events/s",
             better="more",
-            values=in_turn(runs, size.turns(5, 1), tell),
+            values=in_turn(runs, size.turns(4, 1), tell),
             targets=(
                 Target(level="reach", factor=1.0, against=PLAIN),
                 Target(level="stretch", factor=1.2, against=PLAIN),

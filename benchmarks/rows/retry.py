@@ -33,7 +33,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             what="Retried events, prefork 2",
             unit="events/s",
             better="more",
-            values=in_turn(runs, size.turns(5, 1), tell),
+            values=in_turn(runs, size.turns(3, 1), tell),
             targets=(
                 Target(level="reach", factor=2, against=PLAIN),
                 Target(level="stretch", factor=4, against=PLAIN),

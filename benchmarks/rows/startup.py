@@ -32,7 +32,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             what=f"Worker start-up with {handlers} handlers",
             unit="s",
             better="less",
-            values=in_turn(runs, size.turns(5, 1), tell),
+            values=in_turn(runs, size.turns(3, 1), tell),
             targets=(
                 Target(level="reach", factor=1.0, against=PLAIN),
                 Target(level="stretch", factor=0.8, against=PLAIN),
