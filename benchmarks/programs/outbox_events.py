@@ -34,7 +34,10 @@ def statement() -> dict[str, Any]:
 
     with connection.execute_wrapper(watch):
         happened.publish(**payload())
-    return {"statement": base64.b64encode(pickle.dumps(found[0])).decode()}
+    sql, params = found[0]
+    # SQLite's driver is given views of bytes.
+    plain = [bytes(each) if isinstance(each, memoryview) else each for each in params]
+    return {"statement": base64.b64encode(pickle.dumps((sql, plain))).decode()}
 
 
 def now(ends: list[float]) -> None:
