@@ -6,7 +6,7 @@ ARGS ?=
 VENV = .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check lint format matrix faults demo serve show show-mirror screenshots lock messages wheel clean broker-start \
+.PHONY: help venv test check lint format matrix faults bench demo serve show screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## This list
@@ -37,6 +37,9 @@ faults: venv  ## The fault table, docs/faults.md (ARGS="--list", ARGS="--events 
 	@$(VENV) scripts/wheel.py
 	@$(VENV) -m tests.faults $(ARGS)
 
+bench: venv  ## Measure, and write benchmarks/RESULTS.md (ARGS=--list, ARGS="publish handle", ARGS=--short)
+	@$(VENV) -m benchmarks $(ARGS)
+
 demo: venv  ## Two services, some hundred orders, failures, retries, the archive and its replay
 	@$(VENV) -m example_project.demo $(ARGS)
 
@@ -53,14 +56,10 @@ show: venv  ## Measured delays beside their schedule, and who sees a retry (two 
 	@$(VENV) scripts/wheel.py
 	@$(VENV) -m benchmarks.delays $(ARGS)
 
-show-mirror: venv  ## Rows per second of the mirror, on SQLite and PostgreSQL (a minute)
-	@$(VENV) scripts/wheel.py
-	@$(VENV) -m benchmarks.mirror $(ARGS)
-
 screenshots: venv  ## The console's pages into .run/screenshots (ARGS=--docs: those of docs/images)
 	@$(VENV) scripts/screenshots.py $(ARGS)
 
-lock:  ## Compile requirements/dev.txt anew (ARGS=--upgrade for newer versions)
+lock:  ## Compile requirements/ anew (ARGS=dev.txt, ARGS=--upgrade for newer versions)
 	@$(PYTHON) scripts/lock.py $(ARGS)
 
 messages: venv  ## Bring the translations of the admin up to date with the code, and compile them

@@ -47,19 +47,25 @@ class Postgres:
     USER = "events"
     HOST = "127.0.0.1"
 
-    def __init__(self, directory: Path, programs: Path, port: int) -> None:
+    def __init__(
+        self, directory: Path, programs: Path, port: int, *, durable: bool = False
+    ) -> None:
         self.directory = directory
         self.port = port
+        self.durable = durable
         self._programs = programs
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def start(cls) -> Postgres:
-        """Start one in a new directory on a free port."""
+    def start(cls, *, durable: bool = False) -> Postgres:
+        """Start one in a new directory on a free port.
+
+        With `durable` a commit waits for the disk, which tests have no use for.
+        """
         programs = find()
         # Not below pytest's directories, which nobody but their owner may enter.
         directory = Path(tempfile.mkdtemp(prefix="postgresql-"))
-        server = cls(directory, programs, free_ports(1)[0])
+        server = cls(directory, programs, free_ports(1)[0], durable=durable)
         if somebody := _somebody():
             shutil.chown(directory, somebody)
         try:
@@ -93,7 +99,11 @@ class Postgres:
         """Start it on the data that is there; returns when it answers."""
         command = [str(self._programs / "postgres"), "-D", str(self.directory / "data")]
         command += ["-p", str(self.port), "-k", str(self.directory)]
-        for option in ("listen_addresses=127.0.0.1", "fsync=off", "max_connections=60"):
+        for option in (
+            "listen_addresses=127.0.0.1",
+            f"fsync={'on' if self.durable else 'off'}",
+            "max_connections=60",
+        ):
             command += ["-c", option]
         deadline = time.monotonic() + START_TIMEOUT
         while not self._answers():

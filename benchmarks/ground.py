@@ -1,0 +1,297 @@
+"""What a benchmark stands on: a private broker node, a private PostgreSQL, and counting."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
+
+import amqp
+
+from .processes import ROOT, BenchmarkError, Child, Program, peers, until
+from .programs.tally import Tally
+from .window import Window, connect
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from postgresql import Postgres
+
+from broker import Node
+
+#: Seconds in which what was confirmed shows in a queue's depth, and what was acked is gone.
+SETTLED = 30.0
+WORKER = (
+    "-l", "WARNING", "--without-gossip", "--without-mingle", "--without-heartbeat",
+)  # fmt: skip
+
+C = TypeVar("C", bound=Child)
+
+
+class Vhost:
+    """A vhost of the private node, and what is in its queues."""
+
+    def __init__(self, node: Node, name: str) -> None:
+        self.node = node
+        self.name = name
+        self.url = node.amqp_url(name)
+        self._connection: amqp.Connection | None = None
+
+    def channel(self) -> Any:
+        """Return a channel of its own connection, which is kept."""
+        if self._connection is None:
+            self._connection = connect(self.url)
+        return self._connection.channel()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.collect()
+            self._connection = None
+
+    def ready(self, *queues: str) -> int:
+        """Return the number of messages that wait in these queues."""
+        channel = self.channel()
+        found = sum(channel.queue_declare(queue, passive=True).message_count for queue in queues)
+        channel.close()
+        return int(found)
+
+    def purge(self, *queues: str) -> None:
+        """Empty queues."""
+        channel = self.channel()
+        for queue in queues:
+            channel.queue_purge(queue)
+        channel.close()
+
+    def expect(self, number: int, *queues: str, what: str = "") -> None:
+        """Count what is in queues.
+
+        Raises:
+            BenchmarkError: it is not *number*.
+        """
+        try:
+            until(lambda: self.ready(*queues) == number, SETTLED, "", interval=0.05)
+        except BenchmarkError:
+            found = self.ready(*queues)
+            raise BenchmarkError(
+                f"{what or self.name}: {found:,} messages are in {', '.join(queues)}, "
+                f"not {number:,}"
+            ) from None
+
+    def take(self, queue: str) -> tuple[Any, str, str]:
+        """Take a message out of a queue: a template, with its exchange and its routing key."""
+        channel = self.channel()
+        found: list[Any] = []
+
+        def got() -> bool:
+            found.append(channel.basic_get(queue, no_ack=True))
+            return found[-1] is not None
+
+        until(got, 10, f"a message is in {queue}")
+        channel.close()
+        message = found[-1]
+        return message, message.delivery_info["exchange"], message.delivery_info["routing_key"]
+
+    def fill(self, templates: Iterable[tuple[Any, str, str]], number: int) -> None:
+        """Publish *number* copies of messages, in turn, each with ids of its own; all confirmed.
+
+        Who measures a worker measures no publisher: so backlogs are made, of messages that the
+        participant itself has published.
+        """
+        chosen = list(templates)
+        window = Window(self.url)
+
+        def copies() -> Iterator[tuple[amqp.Message, str, str]]:
+            for n in range(number):
+                template, exchange, routing_key = chosen[n % len(chosen)]
+                yield _copy(template), exchange, routing_key
+
+        done = window.publish(copies())
+        window.close()
+        if done != number:
+            raise BenchmarkError(f"{done:,} of {number:,} messages of a backlog were confirmed")
+
+    def queues(self) -> dict[str, dict[str, Any]]:
+        """Ask the management API for all queues; its figures are seconds old."""
+        found = self.node.http("GET", f"/api/queues/{quote(self.name, safe='')}")
+        return {queue["name"]: queue for queue in found}
+
+
+def _copy(template: Any) -> amqp.Message:
+    properties = dict(template.properties)
+    headers = dict(properties.pop("application_headers", None) or {})
+    old = str(headers.get("id") or properties.get("message_id") or "")
+    new = str(uuid4())
+    if old:
+        headers = {key: new if value == old else value for key, value in headers.items()}
+        properties = {key: new if value == old else value for key, value in properties.items()}
+    return amqp.Message(template.body, application_headers=headers, **properties)
+
+
+class Ground:
+    """The node, the database server, and everything that was started on them."""
+
+    def __init__(self, stack: ExitStack, *, config_extra: str = "") -> None:
+        self._all = stack
+        self._numbers = count(1)
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        self.node = Node.start(self.folder / "node", config_extra=config_extra or None)
+        stack.callback(self.node.end)
+        self._server: Postgres | None = None
+
+    # -- what is there --------------------------------------------------------------------
+
+    @property
+    def server(self) -> Postgres:
+        """The private PostgreSQL, started when it is first asked for; its commits are durable."""
+        if self._server is None:
+            self._server = Postgres.start(durable=True)
+            self._all.callback(self._server.end)
+        return self._server
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of what was used."""
+        found = {"RabbitMQ": self.node.version}
+        if self._server is not None:
+            with self.sql() as cursor:
+                cursor.execute("SHOW server_version")
+                found["PostgreSQL"] = str(cursor.fetchone()[0]).partition(" ")[0]
+        return found
+
+    @contextmanager
+    def sql(self, database: str = "postgres") -> Iterator[Any]:
+        """Open a cursor on a PostgreSQL database."""
+        import psycopg
+
+        with (
+            psycopg.connect(
+                host=self.server.HOST, port=self.server.port, user=self.server.USER,
+                dbname=database, autocommit=True,
+            ) as connection,
+            connection.cursor() as cursor,
+        ):  # fmt: skip
+            yield cursor
+
+    def database(self, vendor: str) -> dict[str, Any]:
+        """Make an empty database; return its entry for DATABASES."""
+        name = f"bench{next(self._numbers)}"
+        if vendor == "sqlite":
+            return {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": str(self.folder / f"{name}.sqlite3"),
+                "OPTIONS": {"timeout": 30},
+            }
+        with self.sql() as cursor:
+            cursor.execute(f'CREATE DATABASE "{name}"')
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": name,
+            "HOST": self.server.HOST,
+            "PORT": str(self.server.port),
+            "USER": self.server.USER,
+        }
+
+    def vhost(self, name: str) -> Vhost:
+        """Make a vhost."""
+        unique = f"{name}-{next(self._numbers)}"
+        self.node.add_vhost(unique)
+        made = Vhost(self.node, unique)
+        self._all.callback(made.close)
+        return made
+
+    # -- processes ------------------------------------------------------------------------
+
+    def program(self, module: str, vhost: Vhost | None = None, **given: Any) -> Program:
+        """Start a participant that takes commands.
+
+        Args:
+            module: of :mod:`benchmarks.programs`.
+            given: what it finds in :mod:`benchmarks.programs.given`.
+        """
+        command = [interpreter(module), "-m", f"benchmarks.programs.{module}"]
+        return self._started(Program(command, self._given(vhost, given), self._log(module)))
+
+    def worker(self, module: str, vhost: Vhost, *, pool: str = "prefork", number: int = 2,
+               program: str = "", **given: Any) -> Child:  # fmt: skip
+        """Start a worker of a participant: *number* processes or threads.
+
+        Args:
+            module: its application, of :mod:`benchmarks.programs`.
+            program: run by this module of ours, with the command line of Celery's worker.
+        """
+        python, target = interpreter(module), f"benchmarks.programs.{module}"
+        if module == "service_dramatiq":
+            command = [python, "-m", "dramatiq", target, "--processes", str(number)]
+            command += ["--threads", "1", "--skip-logging"]
+        elif module == "service_faststream":
+            command = [python, "-m", "faststream", "run", f"{target}:app", "--workers", str(number)]
+        else:
+            command = [python, "-m", program or "celery", "-A", target, "worker", "--pool", pool]
+            command += ["--concurrency", str(number), "--hostname", f"{module}@localhost", *WORKER]
+        return self._started(Child(command, self._given(vhost, given), self._log(module)))
+
+    def tally(self) -> Tally:
+        """Make a tally; its path is what a worker is given."""
+        made = Tally(self.folder / f"tally{next(self._numbers)}")
+        made.reset()
+        return made
+
+    def path(self, name: str) -> Path:
+        """Return a path of a file that is not there yet."""
+        return self.folder / f"{next(self._numbers)}-{name}"
+
+    def _given(self, vhost: Vhost | None, given: dict[str, Any]) -> dict[str, Any]:
+        return {"broker": vhost.url, **given} if vhost is not None else given
+
+    def _log(self, name: str) -> Path:
+        return self.path(f"{name}.log")
+
+    def _started(self, child: C) -> C:
+        self._all.callback(child.kill)
+        return child
+
+
+def interpreter(module: str) -> str:
+    """Return the Python of a participant."""
+    mine = any(module.endswith(word) for word in PEERS)
+    return peers() if mine else sys.executable
+
+
+#: Ends of the names of modules that run in the peers' virtual environment.
+PEERS = ("_peer", "_dramatiq", "_faststream")
+
+
+def measured_drain(tally: Tally, total: int, worker: Child, *, warm: float = 0.1,
+                   seconds: float = 600.0) -> float:  # fmt: skip
+    """Wait until *total* calls were counted; return how many a second, once the worker is warm.
+
+    Args:
+        warm: share of the calls that is not measured: processes start one after another.
+    """
+    begin = max(1, int(total * warm))
+    until(lambda: tally.count >= begin, 120, "the worker handles", interval=0.002, alive=worker)
+    first, began = tally.count, perf_counter()
+    until(lambda: tally.count >= total, seconds, f"all {total:,} are handled",
+          interval=0.002, alive=worker)  # fmt: skip
+    return (total - first) / (perf_counter() - began)
+
+
+def counted(tally: Tally, total: int, vhost: Vhost, worker: Child, *queues: str) -> None:
+    """Stop a worker; all was handled, once, and is acked.
+
+    Raises:
+        BenchmarkError: it was not.
+    """
+    worker.stop()
+    if tally.count != total:
+        raise BenchmarkError(
+            f"{worker.log.stem}: {tally.count:,} calls were counted, not {total:,}:\n"
+            f"{worker.said()}"
+        )
+    vhost.expect(0, *queues, what=f"{worker.log.stem}, after all was handled")

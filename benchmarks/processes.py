@@ -1,0 +1,189 @@
+"""Processes that are measured: each participant has an interpreter of its own.
+
+What a peer patches or imports stays in its process, and the peers have a virtual environment of
+their own below ``.run/bench/``, made from ``requirements/bench.txt`` when it is first needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN = ROOT / ".run" / "bench"
+LOCK = ROOT / "requirements" / "bench.txt"
+#: Seconds for one answer; the longest run takes a few minutes.
+ANSWER = 1800.0
+
+
+class BenchmarkError(RuntimeError):
+    """Something was not measured, or not counted right; the message says what."""
+
+
+def environment(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of a participant: nothing of the caller's settings is in it."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PYTHON", "DJANGO", "AMQP_", "CELERY", "BENCH"))
+    }
+    return {
+        **kept,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",
+        "BENCH": json.dumps(given),
+    }
+
+
+def ends_with_us(command: Sequence[str]) -> list[str]:
+    """Let a process end when this one does, however that goes; where the system can."""
+    return (
+        ["setpriv", "--pdeathsig=KILL", "--", *command] if shutil.which("setpriv") else [*command]
+    )
+
+
+class Child:
+    """A process of a participant, and its log."""
+
+    def __init__(self, command: Sequence[str], given: Mapping[str, Any], log: Path) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                ends_with_us(command),
+                env=environment(given),
+                cwd=log.parent,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if isinstance(self, Program) else output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def said(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def stop(self, timeout: float = 60.0) -> None:
+        """Ask it to end, as an operator does, and wait."""
+        if self.alive:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it and all of its children."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait(30)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+class Program(Child):
+    """A process that does what it is told, command by command (:mod:`benchmarks.programs.serving`).
+
+    It stays from round to round, so that connections are open and code is warm; between its
+    commands it waits and takes no time.
+    """
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """Give a command and wait for the answer.
+
+        Raises:
+            BenchmarkError: it ended, or does not answer.
+        """
+        assert self.process.stdin is not None  # noqa: S101 - for mypy
+        assert self.process.stdout is not None  # noqa: S101
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise BenchmarkError(f"{self.log.stem} has ended:\n{self.said()}") from None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if not selector.select(ANSWER):
+                raise BenchmarkError(f"{self.log.stem} does not answer {do!r}:\n{self.said()}")
+        line = self.process.stdout.readline()
+        if not line:
+            raise BenchmarkError(f"{self.log.stem} ended over {do!r}:\n{self.said()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def peers() -> str:
+    """Return the interpreter that has the peers; install them if need be.
+
+    Raises:
+        BenchmarkError: they cannot be installed.
+    """
+    where = RUN / f"peers-{sys.version_info.major}.{sys.version_info.minor}"
+    python, stamp = where / "bin" / "python", where / "stamp"
+    wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print("making the peers' virtual environment ...", file=sys.stderr, flush=True)
+        shutil.rmtree(where, ignore_errors=True)
+        venv.create(where, with_pip=True)
+        done = subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+             "--require-hashes", "--requirement", LOCK],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise BenchmarkError(f"the peers cannot be installed:\n{done.stderr}")
+        stamp.write_text(wanted)
+    return str(python)
+
+
+def resident(pid: int) -> float:
+    """Return the megabytes of a process; pages that it shares are divided among those who do."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise BenchmarkError("this system says nothing of the memory of processes")
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process, such as a pool."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def until(
+    condition: Any, seconds: float, what: str, *, interval: float = 0.02, alive: Child | None = None
+) -> None:
+    """Wait until *condition* holds.
+
+    Raises:
+        BenchmarkError: it does not within *seconds*, or the process *alive* has ended.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if alive is not None and not alive.alive:
+            raise BenchmarkError(f"{alive.log.stem} has ended:\n{alive.said()}")
+        if time.monotonic() > deadline:
+            said = f":\n{alive.said()}" if alive is not None else ""
+            raise BenchmarkError(f"not within {seconds:g} s: {what}{said}")
+        time.sleep(interval)

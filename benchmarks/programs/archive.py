@@ -1,0 +1,190 @@
+"""The archive: filled, mirrored and replayed, and by hand what the mirror and the replay do."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from .given import payload
+from .publish_events import declare
+from .service_events import app, happened, queue
+from .serving import serve, timed
+
+# Django is set up by what is above.
+# isort: split
+from django.db import connection, transaction
+
+from django_amqp_events import archive, conf, envelope, mirror, publisher, replay
+from django_amqp_events.broker import ConfirmChannel
+from django_amqp_events.envelope import Failure, Progress, Received
+from django_amqp_events.intake import Intake
+from django_amqp_events.models import ArchivedEvent, ArchivedFailure
+
+SERVICE, HANDLER = "bench", "bench.handler0"
+ARCHIVE = f"{SERVICE}:archive"
+#: Seconds for which the mirror waits whether more comes, before it says that nothing is left.
+IDLE = 0.5
+LINE = '  File "/srv/bench/tax.py", line 28, in rate\n    raise TaxError(country)\n'
+#: A traceback of 20 kB.
+FAILURE = Failure(
+    exception="bench.errors.TaxError",
+    message="there is no tax rate for the country 'XX'",
+    traceback="Traceback (most recent call last):\n" + LINE * 250,
+    frames=tuple(
+        {"file": "/srv/bench/tax.py", "line": n, "function": "rate", "module": "bench.tax"}
+        for n in range(20)
+    ),
+)
+#: Ids and versions of the rows that the next replay is about.
+_seen: dict[UUID, int] = {}
+
+
+def fill(number: int) -> dict[str, Any]:
+    """Publish archive messages, each with a traceback."""
+    channel = ConfirmChannel(app, timeout=60)
+    body = envelope.encode_payload(happened.name, payload())
+    for start in range(0, number, 500):
+        messages = []
+        for _ in range(min(500, number - start)):
+            now = datetime.now(UTC)
+            message = envelope.event_message(
+                exchange="events", name=happened.name, body=body, event_id=str(uuid4()),
+                service="shop", published_at=now,
+            )  # fmt: skip
+            delivery = Received(
+                queue=queue(0), exchange="events", routing_key=happened.name, body=message.body,
+                headers=message.headers, properties=message.properties,
+            )  # fmt: skip
+            messages.append(
+                envelope.archive_copy(
+                    delivery, exchange=ARCHIVE, reason="exhausted", at=now, worker="celery@one",
+                    service=SERVICE, event=envelope.identify(delivery, trusted=False)[0],
+                    progress=Progress(attempt=3), handler=HANDLER, failure=FAILURE,
+                )
+            )  # fmt: skip
+        if errors := [error for error in channel.publish(messages, mandatory=True, timeout=60)
+                      if error]:  # fmt: skip
+            raise errors[0]
+    channel.close()
+    return {}
+
+
+def mirrored() -> dict[str, Any]:
+    """Run the mirror until the archive queue is empty."""
+    before = ArchivedEvent.objects.count()
+    with timed() as answer:
+        mirror.Mirror(app=app, settings=conf.get_settings()).run(until_empty=True)
+    answer["seconds"] -= IDLE
+    return {**answer, "rows": ArchivedEvent.objects.count() - before}
+
+
+def inserted(number: int) -> dict[str, Any]:
+    """Read, insert in bulk, commit, ack: the least that any mirror does.
+
+    It knows neither duplicates nor groups nor outcomes of replays.
+    """
+    found = conf.get_settings()
+    with timed() as answer:
+        intake = Intake(app, ARCHIVE, size=mirror.BATCH, timeout=10)
+        done = 0
+        while done < number:
+            batch = intake.batch(wait=10)
+            if batch is None:
+                break
+            now = datetime.now(UTC)
+            rows, failures = [], []
+            for message in batch.messages:
+                entry = mirror._Entry(archive.read(message), message, uuid4())  # type: ignore[arg-type] # noqa: SLF001
+                entry.id = entry.failure_id = entry.first_id
+                rows.append(mirror._row(entry, found, now))  # noqa: SLF001
+                failures.append(mirror._failure(entry, late=False, now=now))  # noqa: SLF001
+            with transaction.atomic():
+                ArchivedEvent.objects.bulk_create(rows)
+                ArchivedFailure.objects.bulk_create(failures)
+            intake.ack(batch)
+            done += len(batch.messages)
+        intake.close()
+    return {**answer, "rows": ArchivedEvent.objects.count()}
+
+
+def clear() -> dict[str, Any]:
+    """Empty the archive."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(f"TRUNCATE {ArchivedEvent._meta.db_table} CASCADE")  # noqa: SLF001
+    else:
+        ArchivedEvent.objects.all().delete()
+    return {}
+
+
+def archived(number: int) -> dict[str, Any]:
+    """Make rows that can be replayed."""
+    now = datetime.now(UTC)
+    body = envelope.encode_payload(happened.name, payload())
+    rows = [
+        ArchivedEvent(
+            id=uuid4(), service=SERVICE, handler=HANDLER, queue=queue(0), name=happened.name,
+            event_id=str(uuid4()), source="shop", first_failed_at=now, last_failed_at=now,
+            mirrored_at=now, state_since=now, reason="exhausted", body=body, body_size=len(body),
+            headers_raw=b"", content_type="application/json", content_encoding="utf-8",
+        )
+        for _ in range(number)
+    ]  # fmt: skip
+    ArchivedEvent.objects.bulk_create(rows, batch_size=500)
+    _seen.clear()
+    _seen.update((row.pk, row.version) for row in rows)
+    return {}
+
+
+def replayed() -> dict[str, Any]:
+    """Replay those rows in bulk."""
+    with timed() as answer:
+        published = replay.replay(_seen, by="benchmark").published
+    return {**answer, "accepted": len(published)}
+
+
+def one_by_one() -> dict[str, Any]:
+    """Do what a loop over the rows would do: read, publish, wait for the confirm, one UPDATE."""
+    backend, done = publisher.backend(conf.get_settings()), 0
+    with timed() as answer:
+        for pk in _seen:
+            row = ArchivedEvent.objects.get(pk=pk)
+            message = envelope.replay_copy(
+                row.received, row.event, exchange=f"{SERVICE}:replay", routing_key=queue(0),
+                handler=HANDLER, replay_id=str(uuid4()),
+            )  # fmt: skip
+            (error,) = backend.publish([message], mandatory=True)
+            if error is not None:
+                raise error
+            done += ArchivedEvent.objects.filter(pk=pk, state="archived").update(state="replaying")
+    return {**answer, "accepted": done}
+
+
+def grow(rows: int) -> dict[str, Any]:
+    """Copy a row until there are so many (PostgreSQL)."""
+    if not ArchivedEvent.objects.exists():
+        archived(1)
+    columns = [str(field.column) for field in ArchivedEvent._meta.concrete_fields]  # noqa: SLF001
+    values = {
+        "id": "md5('grown' || n || clock_timestamp())::uuid",
+        "event_id": "md5('grown' || n || random())::uuid::text",
+    }
+    table = ArchivedEvent._meta.db_table  # noqa: SLF001
+    missing = rows - ArchivedEvent.objects.count()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"INSERT INTO {table} ({', '.join(columns)}) "  # noqa: S608 - names of our own columns
+            f"SELECT {', '.join(values.get(name, name) for name in columns)} "
+            f"FROM (SELECT * FROM {table} LIMIT 1) one, generate_series(1, %s) n",
+            [max(0, missing)],
+        )
+        cursor.execute("ANALYZE")
+    return {"rows": ArchivedEvent.objects.count()}
+
+
+if __name__ == "__main__":
+    serve(
+        declare=declare, fill=fill, mirrored=mirrored, inserted=inserted, clear=clear,
+        archived=archived, replayed=replayed, one_by_one=one_by_one, grow=grow,
+    )  # fmt: skip

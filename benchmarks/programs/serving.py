@@ -1,0 +1,50 @@
+"""The child's half of :class:`benchmarks.processes.Program`: commands in, answers out, as JSON
+lines.
+
+Nothing but the standard library: it is imported in the peers' virtual environment too.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def serve(**commands: Callable[..., dict[str, Any]]) -> None:
+    """Answer commands until standard input ends.
+
+    ``profiled`` is a command of everybody: another one, below a profiler.
+    """
+
+    def profiled(command: str, **arguments: Any) -> dict[str, Any]:
+        from .given import GIVEN
+
+        with cProfile.Profile() as profile:
+            answer = commands[command](**arguments)
+        profile.dump_stats(f"{GIVEN['profiles']}/publisher-{os.getpid()}")
+        return answer
+
+    every = {**commands, "profiled": profiled}
+    # What a library prints must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer = every[asked.pop("do")](**asked)
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+@contextmanager
+def timed() -> Iterator[dict[str, Any]]:
+    """Measure a block: seconds of the clock, and of this process's CPU."""
+    answer: dict[str, Any] = {}
+    cpu, began = time.process_time(), time.perf_counter()
+    yield answer
+    answer["seconds"] = time.perf_counter() - began
+    answer["cpu"] = time.process_time() - cpu

@@ -1,0 +1,1 @@
+"""A Django app with the one table that handlers write to."""

@@ -1,0 +1,58 @@
+"""What handlers and tasks do, the same for everybody who is measured.
+
+Nothing but the standard library until something asks for more: it is imported in the peers'
+virtual environment too.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from typing import Any
+
+from .given import GIVEN
+from .tally import Tally
+
+WORK: str = GIVEN.get("work", "nothing")
+TALLY = Tally(GIVEN.get("tally", os.devnull))
+#: Seconds until a retry.
+COUNTDOWN: int = GIVEN.get("countdown", 1)
+hit = TALLY.hit
+_times: list[int] = []
+
+
+class Fails(Exception):
+    """What a handler raises."""
+
+
+def nothing() -> None:
+    """Count the call."""
+    hit()
+
+
+def row(order_id: int, note: str) -> None:
+    """Write one row with Django's ORM."""
+    from .store.models import Order
+
+    Order(number=order_id, note=note).save(force_insert=True)
+    hit()
+
+
+def since(sent: float) -> None:
+    """Note the seconds since the event was published; both clocks are this machine's."""
+    if not _times:
+        _times.append(os.open(GIVEN["times"], os.O_WRONLY | os.O_CREAT | os.O_APPEND))
+    os.write(_times[0], struct.pack("@d", time.monotonic() - sent))
+    hit()
+
+
+def fail_once(task: Any, attempt: int) -> None:
+    """Fail and ask for a retry, the first time."""
+    hit()
+    if attempt == 1:
+        try:
+            raise Fails("the first attempt fails")
+        except Fails as exc:
+            # It raises; what is written after it is never reached.
+            task.retry(exc=exc, countdown=COUNTDOWN)

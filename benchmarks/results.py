@@ -1,0 +1,279 @@
+"""What was measured, kept as JSON, and the page that is made of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .charts import chart
+from .measured import Curve, Measured, Result, Spread, Table, Target, from_json, shown, to_json
+
+HERE = Path(__file__).resolve().parent
+JSON, PAGE, CHARTS = HERE / "results.json", HERE / "RESULTS.md", HERE / "charts"
+FORMAT = 1
+
+INTRODUCTION = """\
+# Measured
+
+Written by `make bench`; [what is compared, and how](README.md). Raw figures:
+[results.json](results.json).
+Ratios are of figures of the same round, the median of all rounds with the least and the most of
+them. Ratios of times, memory and latency are the better the smaller they are.
+"""
+
+
+def versions() -> dict[str, str]:
+    """Return what is measured, and on what."""
+    found = {"Python": platform.python_version()}
+    for name in ("django", "celery", "kombu", "amqp", "psycopg"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    found["machine"] = machine()
+    return found
+
+
+def machine() -> str:
+    """Return processor and number of cores."""
+    model = platform.machine()
+    for line in _lines(Path("/proc/cpuinfo")):
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return f"{model}, {len(os.sched_getaffinity(0))} cores, {platform.system()}"
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+def commit() -> str:
+    """Return the commit that is measured, with a mark where there are changes on top of it."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
+        cwd=HERE, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() or "unknown"
+
+
+# -- keeping -----------------------------------------------------------------------------------
+
+
+def load() -> dict[str, Result]:
+    """Return what was kept, by benchmark."""
+    if not JSON.exists():
+        return {}
+    kept = json.loads(JSON.read_text())
+    return {
+        name: Result(
+            **{key: value for key, value in entry.items() if key != "measured"},
+            measured=[from_json(each) for each in entry["measured"]],
+        )
+        for name, entry in kept["benchmarks"].items()
+    }
+
+
+def keep(results: Mapping[str, Result], order: Iterable[str]) -> None:
+    """Write the figures, the charts and the page; of benchmarks in *order*."""
+    found = {name: results[name] for name in order if name in results}
+    kept = {
+        "format": FORMAT,
+        "benchmarks": {
+            name: {
+                **{key: getattr(result, key) for key in Result.__dataclass_fields__},
+                "measured": [to_json(each) for each in result.measured],
+            }
+            for name, result in found.items()
+        },
+    }
+    JSON.write_text(json.dumps(kept, indent=1) + "\n")
+    CHARTS.mkdir(exist_ok=True)
+    wanted = set()
+    for result in found.values():
+        for number, each in enumerate(result.measured, 1):
+            path = CHARTS / picture(result, number)
+            path.write_text(chart(each))
+            wanted.add(path)
+    for path in set(CHARTS.glob("*.svg")) - wanted:
+        path.unlink()
+    PAGE.write_text(page(found))
+
+
+def picture(result: Result, number: int) -> str:
+    """Return the name of a chart's file."""
+    return f"{result.name}-{number}.svg"
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+
+def page(results: Mapping[str, Result]) -> str:
+    """Return the page."""
+    lines = [INTRODUCTION, "## Targets", "", *_rows(SUMMARY, summary(results)), ""]
+    for result in results.values():
+        lines += [f"## {result.title}", "", result.about.strip(), ""]
+        for number, each in enumerate(result.measured, 1):
+            lines += [f"### {each.what}", ""]
+            lines += curve_lines(each) if isinstance(each, Curve) else table_lines(each)
+            if each.counted:
+                lines += ["", f"Counted: {each.counted}."]
+            lines += ["", *each.notes] if each.notes else []
+            lines += ["", f"![{each.what}](charts/{picture(result, number)})", ""]
+        used = ", ".join(f"{name} {value}" for name, value in result.versions.items())
+        lines += [
+            f"{result.at}, commit {result.commit}, {result.seconds:.0f} s; {used}.",
+            "",
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+SUMMARY = ("what", "against", "measured", "reach", "stretch", "")
+
+
+def summary(results: Mapping[str, Result]) -> list[list[str]]:
+    """Return a row for each target's figure, and for each curve that is to be flat."""
+    rows = []
+    for result in results.values():
+        for each in result.measured:
+            rows += _summary_of(each)
+    return rows
+
+
+def _summary_of(measured: Measured) -> list[list[str]]:
+    if isinstance(measured, Curve):
+        if measured.met is None:
+            return []
+        figure = f"{measured.growth(measured.ours):.2f}x from smallest to largest"
+        verdict = "reached" if measured.met else "missed"
+        return [[measured.what, "itself", figure, f"{measured.flat:g}x", "", verdict]]
+    rows = []
+    by: dict[str, list[tuple[Target, Spread, bool]]] = {}
+    for found in measured.verdicts():
+        by.setdefault(found[0].against, []).append(found)
+    for against, verdicts in by.items():
+        wanted = {target.level: _factor(target, measured.unit) for target, _, _ in verdicts}
+        met = [target.level for target, _, met in verdicts if met]
+        missed = [target.level for target, _, met in verdicts if not met]
+        if not missed:
+            verdict = "stretch reached" if "stretch" in met else "reached"
+        elif met:
+            verdict = "reached"
+        else:
+            verdict = f"{missed[0] if len(by) > 1 else ''} missed".strip()
+        rows.append(
+            [
+                measured.what,
+                against or "by itself",
+                ratio(verdicts[0][1]) if against else f"{_spread(verdicts[0][1])} {measured.unit}",
+                wanted.get("reach", ""),
+                wanted.get("stretch", ""),
+                verdict,
+            ]
+        )
+    return rows
+
+
+def table_lines(table: Table) -> list[str]:
+    """Return a table: each participant's figures, and their ratio to whoever a target names."""
+    against = list(dict.fromkeys(each.against for each in table.targets if each.against))
+    head = ("", f"{table.unit}, median", "least to most", *(f"of {name}" for name in against))
+    rows = []
+    for name in table.values:
+        spread = table.spread(name)
+        ratios = ["1" if name == other else ratio(table.ratio(name, other)) for other in against]
+        bold = "**" if name == table.ours else ""
+        rows.append([f"{bold}{name}{bold}", shown(spread.median), _least_most(spread), *ratios])
+    lines = _rows(head, rows)
+    for target, spread, met in table.verdicts():
+        figure = ratio(spread) if target.against else f"{_spread(spread)} {table.unit}"
+        of = f" of {target.against}" if target.against else ""
+        verdict = "**met**" if met else "**missed**"
+        wanted = f"{target.level.capitalize()}: {_factor(target, table.unit)}{of}"
+        lines += ["", f"{wanted}; measured {figure}: {verdict}."]
+    return lines
+
+
+def curve_lines(measured: Curve) -> list[str]:
+    """Return a table of medians, and what the curves come to."""
+    xs = sorted({x for points in measured.values.values() for x in points})
+    rows = []
+    for x in xs:
+        cells = [
+            f"{shown(Spread.of(points[x]).median)} ({_least_most(Spread.of(points[x]))})"
+            if x in points
+            else ""
+            for points in measured.values.values()
+        ]
+        rows.append([f"{x:,.0f}", *cells])
+    lines = _rows((measured.x, *(f"{name}, {measured.unit}" for name in measured.values)), rows)
+    for name in measured.values:
+        said = f"{name}: {measured.growth(name):.2f}x the cost from the smallest to the largest"
+        if measured.line:
+            slope, intercept, fit = measured.slope(name)
+            said = (
+                f"{name}: {shown(intercept)} + {shown(slope)} {measured.unit} for each of "
+                f"{measured.x} (r² {fit:.2f})"
+            )
+        lines += ["", said + "."]
+    if measured.met is not None:
+        lines += [
+            "",
+            f"Flat within {measured.flat:g}x: {'**met**' if measured.met else '**missed**'}.",
+        ]
+    return lines
+
+
+def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    names = list(head)
+    lines = ["| " + " | ".join(names) + " |", "| --- " * len(names) + "|"]
+    return lines + ["| " + " | ".join(cells) + " |" for cells in rows]
+
+
+def ratio(spread: Spread) -> str:
+    """Write a ratio with its spread."""
+    return f"{shown(spread.median)}x ({shown(spread.least)} to {shown(spread.most)})"
+
+
+def _spread(spread: Spread) -> str:
+    return f"{shown(spread.median)} ({_least_most(spread)})"
+
+
+def _least_most(spread: Spread) -> str:
+    return f"{shown(spread.least)} to {shown(spread.most)}"
+
+
+def _factor(target: Target, unit: str) -> str:
+    return f"{target.factor:g}x" if target.against else f"{target.factor:g} {unit}"
+
+
+def told(measured: Measured) -> Iterable[str]:
+    """Return the lines that a terminal shows of a measurement."""
+    yield f"  {measured.what} ({measured.unit}, {measured.better} is better)"
+    if isinstance(measured, Curve):
+        for name in measured.values:
+            points = ", ".join(f"{x:,.0f}: {shown(y)}" for x, y in measured.medians(name))
+            yield f"    {name:34} {points}   ({measured.growth(name):.2f}x)"
+        return
+    for name in measured.values:
+        spread = measured.spread(name)
+        yield f"    {name:34} {shown(spread.median):>10}   ({_least_most(spread)})"
+    for target, spread, met in measured.verdicts():
+        of = f" of {target.against}" if target.against else ""
+        said = ratio(spread) if target.against else _spread(spread)
+        verdict = "met" if met else "missed"
+        yield f"    {target.level} {target.factor:g}{of}: {said}: {verdict}"
+
+
+def entry(**words: Any) -> Result:
+    """Build a result of what is measured now."""
+    return Result(commit=commit(), **words)

@@ -1,0 +1,45 @@
+"""`events_declare` of 1,000 handlers, when nothing is to be done.
+
+The second run of the command, in a process that is there already, over plain AMQP and with the
+management API (which sees bindings and left-overs too), beside passive declares of the same
+exchanges and queues, one after another.
+"""
+
+from __future__ import annotations
+
+from ..ground import Ground
+from ..measured import OURS, Measured, Size, Table, Target, in_turn
+from . import Tell
+
+PASSIVE = "raw passive declares"
+EXACT = f"{OURS}, management API"
+
+
+def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
+    handlers = size.number(1000, 100)
+    vhost = ground.vhost("declare")
+    plain = ground.program("publish_events", vhost, handlers=handlers)
+    exact = ground.program(
+        "publish_events", vhost, handlers=handlers, management=ground.node.management_url
+    )
+    declared = plain.ask("declare")
+    raw = ground.program("publish_floor", vhost)
+    names = {"queues": declared["all_queues"], "exchanges": declared["exchanges"]}
+    runs = {
+        OURS: lambda: float(plain.ask("declare_again")["seconds"]),
+        PASSIVE: lambda: float(raw.ask("passive", **names)["seconds"]),
+        EXACT: lambda: float(exact.ask("declare_again")["seconds"]),
+    }
+    return [
+        Table(
+            what=f"events_declare of {handlers:,} handlers, second run",
+            unit="s",
+            better="less",
+            values=in_turn(runs, size.turns(5), tell),
+            targets=(
+                Target(level="reach", factor=2, against=PASSIVE),
+                Target(level="stretch", factor=1.2, against=PASSIVE),
+            ),
+            counted=f"{len(names['queues']):,} queues and {len(names['exchanges'])} exchanges",
+        )
+    ]

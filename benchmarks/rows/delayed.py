@@ -1,0 +1,69 @@
+"""An event behind 10,000 that wait.
+
+10,000 events of the same handler wait for a retry in two hours. Events that are published
+meanwhile, 20 a second, are measured from their call to the first line of their handler, beside
+the same service with nothing that waits. Workers with two processes, both there all the time; a
+figure is the median of a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..ground import Ground
+from ..measured import OURS, Measured, Size, Table, Target, in_turn
+from ..processes import until
+from . import Tell
+from .latency import Stage, percentile
+from .memory import COUNTDOWN
+
+BRIEF = False
+EMPTY = "nothing waits"
+
+
+def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
+    delayed = size.number(10_000, 1000)
+    number = size.number(100, 50)
+    behind, empty = Stage(ground, OURS, countdown=COUNTDOWN), Stage(ground, OURS)
+    held = put_off(ground, behind, delayed)
+
+    def median(stage: Stage) -> Callable[[], float]:
+        stage.measure(20, 20)
+        return lambda: percentile(stage.measure(number, 20), 50)
+
+    values = in_turn({OURS: median(behind), EMPTY: median(empty)}, size.turns(7), tell)
+    behind.vhost.expect(delayed, held, what="what waits")
+    return [
+        Table(
+            what=f"Immediate event behind {delayed:,} delayed ones, time to handler",
+            unit="ms",
+            better="less",
+            values=values,
+            targets=(
+                Target(level="reach", factor=1.1, against=EMPTY),
+                Target(level="stretch", factor=1.0, against=EMPTY),
+            ),
+            counted="calls of the handler, as many as events; all that waits is still there",
+        )
+    ]
+
+
+def put_off(ground: Ground, stage: Stage, number: int) -> str:
+    """Let one event fail, and so many copies of its retry wait; return the queue they wait in."""
+    tally = ground.tally()
+    other = ground.vhost("failing")
+    words: dict[str, Any] = {"work": "fail_once", "countdown": COUNTDOWN, "tally": str(tally.path)}
+    program = ground.program("publish_events", other, **words)
+    queues = program.ask("declare")["all_queues"]
+    worker = ground.worker("service_events", other, **words)
+    program.ask("one_by_one", number=1)
+    until(lambda: tally.count == 1, 60, "an event fails", alive=worker)
+    held = [queue for queue in queues if ":delay." in queue]
+    until(lambda: other.ready(*held) == 1, 60, "it waits", alive=worker)
+    queue = str(next(queue for queue in held if other.ready(queue)))
+    template = other.take(queue)
+    worker.stop()
+    stage.vhost.fill([template], number)
+    stage.vhost.expect(number, queue)
+    return queue

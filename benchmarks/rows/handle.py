@@ -1,0 +1,63 @@
+"""Handling a backlog.
+
+A worker starts on a queue that is full, and its handler does nothing but count: with a pool of
+two processes, with two threads, and solo. Both Celery workers are those of a Django project, with
+late acks, the same prefetch (four for each process) and no gossip, mingle or heartbeat events.
+The messages were published by each participant itself, once, and copied with other ids. dramatiq
+has two processes with a thread each, FastStream two processes; py-amqp is a loop in one process
+that reads and acks. The first tenth of the calls is not measured, since processes start one after
+another.
+"""
+
+from __future__ import annotations
+
+from ..ground import Ground
+from ..measured import OURS, PLAIN, Measured, Size, Table, Target, in_turn
+from . import Tell
+from .handling import draining, floor
+
+COUNTED = (
+    "calls of the handler, exactly as many as events; the queue is empty when the worker is gone"
+)
+
+
+def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
+    total = size.number(10_000, 2000)
+    found: list[Measured] = []
+    runs = {who: draining(ground, who, total) for who in (OURS, PLAIN)}
+    if not size.short:
+        runs["celery-amqp-events"] = draining(ground, "celery-amqp-events", total)
+        runs["dramatiq"] = draining(ground, "dramatiq", total)
+        runs["FastStream"] = draining(ground, "FastStream", total)
+        runs["py-amqp loop"] = floor(ground, total, prefetch=8)
+    found.append(
+        Table(
+            what="Handlers, prefork 2, backlog, no-op",
+            unit="events/s",
+            better="more",
+            values=in_turn(runs, size.turns(4, 1), tell),
+            targets=(
+                Target(level="reach", factor=2, against=PLAIN),
+                Target(level="stretch", factor=3, against=PLAIN),
+            ),
+            counted=COUNTED,
+        )
+    )
+    for pool, number in (("solo", 1), ("threads", 2)):
+        runs = {
+            who: draining(ground, who, total, pool=pool, number=number) for who in (OURS, PLAIN)
+        }
+        found.append(
+            Table(
+                what=f"Handlers, {pool}, backlog, no-op",
+                unit="events/s",
+                better="more",
+                values=in_turn(runs, size.turns(3, 1), tell),
+                targets=(
+                    Target(level="reach", factor=1.3, against=PLAIN),
+                    Target(level="stretch", factor=2, against=PLAIN),
+                ),
+                counted=COUNTED,
+            )
+        )
+    return found

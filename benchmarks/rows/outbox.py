@@ -1,0 +1,151 @@
+"""The outbox.
+
+*Up to COMMIT*: an event call in a transaction, from its begin to its COMMIT, beside the very
+INSERT that it makes, done by hand. *Up to published*: the same until RabbitMQ has confirmed the
+event and the row is settled, beside that INSERT and Celery's `apply_async` after the commit.
+*Relay*: events that wait in the outbox, published by `events_relay`, beside `apply_async` one by
+one. A figure is the median of a turn's transactions. PostgreSQL waits for the disk with each
+commit; SQLite as Django sets it up.
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from typing import Any
+
+from ..ground import Ground
+from ..measured import OURS, PLAIN, Measured, Size, Table, Target, in_turn
+from ..processes import BenchmarkError, Program
+from . import Tell
+
+INSERT = "bare INSERT"
+AFTER = "INSERT, then Celery apply_async"
+
+
+class Outbox:
+    """The two participants on one database."""
+
+    def __init__(self, ground: Ground, vendor: str, size: Size) -> None:
+        database = ground.database(vendor)
+        ground.program("migrate", database=database).ask("migrate")
+        self.vhost, self.theirs = ground.vhost("outbox"), ground.vhost("plain")
+        words: dict[str, Any] = {"database": database, "mode": "outbox"}
+        self.events: Program = ground.program("outbox_events", self.vhost, **words)
+        (self.queue,) = self.events.ask("declare")["queues"]
+        self.plain: Program = ground.program(
+            "outbox_plain", self.theirs, database=database, apps=["django_amqp_events"]
+        )
+        (self.plain_queue,) = self.plain.ask("declare")["queues"]
+        self.statement = self.events.ask("statement")["statement"]
+        self.vhost.purge(self.queue)
+        self.number = size.number(300, 100)
+        self.ours("committed")
+        self.bare("committed", after=True)
+
+    def ours(self, what: str) -> float:
+        """Publish in transactions; return the median milliseconds."""
+        answer = self.events.ask("commits", number=self.number)
+        self.vhost.expect(self.number, self.queue)
+        self.vhost.purge(self.queue)
+        if rows := self.events.ask("left")["rows"]:
+            raise BenchmarkError(f"{rows} events are published, and in the outbox still")
+        return statistics.median(map(float, answer[what])) * 1e3
+
+    def bare(self, what: str, *, after: bool) -> float:
+        """Insert in transactions, and publish after them."""
+        answer = self.plain.ask(
+            "commits", number=self.number, statement=self.statement, after=after
+        )
+        self.theirs.expect(self.number if after else 0, self.plain_queue)
+        self.theirs.purge(self.plain_queue)
+        if (rows := self.plain.ask("empty")["rows"]) != self.number:
+            raise BenchmarkError(f"{rows} rows are in the table, not {self.number}")
+        return statistics.median(map(float, answer[what])) * 1e3
+
+    def relay(self, number: int) -> float:
+        """Publish what waits; return events per second."""
+        answer = self.events.ask("relay", number=number)
+        if answer["accepted"] != number or self.events.ask("left")["rows"]:
+            raise BenchmarkError(f"the relay published {answer['accepted']} of {number} events")
+        self.vhost.expect(number, self.queue)
+        self.vhost.purge(self.queue)
+        return number / float(answer["seconds"])
+
+    def one_by_one(self, number: int) -> float:
+        """Publish with Celery; return events per second."""
+        answer = self.plain.ask("one_by_one", number=number)
+        self.theirs.expect(number, self.plain_queue)
+        self.theirs.purge(self.plain_queue)
+        return number / float(answer["seconds"])
+
+
+def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
+    found: list[Measured] = []
+    counted = "the queue has what was published, the table of the outbox is empty"
+    boxes = {"PostgreSQL": Outbox(ground, "postgresql", size)}
+    if not size.short:
+        boxes["SQLite"] = Outbox(ground, "sqlite", size)
+    for vendor, box in boxes.items():
+        found.append(
+            Table(
+                what=f"Event call in a transaction, up to COMMIT, {vendor}",
+                unit="ms",
+                better="less",
+                values=in_turn(
+                    {
+                        OURS: partial(box.ours, "committed"),
+                        INSERT: partial(box.bare, "committed", after=False),
+                    },
+                    size.turns(7),
+                    tell,
+                ),
+                targets=(
+                    Target(level="reach", factor=1.25, against=INSERT),
+                    Target(level="stretch", factor=1.1, against=INSERT),
+                ),
+                counted=counted,
+            )
+        )
+    box = boxes["PostgreSQL"]
+    found.append(
+        Table(
+            what="The same up to published, PostgreSQL",
+            unit="ms",
+            better="less",
+            values=in_turn(
+                {
+                    OURS: partial(box.ours, "published"),
+                    AFTER: partial(box.bare, "published", after=True),
+                },
+                size.turns(7),
+                tell,
+            ),
+            targets=(
+                Target(level="reach", factor=0.8, against=AFTER),
+                Target(level="stretch", factor=0.5, against=AFTER),
+            ),
+            counted=counted,
+        )
+    )
+    found.append(
+        Table(
+            what="Relay, PostgreSQL",
+            unit="events/s",
+            better="more",
+            values=in_turn(
+                {
+                    OURS: lambda: box.relay(size.number(20_000, 2000)),
+                    PLAIN: lambda: box.one_by_one(size.number(1000, 200)),
+                },
+                size.turns(5),
+                tell,
+            ),
+            targets=(
+                Target(level="reach", factor=6, against=PLAIN),
+                Target(level="stretch", factor=8, against=PLAIN),
+            ),
+            counted=counted,
+        )
+    )
+    return found

@@ -1,0 +1,166 @@
+"""Figures, verdicts and pictures of benchmarks/; what they measure is not a test's business."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from benchmarks import charts, results
+from benchmarks.measured import (
+    OURS,
+    PLAIN,
+    Curve,
+    Result,
+    Size,
+    Table,
+    Target,
+    from_json,
+    in_turn,
+    shown,
+    to_json,
+)
+from benchmarks.programs.given import payload
+from benchmarks.programs.tally import Tally
+from benchmarks.rows import NAMES, benchmarks
+
+
+def table(**words) -> Table:
+    given = {
+        "what": "Event call <one by one>",
+        "unit": "events/s",
+        "better": "more",
+        "values": {OURS: [200.0, 150.0, 330.0], PLAIN: [100.0, 100.0, 110.0]},
+        "targets": (
+            Target(level="reach", factor=1.6, against=PLAIN),
+            Target(level="stretch", factor=3, against=PLAIN),
+        ),
+    }
+    return Table(**{**given, **words})
+
+
+def curve(**words) -> Curve:
+    points = {1.0: [100.0, 110.0], 10.0: [100.0], 100.0: [80.0]}
+    given = {
+        "what": "Handled", "x": "handlers", "unit": "events/s", "better": "more",
+        "values": {OURS: points}, "flat": 1.3,
+    }  # fmt: skip
+    return Curve(**{**given, **words})
+
+
+def test_ratios_are_those_of_each_round() -> None:
+    ratio = table().ratio(OURS, PLAIN)
+
+    assert (ratio.least, ratio.median, ratio.most) == (1.5, 2.0, 3.0)
+    assert [met for *_, met in table().verdicts()] == [True, False]
+
+
+def test_less_is_better_where_it_is() -> None:
+    times = table(better="less", unit="ms", values={OURS: [1.5], PLAIN: [1.0]})
+
+    assert [met for *_, met in times.verdicts()] == [True, True]
+
+
+def test_a_target_by_itself() -> None:
+    memory = table(
+        better="less", unit="MB", targets=(Target(level="reach", factor=5, against=""),),
+        values={OURS: [4.0], PLAIN: [100.0]},
+    )  # fmt: skip
+
+    ((_, spread, met),) = memory.verdicts()
+
+    assert (spread.median, met) == (4.0, True)
+
+
+def test_flat_is_what_costs_no_more() -> None:
+    assert curve().growth(OURS) == pytest.approx(105 / 80)
+    assert curve().met is False
+    assert curve(flat=1.5).met is True
+    assert curve(flat=0).met is None
+
+
+def test_a_line_has_a_slope() -> None:
+    line = curve(better="less", values={OURS: {1.0: [12.0], 2.0: [14.0], 3.0: [16.0]}})
+
+    assert line.slope(OURS) == pytest.approx((2.0, 10.0, 1.0))
+
+
+def test_everybody_begins_a_round_in_turn() -> None:
+    order: list[str] = []
+
+    def run(name: str) -> float:
+        order.append(name)
+        return 1.0
+
+    values = in_turn({"a": lambda: run("a"), "b": lambda: run("b")}, 3)
+
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert values == {"a": [1.0] * 3, "b": [1.0] * 3}
+
+
+def test_the_short_form_is_smaller() -> None:
+    assert Size(short=True).number(1000, 200) == 200
+    assert Size().turns(7) == 7
+    assert Size(rounds=3).turns(7) == 3
+
+
+def test_what_is_kept_comes_back() -> None:
+    for measured in (table(notes=("a note",)), curve()):
+        again = from_json(json.loads(json.dumps(to_json(measured))))
+
+        assert again == measured
+
+
+@pytest.mark.parametrize("measured", [table(), curve(), curve(values={OURS: {1.0: [0.0]}})])
+def test_pictures_are_well_formed(measured) -> None:
+    picture = ET.fromstring(charts.chart(measured))  # noqa: S314 - our own
+
+    assert picture.tag.endswith("svg")
+    assert measured.what in "".join(picture.itertext())
+
+
+def test_the_page_says_what_is_met_and_missed() -> None:
+    result = Result(
+        name="publish", title="Publishing", about="Of calls.", at="now", commit="abc", seconds=3,
+        versions={"Python": "3"}, measured=[table(), curve()],
+    )  # fmt: skip
+
+    page = results.page({"publish": result})
+
+    assert (
+        "| Event call <one by one> | Celery | 2.00x (1.50 to 3.00) | 1.6x | 3x | reached |" in page
+    )
+    assert "| Handled | itself | 1.31x from smallest to largest | 1.3x |  | missed |" in page
+    assert "charts/publish-1.svg" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (1234.5, "1,234"), (12.34, "12.3"), (1.234, "1.23"), (0.01234, "0.0123")],
+)
+def test_figures_have_three_digits(value: float, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_all_publish_the_same_payload() -> None:
+    assert len(json.dumps(payload(), separators=(",", ":"))) == 500
+
+
+def test_calls_are_counted(tmp_path) -> None:
+    tally = Tally(tmp_path / "tally")
+    tally.reset()
+    other = Tally(tally.path)
+
+    tally.hit()
+    other.hit()
+    other.hit()
+
+    assert tally.count == other.count == 3
+
+
+def test_each_benchmark_says_what_it_is() -> None:
+    found = benchmarks()
+
+    assert tuple(found) == NAMES
+    assert all(each.title and each.about for each in found.values())
