@@ -92,6 +92,10 @@ class ArchiveList(List):
         leaves out, which is everything where it expects rows that there are none of.
         """
         super().get_results(request)
+        if not self.result_count:
+            # Where filters exclude each other, looking once more costs as much as counting did.
+            self.result_list = self.result_list.none()
+            return
         ids = self.result_list.values("pk")
         found = self.model_admin.get_queryset(request).filter(pk__in=ids)
         if not found.query.select_related:
