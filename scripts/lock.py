@@ -74,7 +74,8 @@ def compile_lock(lock: Lock, python: Path) -> None:
     subprocess.run(
         [str(python.parent / "uv"), "pip", "compile", "--quiet", "--universal"]
         + ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
-        + ["--no-emit-index-url", "--no-emit-find-links", *lock.sources]
+        + [f"--no-emit-{what}" for what in ("index-url", "find-links")]
+        + [*lock.sources]
         + ["--output-file", str(lock.path)]
         + [argument for argument in sys.argv[1:] if argument == "--upgrade"],
         cwd=ROOT,
