@@ -576,7 +576,7 @@ def _of_the_rest(got: Any, posted: Any, address: Any) -> dict[str, Callable[[], 
         "outbox: search": got(outbox, q=waiting.event_id),
         "outbox: a single character": got(outbox, q="a"),
         "outbox: event page": got(address("outboxevent", "change", waiting.pk)),
-        "outbox: confirmation of 100": posted(outbox, world.select(failed, "publish")),  # type: ignore[arg-type]
+        "outbox: confirmation of 100": posted(outbox, world.select(failed, "publish")),
         "inbox": got(inbox),
         "inbox: oldest first": got(inbox, o="5"),
         "inbox: search": got(inbox, q=waiting.event_id[:2]),

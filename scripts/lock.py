@@ -74,9 +74,7 @@ def compile_lock(lock: Lock, python: Path) -> None:
     subprocess.run(
         [str(python.parent / "uv"), "pip", "compile", "--quiet", "--universal"]
         + ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
-        + [f"--no-emit-{what}" for what in ("index-url", "find-links")]
-        + [*lock.sources]
-        + ["--output-file", str(lock.path)]
+        + [*lock.sources, "--output-file", str(lock.path)]
         + [argument for argument in sys.argv[1:] if argument == "--upgrade"],
         cwd=ROOT,
         env=os.environ | pip_configuration(python),

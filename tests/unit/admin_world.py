@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
+from django.db.models import Model
 from django.test import Client
 from django.urls import path, reverse
 
@@ -222,7 +223,7 @@ def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
     return {row.pk: row.version for row in rows}
 
 
-def select(rows: Iterable[ArchivedEvent], action: str, **more: str) -> dict[str, Any]:
+def select(rows: Iterable[Model], action: str, **more: str) -> dict[str, Any]:
     """The form of the list as a browser posts it."""
     return {
         "action": f"{action}_selected",

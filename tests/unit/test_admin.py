@@ -1073,3 +1073,15 @@ def test_failures_that_came_late_do_not_hide_the_one_that_counts(ada):
     page = Page(ada.get(url("change", row.pk)).content.decode())
     assert "ask the tax office" in page.words
     assert "Older failures than these are not shown" in page.words
+
+
+def test_a_list_that_counts_to_nothing_is_not_looked_for(ada):
+    make()
+    with CaptureQueriesContext(connection) as found:
+        assert len(ada.get(url("changelist")).context["cl"].result_list) == 1
+    with CaptureQueriesContext(connection) as nothing:
+        assert not ada.get(url("changelist") + "?failed=older-month").context["cl"].result_list
+    assert [any('"message"' in each["sql"] for each in read) for read in (found, nothing)] == [
+        True,
+        False,
+    ]
