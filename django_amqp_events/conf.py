@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
@@ -58,6 +58,8 @@ UNROUTED_POLICIES: Final = ("warn", "ignore", "raise", "hold")
 BACKENDS: Final = ("amqp", "memory", "inline")
 TOPOLOGY_MODES: Final = ("verify", "auto", "external")
 QUEUE_TYPES: Final = ("quorum", "classic")
+#: What is done faster than by the plain way through py-amqp and Celery, each to be switched off.
+FAST_PATHS: Final = ("frames", "acks", "chunks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class Settings:
         alerts: when somebody is told.
         editing: whether archived events may be replayed with another payload.
         redact: dotted path of what takes out of payloads what pages must not show.
+        fast_paths: which of :data:`FAST_PATHS` are taken.
     """
 
     service: str = ""
@@ -193,6 +196,7 @@ class Settings:
     alerts: AlertSettings = AlertSettings()
     editing: bool = False
     redact: str = ""
+    fast_paths: frozenset[str] = frozenset(FAST_PATHS)
 
 
 class Reader:
@@ -292,6 +296,7 @@ KEYS: Final = (
     "ALERTS",
     "EDITING",
     "REDACT",
+    "FAST_PATHS",
 )
 
 #: What a service's name may be.
@@ -392,6 +397,7 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
         alerts=_alerts(read),
         editing=read.take("EDITING", False, lambda v: isinstance(v, bool), "True or False"),
         redact=_redact(read),
+        fast_paths=_fast_paths(read),
     )
     return settings, tuple(problems)
 
@@ -563,6 +569,18 @@ def _redact(read: Reader) -> str:
         read.wrong("REDACT", value, "the dotted path of a function")
         return repr(value)
     return value
+
+
+def _fast_paths(read: Reader) -> frozenset[str]:
+    value = read.raw.get("FAST_PATHS", FAST_PATHS)
+    if (
+        isinstance(value, (str, Mapping))
+        or not isinstance(value, Collection)
+        or not all(isinstance(name, str) and name in FAST_PATHS for name in value)
+    ):
+        read.wrong("FAST_PATHS", value, f"a list of {', '.join(map(repr, FAST_PATHS))}, or []")
+        return frozenset()
+    return frozenset(value)
 
 
 def _management_url(read: Reader) -> str:

@@ -94,6 +94,7 @@ def test_every_key_is_read() -> None:
         "ALERTS": {"MAIL": True, "GROWTH": 7, "MIRROR_LAG": timedelta(minutes=1), "STALE": None},
         "EDITING": True,
         "REDACT": "project.privacy.redact",
+        "FAST_PATHS": ["frames"],
     }
     assert set(raw) == set(conf.KEYS)
     settings, problems = parse(raw)
@@ -122,6 +123,7 @@ def test_every_key_is_read() -> None:
         alerts=AlertSettings(mail=True, growth=7, mirror_lag=60, stale=None),
         editing=True,
         redact="project.privacy.redact",
+        fast_paths=frozenset({"frames"}),
     )
 
 
@@ -252,6 +254,11 @@ def test_an_unknown_key_like_none_names_them_all() -> None:
         {"RETENTION": {"DISCARDED": "30d"}},
         {"RETENTION": {"DISCARDED": timedelta(days=-1)}},
         {"RETENTION": {"DISCARDED": timedelta.max}},
+        {"FAST_PATHS": None},
+        {"FAST_PATHS": "frames"},
+        {"FAST_PATHS": {"frames": True}},
+        {"FAST_PATHS": ["frames", "faster"]},
+        {"FAST_PATHS": [5]},
         {"RENAMED_HANDLERS": None},
         {"RENAMED_HANDLERS": ["billing.old", "billing.new"]},
         {"RENAMED_HANDLERS": {"billing.old": None}},
