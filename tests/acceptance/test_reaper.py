@@ -55,7 +55,10 @@ def deliveries(eyes: Eyes, queue: str) -> int:
     channel.close()
     count = int(message.headers.get("x-delivery-count", 0))
     # RabbitMQ 4.3 goes on with the count of the queue where it died.
-    return count - LOSSES if "x-acquired-count" in message.headers else count
+    if "x-acquired-count" in message.headers:
+        return count - LOSSES
+    # 4.0 begins anew, but shows the old count until a delivery from here was lost.
+    return count if message.delivery_info["redelivered"] else 0
 
 
 def dies(core: Service, eyes: Eyes, queue: str) -> Worker:
