@@ -57,8 +57,8 @@ def deliveries(eyes: Eyes, queue: str) -> int:
     # RabbitMQ 4.3 goes on with the count of the queue where it died.
     if "x-acquired-count" in message.headers:
         return count - LOSSES
-    # 4.0 begins anew, but shows the old count until a delivery from here was lost.
-    return count if message.delivery_info["redelivered"] else 0
+    # 4.0 begins anew, but shows the count of that queue until a delivery from here was lost.
+    return 0 if count == LOSSES else count
 
 
 def dies(core: Service, eyes: Eyes, queue: str) -> Worker:
