@@ -504,13 +504,17 @@ def test_a_rate_is_kept_and_ctrl_c_does_not_wait_for_it(billing, monkeypatch):
 def test_it_runs_in_a_thread_too(billing):
     fill(billing, 1)
     answers: list[int] = []
-    from django.db import connection
+    from django.db import connection, connections
+
+    def prune() -> None:
+        try:
+            answers.append(billing.command("events_prune", "--dry-run")[0])
+        finally:
+            connections.close_all()
 
     connection.inc_thread_sharing()
     try:
-        thread = threading.Thread(
-            target=lambda: answers.append(billing.command("events_prune", "--dry-run")[0])
-        )
+        thread = threading.Thread(target=prune)
         thread.start()
         thread.join(30)
     finally:
