@@ -209,7 +209,7 @@ class EventStep(bootsteps.StartStopStep):
         self.channel = connection.channel()
         # The body is kept byte for byte; decoding it is our own business.
         self.channel.auto_decode = False
-        self.frames = Frames(self.channel)
+        self.frames = Frames(self.channel, quick="frames" in self.settings.fast_paths)
         self.channel.basic_qos(0, self.prefetch_count, False)
         self._pending.extend(sorted(self.queues))
         logger.info(
@@ -339,9 +339,13 @@ class EventStep(bootsteps.StartStopStep):
     # -- deliveries -----------------------------------------------------------------------
 
     def _receive(self, queue: str, raw: Any) -> None:
+        info = raw.delivery_info
+        message = KombuMessage(
+            channel=self.channel, delivery_tag=raw.delivery_tag, delivery_info=info
+        )
+        self.settler.acks.came(message)
         if self._stopping:
             return  # unsettled, so the broker has it again when the channel closes
-        info = raw.delivery_info
         properties, unreadable = self.frames.properties()
         headers = properties.pop("application_headers", None)
         body = raw.body
@@ -355,13 +359,7 @@ class EventStep(bootsteps.StartStopStep):
             redelivered=bool(info.get("redelivered")),
             unreadable=unreadable,
         )
-        delivery = Delivery(
-            received=received,
-            message=KombuMessage(
-                channel=self.channel, delivery_tag=raw.delivery_tag, delivery_info=info
-            ),
-            settler=self.settler,
-        )
+        delivery = Delivery(received=received, message=message, settler=self.settler)
         self._guarded(delivery, self._dispatch, delivery)
 
     def _guarded(self, delivery: Delivery, step: Callable[..., None], *args: Any) -> None:
@@ -404,7 +402,7 @@ class EventStep(bootsteps.StartStopStep):
         received, message = delivery.received, delivery.message
         clean = EventMessage.rebuilt(
             delivery,
-            headers=celery_headers(event, progress, handler, payload),
+            headers=celery_headers(event, progress, handler, payload, len(received.body)),
             delivery_info={
                 "exchange": received.exchange,
                 "routing_key": received.routing_key,
