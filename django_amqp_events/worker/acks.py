@@ -9,7 +9,7 @@ that never came this far shows as a gap.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from kombu.message import Message
@@ -42,7 +42,7 @@ class Acks:
             self._open[tag] = None
         self._last = max(self._last, message.delivery_tag)
 
-    def ack(self, messages: Iterable[Message]) -> None:
+    def ack(self, messages: Sequence[Message]) -> None:
         """Ack deliveries of this channel."""
         left = {message.delivery_tag: message for message in messages}
         if self._together and len(left) > 1:

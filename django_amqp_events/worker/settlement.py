@@ -97,9 +97,10 @@ class Settler:
         self._done: deque[tuple[Delivery, bool]] = deque()
         # The last publish timed out: whether the broker takes messages at all is not known.
         self._doubt = False
-        # Settled and not answered yet; not those whose copy is held after a failed publish.
+        # Settled and not answered yet, where somebody waits for that; not those whose copy is held
+        # after a failed publish.
         self._open: set[Delivery] = set()
-        self._inline = self._threads = self._ending = False
+        self._inline = self._threads = self._waited_for = self._ending = False
 
     # -- from the worker ------------------------------------------------------------------
 
@@ -107,6 +108,7 @@ class Settler:
         """Say which pool handlers run in: in some, their end is the worker's."""
         self._inline = isinstance(pool, SoloPool)
         self._threads = isinstance(pool, ThreadPool)
+        self._waited_for = self._inline or self._threads
 
     def begin(self) -> None:
         """Start, perhaps again after a lost connection."""
@@ -221,22 +223,24 @@ class Settler:
 
     def _answer(self, *deliveries: Delivery, ack: bool) -> None:
         """Let the main thread ack or reject, all that is ready at once."""
-        now = time.monotonic()
-        with self._wake:
-            self._open.update(deliveries)
+        if self._waited_for:
+            with self._wake:
+                self._open.update(deliveries)
+                self._done.extend((delivery, ack) for delivery in deliveries)
+                self._wake.notify_all()
+        else:
             self._done.extend((delivery, ack) for delivery in deliveries)
-            self._wake.notify_all()
-            asked = self._asked is not None and now < self._asked + LOST_CALL
-            if not asked:
-                self._asked = now
-        if not asked:
+        now, asked = time.monotonic(), self._asked
+        if asked is None or now > asked + LOST_CALL:
+            self._asked = now
             self.call_soon(self._answers.ack_log_error)
 
     def _close(self, *deliveries: Delivery) -> None:
         """Nobody need wait for them any more."""
-        with self._wake:
-            self._open.difference_update(deliveries)
-            self._wake.notify_all()
+        if self._waited_for:
+            with self._wake:
+                self._open.difference_update(deliveries)
+                self._wake.notify_all()
 
     def _log_lost(self, delivery: Delivery) -> None:
         logger.info(
@@ -248,7 +252,8 @@ class Settler:
 
     def _add(self, job: Job) -> None:
         with self._wake:
-            self._open.add(job.delivery)
+            if self._waited_for:
+                self._open.add(job.delivery)
             self._jobs.append(job)
             self._wake.notify_all()
             if self._thread is None or not self._thread.is_alive():
