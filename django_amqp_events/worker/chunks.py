@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 #: Events of one chunk at most, and seconds that they may take together by what is known.
 MOST: Final = 16
 BUDGET: Final = 0.05
+#: Seconds that a job costs whoever hands it out, about: what takes less together waits for more,
+#: while a process is at work.
+JOB: Final = 0.001
 #: Seconds that a run of a handler takes on the average at most, for its events to be in chunks.
 FAST: Final = 0.01
 #: Seconds after which what stands behind a run is handed to another process.
@@ -172,9 +175,20 @@ class Chunks:
     def _ask(self) -> None:
         """Wait for a free process."""
         self._asked = False
-        if self._pending and not self._waits:
+        if self._pending and not self._waits and not self._too_little():
             self._waits = True
             self._worker._quick_acquire(self._start)  # noqa: SLF001 - as Celery's own tasks do
+
+    def _too_little(self) -> bool:
+        """Say whether what waits is not worth a job yet; the end of one under way asks again."""
+        if not self._under_way:
+            return False
+        expected = 0.0
+        for request in self._pending:
+            expected += self._seconds.get(request.name, JOB)
+            if expected >= JOB:
+                return False
+        return True
 
     def _start(self) -> None:
         """Give a free process its share of what waits."""
@@ -215,7 +229,7 @@ class Chunks:
         share = min(MOST, -(-len(self._pending) // processes))
         taken: list[EventRequest] = []
         expected = 0.0
-        while self._pending and len(taken) < max(1, share):
+        while self._pending and (len(taken) < max(1, share) or expected < JOB):
             request = self._pending[0]
             if request.delivery.lost or request.revoked():
                 self._pending.popleft()
