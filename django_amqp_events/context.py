@@ -40,6 +40,23 @@ class ReceivedEvent:
     causation_id: str | None = None
     headers: Mapping[str, Any] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Each event travels to a pool's process. Dataclasses by themselves look their fields up
+        # at both ends, and an aware datetime takes as long as all the rest.
+        values = [getattr(self, name) for name in self.__slots__]
+        return _event, tuple(
+            value.isoformat() if isinstance(value, datetime) else value for value in values
+        )
+
+
+def _event(*values: Any) -> ReceivedEvent:
+    """Make an event of the values of its fields, the times of which are texts."""
+    fields = dict(zip(ReceivedEvent.__slots__, values, strict=True))
+    for name in ("published_at", "due_at"):
+        if fields[name] is not None:
+            fields[name] = datetime.fromisoformat(fields[name])
+    return ReceivedEvent(**fields)
+
 
 _current: ContextVar[ReceivedEvent | None] = ContextVar("amqp_event", default=None)
 

@@ -244,7 +244,7 @@ class MemoryBackend:
         register(app, {handler.name: handler})
         received = reading.received
         request = {
-            **celery_headers(event, reading.progress, handler, payload),
+            **celery_headers(event, reading.progress, handler, payload, len(received.body)),
             "delivery_info": {
                 "exchange": received.exchange,
                 "routing_key": received.routing_key,

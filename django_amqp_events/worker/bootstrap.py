@@ -18,7 +18,7 @@ from ..broker import celery_app
 from ..conf import get_settings, load
 from ..exceptions import AmqpEventsError
 from ..registry import get_registry
-from . import stopping
+from . import chunks, stopping
 from .consumer import EventStep
 from .request import keep_handed_over
 from .task import register
@@ -115,7 +115,7 @@ def _install(sender: Any, **_: Any) -> None:
     if not _concerns(app):
         return
     try:
-        get_settings()
+        settings = get_settings()
         registry = get_registry()
         selected = getattr(worker, "amqp_events_selected", None)
         excluded: frozenset[str] = getattr(worker, "amqp_events_excluded", frozenset())
@@ -136,6 +136,8 @@ def _install(sender: Any, **_: Any) -> None:
     # with arguments of its own, again and again after each lost connection.
     steps.add(step_class(selected, excluded, unsupported=unsupported))
     steps.add(Watch)
+    if "chunks" in settings.fast_paths:
+        chunks.open_pipe()
     stopping.connect()
     app.steps["worker"].add(Handover)
 

@@ -25,6 +25,7 @@ from ..exceptions import AmqpEventsError
 from ..frames import Frames
 from ..registry import Handler, Registry, get_registry
 from ..topology import Names, Topology, build
+from .chunks import Chunks
 from .copies import Copies
 from .dispatch import HOLDABLE, Dispatcher, celery_headers
 from .request import Delivery, EventMessage
@@ -58,6 +59,8 @@ class EventStep(bootsteps.StartStopStep):
     unsupported: str = ""
 
     settler_class: type[Settler] = Settler
+    #: Each event goes to the pool alone.
+    alone: bool = False
 
     settings: Settings
     registry: Registry
@@ -66,6 +69,7 @@ class EventStep(bootsteps.StartStopStep):
     dispatcher: Dispatcher
     settler: Settler
     frames: Frames
+    chunks: Chunks | None = None
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self.c = c
@@ -92,6 +96,8 @@ class EventStep(bootsteps.StartStopStep):
         self._pending.clear()
         self._stopping = False
         self._connection = c.connection
+        if self.chunks is not None:
+            self.chunks.begin()
         if self.queues:
             c.call_soon(self._open, c.connection)
 
@@ -137,6 +143,8 @@ class EventStep(bootsteps.StartStopStep):
         )
         if c.hub is not None:
             self.settler.runs_in(c.pool)
+        if "chunks" in self.settings.fast_paths and not self.alone and Chunks.possible(c):
+            self.chunks = Chunks(c)
         self._take_over_remote_control(c)
         self._prepared = True
 
@@ -190,6 +198,8 @@ class EventStep(bootsteps.StartStopStep):
             abandon(dispatcher.connection)
 
     def shutdown(self, c: Any) -> None:
+        if self.chunks is not None:
+            self.chunks.read_reports()
         if self._prepared and not self.settler.drain(DRAIN_TIMEOUT):
             logger.warning(
                 "shut down before every copy was confirmed; the broker delivers those events again"
@@ -209,7 +219,7 @@ class EventStep(bootsteps.StartStopStep):
         self.channel = connection.channel()
         # The body is kept byte for byte; decoding it is our own business.
         self.channel.auto_decode = False
-        self.frames = Frames(self.channel)
+        self.frames = Frames(self.channel, quick="frames" in self.settings.fast_paths)
         self.channel.basic_qos(0, self.prefetch_count, False)
         self._pending.extend(sorted(self.queues))
         logger.info(
@@ -339,9 +349,13 @@ class EventStep(bootsteps.StartStopStep):
     # -- deliveries -----------------------------------------------------------------------
 
     def _receive(self, queue: str, raw: Any) -> None:
+        info = raw.delivery_info
+        message = KombuMessage(
+            channel=self.channel, delivery_tag=raw.delivery_tag, delivery_info=info
+        )
+        self.settler.acks.came(message)
         if self._stopping:
             return  # unsettled, so the broker has it again when the channel closes
-        info = raw.delivery_info
         properties, unreadable = self.frames.properties()
         headers = properties.pop("application_headers", None)
         body = raw.body
@@ -355,13 +369,7 @@ class EventStep(bootsteps.StartStopStep):
             redelivered=bool(info.get("redelivered")),
             unreadable=unreadable,
         )
-        delivery = Delivery(
-            received=received,
-            message=KombuMessage(
-                channel=self.channel, delivery_tag=raw.delivery_tag, delivery_info=info
-            ),
-            settler=self.settler,
-        )
+        delivery = Delivery(received=received, message=message, settler=self.settler)
         self._guarded(delivery, self._dispatch, delivery)
 
     def _guarded(self, delivery: Delivery, step: Callable[..., None], *args: Any) -> None:
@@ -402,9 +410,11 @@ class EventStep(bootsteps.StartStopStep):
         if self._stopping or delivery.lost:
             return  # held until it was due, and meanwhile given back to the broker
         received, message = delivery.received, delivery.message
+        if received.exchange == self.names.events and not received.redelivered:
+            delivery.chunks = self.chunks
         clean = EventMessage.rebuilt(
             delivery,
-            headers=celery_headers(event, progress, handler, payload),
+            headers=celery_headers(event, progress, handler, payload, len(received.body)),
             delivery_info={
                 "exchange": received.exchange,
                 "routing_key": received.routing_key,
@@ -426,6 +436,7 @@ class EventStep(bootsteps.StartStopStep):
                 "queues": sorted(self._tags),
                 "missing": sorted(self._missing),
                 "prefetch_count": self.prefetch_count if self._prepared else None,
+                "chunks": self.chunks.handed if self.chunks is not None else None,
             }
         }
 

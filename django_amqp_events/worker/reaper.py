@@ -92,6 +92,7 @@ class ReaperStep(EventStep):
 
     label = "AMQP events reaper"
     settler_class = Isolation
+    alone = True
     settler: Isolation
 
     #: Seconds that a handler without a time limit has here, below the broker's consumer timeout.

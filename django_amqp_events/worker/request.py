@@ -24,6 +24,7 @@ from .task import trace_event
 from .verdict import REQUEUE, Verdict, decide, describe
 
 if TYPE_CHECKING:
+    from .chunks import Chunks
     from .settlement import Settler
 
 logger = logging.getLogger(__name__)
@@ -35,11 +36,13 @@ class Delivery(Reading):
 
     Attributes:
         message: kombu's message; acked and rejected in the main thread only.
+        chunks: where it may go with others to a process of the pool, if it may.
         since: monotonic time of receipt; the broker's consumer timeout runs from there.
     """
 
     message: Any
     settler: Settler
+    chunks: Chunks | None = None
     since: float = field(default_factory=monotonic)
     settled: bool = False
 
@@ -92,6 +95,11 @@ class EventRequest(Request):
 
     # -- to the pool ----------------------------------------------------------------------
 
+    @property
+    def job(self) -> tuple[str, str, dict[str, Any], Any]:
+        """What :func:`trace_event` takes."""
+        return self._type, self.id, self._request_dict, self._body
+
     def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
         if self.revoked():
             raise TaskRevokedError(self.id)
@@ -100,7 +108,7 @@ class EventRequest(Request):
         settler.catch_up()
         result = pool.apply_async(
             trace_event,
-            args=(self._type, self.id, self._request_dict, self._body),
+            args=self.job,
             accept_callback=self.on_accepted,
             timeout_callback=self.on_timeout,
             callback=self.on_success,
@@ -342,7 +350,11 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
         state.task_reserved(request)
         for callback in callbacks or ():
             callback(request)
-        handle(request)
+        chunks = message.delivery.chunks
+        if chunks is not None and chunks.takes(request):
+            chunks.add(request)
+        else:
+            handle(request)
 
     return handle_message
 

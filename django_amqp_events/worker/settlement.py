@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -31,6 +31,7 @@ from ..broker import WINDOW, ConfirmChannel
 from ..conf import Settings
 from ..envelope import Message
 from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
+from .acks import Acks, Answers
 from .copies import Copies, announce
 from .request import Delivery
 from .verdict import REQUEUE, Verdict
@@ -44,6 +45,8 @@ HOLD: Final = 25 * 60.0
 BACKOFF: Final = (0.5, 30.0)
 #: Seconds that the next run waits at most for the last one's confirm and ack.
 PATIENCE: Final = 2.0
+#: Seconds after which the event loop is asked again: one that was left has lost what it was to do.
+LOST_CALL: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +66,9 @@ class Settler:
     Args:
         call_soon: runs a function in the main thread, soon.
         errors: connection errors that an ack on a lost channel may raise.
+
+    Attributes:
+        acks: told of each delivery when it comes.
     """
 
     def __init__(
@@ -78,7 +84,10 @@ class Settler:
         self.settings = settings
         self.copies = copies
         self.call_soon = call_soon
-        self.errors = errors
+        self.acks = Acks(together="acks" in settings.fast_paths, errors=errors)
+        self._answers = Answers(self.flush)
+        # When the main thread was asked to flush, and has not yet.
+        self._asked: float | None = None
         self._jobs: deque[Job] = deque()
         self._busy = 0
         self._wake = threading.Condition()
@@ -88,9 +97,10 @@ class Settler:
         self._done: deque[tuple[Delivery, bool]] = deque()
         # The last publish timed out: whether the broker takes messages at all is not known.
         self._doubt = False
-        # Settled and not answered yet; not those whose copy is held after a failed publish.
+        # Settled and not answered yet, where somebody waits for that; not those whose copy is held
+        # after a failed publish.
         self._open: set[Delivery] = set()
-        self._inline = self._threads = self._ending = False
+        self._inline = self._threads = self._waited_for = self._ending = False
 
     # -- from the worker ------------------------------------------------------------------
 
@@ -98,10 +108,12 @@ class Settler:
         """Say which pool handlers run in: in some, their end is the worker's."""
         self._inline = isinstance(pool, SoloPool)
         self._threads = isinstance(pool, ThreadPool)
+        self._waited_for = self._inline or self._threads
 
     def begin(self) -> None:
         """Start, perhaps again after a lost connection."""
         self._ending = False
+        self._asked = None
 
     def end(self) -> None:
         """Let no run wait any more: the main thread waits for them, and answers afterwards."""
@@ -146,17 +158,17 @@ class Settler:
         if delivery.lost:
             self._log_lost(delivery)
         elif verdict.kind == "requeue":
-            self._finish(delivery, ack=False)
+            self._answer(delivery, ack=False)
         else:
             try:
                 message = self.copies.build(delivery, verdict, datetime.now(UTC))
             except Exception:
                 # A bug of ours; without an answer the delivery would keep its place for ever.
                 logger.exception("%s goes back to the broker: no copy of it", delivery.title)
-                self._finish(delivery, ack=False)
+                self._answer(delivery, ack=False)
                 return
             if message is None:
-                self._finish(delivery, ack=True)
+                self._answer(delivery, ack=True)
             else:
                 self._add(Job(delivery, verdict, message))
 
@@ -193,42 +205,42 @@ class Settler:
 
     def flush(self) -> None:
         """Write the acks and rejects that are ready; in the main thread only."""
+        self._asked = None
         while self._done:
-            delivery, ack = self._done.popleft()
-            message = delivery.message
-            if delivery.lost:
-                self._log_lost(delivery)
-            elif ack:
-                message.ack_log_error(logger, self.errors)
-            else:
-                message.reject_log_error(logger, self.errors, requeue=True)
-            self._close(delivery)
+            ready = [self._done.popleft() for _ in range(len(self._done))]
+            acked = []
+            try:
+                for delivery, ack in ready:
+                    if delivery.lost:
+                        self._log_lost(delivery)
+                    elif ack:
+                        acked.append(delivery.message)
+                    else:
+                        self.acks.reject(delivery.message)
+                self.acks.ack(acked)
+            finally:
+                self._close(*(delivery for delivery, _ in ready))
 
-    def _finish(self, delivery: Delivery, *, ack: bool) -> None:
-        message = delivery.message
-        if self._inline or self._threads:
-            self._answer([delivery], ack=ack)
-        elif ack:
-            # Celery's warm shutdown runs callbacks of this very form while it joins the pool.
-            self.call_soon(message.ack_log_error, logger, self.errors)
+    def _answer(self, *deliveries: Delivery, ack: bool) -> None:
+        """Let the main thread ack or reject, all that is ready at once."""
+        if self._waited_for:
+            with self._wake:
+                self._open.update(deliveries)
+                self._done.extend((delivery, ack) for delivery in deliveries)
+                self._wake.notify_all()
         else:
-            self.call_soon(message.reject_log_error, logger, self.errors, True)
-
-    def _answer(self, deliveries: Sequence[Delivery], *, ack: bool) -> None:
-        """Let the main thread ack or reject."""
-        if not deliveries:
-            return
-        with self._wake:
-            self._open.update(deliveries)
             self._done.extend((delivery, ack) for delivery in deliveries)
-            self._wake.notify_all()
-        self.call_soon(self.flush)
+        now, asked = time.monotonic(), self._asked
+        if asked is None or now > asked + LOST_CALL:
+            self._asked = now
+            self.call_soon(self._answers.ack_log_error)
 
-    def _close(self, delivery: Delivery) -> None:
-        """Nobody need wait for *delivery* any more."""
-        with self._wake:
-            self._open.discard(delivery)
-            self._wake.notify_all()
+    def _close(self, *deliveries: Delivery) -> None:
+        """Nobody need wait for them any more."""
+        if self._waited_for:
+            with self._wake:
+                self._open.difference_update(deliveries)
+                self._wake.notify_all()
 
     def _log_lost(self, delivery: Delivery) -> None:
         logger.info(
@@ -240,7 +252,8 @@ class Settler:
 
     def _add(self, job: Job) -> None:
         with self._wake:
-            self._open.add(job.delivery)
+            if self._waited_for:
+                self._open.add(job.delivery)
             self._jobs.append(job)
             self._wake.notify_all()
             if self._thread is None or not self._thread.is_alive():
@@ -350,7 +363,7 @@ class Settler:
             else:
                 self._doubt = self._doubt or isinstance(error, PublishTimeoutError)
                 self._hold(job, error)
-        self._answer([job.delivery for job in confirmed], ack=True)
+        self._answer(*(job.delivery for job in confirmed), ack=True)
         for job in confirmed:
             if announce(self.settings.service, job.delivery, job.verdict):
                 close_old_connections()
@@ -368,7 +381,7 @@ class Settler:
         if job.not_before > job.delivery.since + HOLD:
             logger.error("gave %s back to the broker after %d failed publishes: %s",
                          what, job.failures, error)  # fmt: skip
-            self._answer([job.delivery], ack=False)
+            self._answer(job.delivery, ack=False)
             return
         self._close(job.delivery)
         logger.warning("%s is held, its copy is published again in %.1f s: %s", what, wait, error)

@@ -7,6 +7,7 @@ import random
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, ClassVar, Final
@@ -286,23 +287,48 @@ def bind(
     Raises:
         InvalidArguments: a required argument is missing, or a strict handler got too many.
     """
-    signature = _signature(handler)
+    fit = _fit(handler)
     given = dict(kwargs)
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    if not handler.strict and not takes_all:
-        given = {key: value for key, value in given.items() if key in signature.parameters}
+    if fit.drops:
+        given = {key: value for key, value in given.items() if key in fit.signature.parameters}
+    if not args and fit.required <= given.keys() <= fit.optional:
+        return (), given
     try:
-        signature.bind(*args, **given)
+        fit.signature.bind(*args, **given)
     except TypeError as exc:
         raise InvalidArguments(
-            f"handler {handler.name!r} takes {signature}, which the event does not fit: {exc}"
+            f"handler {handler.name!r} takes {fit.signature}, which the event does not fit: {exc}"
         ) from None
     return tuple(args), given
 
 
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a handler takes.
+
+    Attributes:
+        drops: whether keyword arguments that it does not name are dropped.
+        required, optional: with keyword arguments that have at least the first and nothing but
+            the second it can surely be called; with others the signature says.
+    """
+
+    signature: inspect.Signature
+    drops: bool
+    required: frozenset[str]
+    optional: frozenset[str]
+
+
 @cache
-def _signature(handler: Handler) -> inspect.Signature:
-    return handler.signature
+def _fit(handler: Handler) -> Fit:
+    signature = handler.signature
+    parameters = signature.parameters.values()
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return Fit(
+        signature=signature,
+        drops=not handler.strict and not any(p.kind is p.VAR_KEYWORD for p in parameters),
+        required=frozenset(p.name for p in named if p.default is p.empty),
+        optional=frozenset(p.name for p in named if p.kind is not p.POSITIONAL_ONLY),
+    )
 
 
 @cache

@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
@@ -50,6 +50,19 @@ class Verdict:
     reason: str = ""
     detail: str = ""
     failure: Failure | None = None
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # The one of nearly every run comes from a pool's process by its name.
+        if self is HANDLED:
+            return "HANDLED"
+        return _verdict, (self.kind, self.due_at, self.reason, self.detail, self.failure)
+
+
+def _verdict(
+    kind: Kind, due_at: datetime | None, reason: str, detail: str, failure: Failure | None
+) -> Verdict:
+    """Make a verdict of the values of its fields."""
+    return Verdict(kind=kind, due_at=due_at, reason=reason, detail=detail, failure=failure)
 
 
 HANDLED: Final = Verdict(kind="handled")

@@ -8,7 +8,7 @@ from django_amqp_events.conf import Settings
 from django_amqp_events.envelope import Payload, Received
 from django_amqp_events.registry import build
 from django_amqp_events.topology import Names
-from django_amqp_events.worker.dispatch import Dispatcher
+from django_amqp_events.worker.dispatch import MAX_REPR, Dispatcher, celery_headers
 from django_amqp_events.worker.verdict import Verdict
 
 
@@ -72,3 +72,26 @@ def test_what_cannot_be_read_is_malformed() -> None:
     assert isinstance(verdict, Verdict)
     assert (event, handler, verdict.reason) == (None, None, "malformed")
     assert "53872825" in verdict.detail
+
+
+@pytest.mark.parametrize("size", [10, 5000])
+def test_what_celery_says_of_the_arguments_is_bounded(size: int) -> None:
+    received = Received(
+        queue=OWN,
+        exchange="events",
+        routing_key="shop.paid",
+        body=b'[[5],{"note":"' + b"x" * size + b'","deep":{"a":[1,null,true]}},{}]',
+        headers={"event-id": "1"},
+        properties={"content_type": "application/json"},
+    )
+    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
+    event, progress, handler, payload = dispatcher.read(received)
+    assert event is not None
+    assert handler is not None
+    assert isinstance(payload, Payload)
+    headers = celery_headers(event, progress, handler, payload, len(received.body))
+    assert headers["argsrepr"] == "[5]"
+    words = headers["kwargsrepr"]
+    assert words.startswith("{'note': 'xxx")
+    assert len(words) <= MAX_REPR + 20
+    assert (words == repr(dict(payload.kwargs))) == (size == 10)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import inspect
 import logging
+import pickle
+import re
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +23,8 @@ from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import ConfigurationError, DirectCallError
 from django_amqp_events.registry import Handler
 from django_amqp_events.retry import RetryPolicy
-from django_amqp_events.worker.task import register, task_class, trace_event
-from django_amqp_events.worker.verdict import Verdict
+from django_amqp_events.worker.task import bind, register, task_class, trace_event
+from django_amqp_events.worker.verdict import InvalidArguments, Verdict
 
 calls: list[int] = []
 
@@ -178,3 +183,73 @@ def test_a_failure_leaves_no_circle_behind(
     finally:
         gc.enable()
     assert grown < 20 * 500, "2,600 for each of them, with their frames"
+
+
+# -- binding
+
+
+def keywords(order_id: int, note: str = "", *, sent: float = 0.0) -> None: ...
+def everything(order_id: int, **more: Any) -> None: ...
+def positional(order_id: int, /, note: str = "") -> None: ...
+def optional_positional(order_id: int = 0, /, note: str = "") -> None: ...
+def variable(*args: Any, note: str) -> None: ...
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "target", [keywords, everything, positional, optional_positional, variable, count]
+)
+@pytest.mark.parametrize(
+    ("args", "payload"),
+    [
+        (args, payload)
+        for args in [(), (5,), (5, 6, 7)]
+        for payload in [
+            {},
+            {"order_id": 5},
+            {"note": "n"},
+            {"order_id": 5, "note": "n", "sent": 1.5},
+            {"order_id": 5, "surplus": 1, "self": 2, "args": 3, "more": 4},
+        ]
+    ],
+)
+def test_a_payload_is_bound_as_the_signature_says(
+    target: Any, strict: bool, args: tuple[Any, ...], payload: dict[str, Any]
+) -> None:
+    handler = Handler(
+        name="shop.h", key="k", queue="q", patterns=("a.b",), target=target, strict=strict
+    )
+    signature = inspect.signature(target)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    kept = {
+        key: value
+        for key, value in payload.items()
+        if strict or takes_all or key in signature.parameters
+    }
+    try:
+        signature.bind(*args, **kept)
+    except TypeError as exc:
+        with pytest.raises(InvalidArguments, match=re.escape(str(exc))):
+            bind(handler, args, payload)
+    else:
+        assert bind(handler, args, payload) == (args, kept)
+        target(*args, **kept)
+
+
+def test_an_event_travels_to_a_pool_process() -> None:
+    event = ReceivedEvent(
+        id="e",
+        name="shop.order.created",
+        service="shop",
+        published_at=datetime.now(UTC),
+        due_at=datetime.now(UTC),
+        attempt=3,
+        replay_id="r",
+        replay_forced=True,
+        correlation_id="c",
+        causation_id="d",
+        headers={"traceparent": "00"},
+    )
+    assert all(getattr(event, name) for name in event.__slots__), "a loss would not be noticed"
+    assert pickle.loads(pickle.dumps(event, protocol=5)) == event  # noqa: S301 - made here
+    assert copy.deepcopy(event) == event

@@ -1,0 +1,78 @@
+"""Acks of the deliveries of one channel, many in one frame where that is the same.
+
+An ack of many covers every delivery up to its tag that nobody has answered yet. So it is used only
+up to the first delivery that is still open, and whatever the broker has numbered counts as open
+until it is answered here: RabbitMQ numbers the deliveries of a channel 1, 2, 3 and so on, so one
+that never came this far shows as a gap.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from kombu.message import Message
+
+logger = logging.getLogger(__name__)
+
+
+class Acks:
+    """What is open on the worker's consuming channel, and its answers; in the main thread only.
+
+    Args:
+        together: whether to ack many in one frame.
+        errors: connection errors that an ack on a lost channel may raise.
+    """
+
+    def __init__(self, *, together: bool, errors: tuple[type[BaseException], ...]) -> None:
+        self._together = together
+        self._errors = errors
+        self._channel: Any = None
+        self._last = 0
+        # A dict for its order, which is that of the tags.
+        self._open: dict[int, None] = {}
+
+    def came(self, message: Message) -> None:
+        """Note a delivery, before anything else is done with it."""
+        if message.channel is not self._channel:
+            self._channel, self._last = message.channel, 0
+            self._open.clear()
+        for tag in range(self._last + 1, message.delivery_tag + 1):
+            self._open[tag] = None
+        self._last = max(self._last, message.delivery_tag)
+
+    def ack(self, messages: Sequence[Message]) -> None:
+        """Ack deliveries of this channel."""
+        left = {message.delivery_tag: message for message in messages}
+        if self._together and len(left) > 1:
+            still_open = next((tag for tag in self._open if tag not in left), self._last + 1)
+            covered = [tag for tag in left if tag < still_open]
+            if len(covered) > 1:
+                left[max(covered)].ack_log_error(logger, self._errors, multiple=True)
+                for tag in covered:
+                    self._open.pop(tag, None)
+                    del left[tag]
+        for tag, message in left.items():
+            message.ack_log_error(logger, self._errors)
+            self._open.pop(tag, None)
+
+    def reject(self, message: Message) -> None:
+        """Give a delivery back to the broker."""
+        message.reject_log_error(logger, self._errors, requeue=True)
+        self._open.pop(message.delivery_tag, None)
+
+
+class Answers(Message):
+    """Stands for all answers that are ready, in a callback of the worker's event loop.
+
+    While it joins a pool that shuts down, Celery calls nothing of its loop but what has this form,
+    the ack of a message (``celery.concurrency.prefork._is_ack_callback``).
+    """
+
+    def __init__(self, write: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._write = write
+
+    def ack_log_error(self, *args: Any, **kwargs: Any) -> None:
+        self._write()

@@ -1,0 +1,307 @@
+"""Several fresh events in one job of a pool process: a job costs more than a short handler.
+
+The process runs them one after another and reports each that was handled at once, by a pipe of its
+own beside the pool's; the first one that was not ends the chunk, and what stands behind it is
+handed out again. Whatever ends a process in the middle of one of them is therefore known to be that
+one: those before it are settled, and those behind it have not begun. What may hang, fail or kill
+goes alone: what was delivered before, came back, has a time limit, or whose handler takes longer
+than a job does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+from typing import Any, Final
+from weakref import ref
+
+from billiard.einfo import ExceptionInfo
+from celery.concurrency.prefork import TaskPool
+from celery.worker import state
+
+from .request import EventRequest
+from .task import trace_event
+from .verdict import HANDLED, REQUEUE, Verdict
+
+logger = logging.getLogger(__name__)
+
+#: Events of one chunk at most, and seconds that they may take together by what is known.
+MOST: Final = 16
+BUDGET: Final = 0.05
+#: Seconds that a job costs whoever hands it out, about: what takes less together waits for more,
+#: while a process is at work.
+JOB: Final = 0.001
+#: Seconds that a run of a handler takes on the average at most, for its events to be in chunks.
+FAST: Final = 0.01
+#: Seconds after which what stands behind a run is handed to another process.
+SLOW: Final = 0.05
+#: Weight of the last run in the average.
+WEIGHT: Final = 0.2
+
+#: Chunk, place in it, seconds: written at once, since it is shorter than PIPE_BUF.
+_REPORT: Final = struct.Struct("=QHd")
+
+#: Reading and writing end of the reports of this worker's pool; there is none yet.
+_pipe: tuple[int, int] = (-1, -1)
+
+Job = tuple[str, str, dict[str, Any], Any]
+
+
+def open_pipe() -> None:
+    """Make the pipe that the processes of the pool inherit; before there are any."""
+    global _pipe  # noqa: PLW0603 - one process is one worker, and its children have nothing else
+    if _pipe[0] < 0:
+        _pipe = os.pipe()
+        os.set_blocking(_pipe[0], False)
+
+
+def run(number: int, jobs: Sequence[Job]) -> tuple[int, Verdict | None, float]:
+    """Run events in a pool process; what the pool calls.
+
+    Returns:
+        how many were handled, the verdict of the next one if it was none of these, and the seconds
+        of the last run.
+    """
+    took, last = 0.0, len(jobs) - 1
+    for place, job in enumerate(jobs):
+        began = time.perf_counter()
+        verdict = trace_event(*job)
+        took = time.perf_counter() - began
+        if verdict is not HANDLED:
+            return place, verdict, took
+        if took > SLOW:
+            return place + 1, None, took
+        if place != last:
+            os.write(_pipe[1], _REPORT.pack(number, place, took))
+    return len(jobs), None, took
+
+
+class Chunk:
+    """Events that a pool process has in hand.
+
+    Attributes:
+        settled: how many of them have their verdict.
+        running: how many the worker has noted as begun.
+    """
+
+    __slots__ = ("accepted", "job", "requests", "running", "settled")
+
+    def __init__(self, requests: list[EventRequest]) -> None:
+        self.requests = requests
+        self.settled = self.running = 0
+        self.accepted: tuple[int, float] | None = None
+        self.job: Any = None
+
+    def begin(self, place: int, since: float | None = None) -> None:
+        """Note that the run of an event has begun, for those who look and those who end it."""
+        self.running = max(self.running, self.settled)
+        while self.accepted is not None and self.running <= place < len(self.requests):
+            request = self.requests[self.running]
+            self.running += 1
+            # Ends this one: those behind it are nobody's yet.
+            request._apply_result = ref(self.job)  # noqa: SLF001
+            request.on_accepted(self.accepted[0], since or time.monotonic())
+
+
+class Chunks:
+    """Hands fresh events to the processes of a prefork pool; in the worker's main thread.
+
+    Args:
+        consumer: Celery's consumer, whose worker has the pool and its slots.
+
+    Attributes:
+        handed: jobs that were given to the pool, and the events in them.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._worker = consumer.controller
+        self._pending: deque[EventRequest] = deque()
+        self._numbers = count(1)
+        self._under_way: dict[int, Chunk] = {}
+        self._asked = self._waits = False
+        self._seconds: dict[str, float] = {}
+        self.handed = {"jobs": 0, "events": 0}
+
+    @staticmethod
+    def possible(consumer: Any) -> bool:
+        """Say whether this worker's pool can take chunks."""
+        worker = consumer.controller
+        return (
+            _pipe[0] >= 0
+            and consumer.hub is not None
+            and isinstance(consumer.pool, TaskPool)
+            and worker.pool_start_method == "fork"
+            and consumer.on_task_request == worker._process_task_sem  # noqa: SLF001
+            and not any(
+                (
+                    worker.max_tasks_per_child,
+                    worker.max_memory_per_child,
+                    worker.time_limit,
+                    worker.soft_time_limit,
+                )
+            )
+        )
+
+    def begin(self) -> None:
+        """Start, perhaps again after a lost connection, whose deliveries nobody waits for."""
+        self._pending.clear()
+        self._asked = self._waits = False
+        # What is under way ends in its process; its verdicts come too late for a lost channel.
+        self._consumer.hub.add_reader(_pipe[0], self.read_reports)
+
+    def takes(self, request: EventRequest) -> bool:
+        """Say whether an event may be in a chunk with others."""
+        return request.task.time_limit is None and request.task.soft_time_limit is None
+
+    def add(self, request: EventRequest) -> None:
+        """Hand an event to the pool, soon: with what else has come by then."""
+        self._pending.append(request)
+        self._soon()
+
+    def _soon(self) -> None:
+        if not self._asked:
+            self._asked = True
+            # By the timer: what is called soon may come after a poll of a second, and between
+            # poll and writing to the pool (on_tick) there must be none.
+            self._consumer.timer.call_after(0, self._ask)
+
+    def _ask(self) -> None:
+        """Wait for a free process."""
+        self._asked = False
+        if self._pending and not self._waits and not self._too_little():
+            self._waits = True
+            self._worker._quick_acquire(self._start)  # noqa: SLF001 - as Celery's own tasks do
+
+    def _too_little(self) -> bool:
+        """Say whether what waits is not worth a job yet; the end of one under way asks again."""
+        if not self._under_way:
+            return False
+        expected = 0.0
+        for request in self._pending:
+            expected += self._seconds.get(request.name, JOB)
+            if expected >= JOB:
+                return False
+        return True
+
+    def _start(self) -> None:
+        """Give a free process its share of what waits."""
+        self._waits = False
+        requests = self._take()
+        if not requests:
+            self._worker._quick_release()  # noqa: SLF001
+            return
+        number, chunk = next(self._numbers), Chunk(requests)
+        try:
+            job = self._consumer.pool.apply_async(
+                run,
+                args=(number, [request.job for request in requests]),
+                accept_callback=partial(self._on_accepted, chunk),
+                callback=partial(self._on_returned, number, chunk),
+                error_callback=partial(self._on_lost, number, chunk),
+                correlation_id=requests[0].id,
+            )
+        except Exception:
+            logger.exception("%d events were not handed to the pool", len(requests))
+            for request in requests:
+                state.task_ready(request)
+                request.delivery.settler.settle(request.delivery, REQUEUE)
+            self._worker._quick_release()  # noqa: SLF001
+            return
+        if job is None:
+            return  # the pool is closed: the broker has them again when the channel is
+        chunk.job = job
+        requests[0]._apply_result = ref(job)  # noqa: SLF001 - so that it is not forgotten (keep)
+        self._under_way[number] = chunk
+        self.handed["jobs"] += 1
+        self.handed["events"] += len(requests)
+        self._ask()
+
+    def _take(self) -> list[EventRequest]:
+        """Return the next events that may go together."""
+        processes = max(1, self._consumer.pool.num_processes)
+        share = min(MOST, -(-len(self._pending) // processes))
+        taken: list[EventRequest] = []
+        expected = 0.0
+        while self._pending and (len(taken) < max(1, share) or expected < JOB):
+            request = self._pending[0]
+            if request.delivery.lost or request.revoked():
+                self._pending.popleft()
+                continue
+            seconds = self._seconds.get(request.name)
+            alone = seconds is None or seconds > FAST
+            expected += seconds or 0.0
+            if taken and (alone or expected > BUDGET):
+                break
+            taken.append(self._pending.popleft())
+            if alone:
+                break
+        return taken
+
+    # -- from the pool --------------------------------------------------------------------
+
+    def read_reports(self) -> None:
+        """Settle what pool processes have handled so far."""
+        while True:
+            try:
+                raw = os.read(_pipe[0], 1024 * _REPORT.size)
+            except BlockingIOError:
+                return
+            for number, place, seconds in _REPORT.iter_unpack(raw):
+                chunk = self._under_way.get(number)
+                if chunk is not None:
+                    self._handled(chunk, place + 1, seconds)
+                    chunk.begin(place + 1)
+
+    def _on_accepted(self, chunk: Chunk, pid: int, since: float) -> None:
+        chunk.accepted = (pid, since)
+        chunk.begin(chunk.settled, since)
+
+    def _on_returned(
+        self, number: int, chunk: Chunk, found: tuple[int, Verdict | None, float]
+    ) -> None:
+        """The process has come to the end of a chunk, or to one that was not handled."""
+        handled, verdict, seconds = found
+        self.read_reports()
+        self._under_way.pop(number, None)
+        self._handled(chunk, handled, seconds)
+        if verdict is not None:
+            chunk.begin(handled)
+            chunk.settled = handled + 1
+            chunk.requests[handled].on_success(verdict)
+        self._again(chunk)
+
+    def _on_lost(self, number: int, chunk: Chunk, exc_info: ExceptionInfo) -> None:
+        """The process has ended in the middle of the one that is not reported."""
+        self.read_reports()
+        self._under_way.pop(number, None)
+        if chunk.settled < len(chunk.requests):
+            lost = chunk.requests[chunk.settled]
+            chunk.settled += 1
+            lost.on_failure(exc_info)
+        self._again(chunk)
+
+    def _handled(self, chunk: Chunk, until: int, seconds: float) -> None:
+        while chunk.settled < until:
+            request = chunk.requests[chunk.settled]
+            chunk.begin(chunk.settled)
+            chunk.settled += 1
+            known = self._seconds.get(request.name)
+            self._seconds[request.name] = (
+                seconds if known is None else known + WEIGHT * (seconds - known)
+            )
+            request.on_success(HANDLED)
+
+    def _again(self, chunk: Chunk) -> None:
+        """Hand out once more what has not begun, first."""
+        left = chunk.requests[chunk.settled :]
+        if left:
+            self._pending.extendleft(reversed(left))
+        if self._pending:
+            self._soon()

@@ -1,0 +1,162 @@
+"""Several fresh events in one job of a pool process: as if each had been alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from django_amqp_events import envelope
+
+from .conftest import Make
+from .harness import Archive, Eyes, Service, Worker, until
+
+pytestmark = pytest.mark.timeout(240)
+
+ACT = "core.act"
+QUEUE = "core.testproject.act"
+CHUNKS = {"FAST_PATHS": ["frames", "acks", "chunks"]}
+#: Prefetched for each process, so that much waits for it.
+MANY = ("--prefetch-multiplier", "20", "-Q", QUEUE)
+#: Enough for the worker to know how long the handler takes.
+LEARN = 40
+
+
+@pytest.fixture
+def core(service: Make, fresh_eyes: Eyes) -> Service:
+    made = service(fresh_eyes, events=CHUNKS)
+    made.declare()
+    return made
+
+
+def publish(eyes: Eyes, *plans: list[str]) -> list[str]:
+    messages = [eyes.message(ACT, {"plan": plan}) for plan in plans]
+    eyes.send(*messages)
+    return [message.event_id for message in messages]
+
+
+def handed(core: Service) -> dict[str, int]:
+    """Jobs and events that the worker has given to its pool."""
+    said = core.control("inspect", "stats", "--json")
+    stats: dict[str, Any] = json.loads(said[said.index("{") :])
+    (found,) = [stat["amqp_events"]["chunks"] for stat in stats.values()]
+    assert isinstance(found, dict)
+    return found
+
+
+def learn(core: Service, eyes: Eyes, concurrency: int = 1) -> Worker:
+    """Start a worker that knows how long its handler takes."""
+    ids = publish(eyes, *[["ok"]] * LEARN)
+    worker = core.worker("prefork", concurrency, *MANY).wait_ready()
+    until(lambda: ended(core) >= set(ids), 60)
+    return worker
+
+
+def ended(core: Service) -> set[str]:
+    return {line["event"] for line in core.ledger(what="end")}
+
+
+def counts(core: Service, what: str) -> dict[str, int]:
+    return dict(Counter(line["event"] for line in core.ledger(what=what)))
+
+
+def test_a_backlog_goes_in_few_jobs(core: Service, fresh_eyes: Eyes) -> None:
+    ids = publish(fresh_eyes, *[["ok"]] * 300)
+    core.worker("prefork", 2, *MANY).wait_ready()
+    until(lambda: ended(core) >= set(ids), 60)
+    fresh_eyes.empty(QUEUE)
+    assert counts(core, "start") == counts(core, "end") == dict.fromkeys(ids, 1)
+    told = handed(core)
+    assert told["events"] == 300
+    assert told["jobs"] < 200
+
+
+def test_it_has_to_be_asked_for(service: Make, fresh_eyes: Eyes) -> None:
+    core = service(fresh_eyes)
+    core.declare()
+    (event_id,) = publish(fresh_eyes, ["ok"])
+    core.worker("prefork", 1, *MANY).wait_ready()
+    until(lambda: core.runs(event_id, "end"))
+    assert '"chunks": null' in core.control("inspect", "stats", "--json")
+
+
+def test_what_fails_in_the_middle_is_retried_and_what_stands_behind_it_is_run(
+    core: Service, fresh_eyes: Eyes
+) -> None:
+    learn(core, fresh_eyes)
+    plans = [["fail", "ok"] if number % 7 == 3 else ["ok"] for number in range(60)]
+    ids = publish(fresh_eyes, *plans)
+    until(lambda: ended(core) >= set(ids), 60)
+    fresh_eyes.empty(QUEUE)
+    runs = counts(core, "start")
+    assert [runs[event_id] for event_id in ids] == [len(plan) for plan in plans]
+    assert set(counts(core, "end").values()) == {1}
+
+
+@pytest.mark.parametrize("deed", ["kill", "exit"])
+def test_what_ends_the_process_is_delivered_again_and_nothing_else(
+    core: Service, fresh_eyes: Eyes, deed: str
+) -> None:
+    """Those before it are settled, those behind it have not begun: neither is in doubt."""
+    learn(core, fresh_eyes)
+    deadly = {20, 45}
+    plans = [[deed, "ok"] if number in deadly else ["ok"] for number in range(60)]
+    ids = publish(fresh_eyes, *plans)
+    victims = {ids[number] for number in deadly}
+    others = set(ids) - victims
+    # Each time it is delivered it ends a process, until the broker takes it away.
+    until(lambda: fresh_eyes.ready("core:graveyard") == len(victims), 60)
+    until(lambda: ended(core) >= others, 60)
+    fresh_eyes.empty(QUEUE)
+    runs = counts(core, "start")
+    assert {event_id: runs[event_id] for event_id in others} == dict.fromkeys(others, 1)
+    assert not any(
+        line["redelivered"] for line in core.ledger(what="start") if line["event"] in others
+    )
+    assert {runs[event_id] for event_id in victims} == {6}
+    assert not ended(core) & victims
+
+
+def test_what_is_slow_holds_nobody_up_for_longer_than_itself(
+    core: Service, fresh_eyes: Eyes
+) -> None:
+    worker = learn(core, fresh_eyes, concurrency=2)
+    plans = [["sleep:1", "ok"] if number == 5 else ["ok"] for number in range(40)]
+    ids = publish(fresh_eyes, *plans)
+    until(lambda: ended(core) >= set(ids), 60)
+    assert set(counts(core, "end").values()) == set(counts(core, "start").values()) == {1}
+    worker.stop()
+    fresh_eyes.empty(QUEUE)
+
+
+def test_one_is_terminated_by_remote_control(core: Service, fresh_eyes: Eyes) -> None:
+    """Its neighbours are handled; it is archived as revoked."""
+    learn(core, fresh_eyes)
+    plans = [["sleep:60"] if number == 4 else ["ok"] for number in range(20)]
+    ids = publish(fresh_eyes, *plans)
+    until(lambda: core.runs(ids[4]))
+    number = envelope.task_id("tests", ids[4], "testproject.act", None)
+    fresh_eyes.app.control.terminate(number, signal="SIGKILL")
+    entry = Archive(fresh_eyes).wait(ids[4])
+    assert entry["reason"] == "revoked"
+    others = {*ids} - {ids[4]}
+    until(lambda: ended(core) >= others, 60)
+    assert set(counts(core, "start").values()) == {1}
+    fresh_eyes.empty(QUEUE)
+
+
+def test_the_connection_is_lost(core: Service, fresh_eyes: Eyes) -> None:
+    """What is in hand is delivered again; what had its ack is not."""
+    eyes = fresh_eyes
+    learn(core, eyes)
+    ids = publish(eyes, *[["ok"]] * 200)
+    until(lambda: len(ended(core)) > LEARN + 20)
+    for connection in until(eyes.connections):
+        eyes.cut(connection)
+    until(lambda: ended(core) >= set(ids), 90)
+    eyes.empty(QUEUE)
+    again = {event_id for event_id, count in counts(core, "end").items() if count > 1}
+    in_hand = {line["event"] for line in core.ledger(what="start") if line["redelivered"]}
+    assert again <= in_hand

@@ -1,0 +1,106 @@
+"""Acks in multiples cover what was answered, and nothing else, in whatever order answers come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.message import Message
+
+from django_amqp_events.worker.acks import Acks
+
+
+class Broker:
+    """A channel with RabbitMQ's rule: an ack of many covers every open delivery up to its tag."""
+
+    no_ack_consumers = None
+
+    def __init__(self) -> None:
+        self.open: list[int] = []
+        self.acked: list[int] = []
+        self.requeued: list[int] = []
+        self.frames = 0
+
+    def deliver(self) -> Message:
+        self.open.append(len(self.open) + len(self.acked) + len(self.requeued) + 1)
+        return Message(channel=self, delivery_tag=self.open[-1])
+
+    def basic_ack(self, tag: int, multiple: bool = False) -> None:
+        self.frames += 1
+        assert tag in self.open, "RabbitMQ closes the channel: unknown delivery tag"
+        covered = [each for each in self.open if each <= tag] if multiple else [tag]
+        self.open = [each for each in self.open if each not in covered]
+        self.acked += covered
+
+    def basic_reject(self, tag: int, requeue: bool) -> None:
+        assert requeue
+        assert tag in self.open
+        self.open.remove(tag)
+        self.requeued.append(tag)
+
+
+def acks(together: bool = True) -> Acks:
+    return Acks(together=together, errors=(OSError,))
+
+
+@given(st.data(), st.booleans())
+def test_any_order(data: Any, together: bool) -> None:
+    channel, ours = Broker(), acks(together)
+    held: list[Message] = []
+    wanted: dict[str, set[int]] = {"acked": set(), "requeued": set()}
+    for step in data.draw(st.lists(st.sampled_from("dddaarl"), max_size=40)):
+        if step == "d":
+            message = channel.deliver()
+            ours.came(message)
+            held.append(message)
+        elif step == "l":
+            # One that a signal's exception kept from us: nobody may answer it.
+            channel.deliver()
+        elif held and step == "a":
+            chosen = data.draw(st.lists(st.sampled_from(held), unique_by=id, min_size=1))
+            ours.ack(chosen)
+            wanted["acked"] |= {message.delivery_tag for message in chosen}
+            held = [message for message in held if message not in chosen]
+        elif held:
+            message = held.pop(data.draw(st.integers(0, len(held) - 1)))
+            ours.reject(message)
+            wanted["requeued"].add(message.delivery_tag)
+    assert set(channel.acked) == wanted["acked"]
+    assert set(channel.requeued) == wanted["requeued"]
+
+
+def test_many_in_a_frame() -> None:
+    channel, ours = Broker(), acks()
+    messages = [channel.deliver() for _ in range(10)]
+    for message in messages:
+        ours.came(message)
+    ours.ack([*messages[:4], messages[6]])
+    assert (sorted(channel.acked), channel.frames) == ([1, 2, 3, 4, 7], 2)
+    ours.ack([messages[5], messages[4]])
+    assert (sorted(channel.acked), channel.frames) == ([1, 2, 3, 4, 5, 6, 7], 3)
+    ours.ack(messages[7:])
+    assert (channel.open, channel.frames) == ([], 4)
+
+
+def test_switched_off() -> None:
+    channel, ours = Broker(), acks(together=False)
+    messages = [channel.deliver() for _ in range(3)]
+    for message in messages:
+        ours.came(message)
+    ours.ack(messages)
+    assert channel.frames == 3
+
+
+def test_another_channel_counts_from_one() -> None:
+    ours = acks()
+    first = Broker()
+    for message in [first.deliver() for _ in range(5)]:
+        ours.came(message)
+    second = Broker()
+    messages = [second.deliver() for _ in range(3)]
+    for message in messages:
+        ours.came(message)
+    ours.ack(messages[1:])
+    assert sorted(second.acked) == [2, 3]
+    assert first.acked == []
