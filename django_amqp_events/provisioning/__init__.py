@@ -23,7 +23,16 @@ from ..conf import Settings
 from ..exceptions import BrokerRequirementError, TopologyDriftError, TopologyError
 from ..topology import Binding, Exchange, Names, Queue, Role, Topology
 from . import drift
-from .amqp_api import Amqp, Depth, requirements, session
+from .amqp_api import (
+    Amqp,
+    Depth,
+    Request,
+    requirements,
+    session,
+    to_bind,
+    to_declare,
+    to_unbind,
+)
 from .drift import Difference, Item, Plan, Report, Step, Trouble, plan
 from .management_api import ManagementApi, ManagementApiError
 from .replacement import Replacement
@@ -83,14 +92,8 @@ def inspect(
         BrokerUnavailableError: no connection, or it broke.
         ManagementApiError: the management API cannot be read, or is that of another broker.
     """
-    with session(app, settings) as asking:
-        # On a connection of its own: the answer may be that it is closed.
-        troubles = requirements(asking, topology.names, queue_type=settings.queue_type)
     with session(app, settings) as amqp:
-        items = [
-            *(amqp.inspect_exchange(exchange) for exchange in topology.exchanges),
-            *(amqp.inspect_queue(queue) for queue in topology.queues),
-        ]
+        items = amqp.inspect([*topology.exchanges, *topology.queues])
         if api is not None:
             api.check_cluster(amqp.server)
             if amqp.vhost != api.vhost:
@@ -101,10 +104,12 @@ def inspect(
         report = Report(
             topology=topology,
             items=(*items, *_unseen_bindings(topology, items)),
-            troubles=troubles,
             version=str(amqp.server.get("version", "")),
             vhost=amqp.vhost,
         )
+        # Asked last: the answer may be that the connection is closed.
+        troubles = requirements(amqp, topology.names, queue_type=settings.queue_type)
+        report = replace(report, troubles=troubles)
     return report if api is None else _exact(report, items, api)
 
 
@@ -346,6 +351,8 @@ class Applied:
 
 
 Progress = Callable[[Step, int, int], None]
+#: Steps that look before they leap; all others are requests that are sent ahead.
+_LATER: Final = frozenset({"recreate", "drain", "delete"})
 
 
 def apply(
@@ -389,16 +396,13 @@ def apply(
             progress(step, len(done) + len(refused), len(plan.steps))
 
     with session(app, settings) as amqp:
-        current = plan.steps[0]
+        now = [step for step in plan.steps if step.action not in _LATER]
+        later = [step for step in plan.steps if step.action in _LATER]
+        answers = amqp.ask([_request(step) for step in now])
         try:
-            later = []
-            for step in plan.steps:
-                current = step
-                if step.action in ("recreate", "drain", "delete"):
-                    later.append(step)
-                else:
-                    _change(amqp, step)
-                    finish(step)
+            for current in now:
+                next(answers)
+                finish(current)
             if not later:
                 return Applied(done=tuple(done))
             current = later[0]
@@ -422,16 +426,11 @@ def apply(
     return Applied(done=tuple(done), refused=tuple(refused))
 
 
-def _change(amqp: Amqp, step: Step) -> None:
+def _request(step: Step) -> Request:
     entity = step.item.entity
-    if isinstance(entity, Exchange):
-        amqp.declare_exchange(entity)
-    elif isinstance(entity, Queue):
-        amqp.declare_queue(entity)
-    elif step.action == "unbind":
-        amqp.unbind(entity)
-    else:
-        amqp.bind(entity)
+    if not isinstance(entity, Binding):
+        return to_declare(entity)
+    return to_unbind(entity) if step.action == "unbind" else to_bind(entity)
 
 
 def _replace(
