@@ -399,6 +399,7 @@ def apply(
         now = [step for step in plan.steps if step.action not in _LATER]
         later = [step for step in plan.steps if step.action in _LATER]
         answers = amqp.ask([_request(step) for step in now])
+        current = plan.steps[0]
         try:
             for current in now:
                 next(answers)

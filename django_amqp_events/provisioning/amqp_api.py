@@ -204,6 +204,9 @@ class Amqp:
     def bind(self, wanted: Binding, arguments: Mapping[str, Any] | None = None) -> None:
         self.carry_out(to_bind(wanted, arguments))
 
+    def unbind(self, found: Binding, arguments: Mapping[str, Any] | None = None) -> None:
+        self.carry_out(to_unbind(found, arguments))
+
     def depth(self, name: str) -> Depth | None:
         """Return how many messages are ready and how many consume; ``None`` without the queue."""
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from django_amqp_events import provisioning
 from django_amqp_events.provisioning import amqp_api
-from django_amqp_events.provisioning.amqp_api import session, to_bind, to_declare
+from django_amqp_events.provisioning.amqp_api import Amqp, session, to_bind, to_declare
 from django_amqp_events.topology import NO_LIMIT, POWER_DELAYS, Binding, Exchange, Queue
 
 from .conftest import wait_until
@@ -215,7 +215,7 @@ def test_archive_limits_drop_the_oldest(service, fresh_vhost):
     assert [message.body for message in made.take_all("billing:archive")] == [b"2", b"3", b"4"]
 
 
-def inspected(look, entity):
+def inspected(look: Amqp, entity: Exchange | Queue) -> provisioning.Item:
     [item] = look.inspect([entity])
     return item
 
