@@ -27,6 +27,7 @@ from .amqp_api import (
     Amqp,
     Depth,
     Request,
+    look,
     requirements,
     session,
     to_bind,
@@ -52,6 +53,7 @@ __all__ = [
     "apply",
     "declare",
     "inspect",
+    "look",
     "management",
     "plan",
     "prepare",
@@ -130,7 +132,10 @@ def _unseen_bindings(topology: Topology, items: Sequence[Item]) -> list[Item]:
 def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
     """Add what only the management API shows."""
     topology, names = report.topology, report.topology.names
-    queues = {queue["name"]: queue for queue in api.queues()}
+    policies = api.policies()
+    # Where policies may not be seen, what they do to each queue may be.
+    found_queues = api.queues() if policies is None else api.declared_queues()
+    queues = {queue["name"]: queue for queue in found_queues}
     exchanges = {exchange["name"]: exchange for exchange in api.exchanges()}
     bindings = [
         found
@@ -167,7 +172,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
             seen.append(Item(entity=entity_x, state="stale", note=_why_stale(names, name)))
     troubles = [trouble for trouble in report.troubles if trouble.severity == "error"]
     troubles += _unknown_flags(report, api)
-    troubles += _policies(topology, queues, exchanges, api)
+    troubles += _policies(topology, queues, exchanges, policies, api.user)
     return replace(report, items=tuple(seen), troubles=tuple(troubles), exact=True)
 
 
@@ -250,10 +255,10 @@ def _policies(
     topology: Topology,
     queues: Mapping[str, Mapping[str, Any]],
     exchanges: Mapping[str, Mapping[str, Any]],
-    api: ManagementApi,
+    policies: Sequence[Mapping[str, Any]] | None,
+    user: str,
 ) -> list[Trouble]:
     """Find policies that would change what becomes of events."""
-    policies = api.policies()
     hits: dict[tuple[str, str], list[str]] = {}
     unseen = False
     for queue in topology.queues:
@@ -292,7 +297,7 @@ def _policies(
         troubles.append(
             Trouble(
                 severity="unknown",
-                message=f"user {api.user!r} may not see policies, so whether one will limit the "
+                message=f"user {user!r} may not see policies, so whether one will limit the "
                 f"queues that are missing is not known",
                 remedy="give it the tag 'policymaker' or 'administrator', or look again once "
                 "they are declared",

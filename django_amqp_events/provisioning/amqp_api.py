@@ -16,7 +16,7 @@ carried out, and are sent again. tests/integration/test_topology.py pins that to
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -76,9 +76,18 @@ def to_declare(entity: Exchange | Queue, extra: Mapping[str, Any] | None = None)
     arguments = {**entity.arguments, **(extra or {})}
     if isinstance(entity, Exchange):
         return _exchange_declare(entity.name, entity.type, arguments=arguments)
-    flags = (False, True, False, False, False)  # passive, durable, exclusive, auto-delete, no wait
+    return _queue_declare(entity.name, arguments=arguments)
+
+
+def _queue_declare(
+    name: str, *, passive: bool = False, arguments: Mapping[str, Any] | None = None
+) -> Request:
+    flags = (passive, True, False, False, False)  # durable, exclusive, auto-delete, no wait
     return Request(
-        spec.Queue.Declare, "BsbbbbbF", (0, entity.name, *flags, arguments), spec.Queue.DeclareOk
+        spec.Queue.Declare,
+        "BsbbbbbF",
+        (0, name, *flags, dict(arguments or {})),
+        spec.Queue.DeclareOk,
     )
 
 
@@ -116,6 +125,21 @@ def _comparing(entity: Exchange | Queue) -> tuple[Request, ...]:
         return (to_declare(entity, _GUARD),)
     # The type is not looked at. Where this one is refused the other is not carried out.
     return (_exchange_declare(entity.name, "direct", passive=True), to_declare(entity))
+
+
+def look(channel: amqp.Channel, queues: Iterable[str]) -> Iterator[None]:
+    """Ask whether queues are there, all before the first answer; yield for each that is.
+
+    Raises:
+        amqp.exceptions.ChannelError: the next one is missing, or cannot be seen. The channel is
+            closed, and what was asked about those after it is lost.
+    """
+    requests = [_queue_declare(name, passive=True) for name in queues]
+    for request in requests:
+        channel.send_method(request.method, request.format, request.arguments)
+    for request in requests:
+        channel.wait(request.answer)
+        yield
 
 
 class Amqp:

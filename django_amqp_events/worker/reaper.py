@@ -93,6 +93,8 @@ class ReaperStep(EventStep):
     label = "AMQP events reaper"
     settler_class = Isolation
     settler: Isolation
+    #: The graveyard waits until ``dead`` is empty.
+    per_turn = 1
 
     #: Seconds that a handler without a time limit has here, below the broker's consumer timeout.
     time_limit: float = HOLD
