@@ -162,6 +162,8 @@ def patterns_overlap(first: str, second: str, *, literal: bool = False) -> bool:
     Args:
         literal: take *second* as a name, in which ``*`` and ``#`` mean nothing.
     """
+    if not _wild(first) and (literal or not _wild(second)):
+        return first == second
     left, right = tuple(first.split(".")), tuple(second.split("."))
 
     @cache
@@ -180,6 +182,10 @@ def patterns_overlap(first: str, second: str, *, literal: bool = False) -> bool:
         return same and meet(i + 1, j + 1)
 
     return meet(0, 0)
+
+
+def _wild(pattern: str) -> bool:
+    return "*" in pattern or "#" in pattern
 
 
 def pattern_problem(pattern: object) -> str | None:
@@ -584,11 +590,13 @@ def _check_overlaps(handlers: Mapping[str, Handler], problems: list[Problem]) ->
     RabbitMQ puts one copy in a queue however many bindings match, so one of the handlers
     would never see the event.
     """
-    ordered = list(handlers.values())
-    for index, first in enumerate(ordered):
-        for second in ordered[index + 1 :]:
-            if first.queue != second.queue:
-                continue
+    sharing: dict[str, list[Handler]] = {}
+    for handler in handlers.values():
+        sharing.setdefault(handler.queue, []).append(handler)
+    for first in handlers.values():
+        later = sharing[first.queue]
+        later.remove(first)
+        for second in later:
             for left in first.patterns:
                 for right in second.patterns:
                     if patterns_overlap(left, right):

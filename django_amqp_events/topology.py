@@ -135,11 +135,8 @@ def delays(registry: Registry) -> tuple[int, ...]:
     Powers of two reach any delay in some hops; every exact delay that a policy asks for
     has a queue of its own, so that one hop gives the declared backoff.
     """
-    exact = {
-        delay
-        for handler in registry.handlers.values()
-        for delay in handler.policy.distinct_delays()
-    }
+    policies = {handler.policy for handler in registry.handlers.values()}
+    exact = {delay for policy in policies for delay in policy.distinct_delays()}
     return tuple(sorted(exact.union(POWER_DELAYS)))
 
 

@@ -21,6 +21,7 @@ def declare() -> dict[str, Any]:
         "queues": [queue(number) for number in range(HANDLERS)],
         "all_queues": [each.name for each in wanted.queues],
         "exchanges": [each.name for each in wanted.exchanges],
+        "bindings": [(each.queue, each.exchange, each.routing_key) for each in wanted.bindings],
     }
 
 

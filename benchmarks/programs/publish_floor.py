@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import amqp
@@ -87,8 +87,10 @@ def consume(number: int, prefetch: int) -> dict[str, Any]:
     return answer
 
 
-def passive(queues: list[str], exchanges: list[str]) -> dict[str, Any]:
-    """Ask for queues and exchanges by passive declares, one after another."""
+def passive(
+    queues: list[str], exchanges: list[str], bindings: Sequence[tuple[str, str, str]] = ()
+) -> dict[str, Any]:
+    """Ask for queues and exchanges by passive declares, and bind queues, one after another."""
     began = time.perf_counter()
     connection = connect(BROKER)
     channel = connection.channel()
@@ -96,6 +98,8 @@ def passive(queues: list[str], exchanges: list[str]) -> dict[str, Any]:
         channel.exchange_declare(name, "", passive=True)
     for name in queues:
         channel.queue_declare(name, passive=True)
+    for queue, exchange, key in bindings:
+        channel.queue_bind(queue, exchange, key)
     connection.close()
     return {"seconds": time.perf_counter() - began}
 

@@ -23,7 +23,17 @@ from ..conf import Settings
 from ..exceptions import BrokerRequirementError, TopologyDriftError, TopologyError
 from ..topology import Binding, Exchange, Names, Queue, Role, Topology
 from . import drift
-from .amqp_api import Amqp, Depth, requirements, session
+from .amqp_api import (
+    Amqp,
+    Depth,
+    Request,
+    look,
+    requirements,
+    session,
+    to_bind,
+    to_declare,
+    to_unbind,
+)
 from .drift import Difference, Item, Plan, Report, Step, Trouble, plan
 from .management_api import ManagementApi, ManagementApiError
 from .replacement import Replacement
@@ -43,6 +53,7 @@ __all__ = [
     "apply",
     "declare",
     "inspect",
+    "look",
     "management",
     "plan",
     "prepare",
@@ -83,14 +94,8 @@ def inspect(
         BrokerUnavailableError: no connection, or it broke.
         ManagementApiError: the management API cannot be read, or is that of another broker.
     """
-    with session(app, settings) as asking:
-        # On a connection of its own: the answer may be that it is closed.
-        troubles = requirements(asking, topology.names, queue_type=settings.queue_type)
     with session(app, settings) as amqp:
-        items = [
-            *(amqp.inspect_exchange(exchange) for exchange in topology.exchanges),
-            *(amqp.inspect_queue(queue) for queue in topology.queues),
-        ]
+        items = amqp.inspect([*topology.exchanges, *topology.queues])
         if api is not None:
             api.check_cluster(amqp.server)
             if amqp.vhost != api.vhost:
@@ -101,10 +106,12 @@ def inspect(
         report = Report(
             topology=topology,
             items=(*items, *_unseen_bindings(topology, items)),
-            troubles=troubles,
             version=str(amqp.server.get("version", "")),
             vhost=amqp.vhost,
         )
+        # Asked last: the answer may be that the connection is closed.
+        troubles = requirements(amqp, topology.names, queue_type=settings.queue_type)
+        report = replace(report, troubles=troubles)
     return report if api is None else _exact(report, items, api)
 
 
@@ -125,7 +132,10 @@ def _unseen_bindings(topology: Topology, items: Sequence[Item]) -> list[Item]:
 def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
     """Add what only the management API shows."""
     topology, names = report.topology, report.topology.names
-    queues = {queue["name"]: queue for queue in api.queues()}
+    policies = api.policies()
+    # Where policies may not be seen, what they do to each queue may be.
+    found_queues = api.queues() if policies is None else api.declared_queues()
+    queues = {queue["name"]: queue for queue in found_queues}
     exchanges = {exchange["name"]: exchange for exchange in api.exchanges()}
     bindings = [
         found
@@ -162,7 +172,7 @@ def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
             seen.append(Item(entity=entity_x, state="stale", note=_why_stale(names, name)))
     troubles = [trouble for trouble in report.troubles if trouble.severity == "error"]
     troubles += _unknown_flags(report, api)
-    troubles += _policies(topology, queues, exchanges, api)
+    troubles += _policies(topology, queues, exchanges, policies, api.user)
     return replace(report, items=tuple(seen), troubles=tuple(troubles), exact=True)
 
 
@@ -245,10 +255,10 @@ def _policies(
     topology: Topology,
     queues: Mapping[str, Mapping[str, Any]],
     exchanges: Mapping[str, Mapping[str, Any]],
-    api: ManagementApi,
+    policies: Sequence[Mapping[str, Any]] | None,
+    user: str,
 ) -> list[Trouble]:
     """Find policies that would change what becomes of events."""
-    policies = api.policies()
     hits: dict[tuple[str, str], list[str]] = {}
     unseen = False
     for queue in topology.queues:
@@ -287,7 +297,7 @@ def _policies(
         troubles.append(
             Trouble(
                 severity="unknown",
-                message=f"user {api.user!r} may not see policies, so whether one will limit the "
+                message=f"user {user!r} may not see policies, so whether one will limit the "
                 f"queues that are missing is not known",
                 remedy="give it the tag 'policymaker' or 'administrator', or look again once "
                 "they are declared",
@@ -346,6 +356,8 @@ class Applied:
 
 
 Progress = Callable[[Step, int, int], None]
+#: Steps that look before they leap; all others are requests that are sent ahead.
+_LATER: Final = frozenset({"recreate", "drain", "delete"})
 
 
 def apply(
@@ -389,16 +401,14 @@ def apply(
             progress(step, len(done) + len(refused), len(plan.steps))
 
     with session(app, settings) as amqp:
+        now = [step for step in plan.steps if step.action not in _LATER]
+        later = [step for step in plan.steps if step.action in _LATER]
+        answers = amqp.ask([_request(step) for step in now])
         current = plan.steps[0]
         try:
-            later = []
-            for step in plan.steps:
-                current = step
-                if step.action in ("recreate", "drain", "delete"):
-                    later.append(step)
-                else:
-                    _change(amqp, step)
-                    finish(step)
+            for current in now:
+                next(answers)
+                finish(current)
             if not later:
                 return Applied(done=tuple(done))
             current = later[0]
@@ -422,16 +432,11 @@ def apply(
     return Applied(done=tuple(done), refused=tuple(refused))
 
 
-def _change(amqp: Amqp, step: Step) -> None:
+def _request(step: Step) -> Request:
     entity = step.item.entity
-    if isinstance(entity, Exchange):
-        amqp.declare_exchange(entity)
-    elif isinstance(entity, Queue):
-        amqp.declare_queue(entity)
-    elif step.action == "unbind":
-        amqp.unbind(entity)
-    else:
-        amqp.bind(entity)
+    if not isinstance(entity, Binding):
+        return to_declare(entity)
+    return to_unbind(entity) if step.action == "unbind" else to_bind(entity)
 
 
 def _replace(

@@ -6,18 +6,24 @@ rabbit_amqqueue.erl, ``assert_equivalence`` and ``check_declare_arguments``). A 
 carries one more argument, invalid and meaningless for these queue types, is therefore answered
 with ok (identical), with "inequivalent arg" (different) or with "invalid arg" (missing), and can
 never create a queue. tests/integration/test_topology.py pins it.
+
+A service has thousands of queues and bindings, so requests are sent ahead of their answers. A
+channel is answered in order; what it refuses closes it, and RabbitMQ ignores what comes after that
+(rabbit_channel.erl, ``handle_method`` of a closing channel): requests behind a refused one are not
+carried out, and are sent again. tests/integration/test_topology.py pins that too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import amqp
 from amqp import exceptions as amqp_errors
+from amqp import spec
 from celery import Celery
 from kombu import Connection
 
@@ -33,6 +39,8 @@ MINIMUM_VERSION: Final = (3, 10)
 FLAGS_REQUIRED_VERSION: Final = (3, 12)
 #: Seconds without an answer to one declare or bind; a cluster may elect a leader in between.
 ANSWER_TIMEOUT: Final = 60.0
+#: Requests that may wait for their answers; few enough that both ends' buffers take them.
+AHEAD: Final = 64
 
 # An argument of streams; for other queues it is validated only when a queue is created.
 _GUARD: Final = {"x-max-age": "never-created"}
@@ -53,6 +61,87 @@ class Depth:
     consumers: int
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A method as py-amqp writes it, and the method that answers it."""
+
+    method: tuple[int, int]
+    format: str
+    arguments: tuple[Any, ...]
+    answer: tuple[int, int]
+
+
+def to_declare(entity: Exchange | Queue, extra: Mapping[str, Any] | None = None) -> Request:
+    """Declare an exchange or a queue: durable, never exclusive, never auto-deleted."""
+    arguments = {**entity.arguments, **(extra or {})}
+    if isinstance(entity, Exchange):
+        return _exchange_declare(entity.name, entity.type, arguments=arguments)
+    return _queue_declare(entity.name, arguments=arguments)
+
+
+def _queue_declare(
+    name: str, *, passive: bool = False, arguments: Mapping[str, Any] | None = None
+) -> Request:
+    flags = (passive, True, False, False, False)  # durable, exclusive, auto-delete, no wait
+    return Request(
+        spec.Queue.Declare,
+        "BsbbbbbF",
+        (0, name, *flags, dict(arguments or {})),
+        spec.Queue.DeclareOk,
+    )
+
+
+def _exchange_declare(
+    name: str, kind: str, *, passive: bool = False, arguments: Mapping[str, Any] | None = None
+) -> Request:
+    flags = (passive, True, False, False, False)  # durable, auto-delete, internal, no wait
+    return Request(
+        spec.Exchange.Declare,
+        "BssbbbbbF",
+        (0, name, kind, *flags, dict(arguments or {})),
+        spec.Exchange.DeclareOk,
+    )
+
+
+def to_bind(wanted: Binding, arguments: Mapping[str, Any] | None = None) -> Request:
+    """Bind a queue; nothing happens where it is bound already."""
+    ends = (wanted.queue, wanted.exchange, wanted.routing_key)
+    return Request(
+        spec.Queue.Bind, "BsssbF", (0, *ends, False, dict(arguments or {})), spec.Queue.BindOk
+    )
+
+
+def to_unbind(found: Binding, arguments: Mapping[str, Any] | None = None) -> Request:
+    """Remove a binding; nothing happens where it is not there."""
+    ends = (found.queue, found.exchange, found.routing_key)
+    return Request(
+        spec.Queue.Unbind, "BsssF", (0, *ends, dict(arguments or {})), spec.Queue.UnbindOk
+    )
+
+
+def _comparing(entity: Exchange | Queue) -> tuple[Request, ...]:
+    """Return what shows whether an entity is as declared, and creates none."""
+    if isinstance(entity, Queue):
+        return (to_declare(entity, _GUARD),)
+    # The type is not looked at. Where this one is refused the other is not carried out.
+    return (_exchange_declare(entity.name, "direct", passive=True), to_declare(entity))
+
+
+def look(channel: amqp.Channel, queues: Iterable[str]) -> Iterator[None]:
+    """Ask whether queues are there, all before the first answer; yield for each that is.
+
+    Raises:
+        amqp.exceptions.ChannelError: the next one is missing, or cannot be seen. The channel is
+            closed, and what was asked about those after it is lost.
+    """
+    requests = [_queue_declare(name, passive=True) for name in queues]
+    for request in requests:
+        channel.send_method(request.method, request.format, request.arguments)
+    for request in requests:
+        channel.wait(request.answer)
+        yield
+
+
 class Amqp:
     """A connection for declaring and asking; each refusal costs its channel.
 
@@ -64,6 +153,7 @@ class Amqp:
         self.vhost: str = conn.virtual_host or "/"
         self._amqp: amqp.Connection = conn.connection
         self._channel: amqp.Channel | None = None
+        self._ahead = AHEAD
         with suppress(AttributeError):
             self._amqp.transport.sock.settimeout(ANSWER_TIMEOUT)
 
@@ -78,13 +168,19 @@ class Amqp:
         Raises:
             amqp.exceptions.ChannelError: what was asked is refused.
         """
+        with self._opened() as channel:
+            return function(channel)
+
+    @contextmanager
+    def _opened(self) -> Iterator[amqp.Channel]:
+        channel = self._channel
         try:
-            if self._channel is None:
-                self._channel = self._amqp.channel()
-            return function(self._channel)
+            if channel is None:
+                channel = self._channel = self._amqp.channel()
+            yield channel
         except amqp_errors.ChannelError:
             # py-amqp reopens a closed channel by itself; a fresh one has no past.
-            channel, self._channel = self._channel, None
+            self._channel = None
             if channel is not None:
                 with suppress(amqp_errors.ChannelError):
                     channel.close()
@@ -95,48 +191,45 @@ class Amqp:
                 f"{type(exc).__name__}: {exc}; check the broker, then repeat"
             ) from exc
 
-    def declare_queue(self, queue: Queue, extra: Mapping[str, Any] | None = None) -> None:
-        self.call(
-            lambda channel: channel.queue_declare(
-                queue.name,
-                durable=True,
-                exclusive=False,
-                auto_delete=False,
-                arguments={**queue.arguments, **(extra or {})},
-            )
-        )
+    def ask(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Carry out requests in order, sent ahead of their answers; yield at each answer.
+
+        Raises:
+            amqp.exceptions.ChannelError: the one after those that were answered is refused;
+                neither it nor any after it was carried out.
+        """
+        sent = answered = 0
+        with self._opened() as channel:
+            try:
+                for request in requests:
+                    for ahead in requests[sent : answered + self._ahead]:
+                        channel.send_method(ahead.method, ahead.format, ahead.arguments)
+                        sent += 1
+                    channel.wait(request.answer)
+                    answered += 1
+                    self._ahead = min(2 * self._ahead, AHEAD)
+                    yield
+            finally:
+                if sent > answered:
+                    # Answers are under way that nobody waits for. And where one request is
+                    # refused others will be: what was sent behind it was for nothing.
+                    self._channel, self._ahead = None, 1
+
+    def carry_out(self, request: Request) -> None:
+        for _ in self.ask([request]):
+            pass
+
+    def declare_queue(self, queue: Queue) -> None:
+        self.carry_out(to_declare(queue))
 
     def declare_exchange(self, exchange: Exchange) -> None:
-        self.call(
-            lambda channel: channel.exchange_declare(
-                exchange.name,
-                exchange.type,
-                durable=True,
-                auto_delete=False,
-                arguments=dict(exchange.arguments),
-            )
-        )
+        self.carry_out(to_declare(exchange))
 
-    def bind(self, binding: Binding, arguments: Mapping[str, Any] | None = None) -> None:
-        self.call(
-            lambda channel: channel.queue_bind(
-                binding.queue,
-                binding.exchange,
-                binding.routing_key,
-                arguments=dict(arguments or {}),
-            )
-        )
+    def bind(self, wanted: Binding, arguments: Mapping[str, Any] | None = None) -> None:
+        self.carry_out(to_bind(wanted, arguments))
 
-    def unbind(self, binding: Binding, arguments: Mapping[str, Any] | None = None) -> None:
-        """Remove a binding; nothing happens where it is not there."""
-        self.call(
-            lambda channel: channel.queue_unbind(
-                binding.queue,
-                binding.exchange,
-                binding.routing_key,
-                arguments=dict(arguments or {}),
-            )
-        )
+    def unbind(self, found: Binding, arguments: Mapping[str, Any] | None = None) -> None:
+        self.carry_out(to_unbind(found, arguments))
 
     def depth(self, name: str) -> Depth | None:
         """Return how many messages are ready and how many consume; ``None`` without the queue."""
@@ -148,45 +241,64 @@ class Amqp:
 
     def exchange_exists(self, name: str) -> bool:
         try:
-            # The type is not looked at.
-            self.call(lambda channel: channel.exchange_declare(name, "direct", passive=True))
+            self.carry_out(_exchange_declare(name, "direct", passive=True))
         except amqp_errors.NotFound:
             return False
         return True
 
-    def inspect_queue(self, queue: Queue) -> Item:
-        """Compare a queue's arguments; nothing is created."""
-        try:
-            self.declare_queue(queue, _GUARD)
-        except amqp_errors.PreconditionFailed as exc:
-            difference = _difference(exc)
-            if difference is not None:
-                return Item(entity=queue, state="different", differences=(difference,))
-        except amqp_errors.ResourceLocked:
+    def inspect(self, entities: Sequence[Exchange | Queue]) -> list[Item]:
+        """Compare arguments, and the types of exchanges; nothing is created.
+
+        There is no guard for exchanges: one that somebody deletes between the question whether
+        it exists and the redeclare right behind it comes back, as it is declared.
+        """
+        asked = [(number, ask) for number, each in enumerate(entities) for ask in _comparing(each)]
+        items: list[Item] = []
+        done = 0
+        while done < len(asked):
+            try:
+                for _ in self.ask([request for _, request in asked[done:]]):
+                    done += 1
+            except amqp_errors.ChannelError as exc:
+                number, request = asked[done]
+                items += [Item(entity=each, state="ok") for each in entities[len(items) : number]]
+                items.append(self._refused(entities[number], request, exc))
+                while done < len(asked) and asked[done][0] == number:
+                    done += 1
+        return items + [Item(entity=each, state="ok") for each in entities[len(items) :]]
+
+    def _refused(
+        self, entity: Exchange | Queue, request: Request, exc: amqp_errors.ChannelError
+    ) -> Item:
+        if isinstance(entity, Queue):
+            return self._refused_queue(entity, exc)
+        if request == _comparing(entity)[0]:
+            if isinstance(exc, amqp_errors.NotFound):
+                return Item(entity=entity, state="missing")
+            if isinstance(exc, amqp_errors.AccessRefused):
+                return self._unreadable(entity, None)
+            raise exc
+        return self._refused_redeclare(entity, exc)
+
+    def _refused_queue(self, queue: Queue, exc: amqp_errors.ChannelError) -> Item:
+        if isinstance(exc, amqp_errors.ResourceLocked):
             difference = Difference(argument="exclusive", declared="false", found="true")
             return Item(entity=queue, state="different", differences=(difference,))
-        except amqp_errors.AccessRefused:
+        if isinstance(exc, amqp_errors.AccessRefused):
             return self._unreadable(queue, self._exists(queue.name))
-        else:
-            return Item(entity=queue, state="ok")
+        if not isinstance(exc, amqp_errors.PreconditionFailed):
+            raise exc
+        found = _difference(exc)
+        if found is not None:
+            return Item(entity=queue, state="different", differences=(found,))
         if not self._exists(queue.name):
             return Item(entity=queue, state="missing")
         # A broker that validates first, against what was read of 3.10: ask without the guard.
-        return self._redeclare(queue, self.declare_queue)
-
-    def inspect_exchange(self, exchange: Exchange) -> Item:
-        """Compare an exchange's type and arguments.
-
-        There is no guard for exchanges: one that somebody deletes between the question whether
-        it exists and the redeclare comes back, as it is declared.
-        """
         try:
-            exists = self.exchange_exists(exchange.name)
-        except amqp_errors.AccessRefused:
-            return self._unreadable(exchange, None)
-        if not exists:
-            return Item(entity=exchange, state="missing")
-        return self._redeclare(exchange, self.declare_exchange)
+            self.declare_queue(queue)
+        except amqp_errors.ChannelError as again:
+            return self._refused_redeclare(queue, again)
+        return Item(entity=queue, state="ok")
 
     def _exists(self, name: str) -> bool | None:
         try:
@@ -196,17 +308,15 @@ class Amqp:
         except amqp_errors.AccessRefused:
             return None
 
-    def _redeclare(self, entity: Any, declare: Callable[[Any], None]) -> Item:
-        try:
-            declare(entity)
-        except amqp_errors.PreconditionFailed as exc:
-            difference = _difference(exc)
-            if difference is None:
-                return Item(entity=entity, state="different", note=exc.reply_text)
-            return Item(entity=entity, state="different", differences=(difference,))
-        except amqp_errors.AccessRefused:
+    def _refused_redeclare(self, entity: Exchange | Queue, exc: amqp_errors.ChannelError) -> Item:
+        if isinstance(exc, amqp_errors.AccessRefused):
             return self._unreadable(entity, True)
-        return Item(entity=entity, state="ok")
+        if not isinstance(exc, amqp_errors.PreconditionFailed):
+            raise exc
+        difference = _difference(exc)
+        if difference is None:
+            return Item(entity=entity, state="different", note=exc.reply_text)
+        return Item(entity=entity, state="different", differences=(difference,))
 
     @staticmethod
     def _unreadable(entity: Exchange | Queue, exists: bool | None) -> Item:

@@ -18,8 +18,9 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from ..exceptions import TopologyError
 
+_DECLARED_COLUMNS: Final = "name,type,durable,auto_delete,exclusive,arguments"
 _QUEUE_COLUMNS: Final = (
-    "name,type,durable,auto_delete,exclusive,arguments,policy,operator_policy,"
+    f"{_DECLARED_COLUMNS},policy,operator_policy,"
     "effective_policy_definition,messages,messages_ready,messages_unacknowledged,consumers,"
     "message_stats"
 )
@@ -135,6 +136,13 @@ class ManagementApi:
     def queues(self) -> list[dict[str, Any]]:
         """Return all queues of the vhost, with arguments, policies and depths."""
         return self._list("queues", self.vhost, columns=_QUEUE_COLUMNS)
+
+    def declared_queues(self) -> list[dict[str, Any]]:
+        """Return all queues of the vhost as they were declared, without policies and depths.
+
+        A quarter of the broker's work for :meth:`queues`; before 3.8.10 it is the same.
+        """
+        return self._list("queues", self.vhost, columns=_DECLARED_COLUMNS, disable_stats="true")
 
     def queue(self, name: str) -> dict[str, Any] | None:
         """Return one queue, not from the API's cache; ``None`` where it does not exist."""

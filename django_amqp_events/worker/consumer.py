@@ -61,6 +61,8 @@ class EventStep(bootsteps.StartStopStep):
     settler_class: type[Settler] = Settler
     #: Each event goes to the pool alone.
     alone: bool = False
+    #: Queues that are opened in one turn of the event loop.
+    per_turn = 20
 
     settings: Settings
     registry: Registry
@@ -80,6 +82,7 @@ class EventStep(bootsteps.StartStopStep):
         self._tags: dict[str, str] = {}
         self._numbers = count(1)
         self._pending: deque[str] = deque()
+        self._asking = False
         self._missing: dict[str, float] = {}
         self._stopping = False
         super().__init__(c, **kwargs)
@@ -242,16 +245,46 @@ class EventStep(bootsteps.StartStopStep):
         return self._stopping or self._connection is not connection
 
     def _next(self, connection: Any) -> None:
-        """Start consuming one queue, then come back for the next: ordinary tasks go on between."""
-        if self._stale(connection) or not self._pending:
+        """Open some queues, then come back for the next: ordinary tasks go on between."""
+        if self._stale(connection) or not self._pending or self._asking:
             return
-        queue = self._pending.popleft()
-        if queue in self.queues and queue not in self._tags:
-            self._consume(connection, queue)
+        self._asking = True
+        try:
+            self._open_some(connection)
+        finally:
+            self._asking = False
         if self._pending:
             # By the timer: what call_soon adds while the loop runs such calls waits until the
-            # poll after them ends, a second or more for each queue in an idle worker.
+            # poll after them ends, a second or more for each turn in an idle worker.
             self.c.timer.call_after(0, self._turn, (connection,))
+
+    def _open_some(self, connection: Any) -> None:
+        """Look for queues, all before the first answer is waited for, and consume those there.
+
+        While it waits, deliveries and remote control go on, which may want other queues.
+        """
+        chosen = [self._pending.popleft() for _ in range(min(self.per_turn, len(self._pending)))]
+        queues = [queue for queue in dict.fromkeys(chosen) if self._wanted(queue)]
+        if not queues:
+            return
+        if self._probe is None or self._probe.connection is None:
+            self._probe = connection.channel()
+        there: list[str] = []
+        try:
+            # On another channel: a 404 closes the channel that asked.
+            for _ in provisioning.look(self._probe, queues):
+                there.append(queues[len(there)])
+        except NotFound:
+            self._probe = None
+            self._retry_later(connection, queues[len(there)])
+            # The answers after it are lost.
+            self._pending.extendleft(reversed(queues[len(there) + 1 :]))
+        for queue in there:
+            if self._wanted(queue) and not self._stale(connection):
+                self._consume(connection, queue)
+
+    def _wanted(self, queue: str) -> bool:
+        return queue in self.queues and queue not in self._tags
 
     def _turn(self, connection: Any) -> None:
         """Go on from a timer. A timer swallows what the worker has to see: a refused channel."""
@@ -261,15 +294,6 @@ class EventStep(bootsteps.StartStopStep):
             self.c.call_soon(_raise, exc)
 
     def _consume(self, connection: Any, queue: str) -> None:
-        if self._probe is None or self._probe.connection is None:
-            self._probe = connection.channel()
-        try:
-            # On another channel: a 404 closes the channel that asked.
-            self._probe.queue_declare(queue, passive=True)
-        except NotFound:
-            self._probe = None
-            self._retry_later(connection, queue)
-            return
         # Number first: long names that are cut must not meet.
         tag = self._tags[queue] = f"{next(self._numbers)}:{self.c.hostname}:{queue}"[:60]
         self.channel.basic_consume(
@@ -277,6 +301,7 @@ class EventStep(bootsteps.StartStopStep):
             consumer_tag=tag,
             callback=partial(self._receive, queue),
             on_cancel=partial(self._cancelled, connection, queue),
+            nowait=True,
         )
         if self._missing.pop(queue, None) is not None:
             logger.info("queue %r is there, consuming it", queue)

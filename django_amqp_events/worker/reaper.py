@@ -94,6 +94,8 @@ class ReaperStep(EventStep):
     settler_class = Isolation
     alone = True
     settler: Isolation
+    #: The graveyard waits until ``dead`` is empty.
+    per_turn = 1
 
     #: Seconds that a handler without a time limit has here, below the broker's consumer timeout.
     time_limit: float = HOLD

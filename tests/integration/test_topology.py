@@ -8,8 +8,9 @@ import amqp
 import pytest
 
 from django_amqp_events import provisioning
-from django_amqp_events.provisioning.amqp_api import session
-from django_amqp_events.topology import NO_LIMIT, POWER_DELAYS, Exchange, Queue
+from django_amqp_events.provisioning import amqp_api
+from django_amqp_events.provisioning.amqp_api import Amqp, session, to_bind, to_declare
+from django_amqp_events.topology import NO_LIMIT, POWER_DELAYS, Binding, Exchange, Queue
 
 from .conftest import wait_until
 
@@ -214,6 +215,11 @@ def test_archive_limits_drop_the_oldest(service, fresh_vhost):
     assert [message.body for message in made.take_all("billing:archive")] == [b"2", b"3", b"4"]
 
 
+def inspected(look: Amqp, entity: Exchange | Queue) -> provisioning.Item:
+    [item] = look.inspect([entity])
+    return item
+
+
 class TestLookingCreatesNothing:
     """The redeclare that can never create: what docs/topology.md calls the guard."""
 
@@ -229,13 +235,13 @@ class TestLookingCreatesNothing:
     @pytest.mark.parametrize("queue", [QUORUM, CLASSIC], ids=["quorum", "classic"])
     def test_missing_queue_stays_missing(self, look, queue):
         for _ in range(2):
-            assert look.inspect_queue(queue).state == "missing"
+            assert inspected(look, queue).state == "missing"
         assert look.depth("q") is None
 
     @pytest.mark.parametrize("queue", [QUORUM, CLASSIC], ids=["quorum", "classic"])
     def test_identical_queue(self, look, queue):
         look.declare_queue(queue)
-        assert look.inspect_queue(queue).state == "ok"
+        assert inspected(look, queue).state == "ok"
 
     @pytest.mark.parametrize(
         ("arguments", "argument", "declared", "found"),
@@ -254,7 +260,7 @@ class TestLookingCreatesNothing:
     )  # fmt: skip
     def test_different_queue_says_what(self, look, arguments, argument, declared, found):
         look.declare_queue(Queue(name="q", arguments=arguments))
-        item = look.inspect_queue(self.QUORUM)
+        item = inspected(look, self.QUORUM)
         assert item.state == "different"
         [difference] = item.differences
         assert (difference.argument, difference.declared, difference.found) == (
@@ -266,21 +272,81 @@ class TestLookingCreatesNothing:
         """A queue without them is at-most-once with no more than a log line."""
         safe = {"x-queue-type": "quorum", "x-dead-letter-exchange": "x", **SAFE}
         look.declare_queue(Queue(name="q", arguments={k: v for k, v in safe.items() if k != key}))
-        assert look.inspect_queue(Queue(name="q", arguments=safe)).state == "different"
+        assert inspected(look, Queue(name="q", arguments=safe)).state == "different"
 
     def test_queue_of_another_type(self, look):
         look.declare_queue(self.CLASSIC)
-        assert look.inspect_queue(self.QUORUM).state == "different"
+        assert inspected(look, self.QUORUM).state == "different"
 
     def test_exchange(self, look):
         exchange = Exchange(name="x", type="direct", arguments={"alternate-exchange": "other"})
-        assert look.inspect_exchange(exchange).state == "missing"
+        assert inspected(look, exchange).state == "missing"
         assert not look.exchange_exists("x")
         look.declare_exchange(exchange)
-        assert look.inspect_exchange(exchange).state == "ok"
-        item = look.inspect_exchange(Exchange(name="x", type="topic"))
+        assert inspected(look, exchange).state == "ok"
+        item = inspected(look, Exchange(name="x", type="topic"))
         assert str(item.differences[0]) == "type is direct, declared is topic"
-        assert look.inspect_exchange(Exchange(name="x", type="direct")).state == "different"
+        assert inspected(look, Exchange(name="x", type="direct")).state == "different"
+
+
+class TestAskingAhead:
+    """Requests sent ahead of their answers do what they do one by one."""
+
+    @pytest.fixture(params=[1, 2, 64], ids="ahead{}".format)
+    def look(self, request, service, fresh_vhost, monkeypatch):
+        monkeypatch.setattr(amqp_api, "AHEAD", request.param)
+        made = service(fresh_vhost)
+        with made.active(), session(made.app, made.settings) as amqp_session:
+            yield amqp_session
+
+    def test_each_has_its_own_answer(self, look):
+        """What is missing or different costs a channel with all that was asked on it."""
+        entities, expected = [], []
+        for number in range(30):
+            state = "ok" if 3 < number < 20 else ("missing", "ok", "different")[number % 3]
+            classic = {"x-queue-type": "classic"}
+            queue = Queue(name=f"q{number}", arguments=classic)
+            exchange = Exchange(name=f"x{number}", type="direct")
+            if state == "ok":
+                look.declare_queue(queue)
+                look.declare_exchange(exchange)
+            elif state == "different":
+                look.declare_queue(Queue(name=queue.name, arguments=classic | {"x-expires": 9000}))
+                look.declare_exchange(Exchange(name=exchange.name, type="topic"))
+            entities += [exchange, queue]
+            expected += [state, state]
+        items = look.inspect(entities)
+        assert [item.entity for item in items] == entities
+        assert [item.state for item in items] == expected
+        for item in items:
+            if item.state == "different":
+                [difference] = item.differences
+                assert difference.argument == ("x-expires" if item.kind == "queue" else "type")
+        # Nothing was created on the way.
+        assert [item.state for item in look.inspect(entities)] == expected
+
+    def test_what_comes_after_a_refusal_is_not_carried_out(self, look):
+        look.declare_exchange(Exchange(name="x", type="direct"))
+        queues = [Queue(name=f"q{number}") for number in range(6)]
+        bindings = [Binding(exchange="x", queue=f"q{number}") for number in (0, 5, 1)]
+        requests = [
+            *map(to_declare, queues[:3]), *map(to_bind, bindings), *map(to_declare, queues[3:]),
+        ]  # fmt: skip
+        answers = look.ask(requests)
+        for _ in range(4):
+            next(answers)
+        with pytest.raises(amqp.NotFound):
+            next(answers)
+        assert [item.state for item in look.inspect(queues)] == ["ok"] * 3 + ["missing"] * 3
+
+    def test_leaving_early_leaves_no_answer_to_the_next_question(self, look):
+        look.declare_queue(Queue(name="there"))
+        for _ in look.ask([to_declare(Queue(name=f"q{number}")) for number in range(9)]):
+            break
+        assert look.depth("there") is not None
+        assert look.depth("nowhere") is None
+        assert not look.exchange_exists("nowhere")
+        assert look.inspect([Queue(name="there")])[0].state == "ok"
 
 
 def test_if_empty_delete_of_a_quorum_queue_is_not_implemented(billing):

@@ -120,8 +120,10 @@ class Command(BrokerCommand):
             notice=self._notice,
             wait=options["wait"],
         )
-        # Policies that this user could not read show once the queues are there.
-        after = provisioning.inspect(app, settings, wanted, api=api) if applied.done else report
+        # Policies that this user could not read show once the queues are there. A binding that
+        # plain AMQP could not see before cannot be seen after either.
+        changed = any(step.item.state != "unknown" for step in applied.done)
+        after = provisioning.inspect(app, settings, wanted, api=api) if changed else report
         troubles = after.errors
         code = 1 if applied.refused or troubles else 0
         self._finish(plan, code, "refused" if code else "declared", applied, after)
@@ -156,8 +158,12 @@ class Command(BrokerCommand):
         )
         handlers = declared.by_queue()
         groups: list[tuple[str, list[str]]] = []
+        belonging: dict[str, list[provisioning.Item]] = {queue: [] for queue in handlers}
+        for item in report.items:
+            if item.state != "stale" and (home := _home(item)) in belonging:
+                belonging[home].append(item)
         for queue, of_queue in handlers.items():
-            items = [item for item in report.items if _belongs(item, {queue})]
+            items = belonging[queue]
             lines = [*self._handler_lines(of_queue), *self._noteworthy(items)]
             groups.append((f"{queue}  {self._states(items)}", lines))
         if not handlers:
@@ -199,7 +205,7 @@ class Command(BrokerCommand):
         ):
             own = {item.name for item in report.items if item.role in roles}
             # A handler's bindings stand with the handler.
-            items = [item for item in report.items if _belongs(item, own)]
+            items = [item for item in report.items if item.state != "stale" and _home(item) in own]
             detail = ""
             if roles == {"delay"}:
                 delays = report.topology.delays
@@ -321,13 +327,9 @@ class Command(BrokerCommand):
         return self.style.SUCCESS(text + (f", {unsure} bindings made sure of" if unsure else ""))
 
 
-def _belongs(item: provisioning.Item, names: set[str]) -> bool:
-    """Say whether an item is one of these entities, or a binding to one of these queues."""
-    if item.state == "stale":
-        return False
-    if isinstance(item.entity, Binding):
-        return item.entity.queue in names
-    return item.name in names
+def _home(item: provisioning.Item) -> str:
+    """Return the name that an item stands with: its own, or that of the queue it is bound to."""
+    return item.entity.queue if isinstance(item.entity, Binding) else item.name
 
 
 def describe_schedule(policy: RetryPolicy) -> str:
