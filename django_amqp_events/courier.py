@@ -155,7 +155,8 @@ class Courier:
     def _settle(self, alias: str, answers: list[Answer]) -> None:
         """Bring answers into the database, by the connection of this thread."""
         try:
-            outbox.settle(alias, answers, self.settings)
+            # Not for the disk: somebody may wait for this.
+            outbox.settle(alias, answers, self.settings, wait=False)
         except Exception as exc:
             logger.exception("%d rows of the outbox are settled later", len(answers))
             with self._changed:
