@@ -77,8 +77,9 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
     settings = get_settings()
     alias = database(handler, settings)
     check_commits(alias)
+    pk = key(settings.service, handler.name, event)
     values = {
-        "id": key(settings.service, handler.name, event),
+        "id": pk,
         "service": settings.service,
         "handler": clean(handler.name, LENGTH),
         "source": clean(event.service, LENGTH),
@@ -93,7 +94,7 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
             except IntegrityError as exc:
                 raise _Known from exc
             result = run()
-            if not _stands(alias, values["id"]):
+            if not _stands(alias, pk):
                 raise RolledBackError.of(handler.name, event.id, alias)
             return result
     except _Known:
@@ -115,9 +116,9 @@ def _statements(_vendor: str, alias: str) -> tuple[str, str]:
 
     quote = connections[alias].ops.quote_name
     meta = InboxEntry._meta  # noqa: SLF001 - Django's documented name for it
-    columns = [quote(field.column) for field in meta.concrete_fields]
-    table, names, places = quote(meta.db_table), ", ".join(columns), ", ".join(["%s"] * len(columns))
-    pk = quote(meta.pk.column)
+    columns = [quote(str(field.column)) for field in meta.concrete_fields]
+    names, places = ", ".join(columns), ", ".join(["%s"] * len(columns))
+    table, pk = quote(meta.db_table), quote(str(meta.pk.column))
     return (
         f"INSERT INTO {table} ({names}) VALUES ({places})",  # noqa: S608 - names of our own
         f"SELECT 1 FROM {table} WHERE {pk} = %s",  # noqa: S608 - names of our own

@@ -54,6 +54,16 @@ BATCH: Final = 500
 TRIES: Final = 10
 #: What PostgreSQL calls that: serialization_failure (REPEATABLE READ and stricter), deadlock.
 _CONFLICTS: Final = frozenset({"40001", "40P01"})
+#: Columns that no copy of an event needs.
+_NOT_COPIED: Final = (
+    "detail",
+    "exception",
+    "first_failed_at",
+    "last_failed_at",
+    "location",
+    "message",
+    "mirrored_at",
+)
 _NOBODY: Final = UUID(int=0)
 _RECORD_GONE: Final = gettext_noop("the record of its replay was deleted before it was published")
 
@@ -249,6 +259,7 @@ def claim(
             revisions = {
                 event.pk: _revise(event, edit, by=by, reason=reason, now=now) for event, _ in found
             }
+        said_by, said = clean(by, LENGTH), clean(reason)
         new = [
             Replay(
                 pk=uuid4(),
@@ -257,8 +268,8 @@ def claim(
                 revision=revisions.get(event.pk),
                 handler=clean(handlers[event.pk], LENGTH),
                 requested_at=now,
-                requested_by=clean(by, LENGTH),
-                reason=clean(reason),
+                requested_by=said_by,
+                reason=said,
                 publishes=1,
             )
             for event, replay in found
@@ -282,6 +293,8 @@ def claim(
 
 def forced(claimed: Sequence[Claimed]) -> set[UUID]:
     """Return the ids of the replays that were asked for by force."""
+    if not claimed:
+        return set()
     actions = ArchiveAction.objects.using(database()).filter(
         replay__in=[each.replay.pk for each in claimed], action=ArchiveAction.Action.FORCE
     )
@@ -543,7 +556,7 @@ def _end(ends: Mapping[UUID, datetime], outcome: Replay.Outcome) -> None:
 
 def _claimed(token: UUID) -> list[tuple[ArchivedEvent, Replay | None]]:
     """Return the events of a claim, each with its current replay where there is one already."""
-    events = list(rows().filter(claim=token).order_by("pk"))
+    events = list(rows().filter(claim=token).order_by("pk").defer(*_NOT_COPIED))
     replays = {
         replay.event_id: replay
         for replay in _replays()
@@ -620,14 +633,15 @@ def _note(
     now: datetime,
     batch: UUID | None = None,
 ) -> Sequence[ArchiveAction]:
+    by, reason = clean(by, LENGTH), clean(reason)
     return ArchiveAction.objects.using(database()).bulk_create(
         [
             ArchiveAction(
                 event_id=pk,
                 at=now,
                 action=action,
-                by=clean(by, LENGTH),
-                reason=clean(reason),
+                by=by,
+                reason=reason,
                 replay=replay,
                 batch_id=batch,
             )

@@ -510,9 +510,7 @@ def delay(error: PublishError, attempts: int) -> float:
     return float(min(first * factor ** min(attempts, 32), longest))
 
 
-def settle(
-    alias: str, answers: Sequence[Answer], settings: Settings, *, wait: bool = True
-) -> None:
+def settle(alias: str, answers: Sequence[Answer], settings: Settings, *, wait: bool = True) -> None:
     """Note what the broker answered: rows go, or wait with their error, or are given back.
 
     Args:

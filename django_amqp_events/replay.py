@@ -68,6 +68,19 @@ _GENERAL: Final = (
     PublishTimeoutError,
 )
 _DATABASE_AWAY: Final = (InterfaceError, OperationalError)
+#: What is looked at before an event is claimed; to read all of it takes several times as long.
+_LOOKED_AT: Final = (
+    "body_size",
+    "event_id",
+    "handler",
+    "name",
+    "queue",
+    "reason",
+    "service",
+    "state",
+    "state_since",
+    "version",
+)
 #: Why events are archived; docs/archive.md tells what each means.
 REASONS: Final = frozenset(
     {
@@ -313,7 +326,7 @@ def resume(*, lease: float | None = None) -> int:
             "%d replays were left queued by a process that ended; they are published again",
             len(claimed),
         )
-        _publish(claimed, settings, registry, report)
+        _publish(claimed, settings, registry, report, forced=lifecycle.forced(claimed))
     return len(report.published)
 
 
@@ -531,7 +544,9 @@ def _replay(
         batch=batch,
     )
     report.skipped += _missed(wanted, [each.event.pk for each in claimed])
-    _publish(claimed, settings, registry, report)
+    # One that was made just now, and not by force, is not.
+    asked = claimed if force else [each for each in claimed if each.replay.publishes > 1]
+    _publish(claimed, settings, registry, report, forced=lifecycle.forced(asked))
     return len(claimed)
 
 
@@ -645,20 +660,28 @@ def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
 
 
 def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
-    return lifecycle.rows().filter(pk__in=list(ids)).defer("body", "headers_raw", "detail")
+    return lifecycle.rows().filter(pk__in=list(ids)).only(*_LOOKED_AT)
 
 
 def _publish(
-    claimed: list[Claimed], settings: Settings, registry: Registry, report: Report
+    claimed: list[Claimed],
+    settings: Settings,
+    registry: Registry,
+    report: Report,
+    *,
+    forced: Collection[UUID] = (),
 ) -> None:
-    """Publish what is claimed and note what became of each."""
+    """Publish what is claimed and note what became of each.
+
+    Args:
+        forced: ids of the replays that were asked for by force, now or before.
+    """
     exchange = Names.of(settings).replay
     messages: list[Message] = []
     sent: list[Claimed] = []
     back: list[Unpublished] = []
     # What is wrong, without who it is about.
     whys: dict[UUID, str] = {}
-    forced = lifecycle.forced(claimed)
     for each in claimed:
         handler = registry.handlers.get(each.replay.handler)
         if handler is None:
@@ -821,7 +844,8 @@ def _chunks(seen: Seen, size: int) -> Iterator[Seen]:
     ids = list(seen)
     for start in range(0, len(ids), 1000):
         part = ids[start : start + 1000]
-        sizes = dict(lifecycle.rows().filter(pk__in=part).values_list("pk", "body_size"))
+        found = lifecycle.rows().filter(pk__in=part).order_by()
+        sizes = dict(found.values_list("pk", "body_size"))
         chunk: dict[UUID, int] = {}
         total = 0
         for pk in part:

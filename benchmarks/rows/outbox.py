@@ -1,11 +1,15 @@
 """The outbox.
 
 *Up to COMMIT*: an event call in a transaction, from its begin to its COMMIT, beside the very
-INSERT that it makes, done by hand. *Up to published*: the same until RabbitMQ has confirmed the
-event and the row is settled, beside that INSERT and Celery's `apply_async` after the commit.
+INSERT that it makes, done by hand. Whoever publishes between his transactions shares cores and disk
+with RabbitMQ, which is not through with the last event; the bare INSERT has the machine for itself,
+and a third participant, the INSERT with `apply_async` between the transactions, has not.
+*Up to published*: the same until RabbitMQ has confirmed the event and the row is settled, beside
+that INSERT and Celery's `apply_async` after the commit.
 *Relay*: events that wait in the outbox, published by `events_relay`, beside `apply_async` one by
 one. A figure is the median of a turn's transactions. PostgreSQL waits for the disk with each
-commit; SQLite as Django sets it up.
+commit, but not when it deletes the row of an event that was published (docs/guarantees.md says what
+that means); SQLite as Django sets it up.
 """
 
 from __future__ import annotations
@@ -96,6 +100,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                     {
                         OURS: partial(box.ours, "committed"),
                         INSERT: partial(box.bare, "committed", after=False),
+                        AFTER: partial(box.bare, "committed", after=True),
                     },
                     size.turns(7),
                     tell,

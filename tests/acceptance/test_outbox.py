@@ -209,13 +209,13 @@ DYING_RELAY = """
 lease(3)
 calls = 0
 confirmed = outbox.confirmed
-def dying(alias, rows):
+def dying(alias, rows, **options):
     global calls
     calls += 1
     if calls == 4:
         print(" ".join(row.message.event_id for row in rows), flush=True)
         kill()
-    confirmed(alias, rows)
+    confirmed(alias, rows, **options)
 outbox.confirmed = dying
 relay(size=100)
 """

@@ -310,6 +310,35 @@ def test_signals(wire: Wire):
     assert not table().exists()
 
 
+@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
+    """Neither the transaction that somebody else has open nor the next one on the connection."""
+    lazily = "set_config('synchronous_commit', 'off', true)"
+    connection = connections[ALIAS]
+
+    def setting() -> str:
+        with connection.cursor() as cursor:
+            cursor.execute("SHOW synchronous_commit")
+            return str(cursor.fetchone()[0])
+
+    with CaptureQueriesContext(connection) as queries:
+        publish_many(NAME, [{"n": 1}, {"n": 2}])
+    assert [lazily in query["sql"] for query in queries if "DELETE" in query["sql"]] == [True]
+    assert setting() == "on"
+    assert not table().exists()
+    leave()
+    taken = outbox.claim(ALIAS, "shop", limit=1, failed=False)
+    with CaptureQueriesContext(connection) as queries, rollback():
+        outbox.confirmed(ALIAS, taken, wait=False)
+        assert setting() == "on"
+        assert not table().exists()
+    with CaptureQueriesContext(connection) as queries_of_relay:
+        # A relay has up to 900 in hand.
+        outbox.confirmed(ALIAS, taken)
+    assert lazily not in str([*queries, *queries_of_relay])
+    assert not table().exists()
+
+
 # -- a broker that does not answer ----------------------------------------------------------------
 
 
@@ -803,10 +832,10 @@ def test_the_database_goes_and_comes(
     """It is killed between the confirms of a batch and the deletion of its rows."""
     delete, calls = outbox.confirmed, itertools.count()
 
-    def killing(*args: Any) -> None:
+    def killing(*args: Any, **options: Any) -> None:
         if next(calls) == 4:
             private_postgres.kill()
-        delete(*args)
+        delete(*args, **options)
 
     monkeypatch.setattr(outbox, "confirmed", killing)
     with (

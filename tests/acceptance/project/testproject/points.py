@@ -113,12 +113,16 @@ def arm() -> None:
         return ids
 
     first(Courier, "deliver", "committed", committed)
-    first(outbox, "confirmed", "relayed", lambda _, done: [row.message.event_id for row in done])
+    first(
+        outbox, "confirmed", "relayed", lambda _, done, **o: [row.message.event_id for row in done]
+    )
     first(
         Intake, "ack", "mirrored",
         lambda _, batch, *a: [str(m.properties.get("message_id")) for m in batch.messages],
     )  # fmt: skip
-    first(replay, "_publish", "claimed", lambda claimed, *a: [str(c.replay.pk) for c in claimed])
+    first(
+        replay, "_publish", "claimed", lambda claimed, *a, **o: [str(c.replay.pk) for c in claimed]
+    )
     first(
         lifecycle, "published", "replayed", lambda claimed, **o: [str(c.replay.pk) for c in claimed]
     )
