@@ -70,10 +70,15 @@ _RECORD_GONE: Final = gettext_noop("the record of its replay was deleted before 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """An event that this operation alone may publish, and its replay."""
+    """An event that this operation alone may publish, and its replay.
+
+    Attributes:
+        unforced: the replay was made for this claim, which was not by force.
+    """
 
     event: ArchivedEvent
     replay: Replay
+    unforced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +282,12 @@ def claim(
         ]
         _replays().bulk_create(new)
         made = {replay.event_id: replay for replay in new}
-        claimed = [Claimed(event=event, replay=replay or made[event.pk]) for event, replay in found]
+        claimed = [
+            Claimed(event=event, replay=made[event.pk], unforced=not force)
+            if replay is None
+            else Claimed(event=event, replay=replay)
+            for event, replay in found
+        ]
         _note(
             ((each.event.pk, each.replay) for each in claimed),
             action=action,
@@ -293,10 +303,11 @@ def claim(
 
 def forced(claimed: Sequence[Claimed]) -> set[UUID]:
     """Return the ids of the replays that were asked for by force."""
-    if not claimed:
+    unknown = [each.replay.pk for each in claimed if not each.unforced]
+    if not unknown:
         return set()
     actions = ArchiveAction.objects.using(database()).filter(
-        replay__in=[each.replay.pk for each in claimed], action=ArchiveAction.Action.FORCE
+        replay__in=unknown, action=ArchiveAction.Action.FORCE
     )
     return {pk for pk in actions.values_list("replay_id", flat=True) if pk is not None}
 

@@ -326,7 +326,7 @@ def resume(*, lease: float | None = None) -> int:
             "%d replays were left queued by a process that ended; they are published again",
             len(claimed),
         )
-        _publish(claimed, settings, registry, report, forced=lifecycle.forced(claimed))
+        _publish(claimed, settings, registry, report)
     return len(report.published)
 
 
@@ -544,9 +544,7 @@ def _replay(
         batch=batch,
     )
     report.skipped += _missed(wanted, [each.event.pk for each in claimed])
-    # One that was made just now, and not by force, is not.
-    asked = claimed if force else [each for each in claimed if each.replay.publishes > 1]
-    _publish(claimed, settings, registry, report, forced=lifecycle.forced(asked))
+    _publish(claimed, settings, registry, report)
     return len(claimed)
 
 
@@ -664,24 +662,16 @@ def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
 
 
 def _publish(
-    claimed: list[Claimed],
-    settings: Settings,
-    registry: Registry,
-    report: Report,
-    *,
-    forced: Collection[UUID] = (),
+    claimed: list[Claimed], settings: Settings, registry: Registry, report: Report
 ) -> None:
-    """Publish what is claimed and note what became of each.
-
-    Args:
-        forced: ids of the replays that were asked for by force, now or before.
-    """
+    """Publish what is claimed and note what became of each."""
     exchange = Names.of(settings).replay
     messages: list[Message] = []
     sent: list[Claimed] = []
     back: list[Unpublished] = []
     # What is wrong, without who it is about.
     whys: dict[UUID, str] = {}
+    forced = lifecycle.forced(claimed)
     for each in claimed:
         handler = registry.handlers.get(each.replay.handler)
         if handler is None:

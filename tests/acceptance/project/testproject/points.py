@@ -120,9 +120,7 @@ def arm() -> None:
         Intake, "ack", "mirrored",
         lambda _, batch, *a: [str(m.properties.get("message_id")) for m in batch.messages],
     )  # fmt: skip
-    first(
-        replay, "_publish", "claimed", lambda claimed, *a, **o: [str(c.replay.pk) for c in claimed]
-    )
+    first(replay, "_publish", "claimed", lambda claimed, *a: [str(c.replay.pk) for c in claimed])
     first(
         lifecycle, "published", "replayed", lambda claimed, **o: [str(c.replay.pk) for c in claimed]
     )
