@@ -298,6 +298,22 @@ def test_a_claimer_that_lost_its_claim_gives_nothing_back() -> None:
     assert again(event).state == State.REPLAYING
 
 
+def test_who_was_asked_for_by_force_is_known_whoever_goes_on_with_it() -> None:
+    """Asked of the database only where it can be: a replay that was just made knows it."""
+    new, old = make(1), make(2, state=State.REPLAYING, replays=1)
+    (plain,) = claim(new)
+    with CaptureQueriesContext(connections[lifecycle.database()]) as captured:
+        assert lifecycle.forced([plain]) == set()
+    assert not len(captured)
+    (by_force,) = claim(old, force=True)
+    assert lifecycle.forced([plain, by_force]) == {by_force.replay.pk}
+    give_back(by_force, unconfirmed=True)
+    (underway,) = claim(again(old))
+    assert underway.replay.pk == by_force.replay.pk
+    assert lifecycle.forced([plain, underway]) == {by_force.replay.pk}
+    assert lifecycle.forced(reclaim()) == {by_force.replay.pk}
+
+
 # -- left queued --------------------------------------------------------------------------
 
 
