@@ -199,7 +199,7 @@ def _insert(connection: BaseDatabaseWrapper, rows: Sequence[Row], service: str, 
     for row in rows:
         message = row.message
         values += (
-            prepare(row.id),
+            prepare(row.id, connection),
             service,
             message.event_id,
             message.name,
@@ -239,16 +239,11 @@ def _statement(_vendor: str, alias: str, held: bool) -> tuple[str, str, tuple[An
     names = ", ".join(quote(str(fields[name].column)) for name in _COLUMNS)
     group = ", ".join([*["%s"] * len(_VALUES), times[0][0], times[1][0], "%s", "%s"])
     table = quote(meta.db_table)
-    id_field = fields["id"]
-
-    def prepare(value: UUID) -> Any:
-        return id_field.get_db_prep_value(value, connections[alias], prepared=False)
-
     return (
         f"INSERT INTO {table} ({names}) VALUES ",  # noqa: S608 - names of our own
         f"({group})",
         (*times[0][1], *times[1][1], 0, ""),
-        prepare,
+        fields["id"].get_db_prep_value,
     )
 
 
@@ -456,7 +451,8 @@ def confirmed(alias: str, done: Sequence[Row], *, wait: bool = True) -> None:
         # One statement, without the transaction around it that delete() would make: somebody may
         # wait for it, and nothing hangs on these rows.
         with connection.cursor() as cursor:
-            cursor.execute(f"{delete} ({places}){lazily}", [prepare(row.id) for row in part])
+            ids = [prepare(row.id, connection) for row in part]
+            cursor.execute(f"{delete} ({places}){lazily}", ids)
 
 
 #: Ends the condition of a DELETE. PostgreSQL looks at the setting when it commits, so that this is
@@ -465,19 +461,16 @@ _LAZILY: Final = " AND set_config('synchronous_commit', 'off', true) = 'off'"
 
 
 @lru_cache(maxsize=32)
-def _delete_statement(_vendor: str, alias: str) -> tuple[str, Callable[[UUID], Any]]:
+def _delete_statement(_vendor: str, alias: str) -> tuple[str, Callable[..., Any]]:
     """Return a DELETE up to the list of ids, and how these are given."""
     from .models import OutboxEvent
 
     quote = connections[alias].ops.quote_name
     meta = OutboxEvent._meta  # noqa: SLF001 - Django's documented name for it
     id_field = meta.get_field("id")
-
-    def prepare(value: UUID) -> Any:
-        return id_field.get_db_prep_value(value, connections[alias], prepared=False)
-
     table, column = quote(meta.db_table), quote(str(id_field.column))
-    return f"DELETE FROM {table} WHERE {column} IN", prepare  # noqa: S608 - names of our own
+    delete = f"DELETE FROM {table} WHERE {column} IN"  # noqa: S608 - names of our own
+    return delete, id_field.get_db_prep_value
 
 
 def failed(alias: str, answers: Sequence[Answer]) -> None:
