@@ -446,6 +446,8 @@ def test_a_confirm_that_is_slow_comes_to_its_own_process(
     proxy = wire.proxy()
     wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)
     publish_event(NAME, {"n": 0})
+    # The first call pays for the connection and may return before its confirm.
+    until(lambda: not table().exists(), "the broker was there")
     proxy.hold = {ACK}
     event_id, seconds = timed({"n": 1})
     assert seconds < SOON
