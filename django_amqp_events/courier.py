@@ -155,8 +155,9 @@ class Courier:
     def _settle(self, alias: str, answers: list[Answer]) -> None:
         """Bring answers into the database, by the connection of this thread."""
         try:
-            # Not for the disk: somebody may wait for this.
-            outbox.settle(alias, answers, self.settings, wait=False)
+            # Not for the disk, if it may be so: somebody may wait for this.
+            wait = "deletes" not in self.settings.fast_paths
+            outbox.settle(alias, answers, self.settings, wait=wait)
         except Exception as exc:
             logger.exception("%d rows of the outbox are settled later", len(answers))
             with self._changed:

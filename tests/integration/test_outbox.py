@@ -40,6 +40,7 @@ from django_amqp_events.models import OutboxEvent
 from django_amqp_events.outbox import Answer, Row
 from django_amqp_events.relay import Counts, Line, Relay
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
+from django_amqp_events.testing import override_events
 from tests.conftest import Database, Vhost, archive_in, postgres_settings
 
 from . import wire as wire_module
@@ -336,6 +337,9 @@ def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
         # A relay has up to 900 in hand.
         outbox.confirmed(ALIAS, taken)
     assert lazily not in str([*queries, *queries_of_relay])
+    with override_events(FAST_PATHS=[]), CaptureQueriesContext(connection) as queries:
+        publish_event(NAME, {})
+    assert lazily not in str(list(queries))
     assert not table().exists()
 
 
