@@ -340,9 +340,10 @@ def _announce(signal: Signal, settings: Settings, message: Message) -> None:
     signal.send_robust(settings.service, event_id=message.event_id, name=message.name)
 
 
-#: Names that were found to be good, and how many are remembered.
-_good_names: set[str] = set()
+#: Names and contracts that are remembered at most: some are made at run time.
 _REMEMBERED: Final = 1024
+#: Names that were found to be good.
+_good_names: set[str] = set()
 
 
 def _check_name(name: str) -> None:
@@ -354,8 +355,9 @@ def _check_name(name: str) -> None:
             f"{name!r:.80} is no event name: {wrong or 'it has * or # in it'}; use words with "
             f"dots between them, such as shop.order.created"
         )
-    if len(_good_names) < _REMEMBERED:
-        _good_names.add(name)
+    if len(_good_names) >= _REMEMBERED:
+        _good_names.clear()
+    _good_names.add(name)
 
 
 def _checked(name: str, payload: Mapping[str, Any], *, validate: bool) -> Mapping[str, Any]:
@@ -427,6 +429,7 @@ class _Form:
         return full if len(full) == len(self.defaults) and payload.keys() >= self.required else None
 
 
+#: By identity: a contract may be any callable, hashable or not.
 _forms: dict[int, _Form] = {}
 
 
@@ -451,8 +454,9 @@ def _form(contract: Callable[..., Any]) -> _Form:
         positional=kinds[inspect.Parameter.POSITIONAL_OR_KEYWORD],
         keyword_only=kinds[inspect.Parameter.KEYWORD_ONLY],
     )
-    if len(_forms) < _REMEMBERED:
-        _forms[id(contract)] = form
+    if len(_forms) >= _REMEMBERED:
+        _forms.clear()
+    _forms[id(contract)] = form
     return form
 
 

@@ -176,6 +176,7 @@ class Encoder:
         arguments = dumps("Bssbb", (0, exchange, routing_key, mandatory, False))
         payload = pack(">HH", *Basic.Publish) + arguments
         method = _FRAME(_METHOD, self._channel, len(payload)) + payload + _END
-        if len(self._methods) < _REMEMBERED:
-            self._methods[way] = method
+        if len(self._methods) >= _REMEMBERED:
+            self._methods.clear()
+        self._methods[way] = method
         return method
