@@ -175,7 +175,7 @@ class Encoder:
         _short(exchange), _short(routing_key)  # else py-amqp says what is wrong with them
         arguments = dumps("Bssbb", (0, exchange, routing_key, mandatory, False))
         payload = pack(">HH", *Basic.Publish) + arguments
-        method = _FRAME(_METHOD, self._channel, len(payload)) + payload + _END
+        method: bytes = _FRAME(_METHOD, self._channel, len(payload)) + payload + _END
         if len(self._methods) >= _REMEMBERED:
             self._methods.clear()
         self._methods[way] = method
