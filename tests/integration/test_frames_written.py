@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from amqp.method_framing import frame_writer
 
 from django_amqp_events import (
     BrokerUnavailableError,
@@ -16,7 +17,6 @@ from django_amqp_events import (
     PublishNackedError,
     PublishRefusedError,
     UnroutableError,
-    broker,
     publish_many,
 )
 from django_amqp_events.broker import GATHER
@@ -198,9 +198,7 @@ def test_cut_in_the_middle_of_a_write(wire: Wire, ways: list[str], monkeypatch: 
     monkeypatch.setattr(channel._transport, "write", write)
     if not ways:
         # py-amqp keeps the function.
-        channel._amqp.frame_writer = broker.amqp.method_framing.frame_writer(
-            channel._amqp, channel._transport
-        )
+        channel._amqp.frame_writer = frame_writer(channel._amqp, channel._transport)
     messages = [event(wire, b"x" * 1000) for _ in range(400)]
     results = wire.pool.publish(messages, mandatory=True)
     known = [result.published if result else True for result in results]
