@@ -148,12 +148,12 @@ def publish_many(
     published_at = target.now()
     messages: list[Message] = []
     for payload in payloads:
-        if not messages:
-            _check_name(name)
-        full = _checked(name, payload, validate=validate)
-        if options.headers and not messages:
-            envelope.check_headers(name, options.headers)
-        messages.append(_message(settings, name, full, options, published_at))
+        messages.append(
+            _message(
+                settings, name, payload, options, published_at,
+                validate=validate, checked=bool(messages),
+            )
+        )  # fmt: skip
     if options.event_id is not None and len(messages) > 1:
         raise InvalidEventError("one event_id cannot stand for several events; leave it out")
     mode = options.mode or settings.publish
@@ -360,25 +360,32 @@ def _check_name(name: str) -> None:
     _good_names.add(name)
 
 
-def _checked(name: str, payload: Mapping[str, Any], *, validate: bool) -> Mapping[str, Any]:
-    """Return the payload as its contract, where one is known, has it."""
-    if not isinstance(payload, Mapping) or not all(isinstance(key, str) for key in payload):
-        raise InvalidEventError(
-            f"the payload of event {name!r} is not a dict with names as keys: {payload!r:.80}"
-        )
-    known = get_registry().events.get(name) if validate else None
-    if known is not None and known.contract is not None:
-        return bind_contract(name, known.contract, payload)
-    return payload
-
-
 def _message(
     settings: Settings,
     name: str,
     payload: Mapping[str, Any],
     options: Options,
     published_at: datetime,
+    *,
+    validate: bool,
+    checked: bool = False,
 ) -> Message:
+    """Validate a payload and build its message.
+
+    Args:
+        checked: name and headers were, with the message before.
+    """
+    if not checked:
+        _check_name(name)
+    if not isinstance(payload, Mapping) or not all(isinstance(key, str) for key in payload):
+        raise InvalidEventError(
+            f"the payload of event {name!r} is not a dict with names as keys: {payload!r:.80}"
+        )
+    known = get_registry().events.get(name) if validate else None
+    if known is not None and known.contract is not None:
+        payload = bind_contract(name, known.contract, payload)
+    if not checked:
+        envelope.check_headers(name, options.headers)
     event_id = options.event_id or str(uuid4())
     body = envelope.encode_payload(name, payload)
     if len(body) > settings.max_body:
