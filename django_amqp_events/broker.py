@@ -30,6 +30,7 @@ from celery import Celery, current_app
 from django.utils.module_loading import import_string
 from kombu import Connection
 
+from . import conf
 from .conf import Settings
 from .envelope import Message
 from .exceptions import (
@@ -44,15 +45,21 @@ from .exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
+from .wire import Encoder
 
 logger = logging.getLogger(__name__)
 
 #: Unconfirmed messages on a channel at most, so that a window is bounded in memory.
 WINDOW: Final = 1000
+#: Bytes that are written to the socket together, with the fast path "frames".
+GATHER: Final = 64 * 1024
 #: Seconds for the rest of a frame of which the beginning is here.
 REST_OF_FRAME: Final = 0.1
 #: Seconds that the broker has to say goodbye, at exit for each idle connection.
 GOODBYE: Final = 0.5
+
+#: Stands for an answer that is not here yet.
+_NO_ANSWER: Final = PublishInterruptedError("not published yet")
 
 #: What py-amqp and the sockets below it raise. Anything else comes from elsewhere, such as
 #: Celery's SoftTimeLimitExceeded out of a signal handler, and is not the broker's failure.
@@ -223,7 +230,11 @@ class ConfirmChannel:
         self._unconfirmed: dict[int, int] = {}
         self._results: list[PublishError | None] = []
         self._messages: Sequence[Message] = ()
-        self._tag = 0
+        self._tag = self._sent = 0
+        self._encoder: Encoder | None = None
+        # Frames that are not written yet, by the message's index, and their bytes.
+        self._unwritten: list[tuple[int, bytes]] = []
+        self._gathered = 0
         self._patience = self._deadline = 0.0
         self._conn: Connection | None = None
         self._amqp: Any = None
@@ -252,6 +263,8 @@ class ConfirmChannel:
             ) from exc
         self._transport.sock.settimeout(self.timeout)
         self._poll = _poll(self._transport.sock)
+        if "frames" in conf.load()[0].fast_paths:
+            self._encoder = Encoder(self._channel.channel_id, self._amqp.frame_max)
         self._channel.events["basic_ack"].add(self._on_ack)
         self._channel.events["basic_nack"].add(self._on_nack)
         self._channel.events["basic_return"].add(self._on_return)
@@ -299,36 +312,48 @@ class ConfirmChannel:
                 f"RabbitMQ blocks publishers ({self.blocked}); free memory or disk on the broker",
             )
         self._messages = messages
-        self._results = [_unknown(message) for message in messages]
-        self._unconfirmed, self._returned = {}, {}
-        sent = 0
+        self._results = [_NO_ANSWER] * len(messages)
+        self._unconfirmed, self._returned, self._sent = {}, {}, 0
         try:
             for index, message in enumerate(messages):
                 self._send(index, message, mandatory)
-                sent = index + 1
                 if self.blocked:
                     # What is written now lies before a broker that does not read.
+                    self._flush()
                     self._settle(0)
-                elif len(self._unconfirmed) >= WINDOW:
+                elif len(self._unconfirmed) + len(self._unwritten) >= WINDOW:
+                    self._flush()
                     self._settle(WINDOW // 2)
+            self._flush()
             self._settle(0)
         except _AMQP_ERRORS as exc:
-            self._give_up(exc, sent)
+            self._give_up(exc)
         except BaseException:
             # A signal or a time limit in the middle: what is under way is unknown.
             self.close()
             raise
         finally:
             results, self._results, self._messages = self._results, [], ()
+            self._unwritten, self._gathered = [], 0
         return results
 
     def _send(self, index: int, message: Message, mandatory: bool) -> None:
+        """Write a message, or keep it for a write that it shares with others."""
+        if self._encoder is not None:
+            frames = self._encoder.frames(message, mandatory=mandatory)
+            if frames is not None:
+                self._unwritten.append((index, frames))
+                self._gathered += len(frames)
+                # The first one does not wait: the broker has something to do meanwhile.
+                if self._gathered >= GATHER or not self._unconfirmed:
+                    self._flush()
+                return
+            self._flush()
         raw = self._encode(index, message)
         if raw is None:
             return
         self._read_waiting()
-        self._tag += 1
-        self._unconfirmed[self._tag] = index
+        self._expect(index)
         # Not basic_publish, which reads first, and spins where half a frame is all there is.
         self._channel.send_method(
             amqp.spec.Basic.Publish,
@@ -336,6 +361,26 @@ class ConfirmChannel:
             (0, message.exchange, message.routing_key, mandatory, False),
             raw,
         )
+
+    def _flush(self) -> None:
+        """Write what was kept, with one system call; to a broker that is blocked one by one."""
+        while self._unwritten:
+            self._read_waiting()
+            number = 1 if self.blocked else len(self._unwritten)
+            batch, self._unwritten = self._unwritten[:number], self._unwritten[number:]
+            self._gathered = 0
+            # Before the write: where it ends in the middle, nothing is known of any of them.
+            for index, _ in batch:
+                self._expect(index)
+            self._transport.write(b"".join([frames for _, frames in batch]))
+            if self.blocked:
+                self._settle(0)
+
+    def _expect(self, index: int) -> None:
+        """Note that from now on the broker may have this message."""
+        self._tag += 1
+        self._unconfirmed[self._tag] = index
+        self._sent = index + 1
 
     def _encode(self, index: int, message: Message) -> amqp.Message | None:
         """Build the message, or note that it cannot be written, before a byte of it is."""
@@ -389,6 +434,9 @@ class ConfirmChannel:
 
     def _on_ack(self, delivery_tag: int, multiple: bool) -> None:
         for index in self._confirmed(delivery_tag, multiple):
+            if not self._returned:
+                self._results[index] = None
+                continue
             message = self._messages[index]
             key = (message.exchange, message.routing_key, _message_id(message.properties))
             texts = self._returned.get(key)
@@ -427,14 +475,16 @@ class ConfirmChannel:
     def _on_unblocked(self) -> None:
         self.blocked = ""
 
-    def _give_up(self, exc: Exception, sent: int) -> None:
+    def _give_up(self, exc: Exception) -> None:
         """Turn an exception into the error of every message that has no answer yet."""
         self.close()
-        pending = set(self._unconfirmed.values())
-        for index, message in enumerate(self._messages):
-            if index in pending:
-                self._results[index] = _translate(message, exc, self.blocked, len(pending) == 1)
-            elif index >= sent:
+        unanswered = [index for index, result in enumerate(self._results) if result is _NO_ANSWER]
+        alone = sum(index < self._sent for index in unanswered) == 1
+        for index in unanswered:
+            message = self._messages[index]
+            if index < self._sent:
+                self._results[index] = _translate(message, exc, self.blocked, alone)
+            else:
                 self._results[index] = BrokerUnavailableError(
                     f"{named(message)} was not published, because the connection failed on a "
                     f"message before it: {exc}",
@@ -604,14 +654,6 @@ def named(message: Message) -> str:
 
 def _message_id(properties: Any) -> str:
     return str(properties.get("message_id", ""))
-
-
-def _unknown(message: Message) -> PublishInterruptedError:
-    return PublishInterruptedError(
-        f"{named(message)}: not published yet",
-        event_id=message.event_id,
-        event_name=message.name,
-    )
 
 
 def _unavailable(messages: Sequence[Message], why: str) -> list[PublishError | None]:

@@ -258,6 +258,10 @@ class Payload:
 # -- publishing ---------------------------------------------------------------------------
 
 
+# One for all: it keeps nothing between two calls.
+_ENCODER: Final = DjangoJSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
 def encode_payload(name: str, payload: Mapping[str, Any], args: Sequence[Any] = ()) -> bytes:
     """Write an event's payload as the body of a message.
 
@@ -270,13 +274,7 @@ def encode_payload(name: str, payload: Mapping[str, Any], args: Sequence[Any] = 
         InvalidEventError: the payload is no JSON.
     """
     try:
-        body = json.dumps(
-            [list(args), payload, {}],
-            cls=DjangoJSONEncoder,
-            ensure_ascii=False,
-            allow_nan=False,
-            separators=(",", ":"),
-        ).encode()
+        body = _ENCODER.encode([list(args), payload, {}]).encode()
         if _brackets(body) > MAX_DEPTH and too_deep(payload):
             raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
         return body

@@ -146,10 +146,14 @@ def publish_many(
     settings = get_settings()
     target, watch = _target(settings)
     published_at = target.now()
-    messages = [
-        _message(settings, name, payload, options, published_at, validate=validate)
-        for payload in payloads
-    ]
+    messages: list[Message] = []
+    for payload in payloads:
+        messages.append(
+            _message(
+                settings, name, payload, options, published_at,
+                validate=validate, checked=bool(messages),
+            )
+        )  # fmt: skip
     if options.event_id is not None and len(messages) > 1:
         raise InvalidEventError("one event_id cannot stand for several events; leave it out")
     mode = options.mode or settings.publish
@@ -336,6 +340,26 @@ def _announce(signal: Signal, settings: Settings, message: Message) -> None:
     signal.send_robust(settings.service, event_id=message.event_id, name=message.name)
 
 
+#: Names and contracts that are remembered at most: some are made at run time.
+_REMEMBERED: Final = 1024
+#: Names that were found to be good.
+_good_names: set[str] = set()
+
+
+def _check_name(name: str) -> None:
+    if isinstance(name, str) and name in _good_names:
+        return
+    wrong = pattern_problem(name)
+    if wrong or is_pattern(name):
+        raise InvalidEventError(
+            f"{name!r:.80} is no event name: {wrong or 'it has * or # in it'}; use words with "
+            f"dots between them, such as shop.order.created"
+        )
+    if len(_good_names) >= _REMEMBERED:
+        _good_names.clear()
+    _good_names.add(name)
+
+
 def _message(
     settings: Settings,
     name: str,
@@ -344,13 +368,15 @@ def _message(
     published_at: datetime,
     *,
     validate: bool,
+    checked: bool = False,
 ) -> Message:
-    wrong = pattern_problem(name)
-    if wrong or is_pattern(name):
-        raise InvalidEventError(
-            f"{name!r:.80} is no event name: {wrong or 'it has * or # in it'}; use words with "
-            f"dots between them, such as shop.order.created"
-        )
+    """Validate a payload and build its message.
+
+    Args:
+        checked: name and headers were, with the message before.
+    """
+    if not checked:
+        _check_name(name)
     if not isinstance(payload, Mapping) or not all(isinstance(key, str) for key in payload):
         raise InvalidEventError(
             f"the payload of event {name!r} is not a dict with names as keys: {payload!r:.80}"
@@ -358,7 +384,8 @@ def _message(
     known = get_registry().events.get(name) if validate else None
     if known is not None and known.contract is not None:
         payload = bind_contract(name, known.contract, payload)
-    envelope.check_headers(name, options.headers)
+    if not checked:
+        envelope.check_headers(name, options.headers)
     event_id = options.event_id or str(uuid4())
     body = envelope.encode_payload(name, payload)
     if len(body) > settings.max_body:
@@ -382,6 +409,64 @@ def _message(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """What a contract's signature asks for, read once.
+
+    Attributes:
+        contract: kept, so that no other one gets its identity.
+        required: names without a default.
+        defaults: by name and in order; ``None`` where the signature has more than plain names.
+        positional, keyword_only: the names, as the contract is called with them.
+    """
+
+    contract: Callable[..., Any]
+    signature: inspect.Signature
+    required: frozenset[str]
+    defaults: Mapping[str, Any] | None
+    positional: Sequence[str]
+    keyword_only: Sequence[str]
+
+    def filled(self, payload: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return a payload with its defaults; ``None`` where it is more than plain or wrong."""
+        if self.defaults is None:
+            return None
+        full = {**self.defaults, **payload}
+        # One more than there are is surplus.
+        return full if len(full) == len(self.defaults) and payload.keys() >= self.required else None
+
+
+#: By identity: a contract may be any callable, hashable or not.
+_forms: dict[int, _Form] = {}
+
+
+def _form(contract: Callable[..., Any]) -> _Form:
+    form = _forms.get(id(contract))
+    if form is not None and form.contract is contract:
+        return form
+    signature = inspect.signature(contract)
+    parameters = signature.parameters.values()
+    kinds = {
+        kind: [parameter.name for parameter in parameters if parameter.kind is kind]
+        for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    }
+    plain = sum(map(len, kinds.values())) == len(parameters)
+    form = _Form(
+        contract=contract,
+        signature=signature,
+        required=frozenset(
+            each.name for each in parameters if each.default is inspect.Parameter.empty
+        ),
+        defaults={each.name: each.default for each in parameters} if plain else None,
+        positional=kinds[inspect.Parameter.POSITIONAL_OR_KEYWORD],
+        keyword_only=kinds[inspect.Parameter.KEYWORD_ONLY],
+    )
+    if len(_forms) >= _REMEMBERED:
+        _forms.clear()
+    _forms[id(contract)] = form
+    return form
+
+
 def bind_contract(
     name: str, contract: Callable[..., Any], payload: Mapping[str, Any], *args: Any
 ) -> dict[str, Any]:
@@ -393,7 +478,14 @@ def bind_contract(
     Raises:
         InvalidEventError: the arguments do not fit. Whatever the body raises goes through.
     """
-    signature = inspect.signature(contract)
+    form = _form(contract)
+    if not args and type(payload) is dict and (full := form.filled(payload)) is not None:
+        contract(
+            *[full[parameter] for parameter in form.positional],
+            **{parameter: full[parameter] for parameter in form.keyword_only},
+        )
+        return full
+    signature = form.signature
     try:
         bound = signature.bind(*args, **payload)
     except TypeError as exc:
@@ -402,7 +494,7 @@ def bind_contract(
         ) from exc
     bound.apply_defaults()
     contract(*bound.args, **bound.kwargs)
-    full: dict[str, Any] = {}
+    full = {}
     for parameter in signature.parameters.values():
         value = bound.arguments[parameter.name]
         if parameter.kind is parameter.VAR_KEYWORD:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Final
 
 from celery import Celery
 from django.db import DatabaseError, InterfaceError, connections
@@ -21,7 +21,6 @@ from . import outbox
 from .broker import ConfirmChannel
 from .commits import check_commits
 from .conf import Settings
-from .envelope import Message
 from .exceptions import (
     AmqpEventsError,
     BrokerUnavailableError,
@@ -37,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 #: Rows that a relay takes at a time, and publishes in one window.
 BATCH: Final = outbox.CLAIM_ROWS
-#: Bytes that are written to the socket together.
-GATHER: Final = 64 * 1024
 #: Seconds between looks into an outbox that has nothing due.
 INTERVAL: Final = 1.0
 #: Seconds before the next look at a broker or database that is away: doubled from the first to
@@ -77,35 +74,6 @@ class Line(ConfirmChannel):
         self._ticking = tick
         self._stop = stop
         self._stopping = 0.0
-        self._out = bytearray()
-        self._gathering = False
-        self._write: Callable[[Any], object] = bool
-
-    def publish(
-        self, messages: Sequence[Message], *, mandatory: bool, timeout: float
-    ) -> list[PublishError | None]:
-        """Publish as any confirm channel does, with one system call for many messages."""
-        self._gathering = len(messages) > 1
-        try:
-            return super().publish(messages, mandatory=mandatory, timeout=timeout)
-        finally:
-            self._gathering = False
-            self._out.clear()
-
-    def _open(self, timeout: float) -> None:
-        super()._open(timeout)
-        # py-amqp has no other way: the last function below its framing.
-        self._write, self._transport._write = self._transport._write, self._gather  # noqa: SLF001
-
-    def _gather(self, data: Any) -> None:
-        self._out += data
-        if not self._gathering or len(self._out) >= GATHER:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._out:
-            out, self._out = self._out, bytearray()
-            self._write(out)
 
     def connect(self) -> None:
         """Connect, where that is not done yet.
@@ -131,7 +99,6 @@ class Line(ConfirmChannel):
         super()._read_waiting()
 
     def _settle(self, until: int) -> None:
-        self._flush()
         while len(self._unconfirmed) > until:
             self._ticking()
             now = time.monotonic()
