@@ -16,7 +16,7 @@ carried out, and are sent again. tests/integration/test_topology.py pins that to
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -125,21 +125,6 @@ def _comparing(entity: Exchange | Queue) -> tuple[Request, ...]:
         return (to_declare(entity, _GUARD),)
     # The type is not looked at. Where this one is refused the other is not carried out.
     return (_exchange_declare(entity.name, "direct", passive=True), to_declare(entity))
-
-
-def look(channel: amqp.Channel, queues: Iterable[str]) -> Iterator[None]:
-    """Ask whether queues are there, all before the first answer; yield for each that is.
-
-    Raises:
-        amqp.exceptions.ChannelError: the next one is missing, or cannot be seen. The channel is
-            closed, and what was asked about those after it is lost.
-    """
-    requests = [_queue_declare(name, passive=True) for name in queues]
-    for request in requests:
-        channel.send_method(request.method, request.format, request.arguments)
-    for request in requests:
-        channel.wait(request.answer)
-        yield
 
 
 class Amqp:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from amqp.exceptions import RecoverableConnectionError
 from kombu.message import Message
 
 logger = logging.getLogger(__name__)
@@ -34,17 +35,30 @@ class Acks:
         self._open: dict[int, None] = {}
 
     def came(self, message: Message) -> None:
-        """Note a delivery, before anything else is done with it."""
+        """Note a delivery, before anything else is done with it.
+
+        Raises:
+            RecoverableConnectionError: its number was there before; Celery connects anew.
+        """
         if message.channel is not self._channel:
             self._channel, self._last = message.channel, 0
             self._open.clear()
+        elif message.delivery_tag <= self._last:
+            # Somebody has swallowed that the broker closed the channel. py-amqp has opened it
+            # again, and an ack of what is in hand would be one of another delivery.
+            raise RecoverableConnectionError("the consuming channel was closed and opened again")
         for tag in range(self._last + 1, message.delivery_tag + 1):
             self._open[tag] = None
         self._last = max(self._last, message.delivery_tag)
 
     def ack(self, messages: Sequence[Message]) -> None:
-        """Ack deliveries of this channel."""
-        left = {message.delivery_tag: message for message in messages}
+        """Ack deliveries; what came on a channel before this one each by itself."""
+        left: dict[int, Message] = {}
+        for message in messages:
+            if message.channel is self._channel:
+                left[message.delivery_tag] = message
+            else:
+                message.ack_log_error(logger, self._errors)
         if self._together and len(left) > 1:
             still_open = next((tag for tag in self._open if tag not in left), self._last + 1)
             covered = [tag for tag in left if tag < still_open]
@@ -60,7 +74,8 @@ class Acks:
     def reject(self, message: Message) -> None:
         """Give a delivery back to the broker."""
         message.reject_log_error(logger, self._errors, requeue=True)
-        self._open.pop(message.delivery_tag, None)
+        if message.channel is self._channel:
+            self._open.pop(message.delivery_tag, None)
 
 
 class Answers(Message):

@@ -37,6 +37,8 @@ BUDGET: Final = 0.05
 #: Seconds that a job costs whoever hands it out, about: what takes less together waits for more,
 #: while a process is at work.
 JOB: Final = 0.001
+#: Seconds that it waits for more at most.
+PUT_OFF: Final = 0.01
 #: Seconds that a run of a handler takes on the average at most, for its events to be in chunks.
 FAST: Final = 0.01
 #: Seconds after which what stands behind a run is handed to another process.
@@ -125,7 +127,7 @@ class Chunks:
         self._pending: deque[EventRequest] = deque()
         self._numbers = count(1)
         self._under_way: dict[int, Chunk] = {}
-        self._asked = self._waits = False
+        self._asked = self._waits = self._put_off = False
         self._seconds: dict[str, float] = {}
         self.handed = {"jobs": 0, "events": 0}
 
@@ -152,7 +154,7 @@ class Chunks:
     def begin(self) -> None:
         """Start, perhaps again after a lost connection, whose deliveries nobody waits for."""
         self._pending.clear()
-        self._asked = self._waits = False
+        self._asked = self._waits = self._put_off = False
         # What is under way ends in its process; its verdicts come too late for a lost channel.
         self._consumer.hub.add_reader(_pipe[0], self.read_reports)
 
@@ -173,9 +175,19 @@ class Chunks:
             self._consumer.timer.call_after(0, self._ask)
 
     def _ask(self) -> None:
-        """Wait for a free process."""
+        """Wait for a free process, if what waits is worth a job by now."""
         self._asked = False
-        if self._pending and not self._waits and not self._too_little():
+        if self._pending and self._too_little():
+            if not self._put_off:
+                self._put_off = True
+                # What is at work may be something slow: nobody waits for its end.
+                self._consumer.timer.call_after(PUT_OFF, self._ask_anyway)
+            return
+        self._ask_anyway()
+
+    def _ask_anyway(self) -> None:
+        self._put_off = False
+        if self._pending and not self._waits:
             self._waits = True
             self._worker._quick_acquire(self._start)  # noqa: SLF001 - as Celery's own tasks do
 

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Final
 
+from amqp import spec
 from amqp.exceptions import NotFound
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
@@ -61,8 +62,6 @@ class EventStep(bootsteps.StartStopStep):
     settler_class: type[Settler] = Settler
     #: Each event goes to the pool alone.
     alone: bool = False
-    #: Queues that are opened in one turn of the event loop.
-    per_turn = 20
 
     settings: Settings
     registry: Registry
@@ -82,7 +81,6 @@ class EventStep(bootsteps.StartStopStep):
         self._tags: dict[str, str] = {}
         self._numbers = count(1)
         self._pending: deque[str] = deque()
-        self._asking = False
         self._missing: dict[str, float] = {}
         self._stopping = False
         super().__init__(c, **kwargs)
@@ -245,46 +243,16 @@ class EventStep(bootsteps.StartStopStep):
         return self._stopping or self._connection is not connection
 
     def _next(self, connection: Any) -> None:
-        """Open some queues, then come back for the next: ordinary tasks go on between."""
-        if self._stale(connection) or not self._pending or self._asking:
+        """Start consuming one queue, then come back for the next: ordinary tasks go on between."""
+        if self._stale(connection) or not self._pending:
             return
-        self._asking = True
-        try:
-            self._open_some(connection)
-        finally:
-            self._asking = False
+        queue = self._pending.popleft()
+        if queue in self.queues and queue not in self._tags:
+            self._consume(connection, queue)
         if self._pending:
             # By the timer: what call_soon adds while the loop runs such calls waits until the
-            # poll after them ends, a second or more for each turn in an idle worker.
+            # poll after them ends, a second or more for each queue in an idle worker.
             self.c.timer.call_after(0, self._turn, (connection,))
-
-    def _open_some(self, connection: Any) -> None:
-        """Look for queues, all before the first answer is waited for, and consume those there.
-
-        While it waits, deliveries and remote control go on, which may want other queues.
-        """
-        chosen = [self._pending.popleft() for _ in range(min(self.per_turn, len(self._pending)))]
-        queues = [queue for queue in dict.fromkeys(chosen) if self._wanted(queue)]
-        if not queues:
-            return
-        if self._probe is None or self._probe.connection is None:
-            self._probe = connection.channel()
-        there: list[str] = []
-        try:
-            # On another channel: a 404 closes the channel that asked.
-            for _ in provisioning.look(self._probe, queues):
-                there.append(queues[len(there)])
-        except NotFound:
-            self._probe = None
-            self._retry_later(connection, queues[len(there)])
-            # The answers after it are lost.
-            self._pending.extendleft(reversed(queues[len(there) + 1 :]))
-        for queue in there:
-            if self._wanted(queue) and not self._stale(connection):
-                self._consume(connection, queue)
-
-    def _wanted(self, queue: str) -> bool:
-        return queue in self.queues and queue not in self._tags
 
     def _turn(self, connection: Any) -> None:
         """Go on from a timer. A timer swallows what the worker has to see: a refused channel."""
@@ -294,6 +262,18 @@ class EventStep(bootsteps.StartStopStep):
             self.c.call_soon(_raise, exc)
 
     def _consume(self, connection: Any, queue: str) -> None:
+        if self._probe is None or self._probe.connection is None:
+            self._probe = connection.channel()
+        try:
+            # On another channel: a 404 closes the channel that asked.
+            self._probe.queue_declare(queue, passive=True)
+        except NotFound as exc:
+            if exc.method_sig != spec.Queue.Declare:
+                # Not the answer: the consuming channel was closed. Celery begins anew.
+                raise
+            # py-amqp has opened the probe's channel again.
+            self._retry_later(connection, queue)
+            return
         # Number first: long names that are cut must not meet.
         tag = self._tags[queue] = f"{next(self._numbers)}:{self.c.hostname}:{queue}"[:60]
         self.channel.basic_consume(
@@ -301,7 +281,6 @@ class EventStep(bootsteps.StartStopStep):
             consumer_tag=tag,
             callback=partial(self._receive, queue),
             on_cancel=partial(self._cancelled, connection, queue),
-            nowait=True,
         )
         if self._missing.pop(queue, None) is not None:
             logger.info("queue %r is there, consuming it", queue)
@@ -356,7 +335,7 @@ class EventStep(bootsteps.StartStopStep):
                 c.call_soon(self._open, self._connection)
             else:
                 self._pending.append(queue)
-                self._next(self._connection)
+                self._turn(self._connection)
 
         def cancel_task_queue(queue: str) -> None:
             if queue not in known:
@@ -365,7 +344,9 @@ class EventStep(bootsteps.StartStopStep):
             self.queues.discard(queue)
             tag = self._tags.pop(queue, None)
             if tag is not None:
-                self.channel.basic_cancel(tag)
+                # Not waiting: remote control swallows what is raised here, such as that the broker
+                # has closed the channel, and the worker would consume nothing any more.
+                self.channel.basic_cancel(tag, nowait=True)
             logger.info("no longer consuming %r, as remote control asked", queue)
 
         c.add_task_queue = add_task_queue

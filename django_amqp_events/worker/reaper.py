@@ -94,8 +94,6 @@ class ReaperStep(EventStep):
     settler_class = Isolation
     alone = True
     settler: Isolation
-    #: The graveyard waits until ``dead`` is empty.
-    per_turn = 1
 
     #: Seconds that a handler without a time limit has here, below the broker's consumer timeout.
     time_limit: float = HOLD
@@ -155,7 +153,6 @@ class ReaperStep(EventStep):
         try:
             return int(self._probe.queue_declare(queue, passive=True).message_count)
         except NotFound:
-            self._probe = None
             return 0
 
     def _dispatch(self, delivery: Delivery) -> None:

@@ -200,6 +200,18 @@ def test_a_missing_queue_at_the_start(fresh_eyes: Eyes, service: Make) -> None:
     other = eyes.event(ONCE, {"plan": ["ok"]})
     until(lambda: core.runs(other, "end"))
     assert eyes.declared(QUEUES[0]) is None, "external never declares"
+    eyes.close()
+
+    def channels() -> int:
+        return sum(channel["vhost"] == eyes.vhost for channel in eyes.http("GET", "/api/channels"))
+
+    def looks() -> int:
+        return worker.log.count(f"queue '{QUEUES[0]}' is missing")
+
+    until(lambda: looks() >= 2)
+    before = channels()
+    until(lambda: looks() >= 4, 20)
+    assert channels() <= before, "the channel that RabbitMQ closed is opened again, not one more"
     core.declare()
     until(lambda: each_once(eyes), 20)
     (event_id,) = publish(eyes, 1, "ok")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from amqp.exceptions import RecoverableConnectionError
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
@@ -104,3 +106,29 @@ def test_another_channel_counts_from_one() -> None:
     ours.ack(messages[1:])
     assert sorted(second.acked) == [2, 3]
     assert first.acked == []
+
+
+def test_a_channel_that_was_closed_and_opened_again_under_the_same_object() -> None:
+    """Its numbers begin anew: what is in hand must not be taken for what has just come."""
+    channel, ours = Broker(), acks()
+    for message in [channel.deliver() for _ in range(3)]:
+        ours.came(message)
+    channel.open.clear()
+    with pytest.raises(RecoverableConnectionError, match="opened again"):
+        ours.came(channel.deliver())
+
+
+def test_a_delivery_of_an_older_channel_says_nothing_of_this_one() -> None:
+    ours = acks()
+    first, second = Broker(), Broker()
+    old = [first.deliver() for _ in range(3)]
+    for message in old:
+        ours.came(message)
+    new = [second.deliver() for _ in range(4)]
+    for message in new:
+        ours.came(message)
+    ours.ack([old[2], new[0], new[1], new[3]])
+    assert (first.acked, sorted(second.acked)) == ([3], [1, 2, 4])
+    ours.reject(old[0])
+    ours.ack([new[2]])
+    assert (second.open, first.requeued) == ([], [1])
