@@ -207,9 +207,6 @@ class Amqp:
     def declare_queue(self, queue: Queue) -> None:
         self.carry_out(to_declare(queue))
 
-    def declare_exchange(self, exchange: Exchange) -> None:
-        self.carry_out(to_declare(exchange))
-
     def bind(self, wanted: Binding, arguments: Mapping[str, Any] | None = None) -> None:
         self.carry_out(to_bind(wanted, arguments))
 

@@ -155,7 +155,9 @@ class Chunks:
         """Start, perhaps again after a lost connection, whose deliveries nobody waits for."""
         self._pending.clear()
         self._asked = self._waits = self._put_off = False
-        # What is under way ends in its process; its verdicts come too late for a lost channel.
+        # What is under way ends in its process, and its verdicts come too late for a lost channel.
+        # Of a job that no process had begun Celery's pool says nothing any more (AsynPool.flush).
+        self._under_way.clear()
         self._consumer.hub.add_reader(_pipe[0], self.read_reports)
 
     def takes(self, request: EventRequest) -> bool:

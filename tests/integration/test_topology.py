@@ -282,7 +282,7 @@ class TestLookingCreatesNothing:
         exchange = Exchange(name="x", type="direct", arguments={"alternate-exchange": "other"})
         assert inspected(look, exchange).state == "missing"
         assert not look.exchange_exists("x")
-        look.declare_exchange(exchange)
+        look.carry_out(to_declare(exchange))
         assert inspected(look, exchange).state == "ok"
         item = inspected(look, Exchange(name="x", type="topic"))
         assert str(item.differences[0]) == "type is direct, declared is topic"
@@ -309,10 +309,10 @@ class TestAskingAhead:
             exchange = Exchange(name=f"x{number}", type="direct")
             if state == "ok":
                 look.declare_queue(queue)
-                look.declare_exchange(exchange)
+                look.carry_out(to_declare(exchange))
             elif state == "different":
                 look.declare_queue(Queue(name=queue.name, arguments=classic | {"x-expires": 9000}))
-                look.declare_exchange(Exchange(name=exchange.name, type="topic"))
+                look.carry_out(to_declare(Exchange(name=exchange.name, type="topic")))
             entities += [exchange, queue]
             expected += [state, state]
         items = look.inspect(entities)
@@ -326,7 +326,7 @@ class TestAskingAhead:
         assert [item.state for item in look.inspect(entities)] == expected
 
     def test_what_comes_after_a_refusal_is_not_carried_out(self, look):
-        look.declare_exchange(Exchange(name="x", type="direct"))
+        look.carry_out(to_declare(Exchange(name="x", type="direct")))
         queues = [Queue(name=f"q{number}") for number in range(6)]
         bindings = [Binding(exchange="x", queue=f"q{number}") for number in (0, 5, 1)]
         requests = [
