@@ -191,8 +191,12 @@ class Chromium:
         return self.driver.execute_script(script, *arguments)
 
     def until(self, condition: Any, what: str, seconds: float = PATIENCE) -> Any:
-        """Wait until *condition* is true, and return what it returned."""
-        return WebDriverWait(self.driver, seconds, 0.1).until(lambda _: condition(), what)
+        """Wait until *condition* is true, and return what it returned.
+
+        It may look at a page that is just being left, which drivers answer with one error or other.
+        """
+        waiting = WebDriverWait(self.driver, seconds, 0.1, ignored_exceptions=[WebDriverException])
+        return waiting.until(lambda _: condition(), what)
 
     def complaints(self) -> list[str]:
         """What the browser's console says since it was asked last."""

@@ -1,6 +1,13 @@
-"""Waiting for what other processes do."""
+"""Waiting for what other processes do, and having them wait."""
 
 from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 
 class NotInTime(AssertionError):
@@ -10,3 +17,41 @@ class NotInTime(AssertionError):
     more, and named (`only_rerun` in pyproject.toml, `TOO_MANY` in conftest.py); a count that is
     wrong never is.
     """
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a process with all its threads for the time of a block.
+
+    The signal alone does not: one thread has to be scheduled to take it, and on a busy machine the
+    others go on until then.
+
+    Raises:
+        NotInTime: it still runs after ten seconds.
+    """
+    deadline = time.monotonic() + 10
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        while not _all_stopped(pid):
+            if time.monotonic() > deadline:
+                raise NotInTime(f"process {pid} does not stop")
+            time.sleep(0.005)
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def state_of(pid: int, thread: int | None = None) -> str:
+    """Return the kernel's letter for what a process, or one thread of it, is doing."""
+    stat = Path(f"/proc/{pid}/task/{thread or pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0]
+
+
+def _all_stopped(pid: int) -> bool:
+    """Say whether no thread can go on; one that has ended cannot."""
+    try:
+        threads = [int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()]
+        return all(state_of(pid, thread) in "TZX" for thread in threads)
+    except (FileNotFoundError, ProcessLookupError):  # it, or a thread, has just gone
+        return not Path(f"/proc/{pid}").exists()

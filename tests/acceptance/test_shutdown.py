@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import state_of, stopped
 
 from .conftest import Make
 from .harness import Archive, Eyes, Service, Worker, until
@@ -138,16 +139,15 @@ def test_a_cold_shutdown_while_a_large_event_is_handed_over(
     small = eyes.event(ACT, {"plan": ["ok"]})
     until(lambda: core.ledger(what="end"))
     [child] = worker.children()
-    os.kill(child, signal.SIGSTOP)
-    large = eyes.event(ACT, {"plan": ["ok"], "case": "x" * 900_000})
-    until(lambda: large in worker.log, what="it is received")
-    until(lambda: state_of(worker.pid) == "S", what="no more of it can be written")
-    worker.signal(signal.SIGQUIT)
-    until(lambda: not pending(worker.pid, signal.SIGQUIT), what="the signal has come")
-    if impatient:
+    with stopped(child):
+        large = eyes.event(ACT, {"plan": ["ok"], "case": "x" * 900_000})
+        until(lambda: large in worker.log, what="it is received")
+        until(lambda: state_of(worker.pid) == "S", what="no more of it can be written")
         worker.signal(signal.SIGQUIT)
-        until(lambda: "is under way" in worker.log, what="it has come twice")
-    os.kill(child, signal.SIGCONT)
+        until(lambda: not pending(worker.pid, signal.SIGQUIT), what="the signal has come")
+        if impatient:
+            worker.signal(signal.SIGQUIT)
+            until(lambda: "is under way" in worker.log, what="it has come twice")
     worker.wait(30)
     following = core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
     until(lambda: {line["event"] for line in core.ledger(what="end")} == {small, large}, 40)
@@ -169,10 +169,6 @@ def test_a_cold_shutdown_while_an_event_is_handed_to_a_thread(
     until(lambda: {line["event"] for line in core.ledger(what="end")} == ids, 40)
     assert following.stop() == 0
     assert not again(core, "end")
-
-
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def pending(pid: int, number: int) -> bool:

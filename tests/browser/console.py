@@ -132,7 +132,7 @@ def go(browser: Chromium, console: Console, name: str) -> None:
         browser.open(console.pages["edit"])
         editor = browser.find("textarea.ae-editor")
         browser.run("arguments[0].value = arguments[0].value.replace('DE', 'AT')", editor)
-        browser.find("button[value=review]").click()
+        browser.leave_by(browser.find("button[value=review]"))
         browser.until(lambda: browser.all(".ae-diff"), "the diff")
     elif name == "result":
         browser.open(console.pages["twice"])
@@ -143,10 +143,9 @@ def go(browser: Chromium, console: Console, name: str) -> None:
         Select(action).select_by_value("discard_selected")
         button = browser.find("button[name=index]")
         browser.until(button.is_displayed, "the button for it")
-        button.click()
-        browser.until(lambda: browser.all("#id_reason"), "a reason")
+        browser.leave_by(button)
         browser.find("#id_reason").send_keys("the order was placed twice")
-        browser.find("input[type=submit].default").click()
+        browser.leave_by(browser.find("input[type=submit].default"))
         browser.until(lambda: "1 event discarded" in browser.find("body").text, "a message")
     else:
         browser.open(console.pages[name])

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import WebDriverException
 
 from broker import free_ports
 from chromium import Chromium
@@ -179,7 +179,7 @@ class Person:
             try:
                 if words in self.page:
                     return True
-            except StaleElementReferenceException:  # it reloads by itself
+            except WebDriverException:  # it reloads by itself, and is half there
                 return False
             if reload:
                 self.browser.driver.refresh()

@@ -14,6 +14,7 @@ from typing import Any
 from broker import BrokerError
 from tests.acceptance.harness import Worker, until
 from tests.integration.wire import Proxy
+from tests.waiting import stopped
 
 from .rows import row
 from .world import ARCHIVE, NAME, QUEUES, Hit, World
@@ -48,15 +49,6 @@ class Scene:
     flight: Callable[[], int]
     subject: Worker
     quick: bool = False
-
-    @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Stop the subject for the time of a block."""
-        self.subject.signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.subject.signal(signal.SIGCONT)
 
 
 # -- what goes on ---------------------------------------------------------------------------
@@ -172,7 +164,7 @@ Fault = Callable[[World, Scene, Proxy], AbstractContextManager[None]]
 @contextmanager
 def killed(world: World, scene: Scene, proxy: Proxy) -> Iterator[None]:
     node = world.grounds.node
-    with scene.stopped() if scene.quick else nullcontext():
+    with stopped(scene.subject.pid) if scene.quick else nullcontext():
         yield
         node.kill()
     time.sleep(1)
@@ -221,7 +213,7 @@ def alarm(world: World, scene: Scene, proxy: Proxy, *, kind: str) -> Iterator[No
     before: list[str] = []
     try:
         # It would be through before a command line has done its work.
-        with scene.stopped():
+        with stopped(scene.subject.pid):
             answer = ctl("eval", f"{asked}.")  # such as 0.4, or {absolute,1000}
             before = re.findall(r"absolute|[\d.]+", answer)
             ctl(command, value)

@@ -40,6 +40,7 @@ from django_amqp_events import (
 )
 from django_amqp_events.envelope import Message
 from tests.conftest import Vhost
+from tests.waiting import stopped
 
 from .wire import (
     ACK,
@@ -441,13 +442,10 @@ def test_a_frozen_broker(private_node: Node, node_wire: Wire):
     node_wire.configure(CONFIRM_TIMEOUT=1)
     publish_event(NAME, {"n": 0})
     assert private_node.pid
-    os.kill(private_node.pid, signal.SIGSTOP)
-    try:
+    with stopped(private_node.pid):
         # On the pool's connection, then on one that is not even opened.
         assert type(failure({"n": 1})) is PublishTimeoutError
         assert type(failure({"n": 2})) is BrokerUnavailableError
-    finally:
-        os.kill(private_node.pid, signal.SIGCONT)
     assert publish_event(NAME, {"n": 3})
     seen = [payload["n"] for payload in node_wire.payloads()]
     assert [n for n in seen if n != 1] == [0, 3]
