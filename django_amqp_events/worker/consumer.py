@@ -24,6 +24,7 @@ from ..context import ReceivedEvent
 from ..envelope import Payload, Progress, Received
 from ..exceptions import AmqpEventsError
 from ..frames import Frames
+from ..inbound import Inbound
 from ..registry import Handler, Registry, get_registry
 from ..topology import Names, Topology, build
 from .chunks import Chunks
@@ -220,7 +221,10 @@ class EventStep(bootsteps.StartStopStep):
         self.channel = connection.channel()
         # The body is kept byte for byte; decoding it is our own business.
         self.channel.auto_decode = False
-        self.frames = Frames(self.channel, quick="frames" in self.settings.fast_paths)
+        fast_paths = self.settings.fast_paths
+        self.frames = Frames(self.channel, quick="frames" in fast_paths)
+        if "reads" in fast_paths:
+            Inbound(self.channel, self.frames, several=self.c.hub is not None)
         self.channel.basic_qos(0, self.prefetch_count, False)
         self._pending.extend(sorted(self.queues))
         logger.info(
