@@ -11,6 +11,8 @@ https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from contextlib import suppress
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - a class
 from typing import Any, Final
@@ -60,17 +62,26 @@ class Inbound:
     Args:
         channel: an open channel of it that does nothing but consume.
         frames: what reads that channel's frames.
-        several: whether one call of ``drain_events`` hands over all that has come, or one delivery:
-            who handles events at once looks up in between.
+        later: runs a step in a turn of the event loop, for who polls the socket: what was read and
+            not used yet is not seen there. One call of ``drain_events`` then hands over all that
+            has come; without an event loop one delivery, so that who handles an event at once
+            looks up in between.
     """
 
-    def __init__(self, channel: Channel, frames: Frames, *, several: bool) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        frames: Frames,
+        *,
+        later: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
         connection = channel.connection
         self._connection = connection
         self._channel = channel
         self._number = channel.channel_id
         self._frames = frames
-        self._several = several
+        self._later = later
+        self._asked = False
         self._largest = connection.frame_max - 8
         self._texts: dict[bytes, str] = {}
         # What py-amqp has read and not used yet comes first.
@@ -97,16 +108,39 @@ class Inbound:
         """
         while True:
             try:
-                if self._deliver():
-                    return True
-                kind, channel, start, end = self._frame(self._at)
+                complete = self._deliver() or self._pass_on()
             except PartialError:
                 self._receive(timeout)
                 continue
-            payload = self._buffer[start:end]
-            self._at = end + 1
-            complete: bool = self._connection.on_inbound_frame((kind, channel, payload))
+            if self._later is not None and self._at < len(self._buffer) and not self._asked:
+                # Such as deliveries behind the answer that somebody waited for.
+                self._asked = True
+                self._later(self._go_on)
             return complete
+
+    def _go_on(self) -> None:
+        """Use what was read."""
+        self._asked = False
+        with suppress(TimeoutError):
+            while self._at < len(self._buffer) and not self._closed:
+                self._connection.drain_events(timeout=0)
+
+    @property
+    def _closed(self) -> bool:
+        # Not by the property, which would connect.
+        return self._connection._transport is not self._transport  # noqa: SLF001
+
+    def _pass_on(self) -> bool:
+        """Pass one frame on to py-amqp, and say whether a method is complete with it.
+
+        Raises:
+            PartialError: there is no whole one.
+        """
+        kind, channel, start, end = self._frame(self._at)
+        payload = self._buffer[start:end]
+        self._at = end + 1
+        complete: bool = self._connection.on_inbound_frame((kind, channel, payload))
+        return complete
 
     def _deliver(self) -> bool:
         """Hand over deliveries that are whole and come next, and say whether there was one.
@@ -134,7 +168,7 @@ class Inbound:
             self._connection.bytes_recv += 3 if delivered.body else 2
             callback(delivered)
             found = True
-            if not self._several:
+            if self._later is None:
                 break
         return found
 
@@ -220,7 +254,7 @@ class Inbound:
     def _receive(self, timeout: float | None) -> None:
         """Wait for more, and take all that there is, up to a piece."""
         transport = self._transport
-        if self._connection._transport is not transport:  # noqa: SLF001 - the property connects
+        if self._closed:
             raise RecoverableConnectionError("the connection was closed")
         try:
             with transport.having_timeout(timeout):

@@ -88,7 +88,7 @@ class Intake:
             self._channel.auto_decode = False
             self._frames = Frames(self._channel, quick="frames" in fast_paths)
             if "reads" in fast_paths:
-                Inbound(self._channel, self._frames, several=False)
+                Inbound(self._channel, self._frames)
             self._channel.queue_declare(queue, passive=True)
             self._consume()
         except amqp_errors.NotFound as exc:

@@ -224,7 +224,7 @@ class EventStep(bootsteps.StartStopStep):
         fast_paths = self.settings.fast_paths
         self.frames = Frames(self.channel, quick="frames" in fast_paths)
         if "reads" in fast_paths:
-            Inbound(self.channel, self.frames, several=self.c.hub is not None)
+            Inbound(self.channel, self.frames, later=self._later if self.c.hub else None)
         self.channel.basic_qos(0, self.prefetch_count, False)
         self._pending.extend(sorted(self.queues))
         logger.info(
@@ -259,11 +259,17 @@ class EventStep(bootsteps.StartStopStep):
             self.c.timer.call_after(0, self._turn, (connection,))
 
     def _turn(self, connection: Any) -> None:
-        """Go on from a timer. A timer swallows what the worker has to see: a refused channel."""
+        self._by_timer(self._next, connection)
+
+    def _by_timer(self, step: Callable[..., None], *args: Any) -> None:
+        """Take a step from a timer, which swallows what the worker has to see: a refused channel."""
         try:
-            self._next(connection)
+            step(*args)
         except self.c.channel_errors as exc:
             self.c.call_soon(_raise, exc)
+
+    def _later(self, step: Callable[[], None]) -> None:
+        self.c.timer.call_after(0, self._by_timer, (step,))
 
     def _consume(self, connection: Any, queue: str) -> None:
         if self._probe is None or self._probe.connection is None:

@@ -71,6 +71,7 @@ class Reading:
             self.connection, self.connection.on_inbound_method
         )
         self.seen: list[Any] = []
+        self.steps: list[Callable[[], None]] = []
         self.channel = self.opened(NUMBER)
         self.other = self.opened(OTHER)
         self.frames = Frames(self.channel)
@@ -111,14 +112,14 @@ def read(pieces: list[bytes], *, several: bool | None) -> tuple[list[Any], int, 
     """Return what comes of pieces that arrive one after another, and then the end.
 
     Args:
-        several: see :class:`Inbound`; ``None``: py-amqp reads them, all at once, since it would
+        several: for an event loop; ``None``: py-amqp reads them, all at once, since it would
             look for the rest of a frame again and again for ever.
     """
     with reading() as it:
         if several is None:
             pieces = [b"".join(pieces)]
         else:
-            Inbound(it.channel, it.frames, several=several)
+            Inbound(it.channel, it.frames, later=it.steps.append if several else None)
         error = ""
         try:
             for piece in pieces[:-1]:
@@ -204,7 +205,7 @@ def test_whole_deliveries_do_not_pass_through_py_amqp() -> None:
             return before(frame)
 
         it.connection.on_inbound_frame = on_inbound_frame
-        Inbound(it.channel, it.frames, several=True)
+        Inbound(it.channel, it.frames, later=it.steps.append)
         it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2, body=b"")))
         it.connection.drain_events(timeout=1)
         assert [seen[1] for seen in it.seen] == [1, 2]
@@ -214,7 +215,7 @@ def test_whole_deliveries_do_not_pass_through_py_amqp() -> None:
 @pytest.mark.parametrize(("several", "first"), [(True, [1, 2, 3]), (False, [1])])
 def test_one_or_several_in_one_call(several: bool, first: list[int]) -> None:
     with reading() as it:
-        Inbound(it.channel, it.frames, several=several)
+        Inbound(it.channel, it.frames, later=it.steps.append if several else None)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         assert [seen[1] for seen in it.seen] == first
@@ -237,17 +238,39 @@ def test_a_consumer_that_reads_on() -> None:
             order.append(str(message.delivery_tag))
 
         it.channel.callbacks[TAG] = outer
-        Inbound(it.channel, it.frames, several=True)
+        Inbound(it.channel, it.frames, later=it.steps.append)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         assert order == ["1 begins", "2", "3", "1 ends"]
+
+
+def test_deliveries_behind_an_answer() -> None:
+    """They have left the socket, where an event loop looks, so it is asked to come back."""
+    with reading() as it:
+        Inbound(it.channel, it.frames, later=it.steps.append)
+        answer = method(NUMBER, Queue.DeclareOk, "sll", "queue", 1, 0)
+        it.peer.sendall(answer + b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2)))
+        it.connection.drain_events(timeout=1)
+        assert [seen[1] for seen in it.seen] == [Queue.DeclareOk]
+        (step,) = it.steps
+        step()
+        assert [seen[1] for seen in it.seen[1:]] == [1, 2]
+        # And again, also where something else was faster.
+        it.peer.sendall(answer + b"".join(delivery(tag=3)))
+        it.connection.drain_events(timeout=1)
+        it.drain()
+        assert len(it.steps) == 2
+        it.steps[1]()
+        it.connection.transport = None
+        it.steps[1]()
+        assert [seen[1] for seen in it.seen[3:]] == [3]
 
 
 def test_what_py_amqp_has_read_comes_first() -> None:
     with reading() as it:
         first = b"".join(delivery(tag=1))
         it.connection.transport._read_buffer = first[:20]
-        Inbound(it.channel, it.frames, several=True)
+        Inbound(it.channel, it.frames, later=it.steps.append)
         it.peer.sendall(first[20:] + b"".join(delivery(tag=2)))
         it.drain()
         assert [seen[1] for seen in it.seen] == [1, 2]
@@ -256,7 +279,7 @@ def test_what_py_amqp_has_read_comes_first() -> None:
 def test_a_body_larger_than_a_piece() -> None:
     with reading() as it:
         it.connection.frame_max = 2 * PIECE
-        Inbound(it.channel, it.frames, several=True)
+        Inbound(it.channel, it.frames, later=it.steps.append)
         body = bytes(range(256)) * 600
         raw = b"".join(delivery(body=body, size=2 * PIECE - 8))
         it.peer.setblocking(False)
@@ -281,7 +304,7 @@ def reset(it: Reading) -> None:
 def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
     """What came before counts; then the connection says that it is none any more."""
     with reading() as it:
-        Inbound(it.channel, it.frames, several=True)
+        Inbound(it.channel, it.frames, later=it.steps.append)
         it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2))[:-1])
         it.connection.drain_events(timeout=1)
         end(it)
@@ -296,7 +319,7 @@ def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
 
 def test_what_is_no_frame() -> None:
     with reading() as it:
-        Inbound(it.channel, it.frames, several=True)
+        Inbound(it.channel, it.frames, later=it.steps.append)
         it.peer.sendall(b"".join(delivery())[:-1] + b"\x00")
         with pytest.raises(UnexpectedFrame):
             it.connection.drain_events(timeout=1)
