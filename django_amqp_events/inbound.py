@@ -80,6 +80,9 @@ class Inbound:
         self._channel = channel
         self._number = channel.channel_id
         self._frames = frames
+        # py-amqp has got the beginning of a delivery, and gets the rest.
+        self._begun = False
+        self._passed_on = 0
         self._later = later
         self._asked = False
         self._largest = connection.frame_max - 8
@@ -106,17 +109,23 @@ class Inbound:
             amqp.exceptions.RecoverableConnectionError: it was closed here.
             amqp.exceptions.UnexpectedFrame: what came is no frame.
         """
-        while True:
-            try:
-                complete = self._deliver() or self._pass_on()
-            except PartialError:
-                self._receive(timeout)
-                continue
-            if self._later is not None and self._at < len(self._buffer) and not self._asked:
-                # Such as deliveries behind the answer that somebody waited for.
-                self._asked = True
-                self._later(self._go_on)
-            return complete
+        try:
+            while True:
+                try:
+                    return self._deliver() or self._pass_on()
+                except PartialError:
+                    self._receive(timeout)
+        finally:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Have what is left used later, such as deliveries behind an answer or an error."""
+        if self._later is None or self._asked or self._at == len(self._buffer):
+            return
+        with suppress(PartialError, UnexpectedFrame):
+            self._frame(self._at)
+            self._asked = True
+            self._later(self._go_on)
 
     def _go_on(self) -> None:
         """Use what was read."""
@@ -139,7 +148,10 @@ class Inbound:
         kind, channel, start, end = self._frame(self._at)
         payload = self._buffer[start:end]
         self._at = end + 1
+        self._passed_on = passed_on = self._passed_on + 1
         complete: bool = self._connection.on_inbound_frame((kind, channel, payload))
+        if channel == self._number and passed_on == self._passed_on:  # nobody has read on in there
+            self._begun = not complete
         return complete
 
     def _deliver(self) -> bool:
@@ -149,7 +161,7 @@ class Inbound:
             PartialError: what comes next is a part of one, and there was none before.
         """
         channel, found = self._channel, False
-        while channel.connection is self._connection and not channel.is_closing:
+        while not self._begun and channel.connection is self._connection and not channel.is_closing:
             try:
                 next_one = self._delivery()
             except PartialError:

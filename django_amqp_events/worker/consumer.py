@@ -262,7 +262,7 @@ class EventStep(bootsteps.StartStopStep):
         self._by_timer(self._next, connection)
 
     def _by_timer(self, step: Callable[..., None], *args: Any) -> None:
-        """Take a step from a timer, which swallows what the worker has to see: a refused channel."""
+        """Take a step from a timer, which swallows what a worker has to see: a refused channel."""
         try:
             step(*args)
         except self.c.channel_errors as exc:

@@ -11,10 +11,10 @@ from typing import Any
 
 import amqp
 import pytest
-from amqp.exceptions import RecoverableConnectionError, UnexpectedFrame
+from amqp.exceptions import NotFound, RecoverableConnectionError, UnexpectedFrame
 from amqp.method_framing import frame_handler
 from amqp.serialization import dumps
-from amqp.spec import Basic, Queue
+from amqp.spec import Basic, Channel, Queue
 from amqp.transport import TCPTransport
 from hypothesis import given
 from hypothesis import strategies as st
@@ -264,6 +264,23 @@ def test_deliveries_behind_an_answer() -> None:
         it.connection.transport = None
         it.steps[1]()
         assert [seen[1] for seen in it.seen[3:]] == [3]
+
+
+def test_deliveries_behind_an_error() -> None:
+    with reading() as it:
+        it.connection.frame_writer = lambda *_args: None
+        it.other._do_revive = lambda: None
+        Inbound(it.channel, it.frames, later=it.steps.append)
+        refused = method(OTHER, Channel.Close, "BsBB", 404, "no queue", *Queue.Declare)
+        it.peer.sendall(refused + b"".join(delivery(tag=1)) + b"\x01")
+        with pytest.raises(NotFound):
+            it.connection.drain_events(timeout=1)
+        (step,) = it.steps
+        step()
+        assert [seen[1] for seen in it.seen] == [1]
+        # The beginning of a frame shows at the socket when there is more of it.
+        it.drain()
+        assert len(it.steps) == 1
 
 
 def test_what_py_amqp_has_read_comes_first() -> None:
