@@ -59,9 +59,9 @@ BACKENDS: Final = ("amqp", "memory", "inline")
 TOPOLOGY_MODES: Final = ("verify", "auto", "external")
 QUEUE_TYPES: Final = ("quorum", "classic")
 #: What is done faster than by the plain way through py-amqp and Celery, each to be switched off.
-FAST_PATHS: Final = ("frames", "acks", "deletes", "chunks")
+FAST_PATHS: Final = ("frames", "reads", "acks", "deletes", "chunks")
 #: The others have to be asked for.
-DEFAULT_FAST_PATHS: Final = ("frames", "acks", "deletes")
+DEFAULT_FAST_PATHS: Final = ("frames", "reads", "acks", "deletes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from amqp.serialization import decode_properties_basic
 
 from .envelope import EVENT_UNREADABLE, MAX_DEPTH, too_deep
 
-_METHOD: Final = 1
-_HEADER: Final = 2
-_DELIVER: Final = b"\x00\x3c\x00\x3c"
+METHOD: Final = 1
+HEADER: Final = 2
+DELIVER: Final = b"\x00\x3c\x00\x3c"
 #: Class, weight and body size stand before the properties.
 _PROPERTIES: Final = 12
 _NO_PROPERTIES: Final = b"\x00\x00"
@@ -50,7 +50,7 @@ class Frames:
     def __init__(self, channel: Channel, *, quick: bool = False) -> None:
         connection = channel.connection
         self._channel = channel.channel_id
-        self._header = b""
+        self.header = b""
         self._quick = quick
         self._read = connection.on_inbound_frame
         connection.on_inbound_frame = self._on_frame
@@ -63,15 +63,15 @@ class Frames:
             ``event-unreadable``, and a sentence that says why.
         """
         try:
-            if self._quick and (quick := quick_properties(self._header)) is not None:
+            if self._quick and (quick := quick_properties(self.header)) is not None:
                 return quick, ""
-            found: dict[str, Any] = decode_properties_basic(self._header, _PROPERTIES)[0]
+            found: dict[str, Any] = decode_properties_basic(self.header, _PROPERTIES)[0]
             if not too_deep(found.get("application_headers") or {}):
                 return found, ""
             why = f"they are nested deeper than {MAX_DEPTH}"
         except Exception as exc:  # noqa: BLE001 - whatever a publisher makes py-amqp raise
             why = f"{type(exc).__name__}: {exc}"
-        raw = bytes(self._header[_PROPERTIES:])
+        raw = bytes(self.header[_PROPERTIES:])
         return (
             {"application_headers": {EVENT_UNREADABLE: raw}},
             f"the headers and properties cannot be read: {why}",
@@ -80,10 +80,10 @@ class Frames:
     def _on_frame(self, frame: tuple[int, int, bytes]) -> Any:
         kind, channel, payload = frame
         if channel == self._channel:
-            if kind == _HEADER:
-                self._header = payload
+            if kind == HEADER:
+                self.header = payload
                 frame = kind, channel, payload[:_PROPERTIES] + _NO_PROPERTIES
-            elif kind == _METHOD and payload[:4] == _DELIVER:
+            elif kind == METHOD and payload[:4] == DELIVER:
                 frame = kind, channel, _readable(payload)
         return self._read(frame)
 

@@ -7,7 +7,7 @@ before whoever called says so, and what is not acked is delivered again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +20,7 @@ from . import broker
 from .envelope import Received
 from .exceptions import BrokerUnavailableError, TopologyError
 from .frames import Frames
+from .inbound import Inbound
 
 #: Seconds between heartbeats: a broker that is gone without a word is noticed after two.
 HEARTBEAT: Final = 20
@@ -55,13 +56,22 @@ class Intake:
     Args:
         size: messages in a batch at most; twice as many are on the way at most.
         timeout: seconds for connecting, and for any single read or write.
+        fast_paths: which of :data:`django_amqp_events.conf.FAST_PATHS` are taken.
 
     Raises:
         BrokerUnavailableError: no connection.
         TopologyError: there is no such queue.
     """
 
-    def __init__(self, app: Celery, queue: str, *, size: int, timeout: float) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        queue: str,
+        *,
+        size: int,
+        timeout: float,
+        fast_paths: Collection[str] = (),
+    ) -> None:
         self.queue = queue
         self.size = size
         self._raw: list[tuple[Any, dict[str, Any], str]] = []
@@ -76,7 +86,9 @@ class Intake:
             self._channel = self._amqp.channel()
             # It decodes text bodies otherwise.
             self._channel.auto_decode = False
-            self._frames = Frames(self._channel)
+            self._frames = Frames(self._channel, quick="frames" in fast_paths)
+            if "reads" in fast_paths:
+                Inbound(self._channel, self._frames)
             self._channel.queue_declare(queue, passive=True)
             self._consume()
         except amqp_errors.NotFound as exc:

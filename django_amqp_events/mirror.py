@@ -183,7 +183,11 @@ class Mirror:
         names = Names.of(self.settings)
         self.aside = 0
         intake = Intake(
-            self.app, names.archive, size=self.size, timeout=self.settings.confirm_timeout
+            self.app,
+            names.archive,
+            size=self.size,
+            timeout=self.settings.confirm_timeout,
+            fast_paths=self.settings.fast_paths,
         )
         began = time.monotonic()
         try:

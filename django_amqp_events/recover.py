@@ -150,7 +150,13 @@ def recover(
     copies = Copies(settings, registry, waiting.queue)
     left = limit
     window = size if limit is None else min(size, limit)
-    intake = Intake(app, waiting.queue, size=window, timeout=settings.confirm_timeout)
+    intake = Intake(
+        app,
+        waiting.queue,
+        size=window,
+        timeout=settings.confirm_timeout,
+        fast_paths=settings.fast_paths,
+    )
     publisher = Publisher(app, timeout=settings.confirm_timeout)
     try:
         while left is None or left > 0:

@@ -24,6 +24,7 @@ from ..context import ReceivedEvent
 from ..envelope import Payload, Progress, Received
 from ..exceptions import AmqpEventsError
 from ..frames import Frames
+from ..inbound import Inbound
 from ..registry import Handler, Registry, get_registry
 from ..topology import Names, Topology, build
 from .chunks import Chunks
@@ -220,7 +221,10 @@ class EventStep(bootsteps.StartStopStep):
         self.channel = connection.channel()
         # The body is kept byte for byte; decoding it is our own business.
         self.channel.auto_decode = False
-        self.frames = Frames(self.channel, quick="frames" in self.settings.fast_paths)
+        fast_paths = self.settings.fast_paths
+        self.frames = Frames(self.channel, quick="frames" in fast_paths)
+        if "reads" in fast_paths:
+            Inbound(self.channel, self.frames, later=self._later if self.c.hub else None)
         self.channel.basic_qos(0, self.prefetch_count, False)
         self._pending.extend(sorted(self.queues))
         logger.info(
@@ -255,11 +259,17 @@ class EventStep(bootsteps.StartStopStep):
             self.c.timer.call_after(0, self._turn, (connection,))
 
     def _turn(self, connection: Any) -> None:
-        """Go on from a timer. A timer swallows what the worker has to see: a refused channel."""
+        self._by_timer(self._next, connection)
+
+    def _by_timer(self, step: Callable[..., None], *args: Any) -> None:
+        """Take a step from a timer, which swallows what a worker has to see: a refused channel."""
         try:
-            self._next(connection)
+            step(*args)
         except self.c.channel_errors as exc:
             self.c.call_soon(_raise, exc)
+
+    def _later(self, step: Callable[[], None]) -> None:
+        self.c.timer.call_after(0, self._by_timer, (step,))
 
     def _consume(self, connection: Any, queue: str) -> None:
         if self._probe is None or self._probe.connection is None:

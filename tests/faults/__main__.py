@@ -28,7 +28,7 @@ from .running import Result, run  # noqa: E402
 from .world import Grounds, world  # noqa: E402
 
 #: Published in a row of the table; twice as many units.
-EVENTS = 1000
+EVENTS = 2000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
     parser.add_argument("--output", type=Path, default=ROOT / "docs", help="docs/ by default.")
     parser.add_argument("--keep", action="store_true", help="Keep ledgers and logs, and say where.")
-    parser.add_argument("--missing", action="store_true", help="Rows that did not hold here yet.")
+    parser.add_argument(
+        "--missing",
+        action="store_true",
+        help="Rows that did not hold here yet, as they are run now.",
+    )
     parser.add_argument("--list", action="store_true", help="The rows' names.")
     parser.add_argument("--write", action="store_true", help="Only write the page again.")
     parser.add_argument("--peer", action="store_true", help="Rows of celery-amqp-events.")
@@ -64,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"RabbitMQ {grounds.node.version}, {grounds.kind}, {given.events} events in a row")
         names = given.rows or list(rows)
         if given.missing:
-            held = report.held(given.output, grounds, peer=given.peer)
+            held = report.held(given.output, grounds, events=given.events, peer=given.peer)
             names = [name for name in names if name not in held]
         for name in names:
             result = run(rows[name], grounds, events=given.events, seed=given.seed, make=make)

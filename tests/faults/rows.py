@@ -30,6 +30,10 @@ class Row:
     cluster: bool = False
     module: str = ""
 
+    def published(self, events: int) -> int:
+        """Return how many it publishes where rows do *events* by default."""
+        return max(20, round(events * self.share))
+
 
 ROWS: dict[str, Row] = {}
 

@@ -81,7 +81,7 @@ def run(row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..
 def _run(
     row: Row, grounds: Grounds, *, events: int, seed: str, make: Callable[..., Making]
 ) -> Result:
-    number = max(20, round(events * row.share))
+    number = row.published(events)
     nodes = grounds.cluster() if row.cluster else []
     began = time.monotonic()
     with make(

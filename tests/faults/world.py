@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from postgresql import Postgres
 
 from broker import Broker, Node
 from django_amqp_events import envelope
+from django_amqp_events.conf import FAST_PATHS
 from tests.acceptance.harness import STARTED, Archive, Eyes, Service, Worker, until
 from tests.acceptance.isolation import Supervisor
 from tests.integration.wire import Proxy
@@ -508,7 +509,13 @@ class World:
 
 @contextmanager
 def world(
-    grounds: Grounds, *, name: str, events: int, seed: str, nodes: Sequence[Node] = ()
+    grounds: Grounds,
+    *,
+    name: str,
+    events: int,
+    seed: str,
+    nodes: Sequence[Node] = (),
+    fast_paths: Collection[str] = FAST_PATHS,
 ) -> Iterator[World]:
     """A world for one row; on the nodes of a cluster, whose first one the row leaves alone."""
     grounds.ready()
@@ -523,7 +530,7 @@ def world(
         name=NAME,
         handlers="faulty",
         # PUBLISH is testproject's "immediate" only until a publisher says otherwise.
-        events={"TOPOLOGY": "verify", "CONFIRM_TIMEOUT": 10},
+        events={"TOPOLOGY": "verify", "CONFIRM_TIMEOUT": 10, "FAST_PATHS": list(fast_paths)},
         celery={"worker_lost_wait": 1, "worker_cancel_long_running_tasks_on_connection_loss": True},
         environ={
             "TESTPROJECT_DATABASE": json.dumps(database.settings),
