@@ -63,9 +63,9 @@ class Inbound:
         channel: an open channel of it that does nothing but consume.
         frames: what reads that channel's frames.
         later: runs a step in a turn of the event loop, for who polls the socket: what was read and
-            not used yet is not seen there. One call of ``drain_events`` then hands over all that
-            has come; without an event loop one delivery, so that who handles an event at once
-            looks up in between.
+            not used yet is not seen there.
+        several: whether one call of ``drain_events`` hands over all deliveries that have come, or
+            one: who handles an event at once looks up in between.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Inbound:
         frames: Frames,
         *,
         later: Callable[[Callable[[], None]], object] | None = None,
+        several: bool = False,
     ) -> None:
         connection = channel.connection
         self._connection = connection
@@ -84,6 +85,7 @@ class Inbound:
         self._begun = False
         self._passed_on = 0
         self._later = later
+        self._several = several
         self._asked = False
         self._largest = connection.frame_max - 8
         self._texts: dict[bytes, str] = {}
@@ -128,10 +130,9 @@ class Inbound:
             self._later(self._go_on)
 
     def _go_on(self) -> None:
-        """Use what was read."""
         self._asked = False
-        with suppress(TimeoutError):
-            while self._at < len(self._buffer) and not self._closed:
+        if self._at < len(self._buffer) and not self._closed:
+            with suppress(TimeoutError):
                 self._connection.drain_events(timeout=0)
 
     @property
@@ -180,7 +181,7 @@ class Inbound:
             self._connection.bytes_recv += 3 if delivered.body else 2
             callback(delivered)
             found = True
-            if self._later is None:
+            if not self._several:
                 break
         return found
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from amqp import spec
 from amqp.exceptions import NotFound
 from celery import bootsteps
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import WorkerShutdown
 from kombu.message import Message as KombuMessage
 from vine import promise
@@ -224,7 +225,12 @@ class EventStep(bootsteps.StartStopStep):
         fast_paths = self.settings.fast_paths
         self.frames = Frames(self.channel, quick="frames" in fast_paths)
         if "reads" in fast_paths:
-            Inbound(self.channel, self.frames, later=self._later if self.c.hub else None)
+            Inbound(
+                self.channel,
+                self.frames,
+                later=self._later if self.c.hub is not None else None,
+                several=not isinstance(self.c.pool, SoloPool),
+            )
         self.channel.basic_qos(0, self.prefetch_count, False)
         self._pending.extend(sorted(self.queues))
         logger.info(

@@ -119,7 +119,7 @@ def read(pieces: list[bytes], *, several: bool | None) -> tuple[list[Any], int, 
         if several is None:
             pieces = [b"".join(pieces)]
         else:
-            Inbound(it.channel, it.frames, later=it.steps.append if several else None)
+            Inbound(it.channel, it.frames, several=several)
         error = ""
         try:
             for piece in pieces[:-1]:
@@ -205,7 +205,7 @@ def test_whole_deliveries_do_not_pass_through_py_amqp() -> None:
             return before(frame)
 
         it.connection.on_inbound_frame = on_inbound_frame
-        Inbound(it.channel, it.frames, later=it.steps.append)
+        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
         it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2, body=b"")))
         it.connection.drain_events(timeout=1)
         assert [seen[1] for seen in it.seen] == [1, 2]
@@ -215,7 +215,7 @@ def test_whole_deliveries_do_not_pass_through_py_amqp() -> None:
 @pytest.mark.parametrize(("several", "first"), [(True, [1, 2, 3]), (False, [1])])
 def test_one_or_several_in_one_call(several: bool, first: list[int]) -> None:
     with reading() as it:
-        Inbound(it.channel, it.frames, later=it.steps.append if several else None)
+        Inbound(it.channel, it.frames, several=several)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         assert [seen[1] for seen in it.seen] == first
@@ -238,7 +238,7 @@ def test_a_consumer_that_reads_on() -> None:
             order.append(str(message.delivery_tag))
 
         it.channel.callbacks[TAG] = outer
-        Inbound(it.channel, it.frames, later=it.steps.append)
+        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         assert order == ["1 begins", "2", "3", "1 ends"]
@@ -247,7 +247,7 @@ def test_a_consumer_that_reads_on() -> None:
 def test_deliveries_behind_an_answer() -> None:
     """They have left the socket, where an event loop looks, so it is asked to come back."""
     with reading() as it:
-        Inbound(it.channel, it.frames, later=it.steps.append)
+        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
         answer = method(NUMBER, Queue.DeclareOk, "sll", "queue", 1, 0)
         it.peer.sendall(answer + b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2)))
         it.connection.drain_events(timeout=1)
@@ -266,11 +266,22 @@ def test_deliveries_behind_an_answer() -> None:
         assert [seen[1] for seen in it.seen[3:]] == [3]
 
 
+def test_one_in_each_turn_of_an_event_loop() -> None:
+    with reading() as it:
+        Inbound(it.channel, it.frames, later=it.steps.append)
+        it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
+        it.connection.drain_events(timeout=1)
+        for turn in (1, 2, 3):
+            assert [seen[1] for seen in it.seen] == [1, 2, 3][:turn]
+            assert len(it.steps) == min(turn, 2)
+            it.steps[-1]()
+
+
 def test_deliveries_behind_an_error() -> None:
     with reading() as it:
         it.connection.frame_writer = lambda *_args: None
         it.other._do_revive = lambda: None
-        Inbound(it.channel, it.frames, later=it.steps.append)
+        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
         refused = method(OTHER, Channel.Close, "BsBB", 404, "no queue", *Queue.Declare)
         it.peer.sendall(refused + b"".join(delivery(tag=1)) + b"\x01")
         with pytest.raises(NotFound):
@@ -287,7 +298,7 @@ def test_what_py_amqp_has_read_comes_first() -> None:
     with reading() as it:
         first = b"".join(delivery(tag=1))
         it.connection.transport._read_buffer = first[:20]
-        Inbound(it.channel, it.frames, later=it.steps.append)
+        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
         it.peer.sendall(first[20:] + b"".join(delivery(tag=2)))
         it.drain()
         assert [seen[1] for seen in it.seen] == [1, 2]
@@ -296,7 +307,7 @@ def test_what_py_amqp_has_read_comes_first() -> None:
 def test_a_body_larger_than_a_piece() -> None:
     with reading() as it:
         it.connection.frame_max = 2 * PIECE
-        Inbound(it.channel, it.frames, later=it.steps.append)
+        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
         body = bytes(range(256)) * 600
         raw = b"".join(delivery(body=body, size=2 * PIECE - 8))
         it.peer.setblocking(False)
@@ -321,7 +332,7 @@ def reset(it: Reading) -> None:
 def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
     """What came before counts; then the connection says that it is none any more."""
     with reading() as it:
-        Inbound(it.channel, it.frames, later=it.steps.append)
+        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
         it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2))[:-1])
         it.connection.drain_events(timeout=1)
         end(it)
@@ -336,7 +347,7 @@ def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
 
 def test_what_is_no_frame() -> None:
     with reading() as it:
-        Inbound(it.channel, it.frames, later=it.steps.append)
+        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
         it.peer.sendall(b"".join(delivery())[:-1] + b"\x00")
         with pytest.raises(UnexpectedFrame):
             it.connection.drain_events(timeout=1)
