@@ -111,23 +111,31 @@ class Inbound:
             amqp.exceptions.RecoverableConnectionError: it was closed here.
             amqp.exceptions.UnexpectedFrame: what came is no frame.
         """
-        try:
-            while True:
-                try:
-                    return self._deliver() or self._pass_on()
-                except PartialError:
-                    self._receive(timeout)
-        finally:
+        while True:
+            try:
+                complete = self._deliver() or self._pass_on()
+            except PartialError:
+                # The rest will show at the socket, whoever waits for it there.
+                self._receive(timeout)
+                continue
+            except Exception:
+                self._ask()
+                raise
             self._ask()
+            return complete
 
     def _ask(self) -> None:
         """Have what is left used later, such as deliveries behind an answer or an error."""
         if self._later is None or self._asked or self._at == len(self._buffer):
             return
-        with suppress(PartialError, UnexpectedFrame):
+        try:
             self._frame(self._at)
-            self._asked = True
-            self._later(self._go_on)
+        except PartialError:
+            return
+        except UnexpectedFrame:
+            pass  # who reads it will say so
+        self._asked = True
+        self._later(self._go_on)
 
     def _go_on(self) -> None:
         self._asked = False

@@ -266,6 +266,21 @@ def test_deliveries_behind_an_answer() -> None:
         assert [seen[1] for seen in it.seen[3:]] == [3]
 
 
+def test_a_part_of_a_delivery_is_waited_for_at_the_socket() -> None:
+    """An event loop that was asked to come back for it would do nothing else."""
+    with reading() as it:
+        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
+        first, *rest = delivery(tag=2)
+        it.peer.sendall(b"".join(delivery(tag=1)) + first)
+        it.drain()
+        while it.steps:
+            it.steps.pop()()
+        assert [seen[1] for seen in it.seen] == [1]
+        it.peer.sendall(b"".join(rest))
+        it.drain()
+        assert [seen[1] for seen in it.seen] == [1, 2]
+
+
 def test_one_in_each_turn_of_an_event_loop() -> None:
     with reading() as it:
         Inbound(it.channel, it.frames, later=it.steps.append)
