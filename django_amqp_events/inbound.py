@@ -11,6 +11,7 @@ https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from struct import Struct
@@ -56,14 +57,46 @@ class PartialError(Exception):
     """The rest of a delivery has not come yet."""
 
 
+class Bell:
+    """Has an event loop come back in its next turn, whatever else it has to do.
+
+    A timer would not: ten that are due at once end kombu's turn with a poll of a second, and what a
+    timer raises is only logged.
+    """
+
+    def __init__(self, hub: Any, answer: Callable[[], None]) -> None:
+        self._hub = hub
+        self._answer = answer
+        self._rung = False
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        hub.add_reader(self._reading, self._on_rung)
+
+    def ring(self) -> None:
+        if not self._rung:
+            self._rung = True
+            os.write(self._writing, b".")
+
+    def close(self) -> None:
+        self._hub.remove(self._reading)
+        os.close(self._reading)
+        os.close(self._writing)
+
+    def _on_rung(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._reading, 1)
+        self._rung = False
+        self._answer()
+
+
 class Inbound:
     """Reads a connection from now on, in the thread that reads it anyway.
 
     Args:
         channel: an open channel of it that does nothing but consume.
         frames: what reads that channel's frames.
-        later: runs a step in a turn of the event loop, for who polls the socket: what was read and
-            not used yet is not seen there.
+        hub: kombu's event loop that polls the connection, if one does: what was read and not used
+            yet is not seen at the socket.
         several: whether one call of ``drain_events`` hands over all deliveries that have come, or
             one: who handles an event at once looks up in between.
     """
@@ -73,7 +106,7 @@ class Inbound:
         channel: Channel,
         frames: Frames,
         *,
-        later: Callable[[Callable[[], None]], object] | None = None,
+        hub: Any = None,
         several: bool = False,
     ) -> None:
         connection = channel.connection
@@ -84,9 +117,8 @@ class Inbound:
         # py-amqp has got the beginning of a delivery, and gets the rest.
         self._begun = False
         self._passed_on = 0
-        self._later = later
         self._several = several
-        self._asked = False
+        self._bell = Bell(hub, self._go_on) if hub is not None else None
         self._largest = connection.frame_max - 8
         self._texts: dict[bytes, str] = {}
         # What py-amqp has read and not used yet comes first.
@@ -124,9 +156,15 @@ class Inbound:
             self._ask()
             return complete
 
+    def close(self) -> None:
+        """Give up what the event loop has of it; the connection is lost, or going to be closed."""
+        if self._bell is not None:
+            self._bell.close()
+            self._bell = None
+
     def _ask(self) -> None:
-        """Have what is left used later, such as deliveries behind an answer or an error."""
-        if self._later is None or self._asked or self._at == len(self._buffer):
+        """Have what is left used in the next turn, such as what came behind an answer or error."""
+        if self._bell is None or self._at == len(self._buffer):
             return
         try:
             self._frame(self._at)
@@ -134,11 +172,9 @@ class Inbound:
             return
         except UnexpectedFrame:
             pass  # who reads it will say so
-        self._asked = True
-        self._later(self._go_on)
+        self._bell.ring()
 
     def _go_on(self) -> None:
-        self._asked = False
         if self._at < len(self._buffer) and not self._closed:
             with suppress(TimeoutError):
                 self._connection.drain_events(timeout=0)

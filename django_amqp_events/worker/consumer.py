@@ -73,6 +73,7 @@ class EventStep(bootsteps.StartStopStep):
     settler: Settler
     frames: Frames
     chunks: Chunks | None = None
+    inbound: Inbound | None = None
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self.c = c
@@ -99,6 +100,7 @@ class EventStep(bootsteps.StartStopStep):
         self._pending.clear()
         self._stopping = False
         self._connection = c.connection
+        self._leave_inbound()
         if self.chunks is not None:
             self.chunks.begin()
         if self.queues:
@@ -200,7 +202,13 @@ class EventStep(bootsteps.StartStopStep):
         if dispatcher is not None and dispatcher.connection is not None:
             abandon(dispatcher.connection)
 
+    def _leave_inbound(self) -> None:
+        if self.inbound is not None:
+            self.inbound.close()
+            self.inbound = None
+
     def shutdown(self, c: Any) -> None:
+        self._leave_inbound()
         if self.chunks is not None:
             self.chunks.read_reports()
         if self._prepared and not self.settler.drain(DRAIN_TIMEOUT):
@@ -225,10 +233,10 @@ class EventStep(bootsteps.StartStopStep):
         fast_paths = self.settings.fast_paths
         self.frames = Frames(self.channel, quick="frames" in fast_paths)
         if "reads" in fast_paths:
-            Inbound(
+            self.inbound = Inbound(
                 self.channel,
                 self.frames,
-                later=self._later if self.c.hub is not None else None,
+                hub=self.c.hub,
                 several=not isinstance(self.c.pool, SoloPool),
             )
         self.channel.basic_qos(0, self.prefetch_count, False)
@@ -265,17 +273,11 @@ class EventStep(bootsteps.StartStopStep):
             self.c.timer.call_after(0, self._turn, (connection,))
 
     def _turn(self, connection: Any) -> None:
-        self._by_timer(self._next, connection)
-
-    def _by_timer(self, step: Callable[..., None], *args: Any) -> None:
-        """Take a step from a timer, which swallows what a worker has to see: a refused channel."""
+        """Go on from a timer. A timer swallows what the worker has to see: a refused channel."""
         try:
-            step(*args)
+            self._next(connection)
         except self.c.channel_errors as exc:
             self.c.call_soon(_raise, exc)
-
-    def _later(self, step: Callable[[], None]) -> None:
-        self.c.timer.call_after(0, self._by_timer, (step,))
 
     def _consume(self, connection: Any, queue: str) -> None:
         if self._probe is None or self._probe.connection is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,6 +56,26 @@ def delivery(
     ]
 
 
+class Hub:
+    """Of kombu's event loop what is used."""
+
+    def __init__(self) -> None:
+        self.readers: dict[int, Callable[[], None]] = {}
+
+    def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
+        self.readers[fd] = callback
+
+    def remove(self, fd: int) -> None:
+        del self.readers[fd]
+
+    def turn(self) -> bool:
+        """Call whoever something has come for, and say whether there was anybody."""
+        ready, _, _ = select.select(list(self.readers), [], [], 0)
+        for fd in ready:
+            self.readers[fd]()
+        return bool(ready)
+
+
 class Reading:
     """A connection whose other end is in hand, and what came to its two channels."""
 
@@ -71,7 +92,7 @@ class Reading:
             self.connection, self.connection.on_inbound_method
         )
         self.seen: list[Any] = []
-        self.steps: list[Callable[[], None]] = []
+        self.hub = Hub()
         self.channel = self.opened(NUMBER)
         self.other = self.opened(OTHER)
         self.frames = Frames(self.channel)
@@ -102,8 +123,12 @@ class Reading:
 def reading() -> Iterator[Reading]:
     ends = socket.socketpair()
     try:
-        yield Reading(ends)
+        yield (it := Reading(ends))
     finally:
+        inbound = getattr(it.connection.blocking_read, "__self__", None)
+        if isinstance(inbound, Inbound):
+            inbound.close()
+            assert not it.hub.readers
         for end in ends:
             end.close()
 
@@ -205,7 +230,7 @@ def test_whole_deliveries_do_not_pass_through_py_amqp() -> None:
             return before(frame)
 
         it.connection.on_inbound_frame = on_inbound_frame
-        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
+        Inbound(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2, body=b"")))
         it.connection.drain_events(timeout=1)
         assert [seen[1] for seen in it.seen] == [1, 2]
@@ -238,7 +263,7 @@ def test_a_consumer_that_reads_on() -> None:
             order.append(str(message.delivery_tag))
 
         it.channel.callbacks[TAG] = outer
-        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
+        Inbound(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         assert order == ["1 begins", "2", "3", "1 ends"]
@@ -247,34 +272,43 @@ def test_a_consumer_that_reads_on() -> None:
 def test_deliveries_behind_an_answer() -> None:
     """They have left the socket, where an event loop looks, so it is asked to come back."""
     with reading() as it:
-        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
+        Inbound(it.channel, it.frames, hub=it.hub, several=True)
         answer = method(NUMBER, Queue.DeclareOk, "sll", "queue", 1, 0)
         it.peer.sendall(answer + b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2)))
         it.connection.drain_events(timeout=1)
         assert [seen[1] for seen in it.seen] == [Queue.DeclareOk]
-        (step,) = it.steps
-        step()
+        assert it.hub.turn()
         assert [seen[1] for seen in it.seen[1:]] == [1, 2]
+        assert not it.hub.turn()
         # And again, also where something else was faster.
         it.peer.sendall(answer + b"".join(delivery(tag=3)))
         it.connection.drain_events(timeout=1)
         it.drain()
-        assert len(it.steps) == 2
-        it.steps[1]()
-        it.connection.transport = None
-        it.steps[1]()
+        assert it.hub.turn()
         assert [seen[1] for seen in it.seen[3:]] == [3]
+        assert not it.hub.turn()
+
+
+def test_a_connection_that_is_lost_with_something_left() -> None:
+    with reading() as it:
+        Inbound(it.channel, it.frames, hub=it.hub)
+        it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2)))
+        it.connection.drain_events(timeout=1)
+        it.connection.transport = None
+        assert it.hub.turn()
+        assert [seen[1] for seen in it.seen] == [1]
+        assert not it.hub.turn()
 
 
 def test_a_part_of_a_delivery_is_waited_for_at_the_socket() -> None:
     """An event loop that was asked to come back for it would do nothing else."""
     with reading() as it:
-        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
+        Inbound(it.channel, it.frames, hub=it.hub, several=True)
         first, *rest = delivery(tag=2)
         it.peer.sendall(b"".join(delivery(tag=1)) + first)
         it.drain()
-        while it.steps:
-            it.steps.pop()()
+        while it.hub.turn():
+            pass
         assert [seen[1] for seen in it.seen] == [1]
         it.peer.sendall(b"".join(rest))
         it.drain()
@@ -283,37 +317,35 @@ def test_a_part_of_a_delivery_is_waited_for_at_the_socket() -> None:
 
 def test_one_in_each_turn_of_an_event_loop() -> None:
     with reading() as it:
-        Inbound(it.channel, it.frames, later=it.steps.append)
+        Inbound(it.channel, it.frames, hub=it.hub)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         for turn in (1, 2, 3):
             assert [seen[1] for seen in it.seen] == [1, 2, 3][:turn]
-            assert len(it.steps) == min(turn, 2)
-            it.steps[-1]()
+            assert it.hub.turn() == (turn < 3)
 
 
 def test_deliveries_behind_an_error() -> None:
     with reading() as it:
         it.connection.frame_writer = lambda *_args: None
         it.other._do_revive = lambda: None
-        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
+        Inbound(it.channel, it.frames, hub=it.hub, several=True)
         refused = method(OTHER, Channel.Close, "BsBB", 404, "no queue", *Queue.Declare)
         it.peer.sendall(refused + b"".join(delivery(tag=1)) + b"\x01")
         with pytest.raises(NotFound):
             it.connection.drain_events(timeout=1)
-        (step,) = it.steps
-        step()
+        assert it.hub.turn()
         assert [seen[1] for seen in it.seen] == [1]
         # The beginning of a frame shows at the socket when there is more of it.
         it.drain()
-        assert len(it.steps) == 1
+        assert not it.hub.turn()
 
 
 def test_what_py_amqp_has_read_comes_first() -> None:
     with reading() as it:
         first = b"".join(delivery(tag=1))
         it.connection.transport._read_buffer = first[:20]
-        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
+        Inbound(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(first[20:] + b"".join(delivery(tag=2)))
         it.drain()
         assert [seen[1] for seen in it.seen] == [1, 2]
@@ -322,7 +354,7 @@ def test_what_py_amqp_has_read_comes_first() -> None:
 def test_a_body_larger_than_a_piece() -> None:
     with reading() as it:
         it.connection.frame_max = 2 * PIECE
-        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
+        Inbound(it.channel, it.frames, hub=it.hub, several=True)
         body = bytes(range(256)) * 600
         raw = b"".join(delivery(body=body, size=2 * PIECE - 8))
         it.peer.setblocking(False)
@@ -347,7 +379,7 @@ def reset(it: Reading) -> None:
 def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
     """What came before counts; then the connection says that it is none any more."""
     with reading() as it:
-        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
+        Inbound(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2))[:-1])
         it.connection.drain_events(timeout=1)
         end(it)
@@ -362,7 +394,7 @@ def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
 
 def test_what_is_no_frame() -> None:
     with reading() as it:
-        Inbound(it.channel, it.frames, later=it.steps.append, several=True)
+        Inbound(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(b"".join(delivery())[:-1] + b"\x00")
         with pytest.raises(UnexpectedFrame):
             it.connection.drain_events(timeout=1)
