@@ -124,6 +124,25 @@ def test_cold_and_soft_shutdowns(
     assert second.stop() == 0
 
 
+def test_a_solo_worker_looks_up_between_events(fresh_eyes: Eyes, service: Make) -> None:
+    """What it has read ahead is given back, not run, when it is asked to stop."""
+    eyes, core = fresh_eyes, service(fresh_eyes, celery={"worker_prefetch_multiplier": 8})
+    core.declare()
+    ids = [eyes.message(ACT, {"plan": ["file:go"]}) for _ in range(8)]
+    eyes.send(*ids)
+    worker = core.worker("solo", 1, "-Q", QUEUE).wait_ready()
+    until(lambda: core.ledger(what="start"))
+    worker.signal(signal.SIGTERM)
+    until(lambda: not pending(worker.pid, signal.SIGTERM), what="the signal has come")
+    (core.where / "go").touch()
+    assert worker.wait(30) == 0
+    assert len(core.ledger(what="start")) <= 2
+    following = core.worker("solo", 1, "-Q", QUEUE).wait_ready()
+    until(lambda: len(core.ledger(what="end")) == len(ids), 40)
+    assert following.stop() == 0
+    assert not again(core, "start")
+
+
 @pytest.mark.parametrize("impatient", [False, True])
 def test_a_cold_shutdown_while_a_large_event_is_handed_over(
     fresh_eyes: Eyes, service: Make, impatient: bool
