@@ -128,6 +128,14 @@ class Inbound:
         self._at = 0
         connection.blocking_read = self.read
 
+    @staticmethod
+    def possible(channel: Channel) -> bool:
+        """Say whether this release of py-amqp has what is used here of its own."""
+        connection = channel.connection
+        return hasattr(connection, "_transport") and all(
+            hasattr(connection.transport, name) for name in ("_read_buffer", "_quick_recv")
+        )
+
     def read(self, timeout: float | None = None) -> bool:
         """Deal with what comes next, in place of py-amqp's ``Connection.blocking_read``.
 

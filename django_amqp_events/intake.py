@@ -87,7 +87,7 @@ class Intake:
             # It decodes text bodies otherwise.
             self._channel.auto_decode = False
             self._frames = Frames(self._channel, quick="frames" in fast_paths)
-            if "reads" in fast_paths:
+            if "reads" in fast_paths and Inbound.possible(self._channel):
                 Inbound(self._channel, self._frames)
             self._channel.queue_declare(queue, passive=True)
             self._consume()

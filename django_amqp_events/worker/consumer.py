@@ -232,7 +232,7 @@ class EventStep(bootsteps.StartStopStep):
         self.channel.auto_decode = False
         fast_paths = self.settings.fast_paths
         self.frames = Frames(self.channel, quick="frames" in fast_paths)
-        if "reads" in fast_paths:
+        if "reads" in fast_paths and Inbound.possible(self.channel):
             self.inbound = Inbound(
                 self.channel,
                 self.frames,
