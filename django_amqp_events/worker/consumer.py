@@ -15,6 +15,7 @@ from amqp.exceptions import NotFound
 from celery import bootsteps
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import WorkerShutdown
+from celery.worker import state
 from kombu.message import Message as KombuMessage
 from vine import promise
 
@@ -372,13 +373,22 @@ class EventStep(bootsteps.StartStopStep):
 
     # -- deliveries -----------------------------------------------------------------------
 
+    @property
+    def _ends(self) -> bool:
+        """Whether no run may begin any more.
+
+        Celery's other steps stop before this one, and while they wait for the broker's answers
+        what has come before those is delivered: a solo worker would run it all.
+        """
+        return self._stopping or state.should_stop is not None or state.should_terminate is not None
+
     def _receive(self, queue: str, raw: Any) -> None:
         info = raw.delivery_info
         message = KombuMessage(
             channel=self.channel, delivery_tag=raw.delivery_tag, delivery_info=info
         )
         self.settler.acks.came(message)
-        if self._stopping:
+        if self._ends:
             return  # unsettled, so the broker has it again when the channel closes
         properties, unreadable = self.frames.properties()
         headers = properties.pop("application_headers", None)
@@ -431,7 +441,7 @@ class EventStep(bootsteps.StartStopStep):
         handler: Handler,
         payload: Payload,
     ) -> None:
-        if self._stopping or delivery.lost:
+        if self._ends or delivery.lost:
             return  # held until it was due, and meanwhile given back to the broker
         received, message = delivery.received, delivery.message
         if received.exchange == self.names.events and not received.redelivered:
