@@ -470,6 +470,7 @@ class EventStep(bootsteps.StartStopStep):
                 "queues": sorted(self._tags),
                 "missing": sorted(self._missing),
                 "prefetch_count": self.prefetch_count if self._prepared else None,
+                "reads": self.inbound is not None,
                 "chunks": self.chunks.handed if self.chunks is not None else None,
             }
         }

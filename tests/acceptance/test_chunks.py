@@ -81,7 +81,9 @@ def test_it_has_to_be_asked_for(service: Make, fresh_eyes: Eyes) -> None:
     (event_id,) = publish(fresh_eyes, ["ok"])
     core.worker("prefork", 1, *MANY).wait_ready()
     until(lambda: core.runs(event_id, "end"))
-    assert '"chunks": null' in core.control("inspect", "stats", "--json")
+    said = core.control("inspect", "stats", "--json")
+    assert '"chunks": null' in said
+    assert '"reads": true' in said
 
 
 def test_what_fails_in_the_middle_is_retried_and_what_stands_behind_it_is_run(

@@ -12,6 +12,7 @@ import pytest
 
 from django_amqp_events import intake, mirror
 from django_amqp_events.envelope import EVENT_UNREADABLE, Message, Received
+from django_amqp_events.inbound import Inbound
 from django_amqp_events.intake import Intake
 from django_amqp_events.mirror import Counts, Mirror
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
@@ -112,6 +113,20 @@ def test_a_redelivered_message_without_an_id_is_the_same_row(billing):
     counts = mirror_all(billing)
     assert counts.messages == 8
     assert bodies() == sorted([b"body %d" % n for n in range(5)] + [b"plain", b"none", b"none"])
+
+
+def test_the_archive_is_read_in_large_pieces(billing, monkeypatch):
+    made = []
+
+    class Seen(Inbound):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(intake, "Inbound", Seen)
+    publish(billing, bare(b"a"))
+    assert mirror_all(billing).events == 1
+    assert made
 
 
 def test_two_messages_that_are_alike_and_have_no_id_are_two_rows(billing):
