@@ -22,6 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
+# Ten times the suite's events, perhaps beside the same table on two other brokers.
+os.environ.setdefault("AMQP_EVENTS_FAULT_SECONDS", "600")
 
 from . import all_rows, peers, report  # noqa: E402 - scripts/ has the broker
 from .running import Result, run  # noqa: E402

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sqlite3
@@ -37,7 +38,7 @@ QUEUES = tuple(f"{NAME}.testproject.{handler}" for handler in HANDLERS)
 #: Seconds between looks at the queues; the management API of our nodes is half a second behind.
 SAMPLE = 0.25
 #: Seconds in which the processes of a row have to come to an end of their work.
-DEADLINE = 180.0
+DEADLINE = float(os.environ.get("AMQP_EVENTS_FAULT_SECONDS", "180"))
 #: Seconds for which an outbox row stays with a process that may be dead; 60 in production.
 LEASE = 6.0
 
