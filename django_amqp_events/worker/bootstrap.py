@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from celery import Celery, bootsteps
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.signals import celeryd_init, worker_init
 from celery.utils import text
 
@@ -30,9 +31,14 @@ UNSUPPORTED_POOLS = ("gevent", "eventlet")
 
 
 class Handover(bootsteps.StartStopStep):
-    """Closes before the worker's consumer stops, and the pool with it."""
+    """Is there before the pool has processes, and closes before the worker's consumer stops."""
 
     label = "AMQP events handover"
+
+    def create(self, parent: Any) -> None:
+        if "chunks" in get_settings().fast_paths and issubclass(parent.pool_cls, PreforkPool):
+            # By autoscale, too, where that is used.
+            chunks.open_pipes(max(parent.concurrency, getattr(parent, "max_concurrency", 0) or 0))
 
     def close(self, parent: Any) -> None:
         keep_handed_over()
@@ -115,7 +121,6 @@ def _install(sender: Any, **_: Any) -> None:
     if not _concerns(app):
         return
     try:
-        settings = get_settings()
         registry = get_registry()
         selected = getattr(worker, "amqp_events_selected", None)
         excluded: frozenset[str] = getattr(worker, "amqp_events_excluded", frozenset())
@@ -136,8 +141,6 @@ def _install(sender: Any, **_: Any) -> None:
     # with arguments of its own, again and again after each lost connection.
     steps.add(step_class(selected, excluded, unsupported=unsupported))
     steps.add(Watch)
-    if "chunks" in settings.fast_paths:
-        chunks.open_pipe()
     stopping.connect()
     app.steps["worker"].add(Handover)
 

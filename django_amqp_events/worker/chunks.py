@@ -1,11 +1,14 @@
 """Several fresh events in one job of a pool process: a job costs more than a short handler.
 
-The process runs them one after another and reports each that was handled at once, by a pipe of its
-own beside the pool's; the first one that was not ends the chunk, and what stands behind it is
-handed out again. Whatever ends a process in the middle of one of them is therefore known to be that
-one: those before it are settled, and those behind it have not begun. What may hang, fail or kill
-goes alone: what was delivered before, came back, has a time limit, or whose handler takes longer
-than a job does.
+The process runs them one after another. It takes a token before each but the first, and reports
+each that was handled; the first one that was not ends the chunk. So it is known of each event
+whether it is settled, runs, or has not begun. What ends the process concerns the one that runs;
+what has not begun is handed out again, to another process also when a run takes long: the worker
+takes the tokens that are left. What may hang, fail or kill goes alone: what was delivered before,
+came back, has a time limit, or whose handler takes longer than a job does.
+
+Tokens and reports go through pipes that the processes inherit. A read of a pipe gives a token to
+one of those who ask for it, whatever ends the others, which no lock in shared memory does.
 """
 
 from __future__ import annotations
@@ -36,35 +39,70 @@ MOST: Final = 16
 BUDGET: Final = 0.05
 #: Seconds that a job costs whoever hands it out, about: what takes less together waits for more,
 #: while a process is at work.
-JOB: Final = 0.001
-#: Seconds that it waits for more at most.
+JOB: Final = 0.002
+#: Seconds that it waits for more at most, or twice that where others went meanwhile.
 PUT_OFF: Final = 0.01
 #: Seconds that a run of a handler takes on the average at most, for its events to be in chunks.
 FAST: Final = 0.01
-#: Seconds after which what stands behind a run is handed to another process.
+#: Seconds that a run takes before what stands behind it is handed to another process, at least.
 SLOW: Final = 0.05
+#: Seconds between looks at the reports of chunks under way: most end before the first.
+LOOK: Final = 0.02
 #: Weight of the last run in the average.
 WEIGHT: Final = 0.2
 
 #: Chunk, place in it, seconds: written at once, since it is shorter than PIPE_BUF.
 _REPORT: Final = struct.Struct("=QHd")
 
-#: Reading and writing end of the reports of this worker's pool; there is none yet.
-_pipe: tuple[int, int] = (-1, -1)
+#: Where the tokens of one event are: it needs none.
+NOWHERE: Final = -1
 
+Pipe = tuple[int, int]
 Job = tuple[str, str, dict[str, Any], Any]
 
-
-def open_pipe() -> None:
-    """Make the pipe that the processes of the pool inherit; before there are any."""
-    global _pipe  # noqa: PLW0603 - one process is one worker, and its children have nothing else
-    if _pipe[0] < 0:
-        _pipe = os.pipe()
-        os.set_blocking(_pipe[0], False)
+#: Reading and writing end of the reports of this worker's pool; there is none yet.
+_reports: Pipe = (-1, -1)
+#: The same of the tokens, one for each chunk that can be under way at a time.
+_tokens: list[Pipe] = []
 
 
-def run(number: int, jobs: Sequence[Job]) -> tuple[int, Verdict | None, float]:
+def open_pipes(processes: int) -> None:
+    """Make the pipes that the processes of the pool inherit; before there are any.
+
+    Args:
+        processes: of the pool, at most.
+    """
+    global _reports  # noqa: PLW0603 - one process is one worker, and its children have nothing else
+    if _reports[0] < 0:
+        _reports = os.pipe()
+        os.set_blocking(_reports[0], False)
+    while len(_tokens) < processes:
+        pipe = os.pipe()
+        os.set_blocking(pipe[0], False)
+        _tokens.append(pipe)
+
+
+def _take_tokens(place: int, number: int) -> int:
+    """Take up to *number* tokens of a chunk, and return how many there were."""
+    try:
+        return len(os.read(_tokens[place][0], number))
+    except BlockingIOError:
+        return 0
+
+
+def _put_tokens(place: int, number: int) -> None:
+    """Put the tokens of a chunk where none are left of those that have ended."""
+    while _take_tokens(place, MOST):
+        pass
+    os.write(_tokens[place][1], bytes(number))
+
+
+def run(number: int, tokens: int, jobs: Sequence[Job]) -> tuple[int, Verdict | None, float]:
     """Run events in a pool process; what the pool calls.
+
+    Args:
+        number: of the chunk, for its reports.
+        tokens: where those of the chunk are.
 
     Returns:
         how many were handled, the verdict of the next one if it was none of these, and the seconds
@@ -72,6 +110,8 @@ def run(number: int, jobs: Sequence[Job]) -> tuple[int, Verdict | None, float]:
     """
     took, last = 0.0, len(jobs) - 1
     for place, job in enumerate(jobs):
+        if place and not _take_tokens(tokens, 1):
+            return place, None, took
         began = time.perf_counter()
         verdict = trace_event(*job)
         took = time.perf_counter() - began
@@ -80,7 +120,7 @@ def run(number: int, jobs: Sequence[Job]) -> tuple[int, Verdict | None, float]:
         if took > SLOW:
             return place + 1, None, took
         if place != last:
-            os.write(_pipe[1], _REPORT.pack(number, place, took))
+            os.write(_reports[1], _REPORT.pack(number, place, took))
     return len(jobs), None, took
 
 
@@ -88,15 +128,19 @@ class Chunk:
     """Events that a pool process has in hand.
 
     Attributes:
+        tokens: where its tokens are.
         settled: how many of them have their verdict.
         running: how many the worker has noted as begun.
+        since: when the last of these was seen to begin, monotonic; ``None`` before the first.
     """
 
-    __slots__ = ("accepted", "job", "requests", "running", "settled")
+    __slots__ = ("accepted", "job", "requests", "running", "settled", "since", "tokens")
 
     def __init__(self, requests: list[EventRequest]) -> None:
         self.requests = requests
+        self.tokens = NOWHERE
         self.settled = self.running = 0
+        self.since: float | None = None
         self.accepted: tuple[int, float] | None = None
         self.job: Any = None
 
@@ -108,7 +152,8 @@ class Chunk:
             self.running += 1
             # Ends this one: those behind it are nobody's yet.
             request._apply_result = ref(self.job)  # noqa: SLF001
-            request.on_accepted(self.accepted[0], since or time.monotonic())
+            self.since = time.monotonic()
+            request.on_accepted(self.accepted[0], since or self.since)
 
 
 class Chunks:
@@ -127,7 +172,8 @@ class Chunks:
         self._pending: deque[EventRequest] = deque()
         self._numbers = count(1)
         self._under_way: dict[int, Chunk] = {}
-        self._asked = self._waits = self._put_off = False
+        self._free: list[int] = []
+        self._asked = self._waits = self._put_off = self._overdue = self._looks = False
         self._seconds: dict[str, float] = {}
         self.handed = {"jobs": 0, "events": 0}
 
@@ -136,7 +182,7 @@ class Chunks:
         """Say whether this worker's pool can take chunks."""
         worker = consumer.controller
         return (
-            _pipe[0] >= 0
+            bool(_tokens)
             and consumer.hub is not None
             and isinstance(consumer.pool, TaskPool)
             and worker.pool_start_method == "fork"
@@ -154,11 +200,12 @@ class Chunks:
     def begin(self) -> None:
         """Start, perhaps again after a lost connection, whose deliveries nobody waits for."""
         self._pending.clear()
-        self._asked = self._waits = self._put_off = False
+        self._asked = self._waits = self._put_off = self._overdue = self._looks = False
         # What is under way ends in its process, and its verdicts come too late for a lost channel.
         # Of a job that no process had begun Celery's pool says nothing any more (AsynPool.flush).
         self._under_way.clear()
-        self._consumer.hub.add_reader(_pipe[0], self.read_reports)
+        # Whoever is still at one of these takes tokens at most, and never puts any.
+        self._free = list(range(len(_tokens)))
 
     def takes(self, request: EventRequest) -> bool:
         """Say whether an event may be in a chunk with others."""
@@ -179,23 +226,26 @@ class Chunks:
     def _ask(self) -> None:
         """Wait for a free process, if what waits is worth a job by now."""
         self._asked = False
-        if self._pending and self._too_little():
+        if not self._pending or self._waits:
+            return
+        if self._too_little():
             if not self._put_off:
                 self._put_off = True
                 # What is at work may be something slow: nobody waits for its end.
-                self._consumer.timer.call_after(PUT_OFF, self._ask_anyway)
+                again = partial(self._put_off_over, self.handed["jobs"])
+                self._consumer.timer.call_after(PUT_OFF, again)
             return
-        self._ask_anyway()
+        self._waits = True
+        self._worker._quick_acquire(self._start)  # noqa: SLF001 - as Celery's own tasks do
 
-    def _ask_anyway(self) -> None:
+    def _put_off_over(self, jobs: int) -> None:
         self._put_off = False
-        if self._pending and not self._waits:
-            self._waits = True
-            self._worker._quick_acquire(self._start)  # noqa: SLF001 - as Celery's own tasks do
+        self._overdue = jobs == self.handed["jobs"]
+        self._ask()
 
     def _too_little(self) -> bool:
         """Say whether what waits is not worth a job yet; the end of one under way asks again."""
-        if not self._under_way:
+        if self._overdue or not self._under_way:
             return False
         expected = 0.0
         for request in self._pending:
@@ -205,17 +255,25 @@ class Chunks:
         return True
 
     def _start(self) -> None:
-        """Give a free process its share of what waits."""
+        """Give a free process its share of what waits, if that is worth a job now."""
         self._waits = False
+        if self._too_little():
+            self._worker._quick_release()  # noqa: SLF001
+            self._ask()
+            return
+        self._overdue = False
         requests = self._take()
         if not requests:
             self._worker._quick_release()  # noqa: SLF001
             return
         number, chunk = next(self._numbers), Chunk(requests)
         try:
+            if len(requests) > 1:
+                chunk.tokens = self._free.pop()
+                _put_tokens(chunk.tokens, len(requests) - 1)
             job = self._consumer.pool.apply_async(
                 run,
-                args=(number, [request.job for request in requests]),
+                args=(number, chunk.tokens, [request.job for request in requests]),
                 accept_callback=partial(self._on_accepted, chunk),
                 callback=partial(self._on_returned, number, chunk),
                 error_callback=partial(self._on_lost, number, chunk),
@@ -226,6 +284,7 @@ class Chunks:
             for request in requests:
                 state.task_ready(request)
                 request.delivery.settler.settle(request.delivery, REQUEUE)
+            self._give_back(chunk)
             self._worker._quick_release()  # noqa: SLF001
             return
         if job is None:
@@ -233,6 +292,7 @@ class Chunks:
         chunk.job = job
         requests[0]._apply_result = ref(job)  # noqa: SLF001 - so that it is not forgotten (keep)
         self._under_way[number] = chunk
+        self._look_soon()
         self.handed["jobs"] += 1
         self.handed["events"] += len(requests)
         self._ask()
@@ -240,10 +300,11 @@ class Chunks:
     def _take(self) -> list[EventRequest]:
         """Return the next events that may go together."""
         processes = max(1, self._consumer.pool.num_processes)
-        share = min(MOST, -(-len(self._pending) // processes))
+        share = -(-len(self._pending) // processes)
+        most = MOST if self._free else 1
         taken: list[EventRequest] = []
         expected = 0.0
-        while self._pending and (len(taken) < max(1, share) or expected < JOB):
+        while self._pending and len(taken) < most and (len(taken) < share or expected < JOB):
             request = self._pending[0]
             if request.delivery.lost or request.revoked():
                 self._pending.popleft()
@@ -260,11 +321,34 @@ class Chunks:
 
     # -- from the pool --------------------------------------------------------------------
 
+    def _look_soon(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._consumer.timer.call_after(LOOK, self._look)
+
+    def _look(self) -> None:
+        self._looks = False
+        self.read_reports()
+        now = time.monotonic()
+        for chunk in self._under_way.values():
+            if chunk.since is not None and now > chunk.since + SLOW:
+                self._take_back(chunk)
+        if self._under_way:
+            self._look_soon()
+
+    def _take_back(self, chunk: Chunk) -> None:
+        """Hand out to others what stands behind a run that takes long."""
+        behind = _take_tokens(chunk.tokens, MOST) if chunk.tokens != NOWHERE else 0
+        if behind:
+            left = chunk.requests[-behind:]
+            del chunk.requests[-behind:]
+            self._first(left)
+
     def read_reports(self) -> None:
         """Settle what pool processes have handled so far."""
         while True:
             try:
-                raw = os.read(_pipe[0], 1024 * _REPORT.size)
+                raw = os.read(_reports[0], 1024 * _REPORT.size)
             except BlockingIOError:
                 return
             for number, place, seconds in _REPORT.iter_unpack(raw):
@@ -283,7 +367,7 @@ class Chunks:
         """The process has come to the end of a chunk, or to one that was not handled."""
         handled, verdict, seconds = found
         self.read_reports()
-        self._under_way.pop(number, None)
+        self._end(number)
         self._handled(chunk, handled, seconds)
         if verdict is not None:
             chunk.begin(handled)
@@ -294,7 +378,7 @@ class Chunks:
     def _on_lost(self, number: int, chunk: Chunk, exc_info: ExceptionInfo) -> None:
         """The process has ended in the middle of the one that is not reported."""
         self.read_reports()
-        self._under_way.pop(number, None)
+        self._end(number)
         if chunk.settled < len(chunk.requests):
             lost = chunk.requests[chunk.settled]
             chunk.settled += 1
@@ -312,10 +396,23 @@ class Chunks:
             )
             request.on_success(HANDLED)
 
+    def _end(self, number: int) -> None:
+        chunk = self._under_way.pop(number, None)
+        if chunk is not None:
+            self._give_back(chunk)
+
+    def _give_back(self, chunk: Chunk) -> None:
+        if chunk.tokens != NOWHERE:
+            self._free.append(chunk.tokens)
+
     def _again(self, chunk: Chunk) -> None:
-        """Hand out once more what has not begun, first."""
-        left = chunk.requests[chunk.settled :]
-        if left:
-            self._pending.extendleft(reversed(left))
+        """Hand out once more what has not begun, and ask for what waits."""
+        self._first(chunk.requests[chunk.settled :])
         if self._pending:
+            self._soon()
+
+    def _first(self, requests: Sequence[EventRequest]) -> None:
+        """Hand these out before all others."""
+        if requests:
+            self._pending.extendleft(reversed(requests))
             self._soon()

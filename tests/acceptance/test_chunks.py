@@ -19,7 +19,6 @@ pytestmark = pytest.mark.timeout(240)
 
 ACT = "core.act"
 QUEUE = "core.testproject.act"
-CHUNKS = {"FAST_PATHS": ["frames", "acks", "chunks"]}
 #: Prefetched for each process, so that much waits for it.
 MANY = ("--prefetch-multiplier", "20", "-Q", QUEUE)
 #: Enough for the worker to know how long the handler takes.
@@ -28,7 +27,7 @@ LEARN = 40
 
 @pytest.fixture
 def core(service: Make, fresh_eyes: Eyes) -> Service:
-    made = service(fresh_eyes, events=CHUNKS)
+    made = service(fresh_eyes)
     made.declare()
     return made
 
@@ -75,8 +74,8 @@ def test_a_backlog_goes_in_few_jobs(core: Service, fresh_eyes: Eyes) -> None:
     assert told["jobs"] < 200
 
 
-def test_it_has_to_be_asked_for(service: Make, fresh_eyes: Eyes) -> None:
-    core = service(fresh_eyes)
+def test_it_can_be_switched_off(service: Make, fresh_eyes: Eyes) -> None:
+    core = service(fresh_eyes, events={"FAST_PATHS": ["reads"]})
     core.declare()
     (event_id,) = publish(fresh_eyes, ["ok"])
     core.worker("prefork", 1, *MANY).wait_ready()
@@ -123,11 +122,24 @@ def test_what_ends_the_process_is_delivered_again_and_nothing_else(
     assert not ended(core) & victims
 
 
-def test_what_is_slow_holds_nobody_up_for_longer_than_itself(
+def test_what_hangs_holds_nobody_up(core: Service, fresh_eyes: Eyes) -> None:
+    """All others end beside it, in the other process, each once."""
+    worker = learn(core, fresh_eyes, concurrency=2)
+    plans = [["sleep:30"] if number == 5 else ["ok"] for number in range(40)]
+    ids = publish(fresh_eyes, *plans)
+    until(lambda: ended(core) >= {*ids} - {ids[5]}, 25)
+    assert ids[5] not in ended(core)
+    until(lambda: ids[5] in ended(core), 60)
+    assert set(counts(core, "end").values()) == set(counts(core, "start").values()) == {1}
+    worker.stop()
+    fresh_eyes.empty(QUEUE)
+
+
+def test_hanging_in_both_processes_loses_and_doubles_nothing(
     core: Service, fresh_eyes: Eyes
 ) -> None:
     worker = learn(core, fresh_eyes, concurrency=2)
-    plans = [["sleep:1", "ok"] if number == 5 else ["ok"] for number in range(40)]
+    plans = [["sleep:0.2"] if number % 9 == 5 else ["ok"] for number in range(200)]
     ids = publish(fresh_eyes, *plans)
     until(lambda: ended(core) >= set(ids), 60)
     assert set(counts(core, "end").values()) == set(counts(core, "start").values()) == {1}

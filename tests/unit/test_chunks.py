@@ -20,9 +20,10 @@ class Worker:
         self.timers: list[tuple[float, Any]] = []
         self.jobs: list[list[str]] = []
         self.told: list[Any] = []
+        self.numbers: list[int] = []
+        self.tokens: list[int] = []
         self.consumer = SimpleNamespace(
             timer=SimpleNamespace(call_after=lambda after, call: self.timers.append((after, call))),
-            hub=SimpleNamespace(add_reader=lambda *_: None),
             pool=SimpleNamespace(num_processes=2, apply_async=self._take),
             controller=SimpleNamespace(
                 _quick_acquire=lambda call: call(), _quick_release=lambda: None
@@ -31,8 +32,11 @@ class Worker:
         self.chunks = Chunks(self.consumer)
         self.chunks.begin()
 
-    def _take(self, _run: Any, args: tuple[int, list[str]], callback: Any, **_: Any) -> Any:
-        self.jobs.append(args[1])
+    def _take(self, _run: Any, args: tuple[int, int, list[str]], callback: Any, **_: Any) -> Any:
+        number, tokens, jobs = args
+        self.numbers.append(number)
+        self.tokens.append(tokens)
+        self.jobs.append(jobs)
         self.told.append(callback)
         return SimpleNamespace  # whatever can be referred to weakly
 
