@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from struct import Struct
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 from amqp import Channel
 from amqp.exceptions import RecoverableConnectionError, UnexpectedFrame
+from amqp.transport import TCPTransport
 
 from .frames import DELIVER, HEADER, METHOD, Frames
 
@@ -126,6 +128,10 @@ class Inbound:
         self._buffer: bytes = self._transport._read_buffer  # noqa: SLF001 - py-amqp's own
         self._transport._read_buffer = b""  # noqa: SLF001
         self._at = 0
+        self._plain = isinstance(self._transport, TCPTransport)
+        # A short piece was all there was: an event loop's question whether there is more is
+        # answered without looking, since its poll says so anyway.
+        self._empty = False
         connection.blocking_read = self.read
 
     @staticmethod
@@ -321,9 +327,17 @@ class Inbound:
         transport = self._transport
         if self._closed:
             raise RecoverableConnectionError("the connection was closed")
+        at_once = timeout == 0 and self._plain
+        if at_once and self._empty:
+            self._empty = False
+            raise TimeoutError
         try:
-            with transport.having_timeout(timeout):
-                piece: bytes = transport._quick_recv(PIECE)  # noqa: SLF001 - TLS, or the socket's
+            if at_once and transport.sock.gettimeout() is None:
+                # As the socket is, not made non-blocking and blocking again for each piece.
+                piece: bytes = transport.sock.recv(PIECE, socket.MSG_DONTWAIT)
+            else:
+                with transport.having_timeout(timeout):
+                    piece = transport._quick_recv(PIECE)  # noqa: SLF001 - TLS, or the socket's
         except TimeoutError:
             raise
         except OSError as exc:
@@ -334,5 +348,6 @@ class Inbound:
         if not piece:
             transport.connected = False
             raise OSError("Server unexpectedly closed connection")
+        self._empty = self._bell is not None and self._plain and len(piece) < PIECE
         left = self._buffer[self._at :] if self._at < len(self._buffer) else b""
         self._buffer, self._at = left + piece, 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amqp import spec
 from amqp.exceptions import RecoverableConnectionError
+from amqp.method_framing import frame_writer
+from amqp.serialization import dumps, loads
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
@@ -17,8 +21,13 @@ class Broker:
     """A channel with RabbitMQ's rule: an ack of many covers every open delivery up to its tag."""
 
     no_ack_consumers = None
+    channel_id = 7
 
     def __init__(self) -> None:
+        self.connection: Any = SimpleNamespace(
+            transport=SimpleNamespace(write=self._write), bytes_sent=0
+        )
+        self.writes = 0
         self.open: list[int] = []
         self.acked: list[int] = []
         self.requeued: list[int] = []
@@ -27,6 +36,15 @@ class Broker:
     def deliver(self) -> Message:
         self.open.append(len(self.open) + len(self.acked) + len(self.requeued) + 1)
         return Message(channel=self, delivery_tag=self.open[-1])
+
+    def _write(self, frames: bytes) -> None:
+        """Take acks; each is what py-amqp writes."""
+        self.writes += 1
+        while frames:
+            tag, multiple = loads("Lb", frames, 11)[0]
+            assert frames[:21] == written(self.channel_id, tag, multiple=multiple)
+            self.basic_ack(tag, multiple)
+            frames = frames[21:]
 
     def basic_ack(self, tag: int, multiple: bool = False) -> None:
         self.frames += 1
@@ -40,6 +58,16 @@ class Broker:
         assert tag in self.open
         self.open.remove(tag)
         self.requeued.append(tag)
+
+
+def written(number: int, tag: int, *, multiple: bool) -> bytes:
+    """Return the frame of an ack as py-amqp writes it."""
+    found: list[bytes] = []
+    transport = SimpleNamespace(write=lambda frame: found.append(bytes(frame)))
+    connection = SimpleNamespace(frame_max=131072, bytes_sent=0)
+    write = frame_writer(connection, transport)
+    write(1, number, spec.Basic.Ack, dumps("Lb", (tag, multiple)), None)
+    return found[0]
 
 
 def acks(together: bool = True) -> Acks:
@@ -78,11 +106,32 @@ def test_many_in_a_frame() -> None:
     for message in messages:
         ours.came(message)
     ours.ack([*messages[:4], messages[6]])
-    assert (sorted(channel.acked), channel.frames) == ([1, 2, 3, 4, 7], 2)
+    assert (sorted(channel.acked), channel.frames, channel.writes) == ([1, 2, 3, 4, 7], 2, 1)
+    assert channel.connection.bytes_sent == 2
     ours.ack([messages[5], messages[4]])
     assert (sorted(channel.acked), channel.frames) == ([1, 2, 3, 4, 5, 6, 7], 3)
     ours.ack(messages[7:])
     assert (channel.open, channel.frames) == ([], 4)
+
+
+def test_a_connection_that_is_lost_is_not_acked_on(caplog: pytest.LogCaptureFixture) -> None:
+    channel, ours = Broker(), acks()
+    messages = [channel.deliver() for _ in range(3)]
+    for message in messages:
+        ours.came(message)
+    channel.connection.transport.write = _broken(OSError("gone"))
+    ours.ack(messages[:1])
+    assert "could not ack 1 deliveries" in caplog.text
+    channel.connection.transport.write = _broken(BrokenPipeError("gone"))
+    with pytest.raises(BrokenPipeError):
+        ours.ack(messages[1:])
+
+
+def _broken(error: OSError) -> Any:
+    def write(_frames: bytes) -> None:
+        raise error
+
+    return write
 
 
 def test_switched_off() -> None:

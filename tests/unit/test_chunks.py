@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from django_amqp_events.worker import chunks
-from django_amqp_events.worker.chunks import JOB, PUT_OFF, Chunks
+from django_amqp_events.worker.chunks import JOB, LOOK, MOST, NOWHERE, PUT_OFF, SLOW, Chunks
+from django_amqp_events.worker.verdict import HANDLED, Verdict
 
 
 class Worker:
@@ -22,6 +24,8 @@ class Worker:
         self.told: list[Any] = []
         self.numbers: list[int] = []
         self.tokens: list[int] = []
+        self.accepted: list[Any] = []
+        self.handled: list[str] = []
         self.consumer = SimpleNamespace(
             timer=SimpleNamespace(call_after=lambda after, call: self.timers.append((after, call))),
             pool=SimpleNamespace(num_processes=2, apply_async=self._take),
@@ -32,12 +36,14 @@ class Worker:
         self.chunks = Chunks(self.consumer)
         self.chunks.begin()
 
-    def _take(self, _run: Any, args: tuple[int, int, list[str]], callback: Any, **_: Any) -> Any:
+    def _take(self, _run: Any, args: tuple[int, int, list[str]], callback: Any,
+              accept_callback: Any, **_: Any) -> Any:  # fmt: skip
         number, tokens, jobs = args
         self.numbers.append(number)
         self.tokens.append(tokens)
         self.jobs.append(jobs)
         self.told.append(callback)
+        self.accepted.append(accept_callback)
         return SimpleNamespace  # whatever can be referred to weakly
 
     def add(self, name: str) -> None:
@@ -48,7 +54,8 @@ class Worker:
                 job=name,
                 delivery=SimpleNamespace(lost=False),
                 revoked=lambda: False,
-                on_success=lambda _verdict: None,
+                on_accepted=lambda _pid, _since: None,
+                on_success=lambda _verdict: self.handled.append(name),
             )
         )
 
@@ -57,15 +64,24 @@ class Worker:
         due, self.timers = self.timers, []
         for _, call in due:
             call()
-        return [after for after, _ in due]
+        return [after for after, _ in due if after != LOOK]
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+def pipes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    tokens: list[tuple[int, int]] = []
+    monkeypatch.setattr(chunks, "_reports", (-1, -1))
+    monkeypatch.setattr(chunks, "_tokens", tokens)
+    chunks.open_pipes(4)
+    yield
+    for reading, writing in (*tokens, chunks._reports):
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.fixture
+def worker(pipes: None) -> Worker:
     """One that knows "fast", and has something under way in one of its processes."""
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    monkeypatch.setattr(chunks, "_pipe", (reading, writing))
     worker = Worker()
     worker.add("fast")
     worker.turn()
@@ -73,9 +89,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     worker.add("slow")
     worker.turn()
     assert worker.jobs == [["fast"], ["slow"]]
-    yield worker
-    os.close(reading)
-    os.close(writing)
+    return worker
 
 
 def test_what_takes_less_than_a_job_waits_for_more_but_not_for_what_is_slow(worker: Worker) -> None:
@@ -93,9 +107,125 @@ def test_what_is_worth_a_job_does_not_wait(worker: Worker) -> None:
     assert len(worker.jobs) > 2
 
 
+def test_no_chunk_has_more_than_it_may(worker: Worker) -> None:
+    worker.told.pop()((1, None, JOB / 1000))
+    for _ in range(20 * MOST):
+        worker.add("slow")
+    worker.turn()
+    assert {len(jobs) for jobs in worker.jobs[2:]} <= set(range(1, MOST + 1))
+
+
 def test_after_a_lost_connection_nothing_is_under_way(worker: Worker) -> None:
     """Of a job that no process had begun the pool says nothing any more."""
     worker.chunks.begin()
     worker.add("fast")
     assert worker.turn() == [0]
     assert worker.jobs[2:] == [["fast"]]
+
+
+class Process:
+    """What a pool process does with a chunk, one event at a time."""
+
+    def __init__(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began: list[str] = []
+        self.between: dict[int, Callable[[], object]] = {}
+        self._worker = worker
+
+        def trace(name: str) -> Verdict:
+            self.began.append(name)
+            self.between.get(len(self.began), bool)()
+            return HANDLED
+
+        monkeypatch.setattr(chunks, "trace_event", trace)
+
+    def run(self, job: int = -1) -> int:
+        """Run a job, have the worker told, and return how many of it were handled."""
+        worker = self._worker
+        jobs: list[Any] = [(name,) for name in worker.jobs[job]]
+        found = chunks.run(worker.numbers[job], worker.tokens[job], jobs)
+        worker.told[job](found)
+        return found[0]
+
+
+@pytest.fixture
+def process(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Process:
+    """The worker has given it a chunk, and has heard that it began."""
+    worker.told.pop()((1, None, JOB / MOST))
+    worker.jobs.clear()
+    for _ in range(8):
+        worker.add("slow")
+    worker.turn()
+    assert [len(jobs) for jobs in worker.jobs] == [8]
+    worker.accepted[-1](123, time.monotonic())
+    return Process(worker, monkeypatch)
+
+
+def late(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
+    """Let time pass, and the worker look at what its processes do."""
+    later = time.monotonic() + 2 * SLOW
+    with monkeypatch.context() as patched:
+        patched.setattr(chunks.time, "monotonic", lambda: later)
+        worker.chunks._look()
+
+
+def test_a_chunk_is_run_to_its_end(worker: Worker, process: Process) -> None:
+    assert process.run() == 8
+    assert worker.handled == ["fast", *["slow"] * 9]
+    assert not worker.turn()
+
+
+def test_what_stands_behind_one_that_takes_long_is_handed_to_another_process(
+    worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.between[3] = lambda: late(monkeypatch, worker)
+    assert process.run(0) == 3
+    worker.turn()
+    assert [len(jobs) for jobs in worker.jobs] == [8, 5]
+    assert process.run(1) == 5
+    assert len(process.began) == 8
+    assert len(worker.handled) == 2 + 8
+
+
+def test_what_runs_for_a_short_time_keeps_what_stands_behind_it(
+    worker: Worker, process: Process
+) -> None:
+    process.between[3] = worker.chunks._look
+    assert process.run() == 8
+
+
+def test_a_process_of_the_connection_before_takes_nothing_twice(
+    worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has tokens of the new chunk where both have the same place: those run in one of them."""
+    worker.chunks.begin()
+    for _ in range(8):
+        worker.add("slow")
+    worker.turn()
+    assert [len(jobs) for jobs in worker.jobs] == [8, 8]
+    assert worker.tokens[0] == worker.tokens[1]
+    monkeypatch.setattr(chunks, "trace_event", lambda _name: HANDLED)
+    job: Any = ("slow",)
+    old = chunks.run(worker.numbers[0], worker.tokens[1], [job] * 3)
+    assert old[0] == 3
+    new = chunks.run(worker.numbers[1], worker.tokens[1], [job] * 8)
+    assert new[0] == 6
+    worker.told[1](new)
+    worker.turn()
+    assert [len(jobs) for jobs in worker.jobs] == [8, 8, 2]
+
+
+def test_tokens_of_a_chunk_that_ended_early_are_nobodys(worker: Worker, process: Process) -> None:
+    chunks._put_tokens(0, 5)
+    chunks._put_tokens(0, 2)
+    assert chunks._take_tokens(0, MOST) == 2
+    assert chunks._take_tokens(0, MOST) == 0
+
+
+def test_without_a_free_place_for_tokens_each_goes_alone(worker: Worker) -> None:
+    worker.told.pop()((1, None, JOB / MOST))
+    worker.chunks._free.clear()
+    for _ in range(3):
+        worker.add("slow")
+    worker.turn()
+    assert worker.jobs[2] == ["slow"]
+    assert worker.tokens[2] == NOWHERE
