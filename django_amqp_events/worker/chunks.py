@@ -39,7 +39,7 @@ MOST: Final = 16
 BUDGET: Final = 0.05
 #: Seconds that a job costs whoever hands it out, about: what takes less together waits for more,
 #: while a process is at work.
-JOB: Final = 0.002
+JOB: Final = 0.001
 #: Seconds that it waits for more at most, or twice that where others went meanwhile.
 PUT_OFF: Final = 0.01
 #: Seconds that a run of a handler takes on the average at most, for its events to be in chunks.
@@ -207,6 +207,10 @@ class Chunks:
         # Whoever is still at one of these takes tokens at most, and never puts any.
         self._free = list(range(len(_tokens)))
 
+    @property
+    def _processes(self) -> int:
+        return max(1, self._consumer.pool.num_processes)
+
     def takes(self, request: EventRequest) -> bool:
         """Say whether an event may be in a chunk with others."""
         return request.task.time_limit is None and request.task.soft_time_limit is None
@@ -247,6 +251,9 @@ class Chunks:
         """Say whether what waits is not worth a job yet; the end of one under way asks again."""
         if self._overdue or not self._under_way:
             return False
+        at_work = sum(len(chunk.requests) - chunk.settled for chunk in self._under_way.values())
+        if len(self._pending) * self._processes >= len(self._pending) + at_work:
+            return False  # a fair share of all that the broker lets this worker have
         expected = 0.0
         for request in self._pending:
             expected += self._seconds.get(request.name, JOB)
@@ -299,8 +306,7 @@ class Chunks:
 
     def _take(self) -> list[EventRequest]:
         """Return the next events that may go together."""
-        processes = max(1, self._consumer.pool.num_processes)
-        share = -(-len(self._pending) // processes)
+        share = -(-len(self._pending) // self._processes)
         most = MOST if self._free else 1
         taken: list[EventRequest] = []
         expected = 0.0

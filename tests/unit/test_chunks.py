@@ -164,7 +164,7 @@ def late(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
     """Let time pass, and the worker look at what its processes do."""
     later = time.monotonic() + 2 * SLOW
     with monkeypatch.context() as patched:
-        patched.setattr(chunks.time, "monotonic", lambda: later)
+        patched.setattr(time, "monotonic", lambda: later)
         worker.chunks._look()
 
 
