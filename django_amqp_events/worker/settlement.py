@@ -90,7 +90,10 @@ class Settler:
         self._asked: float | None = None
         self._jobs: deque[Job] = deque()
         self._busy = 0
-        self._wake = threading.Condition()
+        # Of one lock: the first wakes the thread that publishes, the second those who wait for acks.
+        lock = threading.RLock()
+        self._wake = threading.Condition(lock)
+        self._answered = threading.Condition(lock)
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._channel: ConfirmChannel | None = None
@@ -117,9 +120,9 @@ class Settler:
 
     def end(self) -> None:
         """Let no run wait any more: the main thread waits for them, and answers afterwards."""
-        with self._wake:
+        with self._answered:
             self._ending = True
-            self._wake.notify_all()
+            self._answered.notify_all()
 
     def catch_up(self) -> None:
         """Answer what is settled before the main thread of a solo worker runs anything else.
@@ -132,10 +135,10 @@ class Settler:
             return
         deadline = time.monotonic() + PATIENCE
         self.flush()
-        with self._wake:
+        with self._answered:
             while self._open and (left := deadline - time.monotonic()) > 0:
                 if not self._done:
-                    self._wake.wait(left)
+                    self._answered.wait(left)
                 self.flush()
 
     def wait_for(self, delivery: Delivery) -> None:
@@ -143,12 +146,12 @@ class Settler:
         if not self._threads:
             return
         deadline = time.monotonic() + PATIENCE
-        with self._wake:
+        with self._answered:
             while delivery in self._open and (left := deadline - time.monotonic()) > 0:
                 if (self._ending or state.should_stop is not None
                         or state.should_terminate is not None):  # fmt: skip
                     return
-                self._wake.wait(min(left, 0.1))
+                self._answered.wait(min(left, 0.1))
 
     def settle(self, delivery: Delivery, verdict: Verdict) -> None:
         """Carry out *verdict*; the first one for a delivery counts."""
@@ -224,10 +227,11 @@ class Settler:
     def _answer(self, *deliveries: Delivery, ack: bool) -> None:
         """Let the main thread ack or reject, all that is ready at once."""
         if self._waited_for:
-            with self._wake:
+            with self._answered:
                 self._open.update(deliveries)
                 self._done.extend((delivery, ack) for delivery in deliveries)
-                self._wake.notify_all()
+                if self._inline:
+                    self._answered.notify_all()
         else:
             self._done.extend((delivery, ack) for delivery in deliveries)
         now, asked = time.monotonic(), self._asked
@@ -238,9 +242,9 @@ class Settler:
     def _close(self, *deliveries: Delivery) -> None:
         """Nobody need wait for them any more."""
         if self._waited_for:
-            with self._wake:
+            with self._answered:
                 self._open.difference_update(deliveries)
-                self._wake.notify_all()
+                self._answered.notify_all()
 
     def _log_lost(self, delivery: Delivery) -> None:
         logger.info(
