@@ -90,7 +90,7 @@ class Settler:
         self._asked: float | None = None
         self._jobs: deque[Job] = deque()
         self._busy = 0
-        # Of one lock: the first wakes the thread that publishes, the second those who wait for acks.
+        # The first wakes the thread that publishes, the second those who wait for acks.
         lock = threading.RLock()
         self._wake = threading.Condition(lock)
         self._answered = threading.Condition(lock)

@@ -93,10 +93,19 @@ def worker(pipes: None) -> Worker:
 
 
 def test_what_takes_less_than_a_job_waits_for_more_but_not_for_what_is_slow(worker: Worker) -> None:
+    worker.add("slow")
+    worker.turn()
     worker.add("fast")
     worker.turn()
-    assert len(worker.jobs) == 2
+    assert worker.jobs[2:] == [["slow"]]
     assert worker.turn() == [PUT_OFF]
+    assert worker.jobs[3:] == [["fast"]]
+
+
+def test_a_fair_share_of_what_is_in_hand_does_not_wait(worker: Worker) -> None:
+    """Or one process would be idle while the broker waits for acks."""
+    worker.add("fast")
+    worker.turn()
     assert worker.jobs[2:] == [["fast"]]
 
 
