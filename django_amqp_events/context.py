@@ -43,19 +43,40 @@ class ReceivedEvent:
     def __reduce__(self) -> tuple[Any, ...]:
         # Each event travels to a pool's process. Dataclasses by themselves look their fields up
         # at both ends, and an aware datetime takes as long as all the rest.
-        values = [getattr(self, name) for name in self.__slots__]
-        return _event, tuple(
-            value.isoformat() if isinstance(value, datetime) else value for value in values
+        published_at, due_at = self.published_at, self.due_at
+        return _event, (
+            self.id,
+            self.name,
+            self.service,
+            None if published_at is None else published_at.isoformat(),
+            None if due_at is None else due_at.isoformat(),
+            self.attempt,
+            self.replay_id,
+            self.replay_forced,
+            self.correlation_id,
+            self.causation_id,
+            self.headers,
         )
 
 
-def _event(*values: Any) -> ReceivedEvent:
-    """Make an event of the values of its fields, the times of which are texts."""
-    fields = dict(zip(ReceivedEvent.__slots__, values, strict=True))
-    for name in ("published_at", "due_at"):
-        if fields[name] is not None:
-            fields[name] = datetime.fromisoformat(fields[name])
-    return ReceivedEvent(**fields)
+def _event(
+    event_id: str, name: str, service: str, published_at: str | None, due_at: str | None,
+    attempt: int, replay_id: str | None, replay_forced: bool, correlation_id: str | None,
+    causation_id: str | None, headers: Mapping[str, Any],
+) -> ReceivedEvent:  # fmt: skip
+    return ReceivedEvent(
+        id=event_id,
+        name=name,
+        service=service,
+        published_at=None if published_at is None else datetime.fromisoformat(published_at),
+        due_at=None if due_at is None else datetime.fromisoformat(due_at),
+        attempt=attempt,
+        replay_id=replay_id,
+        replay_forced=replay_forced,
+        correlation_id=correlation_id,
+        causation_id=causation_id,
+        headers=headers,
+    )
 
 
 _current: ContextVar[ReceivedEvent | None] = ContextVar("amqp_event", default=None)

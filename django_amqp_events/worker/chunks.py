@@ -209,7 +209,8 @@ class Chunks:
 
     @property
     def _processes(self) -> int:
-        return max(1, self._consumer.pool.num_processes)
+        number: int = self._consumer.pool.num_processes
+        return max(1, number)
 
     def takes(self, request: EventRequest) -> bool:
         """Say whether an event may be in a chunk with others."""

@@ -15,9 +15,9 @@ from amqp.exceptions import NotFound
 from celery import bootsteps
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import WorkerShutdown
+from celery.utils.functional import noop
 from celery.worker import state
 from kombu.message import Message as KombuMessage
-from vine import promise
 
 from .. import provisioning
 from ..broker import abandon
@@ -443,7 +443,7 @@ class EventStep(bootsteps.StartStopStep):
     ) -> None:
         if self._ends or delivery.lost:
             return  # held until it was due, and meanwhile given back to the broker
-        received, message = delivery.received, delivery.message
+        received = delivery.received
         if received.exchange == self.names.events and not received.redelivered:
             delivery.chunks = self.chunks
         clean = EventMessage.rebuilt(
@@ -458,8 +458,9 @@ class EventStep(bootsteps.StartStopStep):
         self.c.strategies[handler.name](
             clean,
             [list(payload.args), dict(payload.kwargs), {}],
-            promise(message.ack_log_error),
-            promise(message.reject_log_error),
+            # Celery's ways to answer: ours goes by verdicts, and never asks for them.
+            noop,
+            noop,
             self.c.on_task_message,
         )
 

@@ -18,7 +18,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.message import Message
 
-from ..envelope import CONTENT_ENCODING, CONTENT_TYPE, EVENT_REPLAY_ID, shown
+from ..envelope import CONTENT_ENCODING, CONTENT_TYPE, shown
 from .dispatch import Reading
 from .task import trace_event
 from .verdict import REQUEUE, Verdict, decide, describe
@@ -320,15 +320,16 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
             utc=True,
         )
         event, handler = message.delivery.known
-        logger.info(
-            "Event %s (%s) for %s[%s] received, attempt %d%s",
-            shown(event.name),
-            shown(event.id),
-            handler.name,
-            request.id,
-            event.attempt,
-            ", replayed" if EVENT_REPLAY_ID in message.headers else "",
-        )
+        if logger.isEnabledFor(logging.INFO):
+            logger.info(
+                "Event %s (%s) for %s[%s] received, attempt %d%s",
+                shown(event.name),
+                shown(event.id),
+                handler.name,
+                request.id,
+                event.attempt,
+                ", replayed" if event.replay_id else "",
+            )
         if request.id in state.revoked and request.revoked():
             return
         signals.task_received.send(sender=consumer, request=request)
