@@ -144,6 +144,11 @@ class Chunk:
         self.accepted: tuple[int, float] | None = None
         self.job: Any = None
 
+    @property
+    def left(self) -> int:
+        """How many of them have no verdict yet."""
+        return len(self.requests) - self.settled
+
     def begin(self, place: int, since: float | None = None) -> None:
         """Note that the run of an event has begun, for those who look and those who end it."""
         self.running = max(self.running, self.settled)
@@ -252,7 +257,7 @@ class Chunks:
         """Say whether what waits is not worth a job yet; the end of one under way asks again."""
         if self._overdue or not self._under_way:
             return False
-        at_work = sum(len(chunk.requests) - chunk.settled for chunk in self._under_way.values())
+        at_work = sum(chunk.left for chunk in self._under_way.values())
         if len(self._pending) * self._processes >= len(self._pending) + at_work:
             return False  # a fair share of all that the broker lets this worker have
         expected = 0.0
@@ -329,7 +334,8 @@ class Chunks:
     # -- from the pool --------------------------------------------------------------------
 
     def _look_soon(self) -> None:
-        if not self._looks:
+        """Look soon, unless each process has one event: the end of that is told anyway."""
+        if not self._looks and any(chunk.left > 1 for chunk in self._under_way.values()):
             self._looks = True
             self._consumer.timer.call_after(LOOK, self._look)
 
@@ -340,8 +346,7 @@ class Chunks:
         for chunk in self._under_way.values():
             if chunk.since is not None and now > chunk.since + SLOW:
                 self._take_back(chunk)
-        if self._under_way:
-            self._look_soon()
+        self._look_soon()
 
     def _take_back(self, chunk: Chunk) -> None:
         """Hand out to others what stands behind a run that takes long."""

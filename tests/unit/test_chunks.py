@@ -195,6 +195,24 @@ def test_what_stands_behind_one_that_takes_long_is_handed_to_another_process(
     assert len(worker.handled) == 2 + 8
 
 
+def test_a_process_with_one_event_is_not_looked_at(pipes: None) -> None:
+    """It may take hours, and its end is told anyway."""
+    worker = Worker()
+    worker.add("unknown")
+    worker.turn()
+    assert worker.jobs == [["unknown"]]
+    assert LOOK not in [after for after, _ in worker.timers]
+
+
+def test_nor_is_one_that_has_nothing_behind_it_any_more(
+    worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LOOK in [after for after, _ in worker.timers]
+    worker.timers.clear()
+    late(monkeypatch, worker)
+    assert LOOK not in [after for after, _ in worker.timers]
+
+
 def test_what_runs_for_a_short_time_keeps_what_stands_behind_it(
     worker: Worker, process: Process
 ) -> None:
