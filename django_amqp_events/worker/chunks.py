@@ -28,7 +28,7 @@ from billiard.einfo import ExceptionInfo
 from celery.concurrency.prefork import TaskPool
 from celery.worker import state
 
-from .request import EventRequest
+from .request import EventRequest, Job
 from .task import trace_event
 from .verdict import HANDLED, REQUEUE, Verdict
 
@@ -58,7 +58,6 @@ _REPORT: Final = struct.Struct("=QHd")
 NOWHERE: Final = -1
 
 Pipe = tuple[int, int]
-Job = tuple[str, str, dict[str, Any], Any]
 
 #: Reading and writing end of the reports of this worker's pool; there is none yet.
 _reports: Pipe = (-1, -1)

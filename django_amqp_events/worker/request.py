@@ -23,6 +23,9 @@ from .dispatch import Reading
 from .task import trace_event
 from .verdict import REQUEUE, Verdict, decide, describe
 
+#: Arguments of :func:`trace_event`.
+Job = tuple[str, str, dict[str, Any], Any, bool]
+
 if TYPE_CHECKING:
     from .chunks import Chunks
     from .settlement import Settler
@@ -96,9 +99,10 @@ class EventRequest(Request):
     # -- to the pool ----------------------------------------------------------------------
 
     @property
-    def job(self) -> tuple[str, str, dict[str, Any], Any]:
+    def job(self) -> Job:
         """What :func:`trace_event` takes."""
-        return self._type, self.id, self._request_dict, self._body
+        watched = bool(self._eventer and self._eventer.enabled)
+        return self._type, self.id, self._request_dict, self._body, watched
 
     def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
         if self.revoked():

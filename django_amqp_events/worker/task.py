@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, ClassVar, Final
 
 from asgiref.sync import async_to_sync
-from celery import Celery, Task
+from celery import Celery, Task, signals
 from celery.app.trace import build_tracer, fast_trace_task, trace_task_ret
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 
@@ -65,9 +65,10 @@ class Run:
         now: the time; retries are due from there.
         storing: failures go to the result store although successes are ignored.
         endings: exceptions that are no verdict and go through.
+        watched: somebody follows Celery's events, where a retry has a traceback.
     """
 
-    __slots__ = ("endings", "now", "storing", "verdict")
+    __slots__ = ("endings", "now", "storing", "verdict", "watched")
 
     def __init__(
         self,
@@ -75,10 +76,12 @@ class Run:
         *,
         storing: bool = True,
         endings: tuple[type[BaseException], ...] = ENDINGS,
+        watched: bool = False,
     ) -> None:
         self.now = now
         self.storing = storing
         self.endings = endings
+        self.watched = watched
         self.verdict: Verdict | None = None
 
 
@@ -131,6 +134,9 @@ class HandlerTask(Task):
             shown = self._failed(run, event, exc)
             if shown is exc:
                 raise
+            if run.verdict is not None and run.verdict.kind == "retry" and self._unseen():
+                # Celery's tracer would write the traceback of all this, as long as the rest takes.
+                raise shown from None
             raise shown from exc
         run.verdict = HANDLED
         return result
@@ -149,6 +155,7 @@ class HandlerTask(Task):
             attempt=event.attempt,
             now=run.now(),
             random=random.random(),
+            tracebacks=run.watched,
         )
         cause = exc.__cause__ or exc if isinstance(exc, Retry) else exc
         shown: Exception
@@ -166,6 +173,14 @@ class HandlerTask(Task):
             return cause
         # The tracer would let a SystemExit through, and store nothing for a Reject.
         return HandlerFailed(f"{type(cause).__name__}: {cause}")
+
+    def _unseen(self) -> bool:
+        """Say whether nobody looks at what Celery's tracer says of a retry."""
+        return (
+            self.handler.ignore_result
+            and not signals.task_retry.receivers
+            and type(self).on_retry is Task.on_retry
+        )
 
     def _call(self, /, *args: Any, **kwargs: Any) -> Any:
         handler = self.handler
@@ -384,7 +399,9 @@ def task_for(name: str) -> HandlerTask:
     return task
 
 
-def trace_event(name: str, task_id: str, request: dict[str, Any], body: Any) -> Verdict:
+def trace_event(
+    name: str, task_id: str, request: dict[str, Any], body: Any, watched: bool = False
+) -> Verdict:
     """Run one handler in the pool and return its verdict; what the pool calls.
 
     Celery's own tracer does the run: signals, results, logging, the Django fixup's database
@@ -397,7 +414,7 @@ def trace_event(name: str, task_id: str, request: dict[str, Any], body: Any) -> 
     def traced() -> Any:
         return trace(name, task_id, request, body, None, None)[1]
 
-    return _verdict(app.tasks[name], request, Run(), traced)
+    return _verdict(app.tasks[name], request, Run(watched=watched), traced)
 
 
 def trace_here(
@@ -477,6 +494,7 @@ def _verdict(
             attempt=event.attempt,
             now=run.now(),
             random=random.random(),
+            tracebacks=run.watched,
         )
     _let_go(error)
     return verdict

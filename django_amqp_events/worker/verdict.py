@@ -76,6 +76,7 @@ def decide(
     attempt: int,
     now: datetime,
     random: float,
+    tracebacks: bool = True,
 ) -> Verdict:
     """Say what becomes of a delivery whose handler raised *exc*.
 
@@ -83,25 +84,29 @@ def decide(
         attempt: the attempt that raised; 1 is the first run.
         now: aware; the retry is due from here.
         random: a number in [0, 1] for jitter.
+        tracebacks: whether the failure of a retry has one too. No message carries it, and to
+            write it takes longer than all else that is done for a retry.
     """
     if isinstance(exc, Reject):
         if exc.requeue:
             return REQUEUE
         cause = exc.reason if isinstance(exc.reason, BaseException) else exc
+        delay = policy.delay(attempt, random)
         return _retry_or_archive(
-            cause, policy, attempt, policy.delay(attempt, random), now, at=exc.__traceback__
+            cause, policy, attempt, delay, now, tracebacks, at=exc.__traceback__
         )
     if isinstance(exc, Ignore):
         return HANDLED
     if isinstance(exc, Retry):
-        return _asked(exc, policy, attempt, now, random)
+        return _asked(exc, policy, attempt, now, random, tracebacks)
     if isinstance(exc, InvalidArguments):
         return Verdict(kind="archive", reason="arguments", detail=str(exc), failure=describe(exc))
     if isinstance(exc, Unsupported):
         return Verdict(kind="archive", reason="unsupported", detail=str(exc), failure=describe(exc))
     limits = (SoftTimeLimitExceeded, TimeLimitExceeded)
     if isinstance(exc, limits) or policy.retries(exc):
-        return _retry_or_archive(exc, policy, attempt, policy.delay(attempt, random), now)
+        delay = policy.delay(attempt, random)
+        return _retry_or_archive(exc, policy, attempt, delay, now, tracebacks)
     return Verdict(
         kind="archive",
         reason="failed",
@@ -110,7 +115,14 @@ def decide(
     )
 
 
-def _asked(exc: Retry, policy: RetryPolicy, attempt: int, now: datetime, random: float) -> Verdict:
+def _asked(
+    exc: Retry,
+    policy: RetryPolicy,
+    attempt: int,
+    now: datetime,
+    random: float,
+    tracebacks: bool,
+) -> Verdict:
     """Decide for a handler that called ``self.retry(…)``."""
     cause = exc.__cause__
     if isinstance(exc.when, datetime):
@@ -120,7 +132,9 @@ def _asked(exc: Retry, policy: RetryPolicy, attempt: int, now: datetime, random:
     else:
         delay = float(exc.when)
     limit = getattr(exc, "max_retries", None)
-    return _retry_or_archive(cause or exc, policy, attempt, delay, now, limit, at=exc.__traceback__)
+    return _retry_or_archive(
+        cause or exc, policy, attempt, delay, now, tracebacks, limit, at=exc.__traceback__
+    )
 
 
 def _retry_or_archive(
@@ -129,13 +143,15 @@ def _retry_or_archive(
     attempt: int,
     delay: float,
     now: datetime,
+    tracebacks: bool,
     max_retries: int | None = None,
     at: TracebackType | None = None,
 ) -> Verdict:
     # retry(exc=ValueError()) and Reject(ValueError()) carry an exception that was never raised:
     # the place is where the handler gave up.
-    failure = describe(exc, exc.__traceback__ or at)
-    if policy.exhausted(attempt, max_retries):
+    exhausted = policy.exhausted(attempt, max_retries)
+    failure = describe(exc, exc.__traceback__ or at, traced=exhausted or tracebacks)
+    if exhausted:
         return Verdict(
             kind="archive",
             reason="exhausted",
@@ -145,8 +161,14 @@ def _retry_or_archive(
     return Verdict(kind="retry", due_at=now + timedelta(seconds=delay), failure=failure)
 
 
-def describe(exc: BaseException, tb: TracebackType | None = None) -> Failure:
-    """Put an exception into words, bounded, whatever its ``__str__`` does."""
+def describe(
+    exc: BaseException, tb: TracebackType | None = None, *, traced: bool = True
+) -> Failure:
+    """Put an exception into words, bounded, whatever its ``__str__`` does.
+
+    Args:
+        traced: with its traceback.
+    """
     tb = tb or exc.__traceback__
     cls = type(exc)
     name = cls.__qualname__ if cls.__module__ == "builtins" else (
@@ -161,8 +183,11 @@ def describe(exc: BaseException, tb: TracebackType | None = None) -> Failure:
         }
         for frame, line in list(traceback.walk_tb(tb))[-MAX_FRAMES:]
     ]
+    text = ""
     try:
-        text = "".join(traceback.format_exception(cls, exc, tb, limit=-2 * MAX_FRAMES))
+        if traced:
+            parts = traceback.format_exception(cls, exc, tb, limit=-2 * MAX_FRAMES)
+            text = "".join(parts)
     except Exception as error:  # noqa: BLE001 - whatever the user's exception does
         text = f"{name}: no traceback, because formatting it raised {type(error).__name__}"
     return Failure(

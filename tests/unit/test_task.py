@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, Task
+from celery import Celery, Task, signals
 from celery.backends.filesystem import FilesystemBackend
 
 from django_amqp_events.context import ReceivedEvent
@@ -120,7 +120,9 @@ def generator(**payload: object) -> Iterator[None]:
     yield
 
 
-def verdict_of(app: Celery, target: Any, payload: dict[str, Any], **options: Any) -> Verdict:
+def verdict_of(
+    app: Celery, target: Any, payload: dict[str, Any], *, watched: bool = False, **options: Any
+) -> Verdict:
     """Run a handler in the tracer, as a pool does."""
     fields = {name: getattr(HANDLER, name) for name in HANDLER.__slots__}
     handler = Handler(**{**fields, "name": "shop.other", "target": target, **options})
@@ -135,7 +137,56 @@ def verdict_of(app: Celery, target: Any, payload: dict[str, Any], **options: Any
         "delivery_info": {},
         "ignore_result": True,
     }
-    return trace_event(handler.name, task_id, request, [[], payload, {}])
+    return trace_event(handler.name, task_id, request, [[], payload, {}], watched)
+
+
+def sold_out(**payload: object) -> None:
+    raise ValueError("out of stock")
+
+
+class Curious(Task):
+    """It wants to know of its retries."""
+
+    def run(self, **payload: object) -> None:
+        sold_out()
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        ran.append(einfo.traceback)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_retry_has_a_traceback_where_somebody_sees_it(app: Celery, watched: bool) -> None:
+    """Its message has none, and nothing takes as long as writing it."""
+    verdict = verdict_of(app, sold_out, {}, watched=watched, ignore_result=True)
+    assert verdict.kind == "retry"
+    failure = verdict.failure
+    assert failure is not None
+    assert failure.first_line == "ValueError: out of stock"
+    assert failure.frames[-1]["function"] == "sold_out"
+    assert ("in sold_out" in failure.traceback) is watched
+
+
+def test_what_is_archived_has_its_traceback(app: Celery) -> None:
+    verdict = verdict_of(app, sold_out, {}, policy=RetryPolicy(max_retries=0))
+    assert verdict.kind == "archive"
+    assert verdict.failure is not None
+    assert "in sold_out" in verdict.failure.traceback
+
+
+def test_whoever_listens_to_celerys_retries_sees_what_the_handler_raised(app: Celery) -> None:
+    heard: list[str] = []
+
+    def hear(einfo: Any, **_: Any) -> None:
+        heard.append(einfo.traceback)
+
+    signals.task_retry.connect(hear)
+    try:
+        assert verdict_of(app, sold_out, {}, ignore_result=True).kind == "retry"
+    finally:
+        signals.task_retry.disconnect(hear)
+    assert "in sold_out" in heard[0]
+    assert verdict_of(app, Curious, {}, ignore_result=True).kind == "retry"
+    assert "in sold_out" in str(ran[0])
 
 
 @pytest.mark.parametrize("target", [Slow, behind_a_decorator, functools.partial(Slow.run, Slow())])
