@@ -121,7 +121,7 @@ def generator(**payload: object) -> Iterator[None]:
 
 
 def verdict_of(
-    app: Celery, target: Any, payload: dict[str, Any], *, watched: bool = False, **options: Any
+    app: Celery, target: Any, payload: dict[str, Any], *, watched: Any = False, **options: Any
 ) -> Verdict:
     """Run a handler in the tracer, as a pool does."""
     fields = {name: getattr(HANDLER, name) for name in HANDLER.__slots__}
