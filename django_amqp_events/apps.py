@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from django.apps import AppConfig
-from django.core.checks import register
+from django.core.checks import CheckMessage, register
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
+
+#: Tag of the checks, for ``manage.py check --tag``.
+CHECKS: Final = "amqp_events"
 
 
 class DjangoAmqpEventsConfig(AppConfig):
@@ -17,16 +22,29 @@ class DjangoAmqpEventsConfig(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks, import the declarations, connect the worker's signals."""
-        from . import checks, conf
-        from .worker import bootstrap
+        from . import conf
+        from .worker import entry
 
-        register(checks.check, checks.TAG)
-        register(checks.check_deployment, checks.TAG, deploy=True)
+        register(_check, CHECKS)
+        register(_check_deployment, CHECKS, deploy=True)
         settings, _problems = conf.load()
         # Without a service there is nobody to handle anything, and the checks say so.
         if settings.service:
             discover(settings.autodiscover)
-        bootstrap.connect()
+        entry.connect()
+
+
+# Web servers and workers run no checks: what these need is imported when they run.
+def _check(**kwargs: Any) -> list[CheckMessage]:
+    from . import checks
+
+    return checks.check(**kwargs)
+
+
+def _check_deployment(**kwargs: Any) -> list[CheckMessage]:
+    from . import checks
+
+    return checks.check_deployment(**kwargs)
 
 
 def discover(names: tuple[str, ...]) -> None:

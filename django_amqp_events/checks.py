@@ -34,8 +34,6 @@ from .conf import Problem, Settings
 from .exceptions import ConfigurationError
 from .registry import EventType, Handler, Registry
 
-TAG: Final = "amqp_events"
-
 #: Largest message that RabbitMQ takes by default from 4.0 on (max_message_size).
 BROKER_MAXIMUM: Final = 16 * 1024 * 1024
 

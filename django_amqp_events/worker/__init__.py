@@ -2,6 +2,7 @@
 
 The flow, in the order of the modules:
 
+``entry``       waits for Celery to say that this process is a worker
 ``bootstrap``   installs the step in a Celery worker
 ``consumer``    the step: consumes the handlers' queues, rebuilds each delivery
 ``dispatch``    says what a delivery is: whose, and whether now: pure

@@ -12,7 +12,6 @@ from typing import Any
 
 from celery import Celery, bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
-from celery.signals import celeryd_init, worker_init
 from celery.utils import text
 
 from ..broker import celery_app
@@ -42,12 +41,6 @@ class Handover(bootsteps.StartStopStep):
 
     def close(self, parent: Any) -> None:
         keep_handed_over()
-
-
-def connect() -> None:
-    """Connect the signals; called when Django is ready, without any effect outside workers."""
-    celeryd_init.connect(_read_queue_options, dispatch_uid="django_amqp_events.queues", weak=False)
-    worker_init.connect(_install, dispatch_uid="django_amqp_events.install", weak=False)
 
 
 #: The step that workers of this process get.
@@ -87,7 +80,7 @@ def _refuse(exc: Exception) -> SystemExit:
     return SystemExit(f"django_amqp_events: this worker does not start: {exc}")
 
 
-def _read_queue_options(instance: Any, **_: Any) -> None:
+def read_queue_options(instance: Any) -> None:
     """Take our queues out of ``-Q`` and ``-X`` before Celery reads them."""
     if not _concerns(instance.app):
         return
@@ -114,9 +107,8 @@ def _names(value: Any) -> list[str]:
     return list(text.str_to_list(value) or ())
 
 
-def _install(sender: Any, **_: Any) -> None:
+def install(worker: Any) -> None:
     """Register the handlers' tasks and add the step; before the worker builds its blueprint."""
-    worker = sender
     app = worker.app
     if not _concerns(app):
         return

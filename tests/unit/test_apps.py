@@ -138,3 +138,23 @@ def test_ready_opens_no_connection(project: Path) -> None:
     )
     done = python(project, "-c", audit)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_web_server_loads_nothing_of_workers_and_checks(project: Path) -> None:
+    """Both take longer to import than all that a process needs to publish."""
+    (project / "shop" / "events.py").write_text(
+        "from django_amqp_events import event\n"
+        "@event('shop.order.created')\n"
+        "def created(order_id: int): ...\n"
+    )
+    done = python(project, "-c", "import django, sys; django.setup(); print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert {"django_amqp_events.publisher", "django_amqp_events.worker.entry"} <= loaded
+    assert not loaded & {
+        "celery.worker",
+        "django_amqp_events.checks",
+        "django_amqp_events.provisioning",
+        "django_amqp_events.worker.bootstrap",
+        "django_amqp_events.worker.consumer",
+    }

@@ -19,6 +19,7 @@ from pytest_django import Settings as DjangoSettings
 
 import django_amqp_events
 from django_amqp_events import checks, conf, lifecycle
+from django_amqp_events.apps import CHECKS
 from django_amqp_events.registry import build, declarations
 
 from . import project
@@ -75,7 +76,7 @@ def handling(function: str, **options: Any) -> dict[str, Any]:
 
 
 def messages(*, deploy: bool = False) -> list[django_checks.CheckMessage]:
-    found = django_checks.run_checks(tags=[checks.TAG], include_deployment_checks=deploy)
+    found = django_checks.run_checks(tags=[CHECKS], include_deployment_checks=deploy)
     for message in found:
         assert isinstance(message.id, str)
         assert re.fullmatch(r"django_amqp_events\.[EW]\d{3}", message.id)

@@ -1,0 +1,35 @@
+"""Where a worker begins: Celery's signals, connected without what only a worker needs.
+
+Each process of a project imports this, those of the web server and of management commands too;
+the rest of this package comes when Celery says that the process is a worker.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from celery.signals import celeryd_init, worker_init
+
+
+def connect() -> None:
+    """Connect the signals; called when Django is ready, without any effect outside workers."""
+    celeryd_init.connect(_read_queue_options, dispatch_uid="django_amqp_events.queues", weak=False)
+    worker_init.connect(_install, dispatch_uid="django_amqp_events.install", weak=False)
+
+
+def _read_queue_options(instance: Any, **_: Any) -> None:
+    _bootstrap().read_queue_options(instance)
+
+
+def _install(sender: Any, **_: Any) -> None:
+    _bootstrap().install(sender)
+
+
+def _bootstrap() -> ModuleType:
+    try:
+        from . import bootstrap
+    except Exception as exc:
+        # Celery's signals swallow Exception, and the worker would handle nothing.
+        raise SystemExit(f"django_amqp_events: this worker does not start: {exc!r}") from exc
+    return bootstrap
