@@ -51,7 +51,7 @@ def test_an_event_fails_is_archived_replayed_and_succeeds(
 
     The retry that lies between waits in a delay queue, and is of the same replay.
     """
-    replays.worker("threads", 2)
+    worker = replays.worker("threads", 2)
     mirror(replays)
     event_id = fresh_eyes.event(ACT, {"plan": ["fail", "unless:fixed"]})
     (first,) = wait_for(replays, state="archived")
@@ -73,6 +73,9 @@ def test_an_event_fails_is_archived_replayed_and_succeeds(
     assert [line["attempt"] for line in lines] == [1, 2] * 3
     ids = [each["id"] for each in third["replay_set"]]
     assert [line["replay"] for line in lines] == [None, None, ids[0], ids[0], ids[1], ids[1]]
+    logged = [line for line in worker.log.splitlines() if f"({event_id}) for" in line]
+    received = [line.endswith(", replayed") for line in logged if " received, attempt " in line]
+    assert received == [False] * 2 + [True] * 4
     fresh_eyes.empty("replays.testproject.act", "replays:archive")
 
 
