@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -63,6 +64,8 @@ Pipe = tuple[int, int]
 _reports: Pipe = (-1, -1)
 #: The same of the tokens, one for each chunk that can be under way at a time.
 _tokens: list[Pipe] = []
+#: The worker's main process.
+_main = 0
 
 
 def open_pipes(processes: int) -> None:
@@ -71,11 +74,13 @@ def open_pipes(processes: int) -> None:
     Args:
         processes: of the pool, at most.
     """
-    global _reports  # noqa: PLW0603 - one process is one worker, and its children have nothing else
+    global _reports, _main  # noqa: PLW0603 - one process is one worker, and its children's all
     if _reports[0] < 0:
         _reports = os.pipe()
         os.set_blocking(_reports[0], False)
-    while len(_tokens) < processes:
+    _main = os.getpid()
+    # A process is free again a moment before its chunk is over, or ten seconds if it was killed.
+    while len(_tokens) < 2 * processes:
         pipe = os.pipe()
         os.set_blocking(pipe[0], False)
         _tokens.append(pipe)
@@ -109,7 +114,8 @@ def run(number: int, tokens: int, jobs: Sequence[Job]) -> tuple[int, Verdict | N
     """
     took, last = 0.0, len(jobs) - 1
     for place, job in enumerate(jobs):
-        if place and not _take_tokens(tokens, 1):
+        # Without the main process nobody would ack it.
+        if place and (os.getppid() != _main or not _take_tokens(tokens, 1)):
             return place, None, took
         began = time.perf_counter()
         verdict = trace_event(*job)
@@ -130,7 +136,8 @@ class Chunk:
         tokens: where its tokens are.
         settled: how many of them have their verdict.
         running: how many the worker has noted as begun.
-        since: when the last of these was seen to begin, monotonic; ``None`` before the first.
+        since: when the one that runs was seen to begin at the latest, monotonic; ``None`` before
+            the first.
     """
 
     __slots__ = ("accepted", "job", "requests", "running", "settled", "since", "tokens")
@@ -147,6 +154,11 @@ class Chunk:
     def left(self) -> int:
         """How many of them have no verdict yet."""
         return len(self.requests) - self.settled
+
+    @property
+    def unclear(self) -> bool:
+        """Whether it is not known of each which one runs, so that somebody has to look."""
+        return self.left > 1 or (self.left == 1 and self.running < len(self.requests))
 
     def begin(self, place: int, since: float | None = None) -> None:
         """Note that the run of an event has begun, for those who look and those who end it."""
@@ -179,6 +191,8 @@ class Chunks:
         self._free: list[int] = []
         self._asked = self._waits = self._put_off = self._overdue = self._looks = False
         self._seconds: dict[str, float] = {}
+        self._thread = 0
+        self._over = True
         self.handed = {"jobs": 0, "events": 0}
 
     @staticmethod
@@ -203,6 +217,9 @@ class Chunks:
 
     def begin(self) -> None:
         """Start, perhaps again after a lost connection, whose deliveries nobody waits for."""
+        self._thread = threading.get_ident()
+        self.let_go()
+        self._over = False
         self._pending.clear()
         self._asked = self._waits = self._put_off = self._overdue = self._looks = False
         # What is under way ends in its process, and its verdicts come too late for a lost channel.
@@ -215,6 +232,25 @@ class Chunks:
     def _processes(self) -> int:
         number: int = self._consumer.pool.num_processes
         return max(1, number)
+
+    def let_go(self) -> None:
+        """Let nothing begin any more that has not: the broker has it again."""
+        self._over = True
+        for place in range(len(_tokens)):
+            _take_tokens(place, MOST)
+
+    def runs(self, request: EventRequest) -> bool:
+        """Say whether its process runs this event, and has nothing behind it any more."""
+        for chunk in self._under_way.values():
+            if request in chunk.requests:
+                self._make_clear(chunk)
+                return chunk.left == 1 and chunk.requests[chunk.settled] is request
+        return False
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether this is a timer of Celery's in another thread, as while a pool shuts down."""
+        return threading.get_ident() != self._thread
 
     def takes(self, request: EventRequest) -> bool:
         """Say whether an event may be in a chunk with others."""
@@ -235,7 +271,7 @@ class Chunks:
     def _ask(self) -> None:
         """Wait for a free process, if what waits is worth a job by now."""
         self._asked = False
-        if not self._pending or self._waits:
+        if not self._pending or self._waits or self._over or self._elsewhere:
             return
         if self._too_little():
             if not self._put_off:
@@ -269,7 +305,7 @@ class Chunks:
     def _start(self) -> None:
         """Give a free process its share of what waits, if that is worth a job now."""
         self._waits = False
-        if self._too_little():
+        if self._over or self._too_little():
             self._worker._quick_release()  # noqa: SLF001
             self._ask()
             return
@@ -298,6 +334,7 @@ class Chunks:
                 request.delivery.settler.settle(request.delivery, REQUEUE)
             self._give_back(chunk)
             self._worker._quick_release()  # noqa: SLF001
+            self._soon()
             return
         if job is None:
             return  # the pool is closed: the broker has them again when the channel is
@@ -321,7 +358,9 @@ class Chunks:
                 self._pending.popleft()
                 continue
             seconds = self._seconds.get(request.name)
-            alone = seconds is None or seconds > FAST
+            # Remote control may want to end its process when it has begun.
+            doomed = request._terminate_on_ack is not None  # noqa: SLF001
+            alone = doomed or seconds is None or seconds > FAST
             expected += seconds or 0.0
             if taken and (alone or expected > BUDGET):
                 break
@@ -334,18 +373,28 @@ class Chunks:
 
     def _look_soon(self) -> None:
         """Look soon, unless each process has one event: the end of that is told anyway."""
-        if not self._looks and any(chunk.left > 1 for chunk in self._under_way.values()):
+        if not self._looks and any(chunk.unclear for chunk in self._under_way.values()):
             self._looks = True
             self._consumer.timer.call_after(LOOK, self._look)
 
     def _look(self) -> None:
         self._looks = False
+        if self._elsewhere:
+            return
         self.read_reports()
         now = time.monotonic()
-        for chunk in self._under_way.values():
+        for chunk in tuple(self._under_way.values()):
             if chunk.since is not None and now > chunk.since + SLOW:
-                self._take_back(chunk)
+                self._make_clear(chunk)
         self._look_soon()
+
+    def _make_clear(self, chunk: Chunk) -> None:
+        """Hand out to others what has not begun, and note which one runs."""
+        self._take_back(chunk)
+        # A process reports an event before it takes the token of the next one.
+        self.read_reports()
+        if chunk.left == 1:
+            chunk.begin(chunk.settled)
 
     def _take_back(self, chunk: Chunk) -> None:
         """Hand out to others what stands behind a run that takes long."""
@@ -366,7 +415,7 @@ class Chunks:
                 chunk = self._under_way.get(number)
                 if chunk is not None:
                     self._handled(chunk, place + 1, seconds)
-                    chunk.begin(place + 1)
+                    chunk.since = time.monotonic()
 
     def _on_accepted(self, chunk: Chunk, pid: int, since: float) -> None:
         chunk.accepted = (pid, since)
@@ -387,7 +436,8 @@ class Chunks:
         self._again(chunk)
 
     def _on_lost(self, number: int, chunk: Chunk, exc_info: ExceptionInfo) -> None:
-        """The process has ended in the middle of the one that is not reported."""
+        """The process has ended in the middle of the first one that is not reported."""
+        self._take_back(chunk)
         self.read_reports()
         self._end(number)
         if chunk.settled < len(chunk.requests):
@@ -399,6 +449,8 @@ class Chunks:
     def _handled(self, chunk: Chunk, until: int, seconds: float) -> None:
         while chunk.settled < until:
             request = chunk.requests[chunk.settled]
+            # Too late to end it: its process is at another one.
+            request._terminate_on_ack = None  # noqa: SLF001
             chunk.begin(chunk.settled)
             chunk.settled += 1
             known = self._seconds.get(request.name)

@@ -173,6 +173,8 @@ class EventStep(bootsteps.StartStopStep):
         self._stopping = True
         if self._prepared:
             self.settler.end()
+        if self.chunks is not None:
+            self.chunks.let_go()
         channel, connection = self.channel, c.connection
         # After a lost connection the event loop has no next turn before there is another.
         ColdShutdown.go_on()

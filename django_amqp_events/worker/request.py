@@ -11,9 +11,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import signals
 from celery.exceptions import TaskRevokedError, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.platforms import signals as signal_names
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.message import Message
@@ -91,6 +93,7 @@ class EventRequest(Request):
 
     _already_revoked: bool
     _already_cancelled: bool
+    _terminate_on_ack: tuple[Any, Any] | None
 
     def __init__(self, message: EventMessage, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)
@@ -136,6 +139,14 @@ class EventRequest(Request):
         if getattr(result, "_write_to", None) is not None and not result.accepted():
             result.discard = _nothing
 
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """End the run; not that of another event, where several are in one process."""
+        chunks = self.delivery.chunks
+        if chunks is not None and not chunks.runs(self):
+            self._terminate_on_ack = pool, signal_names.signum(signal or TERM_SIGNAME)
+            return
+        super().terminate(pool, signal)
+
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """End the run, where the pool can; in the others it goes on, and its verdict counts.
 
@@ -177,7 +188,12 @@ class EventRequest(Request):
         if isinstance(exc, ExceptionWithTraceback):
             exc = exc.exc
         if isinstance(exc, Terminated):
-            if not self._already_cancelled and not self._already_revoked:
+            if self._already_cancelled or self._already_revoked:
+                return
+            if self.delivery.chunks is not None:
+                # It was meant for the event before it, in the same process.
+                self._settle(REQUEUE)
+            else:
                 self._announce_revoked("terminated", True, str(exc), False)
             return
         if isinstance(exc, TimeLimitExceeded):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from broker import BrokerError
 from django_amqp_events import envelope
+from django_amqp_events.conf import FAST_PATHS
 
 from .conftest import Make
 from .harness import Archive, Eyes, Service, Worker, until
@@ -27,7 +30,7 @@ LEARN = 40
 
 @pytest.fixture
 def core(service: Make, fresh_eyes: Eyes) -> Service:
-    made = service(fresh_eyes)
+    made = service(fresh_eyes, events={"FAST_PATHS": [*FAST_PATHS]})
     made.declare()
     return made
 
@@ -74,8 +77,8 @@ def test_a_backlog_goes_in_few_jobs(core: Service, fresh_eyes: Eyes) -> None:
     assert told["jobs"] < 200
 
 
-def test_it_can_be_switched_off(service: Make, fresh_eyes: Eyes) -> None:
-    core = service(fresh_eyes, events={"FAST_PATHS": ["reads"]})
+def test_it_has_to_be_asked_for(service: Make, fresh_eyes: Eyes) -> None:
+    core = service(fresh_eyes)
     core.declare()
     (event_id,) = publish(fresh_eyes, ["ok"])
     core.worker("prefork", 1, *MANY).wait_ready()
@@ -161,6 +164,36 @@ def test_one_is_terminated_by_remote_control(core: Service, fresh_eyes: Eyes) ->
     until(lambda: ended(core) >= others, 60)
     assert set(counts(core, "start").values()) == {1}
     fresh_eyes.empty(QUEUE)
+
+
+def test_a_cold_shutdown_archives_nothing(core: Service, fresh_eyes: Eyes) -> None:
+    """What it ends is delivered again, whatever the worker took for running."""
+    worker = learn(core, fresh_eyes)
+    for number in range(4):
+        ids = publish(fresh_eyes, *[["sleep:0.009"]] * 60)
+        until(partial(core.runs, ids[7 * number + 5]), 30)
+        worker.signal(signal.SIGQUIT)
+        worker.wait(30)
+        worker = core.worker("prefork", 1, *MANY).wait_ready()
+        until(lambda: ended(core) >= set(ids), 60)  # noqa: B023
+    fresh_eyes.empty(QUEUE)
+    assert Archive(fresh_eyes).collect() == []
+
+
+def test_remote_control_ends_the_one_that_it_names(core: Service, fresh_eyes: Eyes) -> None:
+    """Or nothing, where that has ended meanwhile: never a neighbour in the same process."""
+    learn(core, fresh_eyes)
+    archive, doomed = Archive(fresh_eyes), set()
+    for number in range(4):
+        ids = publish(fresh_eyes, *[["sleep:0.009"]] * 60)
+        until(partial(core.runs, ids[10 * number + 5]), 30)
+        chosen = ids[10 * number + 8]
+        doomed.add(chosen)
+        name = envelope.task_id("tests", chosen, "testproject.act", None)
+        fresh_eyes.app.control.terminate(name, signal="SIGKILL")
+        until(lambda: ended(core) >= {*ids} - doomed, 60)  # noqa: B023
+    fresh_eyes.empty(QUEUE)
+    assert {entry["event_id"] for entry in archive.collect()} <= doomed
 
 
 def test_the_connection_is_lost(core: Service, fresh_eyes: Eyes) -> None:

@@ -41,8 +41,9 @@ how much was in flight when it did: deliveries that were unacked, as the broker'
 it within a second or as handlers were running, at least the one at which a process killed itself;
 of a publisher, events without an answer; for a deleted queue, what waited for it.
 
-In runs of today's code every fast path is on ([`FAST_PATHS`](settings.md)), as it is by default.
-The suite runs each row with fewer events, about a third of the rows without any fast path.
+In runs of today's code every fast path is on ([`FAST_PATHS`](settings.md)), also the one that has
+to be asked for. The suite runs each row with fewer events: about a third of the rows each with all,
+with those of the default, and with none.
 
 So that a run ends soon, some times are shorter than by default: retries after a second, what a
 dead process has taken from the outbox or for a replay is free after 6 s, not 60 or 30.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.worker import state
 
 from django_amqp_events.worker import chunks
 from django_amqp_events.worker.chunks import JOB, LOOK, MOST, NOWHERE, PUT_OFF, SLOW, Chunks
@@ -26,6 +28,9 @@ class Worker:
         self.tokens: list[int] = []
         self.accepted: list[Any] = []
         self.handled: list[str] = []
+        self.lost: list[str] = []
+        self.failed: list[Any] = []
+        self.refuse = False
         self.consumer = SimpleNamespace(
             timer=SimpleNamespace(call_after=lambda after, call: self.timers.append((after, call))),
             pool=SimpleNamespace(num_processes=2, apply_async=self._take),
@@ -37,8 +42,11 @@ class Worker:
         self.chunks.begin()
 
     def _take(self, _run: Any, args: tuple[int, int, list[str]], callback: Any,
-              accept_callback: Any, **_: Any) -> Any:  # fmt: skip
+              accept_callback: Any, error_callback: Any, **_: Any) -> Any:  # fmt: skip
+        if self.refuse:
+            raise RecursionError("cannot be pickled")
         number, tokens, jobs = args
+        self.failed.append(error_callback)
         self.numbers.append(number)
         self.tokens.append(tokens)
         self.jobs.append(jobs)
@@ -56,6 +64,8 @@ class Worker:
                 revoked=lambda: False,
                 on_accepted=lambda _pid, _since: None,
                 on_success=lambda _verdict: self.handled.append(name),
+                on_failure=lambda _info: self.lost.append(name),
+                _terminate_on_ack=None,
             )
         )
 
@@ -72,7 +82,9 @@ def pipes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     tokens: list[tuple[int, int]] = []
     monkeypatch.setattr(chunks, "_reports", (-1, -1))
     monkeypatch.setattr(chunks, "_tokens", tokens)
-    chunks.open_pipes(4)
+    chunks.open_pipes(2)
+    # The tests are both: the worker's main process, and one of its pool.
+    monkeypatch.setattr(chunks, "_main", os.getppid())
     yield
     for reading, writing in (*tokens, chunks._reports):
         os.close(reading)
@@ -160,7 +172,8 @@ class Process:
 def process(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Process:
     """The worker has given it a chunk, and has heard that it began."""
     worker.told.pop()((1, None, JOB / MOST))
-    worker.jobs.clear()
+    for told in (worker.jobs, worker.numbers, worker.tokens, worker.told, worker.accepted):
+        told.clear()
     for _ in range(8):
         worker.add("slow")
     worker.turn()
@@ -170,7 +183,8 @@ def process(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Process:
 
 
 def late(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
-    """Let time pass, and the worker look at what its processes do."""
+    """Let the worker look at what its processes do, and again after some time."""
+    worker.chunks._look()
     later = time.monotonic() + 2 * SLOW
     with monkeypatch.context() as patched:
         patched.setattr(time, "monotonic", lambda: later)
@@ -201,6 +215,8 @@ def test_a_process_with_one_event_is_not_looked_at(pipes: None) -> None:
     worker.add("unknown")
     worker.turn()
     assert worker.jobs == [["unknown"]]
+    worker.accepted[-1](123, time.monotonic())
+    worker.turn()
     assert LOOK not in [after for after, _ in worker.timers]
 
 
@@ -256,3 +272,70 @@ def test_without_a_free_place_for_tokens_each_goes_alone(worker: Worker) -> None
     worker.turn()
     assert worker.jobs[2] == ["slow"]
     assert worker.tokens[2] == NOWHERE
+
+
+def test_what_ends_a_process_concerns_what_it_ran(
+    worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those before it have ended although nobody had looked yet; those behind it have not begun."""
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    process.between[4] = killed
+    with pytest.raises(KeyboardInterrupt):
+        process.run(0)
+    before = len(worker.handled)
+    worker.failed[-1](None)
+    assert len(worker.handled) - before == 3
+    assert worker.lost == ["slow"]
+    worker.turn()
+    assert [len(jobs) for jobs in worker.jobs] == [8, 4]
+
+
+def test_a_process_whose_worker_is_gone_begins_nothing(
+    worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process.between[2] = lambda: monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert process.run(0) == 2
+
+
+def test_a_worker_that_stops_lets_nothing_begin(worker: Worker, process: Process) -> None:
+    """What is behind the one that runs goes back to the broker; it is handed to nobody."""
+    process.between[2] = worker.chunks.let_go
+    assert process.run(0) == 2
+    worker.turn()
+    assert len(worker.jobs) == 1
+
+
+def test_after_a_pool_that_refuses_a_job_the_rest_is_handed_out(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[Any] = []
+    monkeypatch.setattr(state, "task_ready", lambda request: settled.append(request.name))
+    worker.told.pop()((1, None, JOB / MOST))
+    settle = SimpleNamespace(settle=lambda *_: None)
+    worker.refuse = True
+    for _ in range(20):
+        worker.add("slow")
+    for request in worker.chunks._pending:
+        request.delivery.settler = settle  # type: ignore[assignment]
+    worker.chunks._asked = False
+    worker.chunks._ask()
+    assert len(settled) in range(1, MOST + 1)
+    worker.refuse = False
+    while worker.timers:
+        worker.turn()
+        while worker.told:
+            worker.told.pop()((len(worker.jobs[-1]), None, JOB / MOST))
+    assert len(settled) + sum(map(len, worker.jobs[2:])) == 20
+
+
+def test_timers_of_a_pool_that_shuts_down_do_nothing(worker: Worker, process: Process) -> None:
+    """Celery fires them in another thread, beside the results that the main one reads."""
+    looked: list[int] = []
+    worker.chunks.read_reports = lambda: looked.append(1)  # type: ignore[method-assign]
+    thread = threading.Thread(target=worker.chunks._look)
+    thread.start()
+    thread.join()
+    assert not looked
