@@ -185,6 +185,7 @@ def process(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Process:
 def late(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
     """Let the worker look at what its processes do, and again after some time."""
     worker.chunks._look()
+    worker.timers = [timer for timer in worker.timers if timer[0] != LOOK]
     later = time.monotonic() + 2 * SLOW
     with monkeypatch.context() as patched:
         patched.setattr(time, "monotonic", lambda: later)
