@@ -315,6 +315,38 @@ def test_a_part_of_a_delivery_is_waited_for_at_the_socket() -> None:
         assert [seen[1] for seen in it.seen] == [1, 2]
 
 
+class Socket:
+    """A socket that counts what the kernel is asked for."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real = real
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._real, name)
+        if name not in {"recv", "settimeout"}:
+            return found
+
+        def call(*args: Any) -> Any:
+            self.asked.append(name)
+            return found(*args)
+
+        return call
+
+
+def test_an_event_loop_asks_the_kernel_once_for_what_has_come() -> None:
+    with reading() as it:
+        transport = it.connection.transport
+        transport.sock = counting = Socket(transport.sock)
+        transport._setup_transport()
+        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        for turn in (1, 2):
+            it.peer.sendall(b"".join(delivery(tag=turn)))
+            it.drain()
+            assert [seen[1] for seen in it.seen] == [1, 2][:turn]
+            assert counting.asked == ["recv"] * turn
+
+
 def test_one_in_each_turn_of_an_event_loop() -> None:
     with reading() as it:
         Inbound(it.channel, it.frames, hub=it.hub)
