@@ -8,6 +8,7 @@ how many seconds, how often the kernel killed, and how often a worker had to be 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 EVENT = "core.act"
 QUEUE = "core.testproject.act"
 

@@ -38,6 +38,8 @@ KINDS: Final[Mapping[str, Any]] = {
     "group_new": _("A new kind of failure"),
     "group_back": _("A kind of failure came back"),
 }
+#: Of which the key is a group's id, and the text begins with the group's name and a colon.
+OF_GROUPS: Final = ("group_new", "group_back")
 #: For how long a group of failures is news to somebody who has not been told yet, and how many are
 #: told at a time: a release may break everything at once.
 NEWS: Final = timedelta(hours=1)
@@ -180,7 +182,8 @@ def judge_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
     """Say which groups of failures are news: new, or back after they were put right.
 
     Told as long as it is not older than :data:`NEWS`. An alert of either kind lasts until nothing
-    of its group is open or on its way any more.
+    of its group is open or on its way any more, and its text follows the group. One of a new group
+    that was put right and came back meanwhile, between two looks, is over, and another begins.
 
     Returns:
         as :func:`settle` takes it, :data:`GROUPS` news at most: the others are told by the next
@@ -189,31 +192,48 @@ def judge_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
     Raises:
         DatabaseError: the database is away.
     """
-    told = open_alerts(settings.service).filter(kind__in=("group_new", "group_back"))
-    known = {(kind, key): _uuid(key) for kind, key in told.values_list("kind", "key")}
-    ids = [pk for pk in known.values() if pk is not None]
+    told = open_alerts(settings.service).filter(kind__in=OF_GROUPS)
+    known = list(told.values_list("kind", "key", "since", "text"))
+    ids = [pk for _, key, *_ in known if (pk := _uuid(key)) is not None]
     groups = FailureGroup.objects.using(router.db_for_write(FailureGroup)).filter(
         service=settings.service
     )
     # As they were added up last, which the mirror does every few seconds.
     unsettled = groups.filter(Q(open__gt=0) | Q(going__gt=0), pk__in=ids)
-    lasting = set(unsettled.values_list("pk", flat=True)) if settings.alerts.groups else set()
-    found: dict[Which, str | None] = {
-        which: None for which, pk in known.items() if pk not in lasting
-    }
+    lasting = {str(group.pk): group for group in unsettled} if settings.alerts.groups else {}
+    found: dict[Which, str | None] = {}
+    back = 0
+    for kind, key, since, text in known:
+        group = lasting.get(key)
+        if group is None:
+            found[kind, key] = None
+        elif (
+            kind == "group_new"
+            and back < GROUPS
+            and group.came_back_at
+            and group.came_back_at > max(since, now - NEWS)
+        ):
+            found |= {(kind, key): None, ("group_back", key): _of_group(group)}
+            back += 1
+        elif clean(_of_group(group)) != text:
+            found[kind, key] = _of_group(group)
     if not settings.alerts.groups:
         return found
     news = groups.filter(
         Q(came_back_at__gt=now - NEWS) | Q(put_right_at=None, first_seen__gt=now - NEWS),
         open__gt=0,
     ).exclude(pk__in=ids)
-    for group in news.order_by("first_seen", "pk")[:GROUPS]:
+    for group in news.order_by("first_seen", "pk")[: GROUPS - back]:
         kind = "group_new" if group.came_back_at is None else "group_back"
-        found[kind, str(group.pk)] = (
-            f"{group}: {group.exception or group.reason} in {group.frame or 'no known function'}, "
-            f"{group.open} open. Look at the failure groups in the admin."
-        )
+        found[kind, str(group.pk)] = _of_group(group)
     return found
+
+
+def _of_group(group: FailureGroup) -> str:
+    return (
+        f"{group}: {group.exception or group.reason} in {group.frame or 'no known function'}, "
+        f"{group.open} open. Look at the failure groups in the admin."
+    )
 
 
 def _uuid(key: str) -> UUID | None:
@@ -249,7 +269,9 @@ def stale(settings: Settings, now: datetime) -> bool:
 def title(alert: Alert) -> str:
     """Name an alert in a line."""
     what = str(KINDS.get(alert.kind, alert.kind))
-    return visible(f"{what}: {alert.key}" if alert.key else what)
+    # Nobody knows a group by its id.
+    which = alert.text.partition(": ")[0] if alert.kind in OF_GROUPS else alert.key
+    return visible(f"{what}: {which}" if which else what)
 
 
 def told(alert: Alert) -> str:

@@ -132,6 +132,48 @@ def celery_app(settings: Settings) -> Celery:
     return app
 
 
+def urls(option: str | Sequence[str] | None) -> Sequence[str]:
+    """Return the brokers that a URL option of Celery names, at least one: ``""`` is the default."""
+    return option.split(";") if isinstance(option, str) else option or [""]
+
+
+def unconnected(app: Celery, **options: Any) -> Connection:
+    """Return a connection for writing that is not open yet.
+
+    Raises:
+        ConfigurationError: the broker URL is not RabbitMQ's.
+    """
+    try:
+        connection: Connection = app.connection_for_write(**options)
+        driver = connection.transport.driver_name
+    except Exception as exc:
+        # kombu imports the transport here, and says AttributeError where its library is missing.
+        raise ConfigurationError(
+            f"the transport of the broker URL cannot be used ({type(exc).__name__}: {exc}); events "
+            f"need RabbitMQ (amqp://…) and py-amqp"
+        ) from exc
+    if driver != "py-amqp":
+        raise ConfigurationError(
+            f"the broker URL is {connection.as_uri()}; events need RabbitMQ (amqp://…) and py-amqp"
+        )
+    return connection
+
+
+def refusal(exc: BaseException) -> str | None:
+    """Say why RabbitMQ does not let somebody in and what to do, ``None`` if it is not that."""
+    if isinstance(exc, amqp_errors.AccessRefused):
+        return (
+            "RabbitMQ refuses the login; check user and password in the broker URL, and that the "
+            "user may log in from this machine (guest may from localhost alone)"
+        )
+    if isinstance(exc, amqp_errors.NotAllowed):
+        return (
+            "RabbitMQ does not open the vhost; check its name in the broker URL, that there is "
+            "one, that the user has permissions on it, and that no limit of connections is reached"
+        )
+    return None
+
+
 def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connection:
     """Open a connection for writing, each of the broker's addresses tried once.
 
@@ -155,23 +197,8 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
             socket.TCP_USER_TIMEOUT: int(timeout * 1000),
             **(app.conf.broker_transport_options.get("socket_settings") or {}),
         }
-    url = app.conf.broker_write_url or ""
-    addresses = len(url.split(";") if isinstance(url, str) else url)
-    try:
-        connection: Connection = app.connection_for_write(
-            connect_timeout=timeout / addresses, transport_options=options
-        )
-        driver = connection.transport.driver_name
-    except Exception as exc:
-        # kombu imports the transport here, and says AttributeError where its library is missing.
-        raise ConfigurationError(
-            f"the transport of the broker URL cannot be used ({type(exc).__name__}: {exc}); events "
-            f"need RabbitMQ (amqp://…) and py-amqp"
-        ) from exc
-    if driver != "py-amqp":
-        raise ConfigurationError(
-            f"the broker URL is {connection.as_uri()}; events need RabbitMQ (amqp://…) and py-amqp"
-        )
+    addresses = len(urls(app.conf.broker_write_url))
+    connection = unconnected(app, connect_timeout=timeout / addresses, transport_options=options)
     try:
         connection.ensure_connection(
             max_retries=addresses - 1,
@@ -186,7 +213,7 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
         abandon(connection)
         raise BrokerUnavailableError(
             f"no connection to RabbitMQ at {connection.as_uri()}: {type(exc).__name__}: {exc}; "
-            f"check that the broker runs and that the broker URL is right"
+            f"{refusal(exc) or 'check that the broker runs and that the broker URL is right'}"
         ) from exc
     return connection
 
@@ -696,7 +723,9 @@ def _translate(message: Message, exc: Exception, blocked: str, alone: bool) -> P
     if isinstance(exc, (amqp_errors.NotFound, *_REFUSALS)) and _blames(text, message, alone):
         if isinstance(exc, amqp_errors.NotFound):
             return ExchangeMissingError(
-                f"{text}: {what} was not published; run `manage.py events_declare`", **ids
+                f"{text}: {what} was not published; run `manage.py events_declare`, or publish it "
+                f"again if EXCHANGE has another name by now",
+                **ids,
             )
         if isinstance(exc, amqp_errors.ContentTooLarge) or "message size" in text:
             return MessageTooLargeError(

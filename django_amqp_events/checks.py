@@ -164,10 +164,12 @@ def _servers(app: Celery) -> Iterator[Server]:
     No kombu connection is made: it would import the transport's client library.
     """
     options = app.conf
-    for urls in (options.broker_read_url, options.broker_write_url):
-        for url in urls.split(";") if isinstance(urls, str) else urls or [""]:
+    for option in (options.broker_read_url, options.broker_write_url):
+        for url in broker.urls(option):
             scheme, separator, _ = str(url).partition("://")
-            transport = scheme if separator else str(options.get("broker_transport") or "amqp")
+            # As in kombu: the option wins, and a scheme may be written in capitals.
+            given = options.get("broker_transport") or (scheme.lower() if separator else "amqp")
+            transport = str(given)
             if transport == "amqp" and supports_librabbitmq():
                 transport = "librabbitmq"
             # py-amqp logs in as guest where nobody is named (amqp.Connection).
@@ -589,16 +591,25 @@ def check_alerts(project: Project) -> Iterator[Problem]:
 # -- the Celery app's configuration -------------------------------------------------------
 
 
+#: Schemes that kombu hands to py-amqp, beside paths to its transport.
+_TRANSPORTS: Final = ("amqp", "amqps", "pyamqp")
+
+
 def check_transport(project: Project) -> Iterator[Problem]:
-    """Brokers without what events rest on (W002)."""
+    """Brokers without what events rest on (E027)."""
     for transport in sorted({server.transport for server in project.servers}):
-        if transport not in ("amqp", "amqps", "pyamqp") and "pyamqp" not in transport:
+        # Only a worker or a publisher sees what a class of somebody's own is made of.
+        own = ":" in transport or "." in transport
+        if transport not in _TRANSPORTS and not own:
+            near = difflib.get_close_matches(transport, _TRANSPORTS, n=1)
             yield Problem(
-                "W002",
-                f"The Celery app's broker is reached by {transport!r}, which has no publisher "
-                f"confirms or dead letters that events could rest on.",
-                "Use RabbitMQ with pyamqp:// (or amqp://, where librabbitmq is not installed), or "
-                "give events an app of their own with CELERY_APP.",
+                "E027",
+                f"The Celery app's broker is reached by {transport!r}, and not by py-amqp: nothing "
+                f"can be published, and no worker starts.",
+                f"Did you mean {near[0]}://?"
+                if near
+                else "Use RabbitMQ with pyamqp:// (or amqp://, where librabbitmq is not "
+                "installed), or give events an app of their own with CELERY_APP.",
             )
 
 

@@ -60,8 +60,6 @@ TOPOLOGY_MODES: Final = ("verify", "auto", "external")
 QUEUE_TYPES: Final = ("quorum", "classic")
 #: What is done faster than by the plain way through py-amqp and Celery, each to be switched off.
 FAST_PATHS: Final = ("frames", "reads", "acks", "deletes", "chunks")
-#: The others have to be asked for.
-DEFAULT_FAST_PATHS: Final = ("frames", "reads", "acks", "deletes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +196,7 @@ class Settings:
     alerts: AlertSettings = AlertSettings()
     editing: bool = False
     redact: str = ""
-    fast_paths: frozenset[str] = frozenset(DEFAULT_FAST_PATHS)
+    fast_paths: frozenset[str] = frozenset(FAST_PATHS)
 
 
 class Reader:
@@ -574,7 +572,7 @@ def _redact(read: Reader) -> str:
 
 
 def _fast_paths(read: Reader) -> frozenset[str]:
-    value = read.raw.get("FAST_PATHS", DEFAULT_FAST_PATHS)
+    value = read.raw.get("FAST_PATHS", FAST_PATHS)
     if (
         isinstance(value, (str, Mapping))
         or not isinstance(value, Collection)

@@ -27,6 +27,7 @@ from . import outbox
 from .broker import celery_app
 from .conf import Settings
 from .exceptions import (
+    AmqpEventsError,
     BrokerUnavailableError,
     PublishError,
     PublishInterruptedError,
@@ -181,8 +182,14 @@ class Courier:
                 self._hand = self._take()
             try:
                 self._work()
-            except Exception:
-                logger.exception("the courier of the outbox failed; a relay publishes its rows")
+            except Exception as exc:
+                # An error of ours says what it is and what to do; of others the place matters.
+                logger.log(
+                    logging.ERROR,
+                    "the courier of the outbox failed; a relay publishes its rows: %s",
+                    exc,
+                    exc_info=not isinstance(exc, AmqpEventsError),
+                )
                 for parcel in self._hand:
                     parcel.over.set()
                 self._hand = []

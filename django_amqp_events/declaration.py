@@ -91,6 +91,7 @@ class Publishable(Generic[P]):
 
     def publish_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[str]:
         """Publish many; see :func:`publisher.publish_many`."""
+        publisher.check_several(self.name, payloads)
         bound = [
             publisher.bind_contract(self.name, self.contract, payload)
             if self.contract is not None
@@ -100,6 +101,12 @@ class Publishable(Generic[P]):
         return publisher.publish_many(self.name, bound, options=self.options, validate=False)
 
     __call__ = publish
+
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        raise DirectCallError.of_event(self.name)
+
+    def apply_async(self, *args: Any, **kwargs: Any) -> Any:
+        raise DirectCallError.of_event(self.name)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"

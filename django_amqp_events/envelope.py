@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha1
@@ -807,7 +807,8 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
     """Join the original headers and the archive header below :data:`MAX_HEADERS` bytes.
 
     The traceback is cut first, then the message's history, the frames, the deaths; then the
-    largest of the publisher's headers go, then the words. What was cut is named in ``cut``.
+    largest of the publisher's headers go, then the words, and at last the headers that say who it
+    is. What was cut is named in ``cut``.
     """
     # Summed once: a publisher may send tens of thousands of headers.
     sizes = {key: _size({key: value}) for key, value in kept.items()}
@@ -830,22 +831,30 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
             break
         archive[what] = empty
         cut(what)
-    if room() < 0 and kept:
+
+    def drop(names: Collection[str]) -> None:
+        nonlocal total
+        if not names or room() >= 0:
+            return
+        # First, since it takes room itself.
         cut("headers")
         missing = -room()
-        # Who it is goes last: among thousands of small headers the id may be the largest.
-        for key in sorted(kept, key=lambda name: (name in _IDENTITY, -sizes[name])):
+        for key in sorted(names, key=lambda name: -sizes[name]):
             if missing <= 0:
                 break
             del kept[key]
             missing -= sizes[key]
             total -= sizes[key]
+
+    drop([key for key in kept if key not in _IDENTITY])
     if room() < 0:
         # Only text that JSON writes with 12 bytes a character comes here.
         archive["detail"] = _bounded(archive["detail"], 500)
         if archive["exception"]:
             archive["exception"]["message"] = _bounded(archive["exception"]["message"], 500)
         cut("words")
+    # Who it is goes last: among thousands of small headers the id may be the largest.
+    drop(list(kept))
     return {**kept, EVENT_ARCHIVE: _compact(archive)}
 
 

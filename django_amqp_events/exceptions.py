@@ -85,6 +85,14 @@ class DirectCallError(AmqpEventsError, TypeError):
             f"and its archive; publish its event instead, or call it as a function to run it here"
         )
 
+    @classmethod
+    def of_event(cls, event: str) -> DirectCallError:
+        """Return the error of an event that was called like a task."""
+        return cls(
+            f"event {event!r} is no Celery task: call it, or its publish(), with the payload by "
+            f"name; its handlers run in workers"
+        )
+
 
 class RolledBackError(AmqpEventsError):
     """A handler with ``once`` returned, and its transaction cannot be committed any more.

@@ -298,8 +298,9 @@ class Mirror:
         wait = min(first * 2 ** min(self._failures, 16), last)
         self._failures += 1
         remedy = "; run `manage.py migrate`" if _no_table(exc) else ""
+        trouble = "a table is missing" if remedy else f"{what} is away"
         self.tell(
-            f"paused, {what} is away ({_described(exc)}{remedy}); nothing is lost, "
+            f"paused, {trouble} ({_described(exc)}{remedy}); nothing is lost, "
             f"looking again in {wait:g} s"
         )
         for connection in connections.all(initialized_only=True):

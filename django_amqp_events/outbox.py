@@ -30,6 +30,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID, uuid4
 
+from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Count, F, Min, Model, Q, QuerySet
@@ -222,7 +223,17 @@ _COLUMNS: Final = (*_VALUES, "created_at", "due_at", "attempts", "error")
 
 @lru_cache(maxsize=32)
 def _statement(_vendor: str, alias: str, held: bool) -> tuple[str, str, tuple[Any, ...], Any]:
-    """Return an INSERT: head, group of a row, the end of its parameters, and how ids are given."""
+    """Return an INSERT: head, group of a row, the end of its parameters, and how ids are given.
+
+    Raises:
+        ConfigurationError: the app is not installed.
+    """
+    if not apps.is_installed(__package__):
+        raise ConfigurationError(
+            f"{__package__!r} is not in INSTALLED_APPS, so there is no outbox; nothing was "
+            f'published. Add it and run `manage.py migrate`, or set AMQP_EVENTS["PUBLISH"] to '
+            f'"on_commit"'
+        )
     from .models import OutboxEvent
 
     connection = connections[alias]
@@ -551,6 +562,14 @@ def no_table(exc: BaseException) -> bool:
 # -- looking ---------------------------------------------------------------------------------
 
 
+def _be(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _are(number: int) -> str:
+    return f"{number} {_be(number)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """What an outbox holds of a service, for status pages.
@@ -590,20 +609,23 @@ class Waiting:
         """What waits and why, in a sentence."""
         said = []
         if self.overdue:
-            said.append(f"{self.overdue} are due and no relay takes them: run events_relay")
+            said.append(f"{_are(self.overdue)} due and no relay takes them: run events_relay")
         # What has to be done comes first: a page may cut the end.
         for name, count in sorted(self.stray.items()):
             said.append(
-                f"{count} of {name!r} are due and no relay takes them: run that service's "
+                f"{count} of {name!r} {_be(count)} due and no relay takes them: run that service's "
                 f"events_relay; or, if this service had that name, events_relay --service {name}"
             )
         if self.failing:
             said.append(
-                f"{self.failing} could not be published and are tried again, up to "
-                f"{self.attempts} times so far: {self.error}"
+                f"{self.failing} could not be published and {_be(self.failing)} tried again, up to "
+                f"{self.attempts} time{'s' * (self.attempts != 1)} so far: {self.error}"
             )
         if self.held:
-            said.append(f"{self.held} wait for their confirm")
+            said.append(
+                f"{_are(self.held)} in hand: the confirm has not come yet, or whoever published is "
+                f"gone, and a relay goes on within {LEASE:g} s"
+            )
         if self.stuck:
             said.append(
                 f"{self.stuck} of those since more than {STUCK / 60:g} minutes after their commit: "

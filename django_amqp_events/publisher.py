@@ -143,6 +143,7 @@ def publish_many(
     Raises:
         as :func:`publish_event`.
     """
+    check_several(name, payloads)
     settings = get_settings()
     target, watch = _target(settings)
     published_at = target.now()
@@ -178,6 +179,19 @@ def publish_many(
         watch(pending)
         pending()
     return [message.event_id for message in messages]
+
+
+def check_several(name: str, payloads: object) -> None:
+    """Refuse what is one payload, or none, in the place of many.
+
+    Raises:
+        InvalidEventError: it is so.
+    """
+    if isinstance(payloads, (Mapping, str, bytes)) or not isinstance(payloads, Iterable):
+        raise InvalidEventError(
+            f"publish_many() of event {name!r} was given a {type(payloads).__name__}; it takes a "
+            f"list of payloads, and publish() takes one"
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -485,12 +499,19 @@ def bind_contract(
             **{parameter: full[parameter] for parameter in form.keyword_only},
         )
         return full
+    if not hasattr(payload, "keys"):
+        raise InvalidEventError(
+            f"a payload of event {name!r} is a {type(payload).__name__} ({payload!r:.80}); it is "
+            f"a dict with names as keys"
+        )
     signature = form.signature
     try:
         bound = signature.bind(*args, **payload)
     except TypeError as exc:
+        by_name = args and isinstance(args[0], Mapping)
         raise InvalidEventError(
             f"event {name!r} does not fit its contract: {exc}; it is {dotted(contract)}{signature}"
+            + ("; give the payload by name, as in publish(**payload)" if by_name else "")
         ) from exc
     bound.apply_defaults()
     contract(*bound.args, **bound.kwargs)

@@ -115,7 +115,7 @@ def look(app: Celery, settings: Settings, queue: str = "", *, force: bool = Fals
     if depth.consumers and not force:
         raise TopologyError(
             f"queue {queue!r} has {depth.consumers} consumer{'s' * (depth.consumers != 1)}, which "
-            f"would get some of its messages; stop them, or use force to take what they do not get"
+            f"would get some of its messages; stop them, or take what they do not get with --force"
         )
     return Waiting(queue=queue, ready=depth.ready, consumers=depth.consumers)
 

@@ -414,7 +414,20 @@ def _handlers(
         if handler is not None:
             handlers[name] = handler
     _check_overlaps(handlers, problems)
+    _check_defaults(settings, problems)
     return handlers
+
+
+def _check_defaults(settings: Settings, problems: list[Problem]) -> None:
+    """Warn of ``DEFAULTS`` that make no sense, even where each handler has options of its own."""
+    found: list[Problem] = []
+    where = "AMQP_EVENTS['DEFAULTS']"
+    _check_options(settings.defaults, where, found)
+    for problem in found:
+        what = problem.message.removeprefix(where)
+        # A handler that takes it has an error of its own.
+        if not any(other.message.endswith(what) for other in problems):
+            problems.append(Problem("W018", problem.message, problem.hint))
 
 
 def _class_options(target: Any) -> dict[str, Any]:
@@ -478,34 +491,7 @@ def _handler(
         problem = pattern_problem(pattern)
         if problem:
             wrong("E006", f"{pattern!r:.80} is no event name or pattern: {problem}.", "Correct it.")
-    for key in ("bind", "strict", "ignore_result", "once"):
-        if not isinstance(options.get(key, False), bool):
-            wrong("E009", f"{key} is {options[key]!r}.", "It is True or False.")
-    for key in ("time_limit", "soft_time_limit"):
-        limit = options.get(key)
-        if limit is not None and (
-            isinstance(limit, bool)
-            or not isinstance(limit, (int, float))
-            or not 0 < limit < conf.MAX
-        ):
-            wrong("E009", f"{key} is {limit!r:.80}.", "It is a number of seconds above 0.")
-    if not _is_rate(options.get("rate_limit")):
-        wrong(
-            "E009",
-            f"rate_limit is {options['rate_limit']!r:.80}.",
-            "It is a number a second, or a text such as '10/s', '100/m' or '1000/h'.",
-        )
-    hard, soft = options.get("time_limit"), options.get("soft_time_limit")
-    if isinstance(hard, (int, float)) and isinstance(soft, (int, float)) and soft >= hard:
-        wrong(
-            "E009",
-            f"soft_time_limit ({soft} s) is not below time_limit ({hard} s).",
-            "The handler would be killed before it is asked to stop.",
-        )
-    using = options.get("using", "")
-    if not isinstance(using, str):
-        wrong("E009", f"using is {using!r:.80}.", "It is the alias of a database.")
-    policy = _policy(options, where, problems)
+    policy = _check_options(options, where, problems)
     if not callable(target):
         wrong("E007", "it is not callable.", "Name a function or a Celery task class.")
     if len(problems) > before and any(problem.is_error for problem in problems[before:]):
@@ -524,8 +510,42 @@ def _handler(
         rate_limit=options.get("rate_limit"),
         ignore_result=options.get("ignore_result", True),
         once=options.get("once", False),
-        using=using,
+        using=options.get("using", ""),
     )
+
+
+def _check_options(options: Mapping[str, Any], where: str, problems: list[Problem]) -> RetryPolicy:
+    """Check the options that a handler and ``DEFAULTS`` may have; return the retry policy."""
+
+    def wrong(what: str, hint: str) -> None:
+        problems.append(Problem("E009", f"{where}: {what}", hint))
+
+    for key in ("bind", "strict", "ignore_result", "once"):
+        if not isinstance(options.get(key, False), bool):
+            wrong(f"{key} is {options[key]!r}.", "It is True or False.")
+    for key in ("time_limit", "soft_time_limit"):
+        limit = options.get(key)
+        if limit is not None and (
+            isinstance(limit, bool)
+            or not isinstance(limit, (int, float))
+            or not 0 < limit < conf.MAX
+        ):
+            wrong(f"{key} is {limit!r:.80}.", "It is a number of seconds above 0.")
+    if not _is_rate(options.get("rate_limit")):
+        wrong(
+            f"rate_limit is {options['rate_limit']!r:.80}.",
+            "It is a number a second, or a text such as '10/s', '100/m' or '1000/h'.",
+        )
+    hard, soft = options.get("time_limit"), options.get("soft_time_limit")
+    if isinstance(hard, (int, float)) and isinstance(soft, (int, float)) and soft >= hard:
+        wrong(
+            f"soft_time_limit ({soft} s) is not below time_limit ({hard} s).",
+            "The handler would be killed before it is asked to stop.",
+        )
+    using = options.get("using", "")
+    if not isinstance(using, str):
+        wrong(f"using is {using!r:.80}.", "It is the alias of a database.")
+    return _policy(options, where, problems)
 
 
 def _is_rate(value: object) -> bool:

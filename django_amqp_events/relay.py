@@ -349,8 +349,9 @@ class Relay:
         wait = min(first * 2 ** min(self._failures, 16), last)
         self._failures += 1
         text = str(exc).strip().partition("\n")[0]
+        trouble = "a table is missing" if remedy else f"{what} is away"
         self.tell(
-            f"paused, {what} is away ({type(exc).__name__}: {text}{remedy}); nothing is lost, "
+            f"paused, {trouble} ({type(exc).__name__}: {text}{remedy}); nothing is lost, "
             f"looking again in {wait:g} s"
         )
         self._idle(wait)

@@ -344,8 +344,9 @@ class Runner:
         text = str(exc).strip().partition("\n")[0]
         missing = getattr(exc.__cause__, "sqlstate", None) in _MISSING or "no such table" in text
         remedy = "; run `manage.py migrate`" if missing else ""
+        trouble = "a table is missing" if remedy else "the database is away"
         self.tell(
-            f"paused, the database is away ({type(exc).__name__}: {text}{remedy}); nothing is "
+            f"paused, {trouble} ({type(exc).__name__}: {text}{remedy}); nothing is "
             f"lost, looking again in {wait:g} s"
         )
         self._idle(wait)

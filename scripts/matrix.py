@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -64,6 +65,8 @@ def main() -> int:
         )
     if os.geteuid() != 0 and set(chosen) & set(SYSTEMS):
         sys.exit("chroot needs root: sudo make matrix, or `make matrix ARGS=postgresql` without.")
+    # As Ctrl+C does: run() ends what it waits for, and with it all of its namespace.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     results = {}
     for name, what in product(chosen, work):
         began, now = time.monotonic(), time.time()
@@ -71,11 +74,13 @@ def main() -> int:
         log.parent.mkdir(parents=True, exist_ok=True)
         print(f"== {name}, {what}: log in {log.relative_to(ROOT)}", flush=True)
         if name != "postgresql":
-            code = on_debian(SYSTEMS[name], WORK[what], rest.strip(), log)
-            if what == "faults":
-                # Each broker has a file of its own; the page is written from all of them.
+            try:
+                code = on_debian(SYSTEMS[name], WORK[what], rest.strip(), log)
+            finally:
+                # Each broker has a file of its own; the page is written from all of them. What
+                # was found stays where the rest is stopped.
                 for path in (MATRIX / name / "src" / "docs" / "faults").glob("*.json"):
-                    if path.stat().st_mtime >= now:
+                    if what == "faults" and path.stat().st_mtime >= now:
                         shutil.copy(path, ROOT / "docs" / "faults" / path.name)
         elif what == "tests":
             code = on_postgresql(rest.strip(), log)

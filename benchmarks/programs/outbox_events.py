@@ -13,7 +13,7 @@ from typing import Any
 from .given import payload
 from .publish_events import declare
 from .service_events import happened
-from .serving import serve, timed
+from .serving import at_a_pace, serve, timed
 
 # Django is set up by what is above.
 # isort: split
@@ -45,10 +45,10 @@ def now(ends: list[float]) -> None:
     ends.append(time.perf_counter())
 
 
-def commits(number: int) -> dict[str, Any]:
+def commits(number: int, rate: float) -> dict[str, Any]:
     """Publish in transactions: seconds from begin to COMMIT, and until it was confirmed."""
     given, committed, published = payload(), [], []
-    for _ in range(number):
+    for _ in at_a_pace(number, rate):
         ends: list[float] = []
         began = time.perf_counter()
         with transaction.atomic():

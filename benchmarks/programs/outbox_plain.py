@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from .given import payload
 from .publish_plain import declare, one_by_one
 from .service_plain import tasks
-from .serving import serve
+from .serving import at_a_pace, serve
 
 TABLE = "django_amqp_events_outboxevent"
 
@@ -30,12 +30,12 @@ def now(ends: list[float]) -> None:
     ends.append(time.perf_counter())
 
 
-def commits(number: int, statement: str, after: bool) -> dict[str, Any]:
+def commits(number: int, rate: float, statement: str, after: bool) -> dict[str, Any]:
     """Insert in transactions: seconds from begin to COMMIT, and until *after* it was published."""
     sql, params = _statement(statement)
     given, committed, published = payload(), [], []
     publish = tasks[0].apply_async
-    for _ in range(number):
+    for _ in at_a_pace(number, rate):
         ends: list[float] = []
         row = uuid4()
         values = [row.hex if connection.vendor == "sqlite" else row, *params[1:]]

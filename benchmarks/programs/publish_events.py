@@ -7,7 +7,7 @@ from typing import Any
 
 from .given import payload
 from .service_events import HANDLERS, app, happened, name, queue
-from .serving import serve, timed
+from .serving import at_a_pace, serve, timed
 
 
 def declare() -> dict[str, Any]:
@@ -75,10 +75,7 @@ def declare_again() -> dict[str, Any]:
 def paced(number: int, rate: float) -> dict[str, Any]:
     """Publish at a steady pace, each with the time at which its call began."""
     given = payload()
-    begin = time.monotonic() + 0.1
-    for n in range(number):
-        if (wait := begin + n / rate - time.monotonic()) > 0:
-            time.sleep(wait)
+    for _ in at_a_pace(number, rate):
         happened.publish(**given, sent=time.monotonic())
     return {}
 

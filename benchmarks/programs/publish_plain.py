@@ -7,7 +7,7 @@ from typing import Any
 
 from .given import payload
 from .service_plain import TASKS, app, queue, tasks
-from .serving import serve, timed
+from .serving import at_a_pace, serve, timed
 
 
 def declare() -> dict[str, Any]:
@@ -39,10 +39,7 @@ def paced(number: int, rate: float) -> dict[str, Any]:
     """Publish at a steady pace, each with the time at which its call began."""
     given = payload()
     publish = tasks[0].apply_async
-    begin = time.monotonic() + 0.1
-    for n in range(number):
-        if (wait := begin + n / rate - time.monotonic()) > 0:
-            time.sleep(wait)
+    for _ in at_a_pace(number, rate):
         publish(kwargs={**given, "sent": time.monotonic()})
     return {}
 

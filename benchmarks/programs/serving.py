@@ -40,6 +40,15 @@ def serve(**commands: Callable[..., dict[str, Any]]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
+def at_a_pace(number: int, rate: float) -> Iterator[int]:
+    """Count to *number*, *rate* times a second; without a pause where it is 0."""
+    begin = time.monotonic()
+    for n in range(number):
+        if rate and (wait := begin + n / rate - time.monotonic()) > 0:
+            time.sleep(wait)
+        yield n
+
+
 @contextmanager
 def timed() -> Iterator[dict[str, Any]]:
     """Measure a block: seconds of the clock, and of this process's CPU."""

@@ -3,7 +3,8 @@
 *Up to COMMIT*: an event call in a transaction, from its begin to its COMMIT, beside the very
 INSERT that it makes, done by hand. Whoever publishes between his transactions shares cores and disk
 with RabbitMQ, which is not through with the last event; the bare INSERT has the machine for itself,
-and a third participant, the INSERT with `apply_async` between the transactions, has not.
+and a third participant, the INSERT with `apply_async` between the transactions, has not. At fifty
+a second there is time between them, as there is between the requests of a web process.
 *Up to published*: the same until RabbitMQ has confirmed the event and the row is settled, beside
 that INSERT and Celery's `apply_async` after the commit.
 *Relay*: events that wait in the outbox, published by `events_relay`, beside `apply_async` one by
@@ -25,6 +26,8 @@ from . import Tell
 
 INSERT = "bare INSERT"
 AFTER = "INSERT, then Celery apply_async"
+#: Transactions a second, where there is time between them.
+PACE = 50
 
 
 class Outbox:
@@ -47,19 +50,19 @@ class Outbox:
         self.ours("committed")
         self.bare("committed", after=True)
 
-    def ours(self, what: str) -> float:
+    def ours(self, what: str, *, rate: float = 0) -> float:
         """Publish in transactions; return the median milliseconds."""
-        answer = self.events.ask("commits", number=self.number)
+        answer = self.events.ask("commits", number=self.number, rate=rate)
         self.vhost.expect(self.number, self.queue)
         self.vhost.purge(self.queue)
         if rows := self.events.ask("left")["rows"]:
             raise BenchmarkError(f"{rows} events are published, and in the outbox still")
         return statistics.median(map(float, answer[what])) * 1e3
 
-    def bare(self, what: str, *, after: bool) -> float:
+    def bare(self, what: str, *, after: bool, rate: float = 0) -> float:
         """Insert in transactions, and publish after them."""
         answer = self.plain.ask(
-            "commits", number=self.number, statement=self.statement, after=after
+            "commits", number=self.number, rate=rate, statement=self.statement, after=after
         )
         self.theirs.expect(self.number if after else 0, self.plain_queue)
         self.theirs.purge(self.plain_queue)
@@ -90,17 +93,20 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     boxes = {"PostgreSQL": Outbox(ground, "postgresql", size)}
     if not size.short:
         boxes["SQLite"] = Outbox(ground, "sqlite", size)
-    for vendor, box in boxes.items():
+    called = "Event call in a transaction, up to COMMIT"
+    tables = [(f"{called}, {vendor}", box, 0) for vendor, box in boxes.items()]
+    tables.insert(1, (f"{called}, PostgreSQL, {PACE} a second", boxes["PostgreSQL"], PACE))
+    for what, box, rate in tables:
         found.append(
             Table(
-                what=f"Event call in a transaction, up to COMMIT, {vendor}",
+                what=what,
                 unit="ms",
                 better="less",
                 values=in_turn(
                     {
-                        OURS: partial(box.ours, "committed"),
-                        INSERT: partial(box.bare, "committed", after=False),
-                        AFTER: partial(box.bare, "committed", after=True),
+                        OURS: partial(box.ours, "committed", rate=rate),
+                        INSERT: partial(box.bare, "committed", after=False, rate=rate),
+                        AFTER: partial(box.bare, "committed", after=True, rate=rate),
                     },
                     size.turns(7),
                     tell,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -14,9 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import click
 from celery import Celery
+from celery.bin.celery import celery as celery_command
 from django.conf import settings
+from django.core.management.base import CommandError
 
+from django_amqp_events.broker import unconnected
 from django_amqp_events.exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -28,6 +33,8 @@ BACKOFF: Final = (1.0, 60.0)
 LOOK: Final = 0.5
 #: Seconds that a child has to end when it is asked to.
 GRACE: Final = 15.0
+#: Celery's ``broker_connection_max_retries`` where nobody has set it.
+DEFAULT_CONNECTION_RETRIES: Final = 100
 #: Broadcasts between workers: N workers exchange N² messages with no use for events.
 QUIET: Final = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
@@ -36,10 +43,38 @@ def prepare(app: Celery) -> None:
     """Set what events ask of the worker that this process is about to be.
 
     Without the first, a consumer timeout ends the worker (celery#6760); without the second, a run
-    whose connection was lost goes on beside its redelivery.
+    whose connection was lost goes on beside its redelivery; with Celery's default of the third it
+    ends for good when the broker is away for some 50 minutes.
+
+    Raises:
+        ConfigurationError: the broker URL is not RabbitMQ's.
     """
+    unconnected(app)
     app.conf.broker_channel_error_retry = True
     app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
+    if app.conf.broker_connection_max_retries == DEFAULT_CONNECTION_RETRIES:
+        app.conf.broker_connection_max_retries = math.inf
+
+
+def run_worker(app: Celery, arguments: Sequence[str]) -> int:
+    """Make this process a Celery worker; return its exit code.
+
+    ``app.worker_main()`` is the same, and returns nothing: a supervisor that restarts what has
+    failed would take a worker that gave up for one that was asked to end.
+
+    Args:
+        arguments: as behind ``celery worker``.
+    """
+    app_option = celery_command.params[0]
+    default, app_option.default = app_option.default, app
+    try:
+        code = celery_command.main(args=["worker", *arguments], standalone_mode=False)
+    except click.ClickException as exc:
+        raise CommandError(f"celery worker: {exc.format_message()}") from exc
+    finally:
+        app_option.default = default
+    # A step of somebody's own may end it by sys.exit() with a text.
+    return code if isinstance(code, int) else int(bool(code))
 
 
 @dataclass(slots=True)

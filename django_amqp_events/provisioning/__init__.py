@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from amqp import exceptions as amqp_errors
 from celery import Celery
 
+from ..broker import unconnected
 from ..conf import Settings
 from ..exceptions import BrokerRequirementError, TopologyDriftError, TopologyError
 from ..topology import Binding, Exchange, Names, Queue, Role, Topology
@@ -70,10 +71,11 @@ def management(app: Celery, settings: Settings) -> ManagementApi | None:
 
     Raises:
         ManagementApiError: the URL cannot be one.
+        ConfigurationError: the broker URL is not RabbitMQ's.
     """
     if not settings.management_url:
         return None
-    vhost = app.connection_for_write().virtual_host or "/"
+    vhost = unconnected(app).virtual_host or "/"
     return ManagementApi(settings.management_url, vhost=vhost)
 
 

@@ -90,8 +90,8 @@ class ManagementApi:
             raise ManagementApiError(
                 f"RabbitMQ's management API at {self.address} does not answer: "
                 f"{type(reason).__name__ if not isinstance(reason, str) else 'error'}: {reason}; "
-                f'check AMQP_EVENTS["MANAGEMENT_URL"], and that the broker has the plugin '
-                f"rabbitmq_management enabled"
+                f'check AMQP_EVENTS["MANAGEMENT_URL"] (its port is 15672 by default, and not that '
+                f"of AMQP), and that the broker has the plugin rabbitmq_management enabled"
             ) from exc
         except ValueError as exc:
             raise ManagementApiError(

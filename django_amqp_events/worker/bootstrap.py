@@ -6,6 +6,7 @@ worker's blueprint, and ``-Q`` is read before Celery would declare our queues as
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -20,6 +21,7 @@ from ..exceptions import AmqpEventsError
 from ..registry import get_registry
 from . import chunks, stopping
 from .consumer import EventStep
+from .login import Login
 from .request import keep_handed_over
 from .task import register
 from .watch import Watch
@@ -35,9 +37,15 @@ class Handover(bootsteps.StartStopStep):
     label = "AMQP events handover"
 
     def create(self, parent: Any) -> None:
-        if "chunks" in get_settings().fast_paths and issubclass(parent.pool_cls, PreforkPool):
+        if not issubclass(parent.pool_cls, PreforkPool):
+            return
+        if "chunks" in get_settings().fast_paths:
             # By autoscale, too, where that is used.
             chunks.open_pipes(max(parent.concurrency, getattr(parent, "max_concurrency", 0) or 0))
+        # What is loaded stays: a collection that looked at it would write to each of its pages,
+        # and each process of the pool would come to have a copy of its own.
+        # https://docs.python.org/3/library/gc.html#gc.freeze
+        gc.freeze()
 
     def close(self, parent: Any) -> None:
         keep_handed_over()
@@ -133,6 +141,7 @@ def install(worker: Any) -> None:
     # with arguments of its own, again and again after each lost connection.
     steps.add(step_class(selected, excluded, unsupported=unsupported))
     steps.add(Watch)
+    steps.add(Login)
     stopping.connect()
     app.steps["worker"].add(Handover)
 

@@ -86,27 +86,31 @@ def open_pipes(processes: int) -> None:
         _tokens.append(pipe)
 
 
-def _take_tokens(place: int, number: int) -> int:
-    """Take up to *number* tokens of a chunk, and return how many there were."""
+def _take_tokens(place: int, number: int) -> bytes:
+    """Take up to *number* tokens of a chunk, and return those that there were."""
     try:
-        return len(os.read(_tokens[place][0], number))
+        return os.read(_tokens[place][0], number)
     except BlockingIOError:
-        return 0
+        return b""
 
 
-def _put_tokens(place: int, number: int) -> None:
+def _put_tokens(place: int, number: int, mark: int) -> None:
     """Put the tokens of a chunk where none are left of those that have ended."""
     while _take_tokens(place, MOST):
         pass
-    os.write(_tokens[place][1], bytes(number))
+    os.write(_tokens[place][1], bytes([mark] * number))
 
 
-def run(number: int, tokens: int, jobs: Sequence[Job]) -> tuple[int, Verdict | None, float]:
+def run(
+    number: int, tokens: int, mark: int, jobs: Sequence[Job]
+) -> tuple[int, Verdict | None, float]:
     """Run events in a pool process; what the pool calls.
 
     Args:
         number: of the chunk, for its reports.
         tokens: where those of the chunk are.
+        mark: what they are. Others there are of a connection after this one, whose events the
+            broker has delivered again.
 
     Returns:
         how many were handled, the verdict of the next one if it was none of these, and the seconds
@@ -115,7 +119,7 @@ def run(number: int, tokens: int, jobs: Sequence[Job]) -> tuple[int, Verdict | N
     took, last = 0.0, len(jobs) - 1
     for place, job in enumerate(jobs):
         # Without the main process nobody would ack it.
-        if place and (os.getppid() != _main or not _take_tokens(tokens, 1)):
+        if place and (os.getppid() != _main or _take_tokens(tokens, 1) != bytes([mark])):
             return place, None, took
         began = time.perf_counter()
         verdict = trace_event(*job)
@@ -188,8 +192,14 @@ class Chunks:
         self._pending: deque[EventRequest] = deque()
         self._numbers = count(1)
         self._under_way: dict[int, Chunk] = {}
+        self._reported: deque[tuple[int, int, float]] = deque()
         self._free: list[int] = []
-        self._asked = self._waits = self._put_off = self._overdue = self._looks = False
+        self._asked = self._put_off = self._overdue = self._looks = False
+        self._connections = 0
+        # Places in the queue for processes, and how many of them nobody needs any more.
+        self._places = self._spare = 0
+        # Processes that are given to the next in that queue, and whether somebody does that.
+        self._slots, self._releasing = 0, False
         self._seconds: dict[str, float] = {}
         self._thread = 0
         self._over = True
@@ -221,12 +231,18 @@ class Chunks:
         self.let_go()
         self._over = False
         self._pending.clear()
-        self._asked = self._waits = self._put_off = self._overdue = self._looks = False
+        self._asked = self._put_off = self._overdue = self._looks = False
+        self._connections += 1
+        self._places = self._spare = 0
         # What is under way ends in its process, and its verdicts come too late for a lost channel.
         # Of a job that no process had begun Celery's pool says nothing any more (AsynPool.flush).
         self._under_way.clear()
-        # Whoever is still at one of these takes tokens at most, and never puts any.
+        # Whoever is still at one of these finds no token with its own mark.
         self._free = list(range(len(_tokens)))
+
+    @property
+    def _mark(self) -> int:
+        return self._connections % 256
 
     @property
     def _processes(self) -> int:
@@ -234,10 +250,15 @@ class Chunks:
         return max(1, number)
 
     def let_go(self) -> None:
-        """Let nothing begin any more that has not: the broker has it again."""
+        """Let nothing begin any more that has not: the broker has it again.
+
+        What has ended by now is settled: a process reports it before it takes the next token.
+        """
         self._over = True
         for place in range(len(_tokens)):
             _take_tokens(place, MOST)
+        if self._under_way:
+            self.read_reports()
 
     def runs(self, request: EventRequest) -> bool:
         """Say whether its process runs this event, and has nothing behind it any more."""
@@ -269,19 +290,44 @@ class Chunks:
             self._consumer.timer.call_after(0, self._ask)
 
     def _ask(self) -> None:
-        """Wait for a free process, if what waits is worth a job by now."""
+        """Wait for free processes, if what waits is worth a job by now.
+
+        Each event has a place of its own in the queue for them, as ordinary tasks have, or these
+        would be served first. The places of those that went along with others are not used.
+        """
         self._asked = False
-        if not self._pending or self._waits or self._over or self._elsewhere:
+        if self._over or self._elsewhere:
             return
-        if self._too_little():
-            if not self._put_off:
-                self._put_off = True
-                # What is at work may be something slow: nobody waits for its end.
-                again = partial(self._put_off_over, self.handed["jobs"])
-                self._consumer.timer.call_after(PUT_OFF, again)
+        while len(self._pending) > self._places - self._spare:
+            if self._too_little():
+                if not self._put_off:
+                    self._put_off = True
+                    # What is at work may be something slow: nobody waits for its end.
+                    again = partial(self._put_off_over, self.handed["jobs"])
+                    self._consumer.timer.call_after(PUT_OFF, again)
+                return
+            self._places += 1
+            start = partial(self._start, self._connections)
+            self._worker._quick_acquire(start)  # noqa: SLF001 - as Celery's own tasks do
+
+    def _release(self) -> None:
+        """Give a process to the next place in the queue; not deeper down for each of ours."""
+        self._slots += 1
+        if self._releasing:
             return
-        self._waits = True
-        self._worker._quick_acquire(self._start)  # noqa: SLF001 - as Celery's own tasks do
+        self._releasing = True
+        try:
+            while self._slots:
+                self._slots -= 1
+                self._worker._quick_release()  # noqa: SLF001
+        finally:
+            self._releasing = False
+
+    @property
+    def _undisturbed(self) -> bool:
+        """Whether nobody else waits for a process."""
+        waiting = self._worker.semaphore._waiting  # noqa: SLF001 - it tells of them nowhere else
+        return len(waiting) <= self._places
 
     def _put_off_over(self, jobs: int) -> None:
         self._put_off = False
@@ -302,26 +348,36 @@ class Chunks:
                 return False
         return True
 
-    def _start(self) -> None:
+    def _start(self, connection: int) -> None:
         """Give a free process its share of what waits, if that is worth a job now."""
-        self._waits = False
-        if self._over or self._too_little():
-            self._worker._quick_release()  # noqa: SLF001
-            self._ask()
+        if connection != self._connections:
+            self._release()
+            return
+        self._places -= 1
+        if self._spare:
+            self._spare -= 1
+            self._release()
+            return
+        if self._over or (self._too_little() and self._undisturbed):
+            self._release()
+            self._soon()
             return
         self._overdue = False
+        waited = len(self._pending)
         requests = self._take()
+        taken = waited - len(self._pending)
+        self._spare = min(self._spare + max(0, taken - 1), self._places)
         if not requests:
-            self._worker._quick_release()  # noqa: SLF001
+            self._release()
             return
         number, chunk = next(self._numbers), Chunk(requests)
         try:
             if len(requests) > 1:
                 chunk.tokens = self._free.pop()
-                _put_tokens(chunk.tokens, len(requests) - 1)
+                _put_tokens(chunk.tokens, len(requests) - 1, self._mark)
             job = self._consumer.pool.apply_async(
                 run,
-                args=(number, chunk.tokens, [request.job for request in requests]),
+                args=(number, chunk.tokens, self._mark, [request.job for request in requests]),
                 accept_callback=partial(self._on_accepted, chunk),
                 callback=partial(self._on_returned, number, chunk),
                 error_callback=partial(self._on_lost, number, chunk),
@@ -333,7 +389,7 @@ class Chunks:
                 state.task_ready(request)
                 request.delivery.settler.settle(request.delivery, REQUEUE)
             self._give_back(chunk)
-            self._worker._quick_release()  # noqa: SLF001
+            self._release()
             self._soon()
             return
         if job is None:
@@ -344,7 +400,6 @@ class Chunks:
         self._look_soon()
         self.handed["jobs"] += 1
         self.handed["events"] += len(requests)
-        self._ask()
 
     def _take(self) -> list[EventRequest]:
         """Return the next events that may go together."""
@@ -381,12 +436,14 @@ class Chunks:
         self._looks = False
         if self._elsewhere:
             return
-        self.read_reports()
-        now = time.monotonic()
-        for chunk in tuple(self._under_way.values()):
-            if chunk.since is not None and now > chunk.since + SLOW:
-                self._make_clear(chunk)
-        self._look_soon()
+        try:
+            self.read_reports()
+            now = time.monotonic()
+            for chunk in tuple(self._under_way.values()):
+                if chunk.since is not None and now > chunk.since + SLOW:
+                    self._make_clear(chunk)
+        finally:
+            self._look_soon()
 
     def _make_clear(self, chunk: Chunk) -> None:
         """Hand out to others what has not begun, and note which one runs."""
@@ -398,7 +455,7 @@ class Chunks:
 
     def _take_back(self, chunk: Chunk) -> None:
         """Hand out to others what stands behind a run that takes long."""
-        behind = _take_tokens(chunk.tokens, MOST) if chunk.tokens != NOWHERE else 0
+        behind = len(_take_tokens(chunk.tokens, MOST)) if chunk.tokens != NOWHERE else 0
         if behind:
             left = chunk.requests[-behind:]
             del chunk.requests[-behind:]
@@ -410,12 +467,15 @@ class Chunks:
             try:
                 raw = os.read(_reports[0], 1024 * _REPORT.size)
             except BlockingIOError:
-                return
-            for number, place, seconds in _REPORT.iter_unpack(raw):
-                chunk = self._under_way.get(number)
-                if chunk is not None:
-                    self._handled(chunk, place + 1, seconds)
-                    chunk.since = time.monotonic()
+                break
+            self._reported.extend(_REPORT.iter_unpack(raw))
+        # One that cannot be settled now takes none of the others along.
+        while self._reported:
+            number, place, seconds = self._reported.popleft()
+            chunk = self._under_way.get(number)
+            if chunk is not None:
+                self._handled(chunk, place + 1, seconds)
+                chunk.since = time.monotonic()
 
     def _on_accepted(self, chunk: Chunk, pid: int, since: float) -> None:
         chunk.accepted = (pid, since)
@@ -432,19 +492,29 @@ class Chunks:
         if verdict is not None:
             chunk.begin(handled)
             chunk.settled = handled + 1
+            self._alone_next(chunk.requests[handled])
             chunk.requests[handled].on_success(verdict)
         self._again(chunk)
 
     def _on_lost(self, number: int, chunk: Chunk, exc_info: ExceptionInfo) -> None:
         """The process has ended in the middle of the first one that is not reported."""
-        self._take_back(chunk)
+        if number in self._under_way:
+            self._take_back(chunk)
         self.read_reports()
         self._end(number)
         if chunk.settled < len(chunk.requests):
             lost = chunk.requests[chunk.settled]
             chunk.settled += 1
+            self._alone_next(lost)
             lost.on_failure(exc_info)
         self._again(chunk)
+
+    def _alone_next(self, failed: EventRequest) -> None:
+        """Let the next one of a handler go alone: what fails keeps those behind it from their run.
+
+        Where a service that all of them need is away, each would be handed out several times.
+        """
+        self._seconds.pop(failed.name, None)
 
     def _handled(self, chunk: Chunk, until: int, seconds: float) -> None:
         while chunk.settled < until:

@@ -126,6 +126,8 @@ class EventStep(bootsteps.StartStopStep):
         wanted = known if self.selected is None else known & self.selected
         self.queues = set(wanted - self.excluded)
         self.dispatcher = Dispatcher(self.settings, self.registry, self.names)
+        if known and not self.queues:
+            logger.info("this worker consumes no handler's queue, as its -Q and -X say")
         if self.queues:
             if not c.app.conf.broker_channel_error_retry:
                 logger.warning(
@@ -171,10 +173,10 @@ class EventStep(bootsteps.StartStopStep):
 
     def stop(self, c: Any) -> None:
         self._stopping = True
-        if self._prepared:
-            self.settler.end()
         if self.chunks is not None:
             self.chunks.let_go()
+        if self._prepared:
+            self.settler.end()
         channel, connection = self.channel, c.connection
         # After a lost connection the event loop has no next turn before there is another.
         ColdShutdown.go_on()

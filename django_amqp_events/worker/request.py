@@ -41,7 +41,7 @@ class Delivery(Reading):
 
     Attributes:
         message: kombu's message; acked and rejected in the main thread only.
-        chunks: where it may go with others to a process of the pool, if it may.
+        chunks: where it goes with others to a process of the pool, if it may.
         since: monotonic time of receipt; the broker's consumer timeout runs from there.
     """
 
@@ -200,7 +200,7 @@ class EventRequest(Request):
             self._settle(self._out_of_time(exc))
             return
         if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
-            logger.error("worker process lost with %s[%s] in hand: %s", self.name, self.id, exc)
+            logger.error("worker process lost with %s in hand: %s", self.delivery.title, exc)
         else:
             logger.error("no verdict for %s[%s]: %r", self.name, self.id, exc)
         self._settle(self.delivery.settler.unanswered(self.delivery, exc))
@@ -365,14 +365,16 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
             expires=None,
         )
         bucket = None if consumer.disable_rate_limits else get_bucket(task.name)
+        chunks = message.delivery.chunks
+        if chunks is not None and (bucket or not chunks.takes(request)):
+            chunks = message.delivery.chunks = None
         if bucket:
             consumer._limit_task(request, bucket, 1)  # noqa: SLF001 - as Celery's strategy does
             return
         state.task_reserved(request)
         for callback in callbacks or ():
             callback(request)
-        chunks = message.delivery.chunks
-        if chunks is not None and chunks.takes(request):
+        if chunks is not None:
             chunks.add(request)
         else:
             handle(request)

@@ -270,11 +270,14 @@ class Eyes:
         return self._connection.connection.channel()
 
     def declared(self, queue: str) -> tuple[int, int] | None:
-        """Ready messages and consumers of a queue, at this moment; None where there is none."""
+        """Ready messages and consumers of a queue, at this moment; None where there is none.
+
+        Nor where it is another connection's own, as a worker's for remote control.
+        """
         channel = self.channel()
         try:
             answer = channel.queue_declare(queue, passive=True)
-        except amqp.exceptions.NotFound:
+        except (amqp.exceptions.NotFound, amqp.exceptions.ResourceLocked):
             return None
         channel.close()
         return answer.message_count, answer.consumer_count
@@ -303,7 +306,9 @@ class Eyes:
     def empty(self, *queues: str, seconds: float = 20) -> None:
         """Wait until nothing is left in the queues, in hand or ready."""
         until(
-            lambda: all(self.totals().get(queue, 0) == 0 for queue in queues),
+            # The management API is half a second late at least, a queue itself is not; it
+            # tells what is ready alone.
+            lambda: not any(self.totals().get(queue) or self.ready(queue) for queue in queues),
             seconds,
             f"{queues} are empty",
         )

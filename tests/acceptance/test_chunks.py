@@ -30,7 +30,7 @@ LEARN = 40
 
 @pytest.fixture
 def core(service: Make, fresh_eyes: Eyes) -> Service:
-    made = service(fresh_eyes, events={"FAST_PATHS": [*FAST_PATHS]})
+    made = service(fresh_eyes)
     made.declare()
     return made
 
@@ -77,8 +77,9 @@ def test_a_backlog_goes_in_few_jobs(core: Service, fresh_eyes: Eyes) -> None:
     assert told["jobs"] < 200
 
 
-def test_it_has_to_be_asked_for(service: Make, fresh_eyes: Eyes) -> None:
-    core = service(fresh_eyes)
+def test_it_can_be_switched_off(service: Make, fresh_eyes: Eyes) -> None:
+    others = [path for path in FAST_PATHS if path != "chunks"]
+    core = service(fresh_eyes, events={"FAST_PATHS": others})
     core.declare()
     (event_id,) = publish(fresh_eyes, ["ok"])
     core.worker("prefork", 1, *MANY).wait_ready()
@@ -194,6 +195,59 @@ def test_remote_control_ends_the_one_that_it_names(core: Service, fresh_eyes: Ey
         until(lambda: ended(core) >= {*ids} - doomed, 60)  # noqa: B023
     fresh_eyes.empty(QUEUE)
     assert {entry["event_id"] for entry in archive.collect()} <= doomed
+
+
+@pytest.mark.parametrize("handler", ["act", "rated"])
+def test_one_that_goes_alone_is_terminated_by_remote_control(
+    service: Make, fresh_eyes: Eyes, handler: str
+) -> None:
+    """With a limit of time or of its rate it is in no chunk."""
+    limits = {"task_annotations": {"testproject.act": {"time_limit": 60}}}
+    options = service(fresh_eyes, "options", handlers="options", celery=limits)
+    options.declare()
+    options.worker("prefork", 2, "-Q", f"options.testproject.{handler}").wait_ready()
+    event_id = fresh_eyes.event(f"options.{handler}", {"plan": ["sleep:60"]})
+    until(lambda: options.runs(event_id))
+    number = envelope.task_id("tests", event_id, f"testproject.{handler}", None)
+    fresh_eyes.app.control.terminate(number, signal="SIGKILL")
+    assert Archive(fresh_eyes, "options").wait(event_id)["reason"] == "revoked"
+
+
+def test_a_warm_shutdown_that_is_cut_short_runs_nothing_again(
+    core: Service, fresh_eyes: Eyes
+) -> None:
+    """What had ended is acked, although the one behind it in the same process goes on."""
+    for _ in range(3):
+        worker = learn(core, fresh_eyes)
+        plans = [["ok"]] * 16 + [["sleep:8"]] + [["ok"]] * 20
+        ids = publish(fresh_eyes, *plans)
+        until(partial(core.runs, ids[16]), 30)
+        worker.signal(signal.SIGTERM)
+        # Long before the one that runs has ended, and those behind it begin.
+        until(lambda: fresh_eyes.totals()[QUEUE] == 1 + 20, 6, "what has ended is acked")
+        before = ended(core)
+        assert ids[16] not in before
+        worker.kill()
+        worker = core.worker("prefork", 1, *MANY).wait_ready()
+        until(lambda: ended(core) >= set(ids), 60)  # noqa: B023
+        worker.stop()
+        assert {counts(core, "end")[event_id] for event_id in before} == {1}
+    fresh_eyes.empty(QUEUE)
+
+
+def test_ordinary_tasks_keep_no_event_from_its_turn(core: Service, fresh_eyes: Eyes) -> None:
+    """Both wait for the same processes: neither is served twice as often as the other."""
+    publish(fresh_eyes, *[["sleep:0.02"]] * 60)
+    core.python(
+        "from testproject.celery import app\n"
+        "for _ in range(200): app.send_task('testproject.tasks.nap', [0.05], queue='ordinary')"
+    )
+    # As many of each are taken in advance.
+    core.worker("prefork", 2, "--prefetch-multiplier", "16", "-Q", f"{QUEUE},ordinary").wait_ready()
+    until(lambda: len(core.ledger(what="end")) >= 40, 60)
+    fortieth = sorted(line["at"] for line in core.ledger(what="end"))[39]
+    naps = [line for line in core.ledger(what="nap") if line["at"] <= fortieth]
+    assert 10 < len(naps) < 100
 
 
 def test_the_connection_is_lost(core: Service, fresh_eyes: Eyes) -> None:

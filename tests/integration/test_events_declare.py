@@ -116,6 +116,7 @@ def test_recreate_empty_and_delete_stale(billing, service, fresh_vhost):
     assert code == 1
     assert "recreate queue billing.send_invoice" in out
     assert "did not delete queue billing.gone: it holds 1 message" in err
+    assert "A stale queue still gets its events, and nobody handles them" in out
     billing.take("billing.gone")
     code, out, err = billing.command("events_declare", "--recreate-empty", "--delete-stale")
     assert (code, err) == (0, "")

@@ -234,6 +234,7 @@ def test_without_a_table(wire: Wire, archive_database: Database):
         app=wire_module.app, settings=get_settings(), alias=ALIAS, tell=said.append,
         stop=lambda: next(stopping),
     ).run()  # fmt: skip
+    assert said[0].startswith("paused, a table is missing (")
     assert "run `manage.py migrate`" in said[0]
 
 

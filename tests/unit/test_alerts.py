@@ -233,6 +233,67 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     assert {name for name, _, _ in look(GROUPS=False)} == {"ended"}
 
 
+@DATABASES
+def test_an_alert_follows_its_group(heard: Any) -> None:
+    """Its number is that of now; what was put right between two looks and came back is told."""
+    seen = NOW - timedelta(minutes=5)
+    group = FailureGroup.objects.create(
+        pk=uuid4(), algorithm=1, service="billing", handler="send_invoice",
+        exception="shop.TaxError", first_seen=seen, last_seen=seen, open=2,
+    )  # fmt: skip
+
+    def look(now: datetime, **changed: Any) -> list[tuple[str, str]]:
+        FailureGroup.objects.filter(pk=group.pk).update(**changed)
+        heard.clear()
+        alerts.settle(alerts.judge_groups(read(), now), now=now, settings=read())
+        return sorted((kind, name) for name, kind, _ in names(heard))
+
+    assert look(NOW) == [("group_new", "raised")]
+    assert look(NOW, open=7) == []
+    alert = Alert.objects.get()
+    assert "7 open" in alert.text
+    assert alerts.title(alert) == "A new kind of failure: TaxError in send_invoice"
+    later = NOW + timedelta(minutes=10)
+    changed = {"open": 1, "put_right_at": later, "came_back_at": later}
+    assert look(later, **changed) == [("group_back", "raised"), ("group_new", "ended")]
+    new = Alert.objects.get(ended=None)
+    assert alerts.title(new) == "A kind of failure came back: TaxError in send_invoice"
+    assert "1 open" in new.text
+    # The same again is the same trouble, whose text is renewed.
+    much_later = later + timedelta(minutes=10)
+    changed = {"open": 3, "put_right_at": much_later, "came_back_at": much_later}
+    assert look(much_later, **changed) == []
+    assert "3 open" in Alert.objects.get(ended=None).text
+    assert look(much_later, open=0) == [("group_back", "ended")]
+
+
+@DATABASES
+def test_many_that_came_back_are_told_a_few_at_a_time(heard: Any) -> None:
+    """And what came back long ago is not news any more: its alert goes on."""
+    seen = NOW - timedelta(minutes=5)
+    groups = FailureGroup.objects.bulk_create(
+        FailureGroup(
+            pk=uuid4(), algorithm=1, service="billing", handler=f"send_{number}",
+            exception="TaxError", first_seen=seen, last_seen=seen, open=1,
+        )
+        for number in range(alerts.GROUPS + 2)
+    )  # fmt: skip
+
+    def look(now: datetime) -> list[str]:
+        heard.clear()
+        alerts.settle(alerts.judge_groups(read(), now), now=now, settings=read())
+        return sorted(kind for _, kind, _ in names(heard))
+
+    assert look(NOW) == ["group_new"] * alerts.GROUPS
+    assert look(NOW) == ["group_new"] * 2
+    later = NOW + timedelta(hours=2)
+    changed = {"put_right_at": later, "came_back_at": later}
+    FailureGroup.objects.filter(pk__in=[group.pk for group in groups]).update(**changed)
+    assert look(later + alerts.NEWS + timedelta(minutes=1)) == []
+    assert look(later) == sorted(["group_back", "group_new"] * alerts.GROUPS)
+    assert look(later) == sorted(["group_back", "group_new"] * 2)
+
+
 @pytest.mark.django_db
 def test_growth_above_what_a_page_looks_at_is_seen(monkeypatch: Any) -> None:
     monkeypatch.setattr(figures, "CAP", 3)

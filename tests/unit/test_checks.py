@@ -110,6 +110,21 @@ def test_dormant_is_one_warning(settings: DjangoSettings) -> None:
     assert ids() == ["W001"]
 
 
+def test_defaults_that_no_handler_takes(run: Check) -> None:
+    own = {"MAX_RETRIES": 1, "RETRY_BACKOFF": 1, "AUTORETRY_FOR": ["OSError"], "TIME_LIMIT": 5}
+    for wrong in (
+        {"MAX_RETRIES": -1},
+        {"RETRY_BACKOFF": "30s"},
+        {"AUTORETRY_FOR": ["nothing.Error"]},
+        {"TIME_LIMIT": 0},
+    ):
+        assert run(HANDLERS=handling("fits", **own), DEFAULTS=wrong) == ["W018"]
+        assert "AMQP_EVENTS['DEFAULTS']" in text()
+    assert run(HANDLERS=handling("fits"), DEFAULTS={"MAX_RETRIES": 3}) == []
+    # The handler that takes it has the error.
+    assert run(HANDLERS=handling("fits"), DEFAULTS={"MAX_RETRIES": -1}) == ["E009"]
+
+
 def test_no_dict_is_one_error(settings: DjangoSettings) -> None:
     settings.AMQP_EVENTS = "billing"
     assert ids() == ["E003"]
@@ -160,7 +175,7 @@ def test_passwords_are_not_shown(run: Check) -> None:
         MANAGEMENT_URL="http://guest:secret@rabbit.example:15672",
     )
     shown = "\n".join(f"{m.msg} {m.hint}" for m in messages(deploy=True))
-    assert "W002" in ids()
+    assert "E027" in ids()
     assert "secret" not in shown
 
 
@@ -505,7 +520,7 @@ def test_a_configuration_that_cannot_be_read(
     ],
 )
 def test_transports_without_dead_letters(run: Check, url: Any) -> None:
-    assert run(celery={"broker_url": url}) == ["W002"]
+    assert run(celery={"broker_url": url}) == ["E027"]
 
 
 @pytest.mark.parametrize(
@@ -515,16 +530,47 @@ def test_rabbitmq_by_py_amqp(run: Check, url: Any) -> None:
     assert run(celery={"broker_url": url}) == []
 
 
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("ampq://me@a//", "Did you mean amqp://?"),
+        ("aqmps://me@a//", "Did you mean amqps://?"),
+        ("redis://a", "Use RabbitMQ with pyamqp://"),
+    ],
+)
+def test_what_scheme_was_meant(run: Check, url: str, hint: str) -> None:
+    run(celery={"broker_url": url})
+    (message,) = messages()
+    assert str(message.hint).startswith(hint)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"broker_url": "AMQP://me@a//"},
+        {"broker_url": "pyAMQP://me@a//"},
+        {"broker_url": "redis://a", "broker_transport": "pyamqp"},
+        {"broker_url": "me@a//", "broker_transport": "ours.transports:Transport"},
+    ],
+)
+def test_what_kombu_reaches_by_py_amqp(run: Check, options: dict[str, Any]) -> None:
+    assert run(celery=options) == []
+
+
+def test_the_option_wins(run: Check) -> None:
+    assert run(celery={"broker_url": "amqp://me@a//", "broker_transport": "redis"}) == ["E027"]
+
+
 def test_each_broker_counts(run: Check) -> None:
-    assert run(celery={"broker_write_url": "redis://a"}) == ["W002"]
-    assert run(celery={"broker_read_url": "redis://a"}) == ["W002"]
+    assert run(celery={"broker_write_url": "redis://a"}) == ["E027"]
+    assert run(celery={"broker_read_url": "redis://a"}) == ["E027"]
     assert run(celery={"broker_url": "redis://a"}, BACKEND="memory") == []
 
 
 def test_librabbitmq(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     # kombu takes it for amqp:// as soon as it is installed; pyamqp:// does not.
     monkeypatch.setattr(checks, "supports_librabbitmq", lambda: True)
-    assert run(celery={"broker_url": "amqp://me@a//"}) == ["W002"]
+    assert run(celery={"broker_url": "amqp://me@a//"}) == ["E027"]
     assert run(celery={"broker_url": "pyamqp://me@a//"}) == []
 
 

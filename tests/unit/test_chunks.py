@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from celery.worker import state
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from django_amqp_events.worker import chunks
 from django_amqp_events.worker.chunks import JOB, LOOK, MOST, NOWHERE, PUT_OFF, SLOW, Chunks
@@ -31,21 +32,28 @@ class Worker:
         self.lost: list[str] = []
         self.failed: list[Any] = []
         self.refuse = False
+        self.marks: list[int] = []
+        # More than the processes, unless a test takes some: there is always one for a job.
+        self.slots = LaxBoundedSemaphore(1000)
         self.consumer = SimpleNamespace(
             timer=SimpleNamespace(call_after=lambda after, call: self.timers.append((after, call))),
             pool=SimpleNamespace(num_processes=2, apply_async=self._take),
             controller=SimpleNamespace(
-                _quick_acquire=lambda call: call(), _quick_release=lambda: None
+                semaphore=self.slots,
+                _quick_acquire=self.slots.acquire,
+                _quick_release=self.slots.release,
             ),
         )
         self.chunks = Chunks(self.consumer)
         self.chunks.begin()
 
-    def _take(self, _run: Any, args: tuple[int, int, list[str]], callback: Any,
+    def _take(self, _run: Any, args: tuple[int, int, int, list[str]], callback: Any,
               accept_callback: Any, error_callback: Any, **_: Any) -> Any:  # fmt: skip
         if self.refuse:
+            self.refuse = False
             raise RecursionError("cannot be pickled")
-        number, tokens, jobs = args
+        number, tokens, mark, jobs = args
+        self.marks.append(mark)
         self.failed.append(error_callback)
         self.numbers.append(number)
         self.tokens.append(tokens)
@@ -163,7 +171,7 @@ class Process:
         """Run a job, have the worker told, and return how many of it were handled."""
         worker = self._worker
         jobs: list[Any] = [(name,) for name in worker.jobs[job]]
-        found = chunks.run(worker.numbers[job], worker.tokens[job], jobs)
+        found = chunks.run(worker.numbers[job], worker.tokens[job], worker.marks[job], jobs)
         worker.told[job](found)
         return found[0]
 
@@ -172,7 +180,9 @@ class Process:
 def process(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Process:
     """The worker has given it a chunk, and has heard that it began."""
     worker.told.pop()((1, None, JOB / MOST))
-    for told in (worker.jobs, worker.numbers, worker.tokens, worker.told, worker.accepted):
+    for told in (
+        worker.jobs, worker.numbers, worker.tokens, worker.marks, worker.told, worker.accepted
+    ):  # fmt: skip
         told.clear()
     for _ in range(8):
         worker.add("slow")
@@ -237,32 +247,48 @@ def test_what_runs_for_a_short_time_keeps_what_stands_behind_it(
     assert process.run() == 8
 
 
-def test_a_process_of_the_connection_before_takes_nothing_twice(
-    worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has tokens of the new chunk where both have the same place: those run in one of them."""
+def connected_anew(worker: Worker) -> None:
+    """Have a chunk of a new connection where the one of the old connection has its tokens."""
+    for chunk in worker.chunks._under_way.values():
+        for request in chunk.requests:
+            request.delivery.lost = True  # type: ignore[misc]
     worker.chunks.begin()
     for _ in range(8):
         worker.add("slow")
     worker.turn()
     assert [len(jobs) for jobs in worker.jobs] == [8, 8]
     assert worker.tokens[0] == worker.tokens[1]
-    monkeypatch.setattr(chunks, "trace_event", lambda _name: HANDLED)
-    job: Any = ("slow",)
-    old = chunks.run(worker.numbers[0], worker.tokens[1], [job] * 3)
-    assert old[0] == 3
-    new = chunks.run(worker.numbers[1], worker.tokens[1], [job] * 8)
-    assert new[0] == 6
-    worker.told[1](new)
+
+
+def test_a_process_of_the_connection_before_begins_nothing_any_more(
+    worker: Worker, process: Process
+) -> None:
+    """The broker delivers it again; what it takes a token from is handed out once more."""
+    process.between[3] = lambda: connected_anew(worker)
+    assert process.run(0) == 3
+    assert len(process.began) == 3
+    assert process.run(1) == 7
     worker.turn()
-    assert [len(jobs) for jobs in worker.jobs] == [8, 8, 2]
+    assert [len(jobs) for jobs in worker.jobs] == [8, 8, 1]
+
+
+def test_the_end_of_a_process_of_the_connection_before_takes_no_tokens(
+    worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool tells of it ten seconds later."""
+    connected_anew(worker)
+    worker.failed[0](None)
+    process.between[3] = lambda: late(monkeypatch, worker)
+    assert process.run(1) == 3
+    worker.turn()
+    assert [len(jobs) for jobs in worker.jobs] == [8, 8, 5]
 
 
 def test_tokens_of_a_chunk_that_ended_early_are_nobodys(worker: Worker, process: Process) -> None:
-    chunks._put_tokens(0, 5)
-    chunks._put_tokens(0, 2)
-    assert chunks._take_tokens(0, MOST) == 2
-    assert chunks._take_tokens(0, MOST) == 0
+    chunks._put_tokens(0, 5, 1)
+    chunks._put_tokens(0, 2, 1)
+    assert chunks._take_tokens(0, MOST) == bytes([1, 1])
+    assert chunks._take_tokens(0, MOST) == b""
 
 
 def test_without_a_free_place_for_tokens_each_goes_alone(worker: Worker) -> None:
@@ -291,7 +317,22 @@ def test_what_ends_a_process_concerns_what_it_ran(
     assert len(worker.handled) - before == 3
     assert worker.lost == ["slow"]
     worker.turn()
-    assert [len(jobs) for jobs in worker.jobs] == [8, 4]
+    assert worker.jobs[1:] == [["slow"]] * 4
+
+
+def test_after_a_failure_the_next_ones_go_alone_until_one_is_handled(
+    worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = iter([HANDLED, Verdict(kind="retry"), Verdict(kind="retry")])
+    monkeypatch.setattr(chunks, "trace_event", lambda _name: next(verdicts, HANDLED))
+    busy = Busy(worker)
+    handled = []
+    for job in range(4):
+        handled.append(process.run(job))
+        worker.turn()
+        busy.free()
+    assert handled == [1, 0, 1, 4]
+    assert [len(jobs) for jobs in worker.jobs] == [8, 1, 1, 4]
 
 
 def test_a_process_whose_worker_is_gone_begins_nothing(
@@ -309,6 +350,106 @@ def test_a_worker_that_stops_lets_nothing_begin(worker: Worker, process: Process
     assert len(worker.jobs) == 1
 
 
+def test_a_worker_that_stops_settles_what_has_ended(worker: Worker, process: Process) -> None:
+    """The one that runs may take longer than the worker has."""
+    before = len(worker.handled)
+    seen: list[int] = []
+
+    def stop() -> None:
+        worker.chunks.let_go()
+        seen.append(len(worker.handled) - before)
+
+    process.between[6] = stop
+    assert process.run(0) == 6
+    assert seen == [5]
+
+
+class Busy:
+    """A worker whose two processes are at ordinary tasks, and others wait for them."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.served: list[str] = []
+        self._worker = worker
+        worker.slots.value = 0
+
+    def ordinary(self) -> None:
+        self._worker.slots.acquire(self.served.append, "ordinary")
+
+    def free(self) -> None:
+        """Let one end."""
+        before = len(self._worker.jobs)
+        self._worker.slots.release()
+        self.served += ["events"] * (len(self._worker.jobs) - before)
+
+
+def test_each_event_is_served_in_its_turn(pipes: None) -> None:
+    """However many ordinary tasks wait, behind it and before it."""
+    worker = Worker()
+    busy = Busy(worker)
+    for _ in range(5):
+        worker.add("unknown")
+        worker.turn()
+        busy.ordinary()
+    for _ in range(10):
+        busy.free()
+    assert busy.served == ["events", "ordinary"] * 5
+
+
+def test_what_went_along_with_others_takes_no_turn_of_its_own(
+    worker: Worker, process: Process
+) -> None:
+    busy = Busy(worker)
+    for _ in range(400):
+        worker.add("slow")
+    worker.turn()
+    busy.ordinary()
+    jobs = 0
+    while "ordinary" not in busy.served:
+        busy.free()
+        jobs += 1
+    # Half of what waits at a time, and no more than a chunk can have.
+    assert busy.served == ["events"] * (jobs - 1) + ["ordinary"]
+    assert sum(map(len, worker.jobs[1:])) == 400
+    assert jobs - 1 == len(worker.jobs) - 1
+    assert worker.slots.value == 0
+    busy.free()
+    assert worker.slots.value == 1
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_what_is_too_little_for_a_job_gives_its_turn_to_nobody_else(
+    worker: Worker, process: Process, others: bool
+) -> None:
+    """It waits for more only where no ordinary task would be served meanwhile."""
+    busy = Busy(worker)
+    for _ in range(20):
+        worker.add("slow")
+    worker.turn()
+    if others:
+        busy.ordinary()
+    busy.free()
+    busy.free()
+    assert [len(jobs) for jobs in worker.jobs[1:]] == ([16, 4] if others else [16])
+    for _ in range(3):  # soon, after 10 ms, and after as long again
+        worker.turn()
+    assert [len(jobs) for jobs in worker.jobs[1:]] == [16, 4]
+
+
+def test_places_of_the_connection_before_are_nobodys(worker: Worker, process: Process) -> None:
+    busy = Busy(worker)
+    worker.add("slow")
+    worker.add("slow")
+    worker.turn()
+    worker.chunks.begin()
+    busy.ordinary()
+    busy.free()
+    assert busy.served == ["ordinary"]
+    worker.add("unknown")
+    worker.turn()
+    busy.free()
+    assert worker.jobs[-1] == ["unknown"]
+
+
 def test_after_a_pool_that_refuses_a_job_the_rest_is_handed_out(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +465,6 @@ def test_after_a_pool_that_refuses_a_job_the_rest_is_handed_out(
     worker.chunks._asked = False
     worker.chunks._ask()
     assert len(settled) in range(1, MOST + 1)
-    worker.refuse = False
     while worker.timers:
         worker.turn()
         while worker.told:

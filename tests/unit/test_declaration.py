@@ -219,6 +219,27 @@ def test_handlers_are_functions_that_are_no_tasks(order_created: Event[...]):
             call(order_id=1)
 
 
+def test_an_event_is_no_task(order_created: Event[...]):
+    for call in (order_created.delay, order_created.apply_async):
+        with pytest.raises(DirectCallError, match="call it, or its publish"):
+            call(order_id=1)
+
+
+def test_what_is_given_in_the_place_of_payloads(memory: Memory, order_created: Event[...]):
+    """Each says what to give instead, and publishes nothing."""
+    with pytest.raises(InvalidEventError, match=r"publish\(\*\*payload\)"):
+        order_created.publish({"order_id": 1}, total=1, surplus=2)
+    payloads: Any
+    for payloads in ({"order_id": 1}, "order", b"order", None, 3):
+        with pytest.raises(InvalidEventError, match="takes a list of payloads"):
+            order_created.publish_many(payloads)
+        with pytest.raises(InvalidEventError, match="takes a list of payloads"):
+            publisher.publish_many("shop.order.created", payloads)
+    with pytest.raises(InvalidEventError, match="is a int"):
+        order_created.publish_many([{"order_id": 1}, 2])  # type: ignore[list-item]
+    assert memory.messages == []
+
+
 def test_what_a_handler_handles(order_created: Event[...]):
     @handler("shop.refund.*", order_created, name="refunds", max_retries=1)
     def refund(**payload: object) -> None: ...

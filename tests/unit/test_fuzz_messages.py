@@ -1,6 +1,6 @@
 """Any message at all: it is read or refused as malformed, and every copy of it can be written.
 
-Few examples by default; ``AMQP_EVENTS_FUZZ=20000`` looks for longer.
+Few examples by default; ``AMQP_EVENTS_FUZZ=20000`` and ``--timeout 0`` look for longer.
 """
 
 from __future__ import annotations
@@ -448,6 +448,22 @@ def test_thousands_of_headers_do_not_push_out_who_it_is() -> None:
     assert found.event is not None
     assert (found.event.id, found.event.name) == ("an-id-that-is-longer", "shop.order")
     assert "headers" in found.document["cut"]
+
+
+def test_long_words_do_not_push_out_who_it_is() -> None:
+    """JSON writes such a character with 12 bytes: words alone filled the headers' room."""
+    delivery = Received(
+        queue="q", exchange="", routing_key="shop.order", body=b"",
+        headers={"id": "a-task-id"}, properties={"content_type": "application/json"},
+    )  # fmt: skip
+    event, progress = identified(delivery, trusted=False)
+    failure = Failure(exception="shop.TaxError", message="\U0001f4b8" * 3_000)
+    found = archive.read(check(archived(delivery, event, progress, failure)))
+    assert isinstance(found, Archived)
+    assert found.event is not None
+    assert found.event.id == "a-task-id"
+    assert "words" in found.document["cut"]
+    assert "headers" not in found.document["cut"]
 
 
 # -- the archive queue

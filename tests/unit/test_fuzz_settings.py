@@ -1,6 +1,6 @@
 """Any value at all for AMQP_EVENTS: parsing never raises, and what is wrong has a name.
 
-Few examples by default; ``AMQP_EVENTS_FUZZ=20000`` looks for longer.
+Few examples by default; ``AMQP_EVENTS_FUZZ=20000`` and ``--timeout 0`` look for longer.
 """
 
 from __future__ import annotations

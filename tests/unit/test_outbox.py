@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -108,7 +109,7 @@ def test_words():
         "3 could not",
         "7 times",
         "no",
-        "2 wait",
+        "2 are in hand",
         "b (1)",
     ):
         assert words in state.meaning
@@ -189,27 +190,57 @@ def test_what_cannot_be_seen_is_said(monkeypatch: pytest.MonkeyPatch):
     assert outbox.look(Settings(service="shop", publish="immediate")) == []
 
 
-def test_no_database_at_all() -> None:
-    """Its own sentence, where Django would complain of an ENGINE."""
+def publishing(broker: str = "amqp://nobody@127.0.0.1:1//", **given: Any) -> str:
+    """Publish an event in a program with these settings; return what it says."""
+    migrated = {"INSTALLED_APPS", "DATABASES"} <= given.keys()
     program = (
         "import django\n"
         "from django.conf import settings\n"
-        "settings.configure(AMQP_EVENTS={'SERVICE': 'lonely'}, "
-        "INSTALLED_APPS=['django_amqp_events'])\n"
+        f"settings.configure(AMQP_EVENTS={{'SERVICE': 'lonely'}}, USE_TZ=True, **{given!r})\n"
         "django.setup()\n"
         "from celery import Celery\n"
-        "Celery('lonely', broker='amqp://nobody@127.0.0.1:1//').set_default()\n"
-        "from django_amqp_events import OutboxError, publish_event\n"
+        f"Celery('lonely', broker={broker!r}).set_default()\n"
+        "from django.core.management import call_command\n"
+        f"{migrated} and call_command('migrate', verbosity=0)\n"
+        "from django_amqp_events import AmqpEventsError, publish_event\n"
         "try:\n"
-        "    publish_event('shop.order.created', {})\n"
-        "except OutboxError as exc:\n"
-        "    print(exc)\n"
+        "    print('published', publish_event('shop.order.created', {}))\n"
+        "except AmqpEventsError as exc:\n"
+        "    print(type(exc).__name__, exc)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
-    assert "needs a database" in done.stdout
-    assert '"immediate"' in done.stdout
+    return done.stdout + done.stderr
+
+
+INSTALLED = ["django_amqp_events"]
+IN_MEMORY = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+
+
+def test_no_database_at_all() -> None:
+    """Its own sentence, where Django would complain of an ENGINE."""
+    said = publishing(INSTALLED_APPS=INSTALLED)
+    assert said.startswith("OutboxError ")
+    assert "needs a database" in said
+    assert '"immediate"' in said
+
+
+def test_an_app_that_is_not_installed() -> None:
+    """Its own sentence, where Django would complain of a model without a label."""
+    said = publishing(DATABASES=IN_MEMORY)
+    assert said.startswith("ConfigurationError ")
+    assert "'django_amqp_events' is not in INSTALLED_APPS" in said
+
+
+def test_a_broker_url_that_is_none(tmp_path: Path) -> None:
+    """The row is safe, and the log says what is wrong, without a traceback."""
+    file = {"default": {**IN_MEMORY["default"], "NAME": str(tmp_path / "db")}}
+    said = publishing("ampq://nobody@127.0.0.1:1//", INSTALLED_APPS=INSTALLED, DATABASES=file)
+    assert "published " in said
+    assert "a relay publishes its rows: the transport of the broker URL cannot be used" in said
+    assert "Did you mean amqp?" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize("name", ["event_id", "correlation_id", "causation_id"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -178,12 +179,33 @@ class Command(BrokerCommand):
             for number, line in enumerate(lines):
                 branch = "└──" if number == len(lines) - 1 else "├──"
                 self.stdout.write(f"{'   ' if last else '│  '} {branch} {line}")
+        self._explain_stale(stale, settings, declared)
         if settings.queue_type == "classic":
             self.stdout.write(
                 self.style.WARNING(
                     "QUEUE_TYPE is classic: dead letters are moved at most once, and can be lost"
                 )
             )
+
+    def _explain_stale(
+        self, stale: Sequence[provisioning.Item], settings: conf.Settings, declared: Registry
+    ) -> None:
+        """Say what to do about queues whose handler is gone: or is it only not found?"""
+        queues = [item for item in stale if item.kind == "queue" and item.role == "handler"]
+        if not queues:
+            return
+        from django_amqp_events import checks
+
+        for problem in checks.check_discovery(checks.Project(settings=settings, registry=declared)):
+            self.stdout.write(self.style.WARNING(f"{problem.message} {problem.hint}"))
+        self.stdout.write(
+            self.style.WARNING(
+                "A stale queue still gets its events, and nobody handles them. If its handler was "
+                "renamed, name it in RENAMED_HANDLERS, stop its old workers, and run `manage.py "
+                "events_recover QUEUE`: what is in it can be replayed then. --delete-stale deletes "
+                "what is empty and unused."
+            )
+        )
 
     def _handler_lines(self, handlers: tuple[Handler, ...]) -> list[str]:
         lines = []

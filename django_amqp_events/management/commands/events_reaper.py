@@ -12,7 +12,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django_amqp_events.broker import celery_app
 from django_amqp_events.conf import get_settings
 from django_amqp_events.exceptions import AmqpEventsError
-from django_amqp_events.management.processes import QUIET, follow, prepare
+from django_amqp_events.management.processes import QUIET, follow, prepare, run_worker
 from django_amqp_events.topology import Names
 from django_amqp_events.worker import bootstrap
 from django_amqp_events.worker.reaper import ReaperStep
@@ -46,18 +46,19 @@ class Command(BaseCommand):
         try:
             settings = get_settings()
             app = celery_app(settings)
+            prepare(app)
         except AmqpEventsError as exc:
             raise CommandError(str(exc)) from exc
         if options["time_limit"] <= 0:
             raise CommandError("--time-limit is a number of seconds above 0")
         bootstrap.become(type("ReaperStep", (ReaperStep,), {"time_limit": options["time_limit"]}))
-        prepare(app)
         follow(options["parent"])
         names = Names.of(settings)
         hostname = options["hostname"] or f"{settings.service}-reaper-{os.getpid()}@%h"
-        code = app.worker_main(
-            ["worker", *QUIET, "-Q", f"{names.graveyard},{names.dead}", "-P", "prefork", "-c", "1",
-             "-l", options["loglevel"], "--hostname", hostname]
+        code = run_worker(
+            app,
+            [*QUIET, "-Q", f"{names.graveyard},{names.dead}", "-P", "prefork", "-c", "1",
+             "-l", options["loglevel"], "--hostname", hostname],
         )  # fmt: skip
         if code:
             sys.exit(code)

@@ -138,7 +138,8 @@ class Command(BrokerCommand):
                 continue
             counted = ""
             if isinstance(each, outbox.Waiting) and each.total:
-                counted = f"{each.total} events since {each.oldest:%Y-%m-%d %H:%M:%S}: "
+                events = "event" if each.total == 1 else "events"
+                counted = f"{each.total} {events} since {each.oldest:%Y-%m-%d %H:%M:%S}: "
             line = f"outbox in database {each.alias!r}: {counted}{each.meaning}"
             self.stdout.write(self._style(line, each.severity))
 

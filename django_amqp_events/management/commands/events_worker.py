@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django_amqp_events.broker import celery_app
 from django_amqp_events.conf import Settings, get_settings
 from django_amqp_events.exceptions import AmqpEventsError
-from django_amqp_events.management.processes import QUIET, Children, prepare
+from django_amqp_events.management.processes import QUIET, Children, prepare, run_worker
 from django_amqp_events.registry import Registry, get_registry
 from django_amqp_events.worker.watch import OPTION, add_options
 
@@ -81,14 +81,14 @@ class Command(BaseCommand):
         try:
             settings, registry = get_settings(), get_registry()
             app = celery_app(settings)
+            prepare(app)
         except AmqpEventsError as exc:
             raise CommandError(str(exc)) from exc
         queues = self._queues(registry, options["handlers"])
-        prepare(app)
         # Two workers of one name on one vhost lock each other out of remote control (405), so
         # the name says service and process.
         options["hostname"] = options["hostname"] or f"{settings.service}-{os.getpid()}@%h"
-        argv = ["worker", *QUIET, "-Q", ",".join(sorted(queues)), "-l", options["loglevel"]]
+        argv = [*QUIET, "-Q", ",".join(sorted(queues)), "-l", options["loglevel"]]
         for name in ("pool", "concurrency", "hostname"):
             if options[name] is not None:
                 argv += [f"--{name}", str(options[name])]
@@ -101,7 +101,7 @@ class Command(BaseCommand):
             raise CommandError(str(exc)) from exc
         children.start()
         try:
-            code = app.worker_main([*argv, *getattr(self, "_extra", [])])
+            code = run_worker(app, [*argv, *getattr(self, "_extra", [])])
         finally:
             children.stop()
         if code:

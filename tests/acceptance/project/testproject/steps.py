@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -205,6 +206,7 @@ STEPS: dict[str, Any] = {
     "replace": lambda task, argument: task.replace(None),
     "chord": lambda task, argument: task.add_to_chord(None),
     "sleep": _sleep,
+    "frozen": lambda task, argument: ledger.write("frozen", objects=gc.get_freeze_count()),
     "deaf": _deaf,
     "file_fail": _file_fail,
     "file": lambda task, argument: wait_for_file(argument),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from celery import shared_task
@@ -13,6 +14,12 @@ from . import ledger
 def ordinary(name: str) -> str:
     ledger.write("ordinary", task=name)
     return name
+
+
+@shared_task
+def nap(seconds: float) -> None:
+    time.sleep(seconds)
+    ledger.write("nap")
 
 
 @shared_task(bind=True, max_retries=3)
