@@ -53,7 +53,12 @@ class EventStep(bootsteps.StartStopStep):
     what is in hand can still be acked while the pool drains; ``shutdown()`` closes the channel.
     """
 
-    requires = ("celery.worker.consumer.tasks:Tasks",)
+    # Control too: what needs only Tasks starts in any order, and what a worker says and does that
+    # may use nothing on this vhost would be one thing today and another tomorrow.
+    requires = (
+        "celery.worker.consumer.tasks:Tasks",
+        "celery.worker.consumer.control:Control",
+    )
     label = "AMQP events"
 
     #: Queues to consume, ``None`` for those of all handlers; set by ``bootstrap``.

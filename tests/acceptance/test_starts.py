@@ -148,6 +148,19 @@ def test_one_without_permissions_asks_seldom_and_says_why(
     assert worker.stop() == 0
 
 
+def test_one_that_may_not_declare_does_not_start(
+    private_node: Node, node_eyes: Eyes, service: Make
+) -> None:
+    """Without remote control, which is refused first, the topology is what is asked for."""
+    user = new_user(private_node, "secret", "^$")
+    core = service(node_eyes, celery={"worker_enable_remote_control": False})
+    worker = events_worker(logged_in(core, user, "secret"), *ALONE)
+    assert worker.wait(60) == 1
+    (line,) = critical(worker)
+    assert "this worker does not start" in line
+    assert "give this user the configure, write and read permissions" in line
+
+
 def test_with_several_brokers_the_refusal_of_one_ends_nothing(
     fresh_eyes: Eyes, service: Make
 ) -> None:
