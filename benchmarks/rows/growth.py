@@ -11,7 +11,8 @@ replayed. Sizes have their turn in each round, but for the archive, which only g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..ground import Ground, counted, measured_drain
@@ -36,12 +37,19 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     ]
 
 
+Run = Callable[[int], Callable[[], float]]
+
+
 def turns(
-    sizes: Sequence[int], run: Callable[[int], Callable[[], float]], rounds: int, tell: Tell
-) -> dict[float, list[float]]:
-    """Let each size have its turn in each round."""
-    values = in_turn({f"{size:,}": run(size) for size in sizes}, rounds, tell)
-    return {float(size): values[f"{size:,}"] for size in sizes}
+    sizes: Sequence[int], runs: Mapping[str, Run], rounds: int, tell: Tell
+) -> dict[str, dict[float, list[float]]]:
+    """Let each participant with each size have its turn in each round."""
+    several = len(runs) > 1
+    names = {
+        (size, who): f"{who} {size:,}" if several else f"{size:,}" for size in sizes for who in runs
+    }
+    values = in_turn({name: runs[who](size) for (size, who), name in names.items()}, rounds, tell)
+    return {who: {float(size): values[names[size, who]] for size in sizes} for who in runs}
 
 
 # -- handlers ----------------------------------------------------------------------------------
@@ -80,7 +88,7 @@ def of_handlers(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 
         return run
 
-    rates = turns(sizes, prepared, size.turns(3, 1), tell)
+    rates = turns(sizes, {OURS: prepared}, size.turns(3, 1), tell)
     words: dict[str, Any] = {"x": "handlers", "counted": "calls, exactly as many as events"}
     return [
         Curve(what="Memory by handlers, main process and pool", unit="MB", better="less",
@@ -88,7 +96,7 @@ def of_handlers(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
         Curve(what="Start-up by handlers", unit="s", better="less", values={OURS: starts},
               line=True, **words),
         Curve(what="Handled events by handlers in one worker", unit="events/s", better="more",
-              values={OURS: rates}, flat=FLAT, **words),
+              values=rates, flat=FLAT, **words),
     ]  # fmt: skip
 
 
@@ -125,17 +133,19 @@ def of_services(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
         return run
 
     rounds = size.turns(5)
-    one = turns(sizes, lambda each: publishers[each].rate("one_by_one", number), rounds, tell)
-    every = turns(sizes, of_all, rounds, tell)
+    one = turns(
+        sizes, {OURS: lambda each: publishers[each].rate("one_by_one", number)}, rounds, tell
+    )
+    every = turns(sizes, {OURS: of_all}, rounds, tell)
     words: dict[str, Any] = {
         "x": "services", "unit": "events/s", "better": "more",
         "counted": "each queue has exactly what was published",
     }  # fmt: skip
     return [
         Curve(what="Published events by services on one exchange, one of them handles it",
-              values={OURS: one}, flat=FLAT, **words),
+              values=one, flat=FLAT, **words),
         Curve(what="Published events by services on one exchange, all of them handle it",
-              values={OURS: every}, **words,
+              values=every, **words,
               notes=("The broker writes a copy for each service before it confirms.",)),
     ]  # fmt: skip
 
@@ -145,21 +155,23 @@ def of_services(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 
 def of_payload(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     sizes = (1000, 100_000) if size.short else (1000, 10_000, 100_000, 1_000_000)
-    rounds = size.turns(3, 1)
-    publishing, handling = {}, {}
-    for who, module in ((OURS, "publish_events"), (PLAIN, "publish_plain")):
-        publisher = Publisher(ground, module)
+    publishers = {
+        OURS: Publisher(ground, "publish_events"),
+        PLAIN: Publisher(ground, "publish_plain"),
+    }
 
-        def published(body: int, publisher: Publisher = publisher) -> Callable[[], float]:
-            number = size.number(max(30, min(500, 30_000_000 // body)), 50)
-            return publisher.rate("one_by_one", number, size=body)
+    def published(who: str, body: int) -> Callable[[], float]:
+        number = size.number(max(30, min(500, 30_000_000 // body)), 50)
+        return publishers[who].rate("one_by_one", number, size=body)
 
-        def handled(body: int, who: str = who) -> Callable[[], float]:
-            total = size.number(max(300, min(5000, 100_000_000 // body)), 200)
-            return draining(ground, who, total, body=body)
+    def handled(who: str, body: int) -> Callable[[], float]:
+        total = size.number(max(300, min(5000, 100_000_000 // body)), 200)
+        return draining(ground, who, total, body=body)
 
-        publishing[who] = turns(sizes, published, rounds, tell)
-        handling[who] = turns(sizes, handled, rounds, tell)
+    publishing, handling = (
+        turns(sizes, {who: partial(run, who) for who in publishers}, size.turns(3, 1), tell)
+        for run in (published, handled)
+    )
     words: dict[str, Any] = {"x": "bytes of payload", "unit": "events/s", "better": "more"}
     return [
         Curve(what="Published events by payload", values=publishing, **words,
