@@ -91,6 +91,8 @@ class EventStep(bootsteps.StartStopStep):
         self._numbers = count(1)
         self._pending: deque[str] = deque()
         self._missing: dict[str, float] = {}
+        # Queues that were seen when the topology was met, and need not be looked for.
+        self._met: set[str] = set()
         self._stopping = False
         super().__init__(c, **kwargs)
 
@@ -164,10 +166,7 @@ class EventStep(bootsteps.StartStopStep):
     def _meet_topology(self, c: Any, topology: Topology) -> None:
         """Do what ``TOPOLOGY`` says; a worker on a topology that does not fit would lose events."""
         try:
-            if self.settings.topology == "auto":
-                provisioning.declare(c.app, self.settings, topology)
-            else:
-                provisioning.verify(c.app, self.settings, topology)
+            report = provisioning.prepare(c.app, self.settings, topology)
         except AmqpEventsError as exc:
             if self.settings.topology == "external":
                 # Somebody else declares; a queue that is missing is looked for again and again.
@@ -175,9 +174,11 @@ class EventStep(bootsteps.StartStopStep):
                 return
             logger.critical("this worker does not start: %s", exc)
             raise WorkerShutdown(1) from exc
+        self._met = self.queues - {item.name for item in report.having("unknown")}
 
     def stop(self, c: Any) -> None:
         self._stopping = True
+        self._met.clear()
         if self.chunks is not None:
             self.chunks.let_go()
         if self._prepared:
@@ -290,16 +291,9 @@ class EventStep(bootsteps.StartStopStep):
             self.c.call_soon(_raise, exc)
 
     def _consume(self, connection: Any, queue: str) -> None:
-        if self._probe is None or self._probe.connection is None:
-            self._probe = connection.channel()
-        try:
-            # On another channel: a 404 closes the channel that asked.
-            self._probe.queue_declare(queue, passive=True)
-        except NotFound as exc:
-            if exc.method_sig != spec.Queue.Declare:
-                # Not the answer: the consuming channel was closed. Celery begins anew.
-                raise
-            # py-amqp has opened the probe's channel again.
+        if queue in self._met:
+            self._met.discard(queue)
+        elif not self._there(connection, queue):
             self._retry_later(connection, queue)
             return
         # Number first: long names that are cut must not meet.
@@ -309,9 +303,25 @@ class EventStep(bootsteps.StartStopStep):
             consumer_tag=tag,
             callback=partial(self._receive, queue),
             on_cancel=partial(self._cancelled, connection, queue),
+            # A refusal closes the channel, with or without an answer that is waited for.
+            nowait=True,
         )
         if self._missing.pop(queue, None) is not None:
             logger.info("queue %r is there, consuming it", queue)
+
+    def _there(self, connection: Any, queue: str) -> bool:
+        """Look for a queue on a channel of its own: a 404 closes the channel that asked."""
+        if self._probe is None or self._probe.connection is None:
+            self._probe = connection.channel()
+        try:
+            self._probe.queue_declare(queue, passive=True)
+        except NotFound as exc:
+            if exc.method_sig != spec.Queue.Declare:
+                # Not the answer: the consuming channel was closed. Celery begins anew.
+                raise
+            # py-amqp has opened the probe's channel again.
+            return False
+        return True
 
     def _retry_later(self, connection: Any, queue: str) -> None:
         first, last = MISSING_BACKOFF

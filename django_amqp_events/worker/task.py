@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
 from asgiref.sync import async_to_sync
+from billiard.einfo import ExceptionWithTraceback
 from celery import Celery, Task, signals
-from celery.app.trace import build_tracer, fast_trace_task, trace_task_ret
+from celery.app import trace
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 
 from .. import inbox
@@ -90,6 +92,8 @@ class HandlerTask(Task):
 
     abstract = True
     handler: ClassVar[Handler]
+    #: What Celery runs it with where it is ours; see :func:`trace_event`.
+    amqp_tracer: Callable[..., Any] | None = None
 
     @classmethod
     def annotate(cls) -> None:
@@ -134,9 +138,6 @@ class HandlerTask(Task):
             shown = self._failed(run, event, exc)
             if shown is exc:
                 raise
-            if run.verdict is not None and run.verdict.kind == "retry" and self._unseen():
-                # Celery's tracer would write the traceback of all this, as long as the rest takes.
-                raise shown from None
             raise shown from exc
         run.verdict = HANDLED
         return result
@@ -173,14 +174,6 @@ class HandlerTask(Task):
             return cause
         # The tracer would let a SystemExit through, and store nothing for a Reject.
         return HandlerFailed(f"{type(cause).__name__}: {cause}")
-
-    def _unseen(self) -> bool:
-        """Say whether nobody looks at what Celery's tracer says of a retry."""
-        return (
-            self.handler.ignore_result
-            and not signals.task_retry.receivers
-            and type(self).on_retry is Task.on_retry
-        )
 
     def _call(self, /, *args: Any, **kwargs: Any) -> Any:
         handler = self.handler
@@ -276,6 +269,33 @@ class HandlerTask(Task):
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
         raise DirectCallError.of(self.name)
+
+
+def unseen(task: HandlerTask) -> bool:
+    """Say whether nobody looks at what Celery's tracer says of a retry."""
+    return (
+        task.handler.ignore_result
+        and not signals.task_retry.receivers
+        and type(task).on_retry is Task.on_retry
+    )
+
+
+class Bookkeeping(trace.TraceInfo):
+    """What Celery's tracer does about a run that failed; without what nobody sees of a retry.
+
+    The traceback that it would copy and write takes as long as all the rest of the run.
+    """
+
+    def handle_retry(self, task: HandlerTask, req: Any, **kwargs: Any) -> Any:
+        if not unseen(task):
+            return super().handle_retry(task, req, **kwargs)
+        told = {
+            "id": req.id,
+            "name": trace.get_task_name(req, task.name),
+            "exc": str(self.retval),
+        }
+        trace.logger.info(trace.LOG_RETRY, told)
+        return SimpleNamespace(exception=ExceptionWithTraceback(self.retval, ""))
 
 
 async def _wait_for(result: Awaitable[Any]) -> Any:
@@ -409,12 +429,19 @@ def trace_event(
     so a result store that fails changes nothing.
     """
     app = current_celery_app()
-    trace = fast_trace_task if app.use_fast_trace_task else trace_task_ret
+    task: HandlerTask = app.tasks[name]
+    if task.__trace__ is None or task.__trace__ is not task.amqp_tracer:
+        # Celery made one of its own: in each process of a pool, and for each connection. Asked for
+        # where others have put theirs in its place, as error trackers do.
+        task.amqp_tracer = task.__trace__ = trace.build_tracer(
+            name, task, app.loader, request.get("hostname"), Info=Bookkeeping, app=app
+        )
+    run = trace.fast_trace_task if app.use_fast_trace_task else trace.trace_task_ret
 
     def traced() -> Any:
-        return trace(name, task_id, request, body, None, None)[1]
+        return run(name, task_id, request, body, None, None)[1]
 
-    return _verdict(app.tasks[name], request, Run(watched=watched), traced)
+    return _verdict(task, request, Run(watched=watched), traced)
 
 
 def trace_here(
@@ -437,10 +464,10 @@ def trace_here(
     args, kwargs, _ = body
     request.update(args=args, kwargs=kwargs, hostname=worker, is_eager=False, ignore_result=True)
     run = Run(now, storing=False, endings=(*ENDINGS, KeyboardInterrupt))
-    trace = build_tracer(task.name, task, eager=True, app=task.app)
+    tracer = trace.build_tracer(task.name, task, eager=True, app=task.app)
 
     def traced() -> Any:
-        return trace(request["id"], args, kwargs, request)[0]
+        return tracer(request["id"], args, kwargs, request)[0]
 
     return _verdict(task, request, run, traced)
 

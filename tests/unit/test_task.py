@@ -11,12 +11,13 @@ import pickle
 import re
 import uuid
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery, Task, signals
+from celery.app import trace
 from celery.backends.filesystem import FilesystemBackend
 
 from django_amqp_events.context import ReceivedEvent
@@ -187,6 +188,63 @@ def test_whoever_listens_to_celerys_retries_sees_what_the_handler_raised(app: Ce
     assert "in sold_out" in heard[0]
     assert verdict_of(app, Curious, {}, ignore_result=True).kind == "retry"
     assert "in sold_out" in str(ran[0])
+
+
+def test_celery_writes_no_traceback_of_a_retry_that_nobody_sees(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written: list[object] = []
+    plain = trace.ExceptionInfo
+
+    def write(*args: Any, **kwargs: Any) -> Any:
+        written.append(args)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(trace, "ExceptionInfo", write)
+    with caplog.at_level(logging.INFO, "celery.app.trace"):
+        assert verdict_of(app, sold_out, {}, ignore_result=True).kind == "retry"
+    assert not written
+    assert "Task shop.other" in caplog.text
+    assert "retry: Retry at" in caplog.text
+    assert verdict_of(app, Curious, {}, ignore_result=True).kind == "retry"
+    assert written
+
+
+class Hasty(Task):
+    """It asks for a retry before it is run, with nothing in hand."""
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        self.retry(countdown=50)
+
+    def run(self, **payload: object) -> None:
+        ran.append(payload)
+
+
+@pytest.mark.parametrize("ignore_result", [True, False])
+def test_a_retry_that_is_asked_for_before_the_run(app: Celery, ignore_result: bool) -> None:
+    verdict = verdict_of(app, Hasty, {}, ignore_result=ignore_result)
+    assert verdict.kind == "retry"
+    assert verdict.due_at is not None
+    assert verdict.due_at - datetime.now(UTC) > timedelta(seconds=40)
+    assert not ran
+
+
+def test_who_wraps_celerys_tracer_wraps_ours(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As error trackers do."""
+    plain, seen = trace.build_tracer, []
+
+    def build(name: str, *args: Any, **kwargs: Any) -> Any:
+        tracer = plain(name, *args, **kwargs)
+
+        def traced(*args: Any) -> Any:
+            seen.append(name)
+            return tracer(*args)
+
+        return traced
+
+    monkeypatch.setattr(trace, "build_tracer", build)
+    assert verdict_of(app, sold_out, {}, ignore_result=True).kind == "retry"
+    assert seen == ["shop.other"]
 
 
 @pytest.mark.parametrize("target", [Slow, behind_a_decorator, functools.partial(Slow.run, Slow())])
