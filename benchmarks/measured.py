@@ -229,7 +229,7 @@ class Result:
 
     Attributes:
         at: when, in UTC.
-        commit: of the code that was measured.
+        code: git's name of the code that was measured.
         seconds: how long it took.
     """
 
@@ -237,7 +237,7 @@ class Result:
     title: str
     about: str
     at: str
-    commit: str
+    code: str
     seconds: float
     versions: Mapping[str, str]
     measured: list[Measured] = field(default_factory=list)

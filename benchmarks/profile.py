@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             publishing(ground, who, options, folder)
         else:
             draining(ground, who, options, folder)
-        print(f"{options.path}, {who}, {options.number:,} events, commit {results.commit()}, "
+        print(f"{options.path}, {who}, {options.number:,} events, code {results.code()}, "
               f"RabbitMQ {ground.node.version}, {results.machine()}")  # fmt: skip
         report(
             folder, options.number, options.top, "cumulative" if options.cumulative else "tottime"

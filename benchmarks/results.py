@@ -17,6 +17,7 @@ from .measured import Curve, Measured, Result, Spread, Table, Target, from_json,
 HERE = Path(__file__).resolve().parent
 JSON, PAGE, CHARTS = HERE / "results.json", HERE / "RESULTS.md", HERE / "charts"
 FORMAT = 1
+PACKAGE = "django_amqp_events"
 
 INTRODUCTION = """\
 # Measured
@@ -24,7 +25,10 @@ INTRODUCTION = """\
 Written by `make bench`; [what is compared, and how](README.md). Raw figures:
 [results.json](results.json).
 Ratios are of figures of the same round, the median of all rounds with the least and the most of
-them. Ratios of times, memory and latency are the better the smaller they are.
+them, which is not the ratio of the medians. Ratios of times, memory and latency are the better the
+smaller they are. Compare within a table only: others were measured at another hour, in another way.
+*Reached* says nothing of the stretch target unless it says so.
+*Code* is what `git rev-parse HEAD:django_amqp_events` says of the package that was measured.
 """
 
 
@@ -57,13 +61,21 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def commit() -> str:
-    """Return the commit that is measured, with a mark where there are changes on top of it."""
+def code() -> str:
+    """Return git's name of the package that is measured, marked where it has changed since.
+
+    The tree's, not a commit's: what it names is the same after a rebase, and in any clone.
+    """
+    name = _git("rev-parse", "--short=10", f"HEAD:{PACKAGE}")
+    changed = "-dirty" if _git("status", "--porcelain", "--", PACKAGE) else ""
+    return f"{name}{changed}" if name else "unknown"
+
+
+def _git(*arguments: str) -> str:
     done = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-        cwd=HERE, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.stdout.strip() or "unknown"
+        ["git", *arguments], cwd=HERE.parent, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
 
 
 # -- keeping -----------------------------------------------------------------------------------
@@ -131,7 +143,7 @@ def page(results: Mapping[str, Result]) -> str:
             lines += ["", f"![{each.what}](charts/{picture(result, number)})", ""]
         used = ", ".join(f"{name} {value}" for name, value in result.versions.items())
         lines += [
-            f"{result.at}, commit {result.commit}, {result.seconds:.0f} s; {used}.",
+            f"{result.at}, code {result.code}, {result.seconds:.0f} s; {used}.",
             "",
         ]
     return "\n".join(lines).rstrip() + "\n"
@@ -153,7 +165,7 @@ def _summary_of(measured: Measured) -> list[list[str]]:
     if isinstance(measured, Curve):
         if measured.met is None:
             return []
-        figure = f"{measured.growth(measured.ours):.2f}x from smallest to largest"
+        figure = f"{measured.growth(measured.ours):.2f}x the cost from smallest to largest"
         verdict = "reached" if measured.met else "missed"
         return [[measured.what, "itself", figure, f"{measured.flat:g}x", "", verdict]]
     rows = []
@@ -169,7 +181,7 @@ def _summary_of(measured: Measured) -> list[list[str]]:
         elif met:
             verdict = "reached"
         else:
-            verdict = f"{missed[0] if len(by) > 1 else ''} missed".strip()
+            verdict = "missed" if "reach" in wanted else "stretch missed"
         rows.append(
             [
                 measured.what,
@@ -276,4 +288,4 @@ def told(measured: Measured) -> Iterable[str]:
 
 def entry(**words: Any) -> Result:
     """Build a result of what is measured now."""
-    return Result(commit=commit(), **words)
+    return Result(code=code(), **words)

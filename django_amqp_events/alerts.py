@@ -231,7 +231,7 @@ def judge_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
 
 def _of_group(group: FailureGroup) -> str:
     return (
-        f"{group}: {group.exception or group.reason} in {group.frame or 'no known function'}, "
+        f"{group}: {group.exception or group.reason} at {group.frame or 'no known function'}, "
         f"{group.open} open. Look at the failure groups in the admin."
     )
 

@@ -9,8 +9,8 @@ a second there is time between them, as there is between the requests of a web p
 that INSERT and Celery's `apply_async` after the commit.
 *Relay*: events that wait in the outbox, published by `events_relay`, beside `apply_async` one by
 one. A figure is the median of a turn's transactions. PostgreSQL waits for the disk with each
-commit, but not when it deletes the row of an event that was published (docs/guarantees.md says what
-that means); SQLite as Django sets it up.
+commit, but not when it deletes the row of an event that was published
+([what that means](../docs/guarantees.md)); SQLite as Django sets it up.
 """
 
 from __future__ import annotations

@@ -742,7 +742,7 @@ def _meaning(
                 return "ok", f"{_events(ready, verb=True)} for {own}, consumed"
             if unacked:
                 return "ok", f"{_events(unacked)} being handled"
-            return "ok", "empty" if consumers else "empty, nobody consumes"
+            return "ok", "empty" if consumers else "empty, nobody consumes: start a worker"
         case "delay":
             seconds = (queue.arguments.get("x-message-ttl") or 0) // 1000
             if ready:

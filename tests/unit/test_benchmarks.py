@@ -122,7 +122,7 @@ def test_pictures_are_well_formed(measured) -> None:
 
 def test_the_page_says_what_is_met_and_missed() -> None:
     result = Result(
-        name="publish", title="Publishing", about="Of calls.", at="now", commit="abc", seconds=3,
+        name="publish", title="Publishing", about="Of calls.", at="now", code="abc", seconds=3,
         versions={"Python": "3"}, measured=[table(), curve()],
     )  # fmt: skip
 
