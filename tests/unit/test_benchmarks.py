@@ -131,7 +131,9 @@ def test_the_page_says_what_is_met_and_missed() -> None:
     assert (
         "| Event call <one by one> | Celery | 2.00x (1.50 to 3.00) | 1.6x | 3x | reached |" in page
     )
-    assert "| Handled | itself | 1.31x the cost from smallest to largest | 1.3x |  | missed |" in page
+    assert (
+        "| Handled | itself | 1.31x the cost from smallest to largest | 1.3x |  | missed |" in page
+    )
     assert "charts/publish-1.svg" in page
 
 
