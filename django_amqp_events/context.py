@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -87,11 +86,20 @@ def current_event() -> ReceivedEvent | None:
     return _current.get()
 
 
-@contextmanager
-def handling(event: ReceivedEvent) -> Iterator[None]:
-    """Make *event* the current one for the time of a handler's run."""
-    token = _current.set(event)
-    try:
-        yield
-    finally:
-        _current.reset(token)
+class handling:  # noqa: N801 - it is called as a function is
+    """Make *event* the current one for the time of a handler's run.
+
+    Not by contextlib, which writes the traceback into what is raised: an exception that is a
+    frozen dataclass refuses that, and another error would go on in its place.
+    """
+
+    __slots__ = ("_event", "_token")
+
+    def __init__(self, event: ReceivedEvent) -> None:
+        self._event = event
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._event)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)

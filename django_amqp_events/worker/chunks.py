@@ -103,7 +103,7 @@ def _put_tokens(place: int, number: int, mark: int) -> None:
 
 def run(
     number: int, tokens: int, mark: int, jobs: Sequence[Job]
-) -> tuple[int, Verdict | None, float]:
+) -> tuple[int, Verdict | ExceptionInfo | None, float]:
     """Run events in a pool process; what the pool calls.
 
     Args:
@@ -482,7 +482,7 @@ class Chunks:
         chunk.begin(chunk.settled, since)
 
     def _on_returned(
-        self, number: int, chunk: Chunk, found: tuple[int, Verdict | None, float]
+        self, number: int, chunk: Chunk, found: tuple[int, Verdict | ExceptionInfo | None, float]
     ) -> None:
         """The process has come to the end of a chunk, or to one that was not handled."""
         handled, verdict, seconds = found

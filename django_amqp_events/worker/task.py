@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
 from asgiref.sync import async_to_sync
-from billiard.einfo import ExceptionWithTraceback
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from celery import Celery, Task, signals
 from celery.app import trace
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
@@ -271,12 +271,16 @@ class HandlerTask(Task):
         raise DirectCallError.of(self.name)
 
 
+#: As Celery made it: some agents put theirs in its place.
+_ON_RETRY: Final = Task.on_retry
+
+
 def unseen(task: HandlerTask) -> bool:
     """Say whether nobody looks at what Celery's tracer says of a retry."""
     return (
         task.handler.ignore_result
         and not signals.task_retry.receivers
-        and type(task).on_retry is Task.on_retry
+        and type(task).on_retry is _ON_RETRY
     )
 
 
@@ -294,7 +298,7 @@ class Bookkeeping(trace.TraceInfo):
             "name": trace.get_task_name(req, task.name),
             "exc": str(self.retval),
         }
-        trace.logger.info(trace.LOG_RETRY, told)
+        trace.info(trace.LOG_RETRY, told)
         return SimpleNamespace(exception=ExceptionWithTraceback(self.retval, ""))
 
 
@@ -421,8 +425,11 @@ def task_for(name: str) -> HandlerTask:
 
 def trace_event(
     name: str, task_id: str, request: dict[str, Any], body: Any, watched: bool = False
-) -> Verdict:
+) -> Verdict | ExceptionInfo:
     """Run one handler in the pool and return its verdict; what the pool calls.
+
+    An error of ours is returned too: a pool of threads would tell nobody of what is raised, and
+    the event would be in hand for ever.
 
     Celery's own tracer does the run: signals, results, logging, the Django fixup's database
     connections. Its outcome is ignored: the verdict was recorded before a result is stored,
@@ -441,7 +448,10 @@ def trace_event(
     def traced() -> Any:
         return run(name, task_id, request, body, None, None)[1]
 
-    return _verdict(task, request, Run(watched=watched), traced)
+    try:
+        return _verdict(task, request, Run(watched=watched), traced)
+    except Exception:  # noqa: BLE001 - it is told
+        return ExceptionInfo()
 
 
 def trace_here(
@@ -472,6 +482,11 @@ def trace_here(
     return _verdict(task, request, run, traced)
 
 
+_TRACEBACK, _CAUSE, _CONTEXT = (
+    vars(BaseException)[name].__get__ for name in ("__traceback__", "__cause__", "__context__")
+)
+
+
 def _let_go(error: BaseException | None) -> None:
     """Part an exception from the frames that it went through, the tracer's among them.
 
@@ -485,10 +500,12 @@ def _let_go(error: BaseException | None) -> None:
         exc = left.pop()
         if isinstance(exc, BaseException) and id(exc) not in seen:
             seen.add(id(exc))
-            traceback.clear_frames(exc.__traceback__)
-            exc.__traceback__ = None
+            # Past what the exception's own class makes of its attributes: a frozen dataclass
+            # refuses the second, and a __getattr__ may do anything.
+            traceback.clear_frames(_TRACEBACK(exc))
+            BaseException.with_traceback(exc, None)
             # A Retry has what was raised in an attribute of its own.
-            left += [exc.__cause__, exc.__context__, getattr(exc, "exc", None)]
+            left += [_CAUSE(exc), _CONTEXT(exc), exc.exc if isinstance(exc, Retry) else None]
 
 
 def _verdict(
@@ -498,7 +515,8 @@ def _verdict(
     error: BaseException | None = None
     try:
         error = getattr(traced(), "exception", None)
-        error = getattr(error, "exc", error)
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
     except run.endings:
         raise
     except BaseException as exc:

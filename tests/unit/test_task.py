@@ -11,11 +11,13 @@ import pickle
 import re
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from billiard.einfo import ExceptionInfo
 from celery import Celery, Task, signals
 from celery.app import trace
 from celery.backends.filesystem import FilesystemBackend
@@ -24,6 +26,7 @@ from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import ConfigurationError, DirectCallError
 from django_amqp_events.registry import Handler
 from django_amqp_events.retry import RetryPolicy
+from django_amqp_events.worker import task as worker_task
 from django_amqp_events.worker.task import bind, register, task_class, trace_event
 from django_amqp_events.worker.verdict import InvalidArguments, Verdict
 
@@ -124,6 +127,15 @@ def generator(**payload: object) -> Iterator[None]:
 def verdict_of(
     app: Celery, target: Any, payload: dict[str, Any], *, watched: Any = False, **options: Any
 ) -> Verdict:
+    """Return the verdict of a handler's run in the tracer."""
+    verdict = answer_of(app, target, payload, watched=watched, **options)
+    assert isinstance(verdict, Verdict), verdict
+    return verdict
+
+
+def answer_of(
+    app: Celery, target: Any, payload: dict[str, Any], *, watched: Any = False, **options: Any
+) -> Verdict | ExceptionInfo:
     """Run a handler in the tracer, as a pool does."""
     fields = {name: getattr(HANDLER, name) for name in HANDLER.__slots__}
     handler = Handler(**{**fields, "name": "shop.other", "target": target, **options})
@@ -143,6 +155,56 @@ def verdict_of(
 
 def sold_out(**payload: object) -> None:
     raise ValueError("out of stock")
+
+
+@dataclass(frozen=True)
+class OutOfStock(Exception):
+    """It refuses each attribute, those that Python and contextlib set too."""
+
+    sku: str = "S-1"
+
+
+class Looked(Exception):
+    """It looks its attributes up somewhere."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+class Peculiar(Exception):
+    """One of its attributes cannot be read."""
+
+    @property
+    def exc(self) -> Any:
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize("wrong", [OutOfStock, Looked, Peculiar])
+@pytest.mark.parametrize("ignore_result", [True, False])
+def test_an_exception_whose_attributes_are_not_what_one_thinks(
+    app: Celery, wrong: type[Exception], ignore_result: bool
+) -> None:
+    def fails(**payload: object) -> None:
+        raise wrong
+
+    ignored: dict[str, Any] = {"ignore_result": ignore_result}
+    assert verdict_of(app, fails, {}, **ignored).kind == "retry"
+    policy = RetryPolicy(max_retries=0)
+    verdict = verdict_of(app, fails, {}, policy=policy, **ignored)
+    assert (verdict.kind, verdict.reason) == ("archive", "exhausted")
+    assert verdict.failure is not None
+    assert wrong.__name__ in verdict.failure.exception
+    policy = RetryPolicy(max_retries=5, dont_autoretry_for=(wrong,))
+    verdict = verdict_of(app, fails, {}, policy=policy, **ignored)
+    assert (verdict.kind, verdict.reason) == ("archive", "failed")
+
+
+def test_an_error_of_ours_is_an_answer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raised in a pool of threads it would be heard by nobody."""
+    monkeypatch.setattr(worker_task, "_let_go", len)
+    answer = answer_of(app, sold_out, {}, ignore_result=True)
+    assert isinstance(answer, ExceptionInfo)
+    assert answer.type is TypeError
 
 
 class Curious(Task):
