@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, Final
 
 from amqp import spec
-from amqp.exceptions import NotFound
+from amqp.exceptions import AccessRefused, NotFound
 from celery import bootsteps
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import WorkerShutdown
@@ -93,6 +93,10 @@ class EventStep(bootsteps.StartStopStep):
         self._missing: dict[str, float] = {}
         # Queues that were seen when the topology was met, and need not be looked for.
         self._met: set[str] = set()
+        # Queues that this worker was not let consume.
+        self._refused: set[str] = set()
+        self._before_lost = c.on_connection_error_after_connected
+        c.on_connection_error_after_connected = self._lost
         self._stopping = False
         super().__init__(c, **kwargs)
 
@@ -293,8 +297,8 @@ class EventStep(bootsteps.StartStopStep):
     def _consume(self, connection: Any, queue: str) -> None:
         if queue in self._met:
             self._met.discard(queue)
-        elif not self._there(connection, queue):
-            self._retry_later(connection, queue)
+        elif why := self._trouble(connection, queue):
+            self._retry_later(connection, queue, why)
             return
         # Number first: long names that are cut must not meet.
         tag = self._tags[queue] = f"{next(self._numbers)}:{self.c.hostname}:{queue}"[:60]
@@ -309,30 +313,51 @@ class EventStep(bootsteps.StartStopStep):
         if self._missing.pop(queue, None) is not None:
             logger.info("queue %r is there, consuming it", queue)
 
-    def _there(self, connection: Any, queue: str) -> bool:
-        """Look for a queue on a channel of its own: a 404 closes the channel that asked."""
+    def _trouble(self, connection: Any, queue: str) -> str:
+        """Look for a queue on a channel of its own, which an error closes; say what is wrong."""
         if self._probe is None or self._probe.connection is None:
             self._probe = connection.channel()
         try:
             self._probe.queue_declare(queue, passive=True)
+            if queue in self._refused:
+                self._try_to_read(queue)
         except NotFound as exc:
             if exc.method_sig != spec.Queue.Declare:
                 # Not the answer: the consuming channel was closed. Celery begins anew.
                 raise
             # py-amqp has opened the probe's channel again.
-            return False
-        return True
+            return "is missing; its events are not handled. Run `manage.py events_declare`"
+        except AccessRefused as exc:
+            if f"'{queue}'" not in exc.reply_text:
+                raise
+            return (
+                f"cannot be consumed; its events are not handled. RabbitMQ says: {exc.reply_text}. "
+                f"Give this user the read permission"
+            )
+        return ""
 
-    def _retry_later(self, connection: Any, queue: str) -> None:
+    def _try_to_read(self, queue: str) -> None:
+        """Consume for a moment; what may have come goes back when the channel closes."""
+        self._probe.basic_qos(0, 1, False)
+        self._probe.basic_cancel(self._probe.basic_consume(queue, callback=bool))
+        self._probe.close()
+        self._probe = None
+        self._refused.discard(queue)
+
+    def _lost(self, exc: Exception) -> None:
+        """Remember a queue that RabbitMQ refused, and with it the channel of all queues.
+
+        Each time the others would be delivered anew, until they are taken for poison.
+        """
+        self._before_lost(exc)
+        if isinstance(exc, AccessRefused) and exc.method_sig == spec.Basic.Consume:
+            self._refused |= {queue for queue in self.queues if f"'{queue}'" in exc.reply_text}
+
+    def _retry_later(self, connection: Any, queue: str, why: str) -> None:
         first, last = MISSING_BACKOFF
         wait = min(self._missing.get(queue, first / 2) * 2, last)
         self._missing[queue] = wait
-        logger.error(
-            "queue %r is missing; its events are not handled. Run `manage.py events_declare`; "
-            "looking again in %g s",
-            queue,
-            wait,
-        )
+        logger.error("queue %r %s; looking again in %g s", queue, why, wait)
         self._soon(connection, queue, wait)
 
     def _soon(self, connection: Any, queue: str, wait: float) -> None:

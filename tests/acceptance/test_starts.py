@@ -161,6 +161,31 @@ def test_one_that_may_not_declare_does_not_start(
     assert "give this user the configure, write and read permissions" in line
 
 
+def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
+    private_node: Node, node_eyes: Eyes, service: Make
+) -> None:
+    """Its refusal closes the channel of all of them: with each one they would be delivered anew."""
+    queue = "core.testproject.strict"
+    user = new_user(private_node, "secret", ".*")
+    readable = f"^(?!{queue}$).*$".replace(".t", r"\.t").replace(".s", r"\.s")
+    private_node.ctl("set_permissions", user, ".*", ".*", readable)
+    core = service(node_eyes, events={"TOPOLOGY": "verify"})
+    core.declare()
+    logged_in(core, user, "secret")
+    waiting = [node_eyes.event(ACT, {"plan": ["ok"]}) for _ in range(20)]
+    strict = node_eyes.event("core.strict", {"plan": ["ok"]})
+    worker = events_worker(core, *ALONE)
+    until(lambda: worker.log.count(f"queue '{queue}' cannot be consumed") >= 2, 60)
+    assert "Give this user the read permission" in worker.log
+    assert worker.log.count("the next try is in") == 1, "one connection was lost for it"
+    until(lambda: all(core.runs(event_id, "end") for event_id in waiting))
+    assert strict not in worker.log
+    private_node.ctl("set_permissions", user, ".*", ".*", ".*")
+    until(lambda: strict in worker.log and "Task testproject.strict[" in worker.log, 60)
+    assert f"queue '{queue}' is there, consuming it" in worker.log
+    assert worker.stop() == 0
+
+
 def test_with_several_brokers_the_refusal_of_one_ends_nothing(
     fresh_eyes: Eyes, service: Make
 ) -> None:
