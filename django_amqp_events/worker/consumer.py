@@ -350,7 +350,9 @@ class EventStep(bootsteps.StartStopStep):
         Each time the others would be delivered anew, until they are taken for poison.
         """
         self._before_lost(exc)
-        if isinstance(exc, AccessRefused) and exc.method_sig == spec.Basic.Consume:
+        if not self._prepared or not isinstance(exc, AccessRefused):
+            return
+        if exc.method_sig == spec.Basic.Consume:
             self._refused |= {queue for queue in self.queues if f"'{queue}'" in exc.reply_text}
 
     def _retry_later(self, connection: Any, queue: str, why: str) -> None:

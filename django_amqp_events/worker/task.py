@@ -435,20 +435,20 @@ def trace_event(
     connections. Its outcome is ignored: the verdict was recorded before a result is stored,
     so a result store that fails changes nothing.
     """
-    app = current_celery_app()
-    task: HandlerTask = app.tasks[name]
-    if task.__trace__ is None or task.__trace__ is not task.amqp_tracer:
-        # Celery made one of its own: in each process of a pool, and for each connection. Asked for
-        # where others have put theirs in its place, as error trackers do.
-        task.amqp_tracer = task.__trace__ = trace.build_tracer(
-            name, task, app.loader, request.get("hostname"), Info=Bookkeeping, app=app
-        )
-    run = trace.fast_trace_task if app.use_fast_trace_task else trace.trace_task_ret
-
-    def traced() -> Any:
-        return run(name, task_id, request, body, None, None)[1]
-
     try:
+        app = current_celery_app()
+        task: HandlerTask = app.tasks[name]
+        if task.__trace__ is None or task.__trace__ is not task.amqp_tracer:
+            # Celery made one of its own: in each process of a pool, and for each connection. Asked
+            # for where others have put theirs in its place, as error trackers do.
+            task.amqp_tracer = task.__trace__ = trace.build_tracer(
+                name, task, app.loader, request.get("hostname"), Info=Bookkeeping, app=app
+            )
+        run = trace.fast_trace_task if app.use_fast_trace_task else trace.trace_task_ret
+
+        def traced() -> Any:
+            return run(name, task_id, request, body, None, None)[1]
+
         return _verdict(task, request, Run(watched=watched), traced)
     except Exception:  # noqa: BLE001 - it is told
         return ExceptionInfo()

@@ -205,6 +205,9 @@ def test_an_error_of_ours_is_an_answer(app: Celery, monkeypatch: pytest.MonkeyPa
     answer = answer_of(app, sold_out, {}, ignore_result=True)
     assert isinstance(answer, ExceptionInfo)
     assert answer.type is TypeError
+    answer = trace_event("shop.unknown", "1", {}, [[], {}, {}])
+    assert isinstance(answer, ExceptionInfo)
+    assert answer.type is app.tasks.NotRegistered
 
 
 class Curious(Task):
