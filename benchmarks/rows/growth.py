@@ -27,6 +27,9 @@ BRIEF = False
 FLAT = 1.3
 SHARED = "bench.shared"
 
+#: Of a size makes what has a turn with it.
+Run = Callable[[int], Callable[[], float]]
+
 
 def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     return [
@@ -35,9 +38,6 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
         *of_payload(ground, size, tell),
         *of_archive(ground, size, tell),
     ]
-
-
-Run = Callable[[int], Callable[[], float]]
 
 
 def turns(
