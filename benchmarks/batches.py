@@ -69,8 +69,10 @@ def fill(number: int, size: int) -> None:
 
 
 def run(number: int) -> None:
-    from django_amqp_events import batches, conf, dryrun, lifecycle
-    from django_amqp_events.runner import Runner
+    from django_amqp_events import conf
+    from django_amqp_events.archive import states
+    from django_amqp_events.archive.batches import batch_states, preview
+    from django_amqp_events.archive.batches.runner import Runner
 
     print(f"{'':10}  seconds  of CPU  events/s  peak MiB")
     used = time.process_time()
@@ -83,14 +85,14 @@ def run(number: int) -> None:
 
     print(f"{'before':10}  {'':7}  {'':6}  {'':8}  {peak():8.0f}", flush=True)
     began = time.monotonic()
-    batch = batches.freeze(lifecycle.rows(), by="benchmark")
+    batch = batch_states.freeze(states.rows(), by="benchmark")
     tell("frozen", began)
     began = time.monotonic()
-    plan = dryrun.examine(batch)
+    plan = preview.examine(batch)
     tell("dry run", began)
     if plan["eligible"] != number:
         raise SystemExit(f"{plan['eligible']} of {number} events can be replayed")
-    batches.start(batch.pk, by="benchmark", reason="a benchmark")
+    batch_states.start(batch.pk, by="benchmark", reason="a benchmark")
     began = time.monotonic()
     # Nobody handles them: it ends when all are published.
     runner = Runner(
@@ -99,7 +101,7 @@ def run(number: int) -> None:
     runner.run()
     tell("published", began)
     began = time.monotonic()
-    counts = batches.count(batch.pk)
+    counts = batch_states.count(batch.pk)
     tell("counted", began)
     if counts["published"] != number:
         raise SystemExit(f"{counts} of {number} events")
@@ -115,7 +117,10 @@ def main() -> None:
     from postgresql import Postgres
 
     from broker import Node
-    from django_amqp_events import broker, conf, provisioning, registry, topology
+    from django_amqp_events import conf
+    from django_amqp_events.broker import publisher_pool, topology
+    from django_amqp_events.broker.provisioning import startup
+    from django_amqp_events.declare import registry
 
     with tempfile.TemporaryDirectory() as folder:
         node = Node.start(Path(folder) / "broker")
@@ -123,7 +128,7 @@ def main() -> None:
         try:
             app.conf.broker_url = node.amqp_url("/")
             raw, declared = conf.get_settings(), registry.get_registry()
-            provisioning.declare(app, raw, topology.build(raw, declared))
+            startup.declare(app, raw, topology.build(raw, declared))
             entry = {
                 "ENGINE": "django.db.backends.postgresql", "NAME": "postgres",
                 "HOST": server.HOST, "PORT": str(server.port), "USER": server.USER,
@@ -137,7 +142,7 @@ def main() -> None:
             run(options.events)
             connections["default"].close()
         finally:
-            broker.close_pools()
+            publisher_pool.close_pools()
             server.end()
             node.end()
 

@@ -40,7 +40,8 @@ from django.db import connection  # noqa: E402
 from django.test import Client, override_settings  # noqa: E402
 from django.urls import reverse  # noqa: E402
 
-from django_amqp_events import batches, dryrun, figures, lifecycle, snapshots  # noqa: E402
+from django_amqp_events.archive import states as event_states  # noqa: E402
+from django_amqp_events.archive.batches import batch_states, preview  # noqa: E402
 from django_amqp_events.models import (  # noqa: E402
     ArchivedEvent,
     FailureGroup,
@@ -48,6 +49,7 @@ from django_amqp_events.models import (  # noqa: E402
     ReplayBatch,
     ReplayBatchEvent,
 )
+from django_amqp_events.monitor import snapshots, statistics  # noqa: E402
 from tests.unit import admin_world as world  # noqa: E402
 
 LIMIT = 200.0
@@ -251,8 +253,8 @@ def fill(first: int, last: int, rows: int) -> None:
         cursor.execute("SET session_replication_role = origin")
         cursor.execute("VACUUM ANALYZE")
     if last == 10:
-        batch = batches.freeze(lifecycle.rows(), by="ada", title="all")
-        dryrun.examine(batch)
+        batch = batch_states.freeze(event_states.rows(), by="ada", title="all")
+        preview.examine(batch)
 
 
 def _unlog(cursor: Any) -> None:
@@ -322,13 +324,13 @@ def size() -> str:
 def work() -> None:
     """What is no page, and as long as there are events: it is told, and has no limit."""
     began = time.monotonic()
-    batch = batches.freeze(
-        lifecycle.rows().filter(state="archived").order_by("-last_failed_at")[:100_000],
+    batch = batch_states.freeze(
+        event_states.rows().filter(state="archived").order_by("-last_failed_at")[:100_000],
         by="ada",
         title="all",
     )
     frozen = time.monotonic()
-    dryrun.examine(batch)
+    preview.examine(batch)
     print(
         f"a batch of {batch.total}: frozen in {frozen - began:.1f} s, dry run in "
         f"{time.monotonic() - frozen:.1f} s"
@@ -341,11 +343,11 @@ def work() -> None:
     found.filter(pk__gte=half).update(state=states.SUCCEEDED, settled_at=datetime.now(UTC))
     ReplayBatch.objects.filter(pk=batch.pk).update(state="running", started_at=datetime.now(UTC))
     began = time.monotonic()
-    batches.count(batch.pk)
+    batch_states.count(batch.pk)
     print(f"  counted in {1000 * (time.monotonic() - began):.0f} ms")
     began = time.monotonic()
-    figures.standing(cap=figures.CAP)
-    figures.new_since(datetime.now(UTC) - figures.HOUR, figures.READ, figures.LOOKED)
+    statistics.standing(cap=statistics.CAP)
+    statistics.new_since(datetime.now(UTC) - statistics.HOUR, statistics.READ, statistics.LOOKED)
     print(f"what a snapshot asks of the archive: {1000 * (time.monotonic() - began):.0f} ms\n")
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE django_amqp_events_replaybatchevent")

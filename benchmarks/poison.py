@@ -28,7 +28,12 @@ def main() -> None:
     events = parser.parse_args().events
     from broker import Node
     from tests.acceptance.cgroup import memory_limit
-    from tests.acceptance.harness import Archive, Eyes, Service, until
+    from tests.acceptance.harness import (
+        Archive,
+        Eyes,
+        Service,
+        until,
+    )
     from tests.acceptance.isolation import Supervisor, reaper
 
     with tempfile.TemporaryDirectory() as folder, memory_limit(64_000_000) as limit:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .conf import from_env
 from .context import ReceivedEvent, current_event
-from .declaration import Event, event, handler
+from .declare.retry_policy import RetryPolicy
+from .decorators import Event, event, handler
 from .exceptions import (
     AmqpEventsError,
     BrokerUnavailableError,
@@ -24,8 +25,7 @@ from .exceptions import (
     TopologyError,
     UnroutableError,
 )
-from .publisher import Options, publish_event, publish_many
-from .retry import RetryPolicy
+from .publish.publisher import Options, publish_event, publish_many
 
 __all__ = [
     # declaring

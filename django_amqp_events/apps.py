@@ -23,7 +23,7 @@ class DjangoAmqpEventsConfig(AppConfig):
     def ready(self) -> None:
         """Register the system checks, import the declarations, connect the worker's signals."""
         from . import conf
-        from .worker import entry
+        from .worker import celery_signals
 
         register(_check, CHECKS)
         register(_check_deployment, CHECKS, deploy=True)
@@ -31,7 +31,7 @@ class DjangoAmqpEventsConfig(AppConfig):
         # Without a service there is nobody to handle anything, and the checks say so.
         if settings.service:
             discover(settings.autodiscover)
-        entry.connect()
+        celery_signals.connect()
 
 
 # Web servers and workers run no checks: what these need is imported when they run.

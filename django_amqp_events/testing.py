@@ -18,15 +18,16 @@ from typing import Any, overload
 from django.conf import settings as django_settings
 from django.test.utils import TestContextDecorator, override_settings
 
-from . import envelope
-from .archive import Archived, Outcome
 from .conf import SETTING, PublishMode, get_settings
-from .declaration import HandlerFunction, Publishable
-from .envelope import Message, Received
+from .declare.declarations import HandlerDeclaration, declarations, default_name
+from .declare.patterns import pattern_matches
+from .decorators import HandlerFunction, Publishable
 from .exceptions import ConfigurationError, PublishError
 from .memory import Clock, MemoryBackend, Waiting
-from .publisher import Pending, diverted
-from .registry import HandlerDeclaration, declarations, default_name, pattern_matches
+from .message import decoding
+from .message.archive_reader import Archived, Outcome
+from .message.messages import Message, Received
+from .publish.publisher import Pending, diverted
 
 __all__ = [
     "Archived",
@@ -167,10 +168,10 @@ def _captured(message: Message, mode: PublishMode) -> CapturedEvent:
         headers=message.headers,
         properties=message.properties,
     )
-    event, _ = envelope.identify(received, trusted=False)
+    event, _ = decoding.identify(received, trusted=False)
     return CapturedEvent(
         name=event.name,
-        payload=envelope.decode(received, len(message.body)).kwargs,
+        payload=decoding.decode(received, len(message.body)).kwargs,
         event_id=event.id,
         mode=mode,
         headers=event.headers,

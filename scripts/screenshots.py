@@ -22,7 +22,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from broker import Broker, Node  # noqa: E402
 from chromium import Chromium  # noqa: E402
-from tests.browser.console import PAGES, Console, go, serving  # noqa: E402
+from tests.browser.console import (  # noqa: E402
+    PAGES,
+    Console,
+    go,
+    serving,
+)
 
 TARGET = ROOT / ".run" / "screenshots"
 IMAGES = ROOT / "docs" / "images"

@@ -15,11 +15,20 @@ from .serving import serve, timed
 # isort: split
 from django.db import connection, transaction
 
-from django_amqp_events import archive, conf, envelope, mirror, publisher, replay
-from django_amqp_events.broker import ConfirmChannel
-from django_amqp_events.envelope import Failure, Progress, Received
-from django_amqp_events.intake import Intake
+from django_amqp_events import conf
+from django_amqp_events.archive import mirror, replay
+from django_amqp_events.broker.batch_reader import Intake
+from django_amqp_events.broker.confirms import ConfirmChannel
+from django_amqp_events.message import (
+    archive_copies,
+    archive_reader,
+    copies,
+    decoding,
+    encoding,
+)
+from django_amqp_events.message.messages import Failure, Progress, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
+from django_amqp_events.publish import publisher
 
 SERVICE, HANDLER = "bench", "bench.handler0"
 ARCHIVE = f"{SERVICE}:archive"
@@ -43,12 +52,12 @@ _seen: dict[UUID, int] = {}
 def fill(number: int) -> dict[str, Any]:
     """Publish archive messages, each with a traceback."""
     channel = ConfirmChannel(app, timeout=60)
-    body = envelope.encode_payload(happened.name, payload())
+    body = encoding.encode_payload(happened.name, payload())
     for start in range(0, number, 500):
         messages = []
         for _ in range(min(500, number - start)):
             now = datetime.now(UTC)
-            message = envelope.event_message(
+            message = encoding.event_message(
                 exchange="events", name=happened.name, body=body, event_id=str(uuid4()),
                 service="shop", published_at=now,
             )  # fmt: skip
@@ -57,9 +66,9 @@ def fill(number: int) -> dict[str, Any]:
                 headers=message.headers, properties=message.properties,
             )  # fmt: skip
             messages.append(
-                envelope.archive_copy(
+                archive_copies.archive_copy(
                     delivery, exchange=ARCHIVE, reason="exhausted", at=now, worker="celery@one",
-                    service=SERVICE, event=envelope.identify(delivery, trusted=False)[0],
+                    service=SERVICE, event=decoding.identify(delivery, trusted=False)[0],
                     progress=Progress(attempt=3), handler=HANDLER, failure=FAILURE,
                 )
             )  # fmt: skip
@@ -95,7 +104,7 @@ def inserted(number: int) -> dict[str, Any]:
             now = datetime.now(UTC)
             rows, failures = [], []
             for message in batch.messages:
-                entry = mirror._Entry(archive.read(message), message, uuid4())  # type: ignore[arg-type] # noqa: SLF001
+                entry = mirror._Entry(archive_reader.read(message), message, uuid4())  # type: ignore[arg-type] # noqa: SLF001
                 entry.id = entry.failure_id = entry.first_id
                 rows.append(mirror._row(entry, found, now))  # noqa: SLF001
                 failures.append(mirror._failure(entry, late=False, now=now))  # noqa: SLF001
@@ -121,7 +130,7 @@ def clear() -> dict[str, Any]:
 def archived(number: int) -> dict[str, Any]:
     """Make rows that can be replayed."""
     now = datetime.now(UTC)
-    body = envelope.encode_payload(happened.name, payload())
+    body = encoding.encode_payload(happened.name, payload())
     rows = [
         ArchivedEvent(
             id=uuid4(), service=SERVICE, handler=HANDLER, queue=queue(0), name=happened.name,
@@ -150,7 +159,7 @@ def one_by_one() -> dict[str, Any]:
     with timed() as answer:
         for pk in _seen:
             row = ArchivedEvent.objects.get(pk=pk)
-            message = envelope.replay_copy(
+            message = copies.replay_copy(
                 row.received, row.event, exchange=f"{SERVICE}:replay", routing_key=queue(0),
                 handler=HANDLER, replay_id=str(uuid4()),
             )  # fmt: skip

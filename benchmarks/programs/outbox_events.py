@@ -19,8 +19,11 @@ from .serving import at_a_pace, serve, timed
 # isort: split
 from django.db import connection, transaction
 
-from django_amqp_events import broker, conf, envelope, outbox
-from django_amqp_events.relay import Relay
+from django_amqp_events import conf
+from django_amqp_events.broker.connection import celery_app
+from django_amqp_events.message import encoding
+from django_amqp_events.publish import outbox
+from django_amqp_events.publish.relay import Relay
 
 
 def statement() -> dict[str, Any]:
@@ -70,16 +73,16 @@ def relay(number: int) -> dict[str, Any]:
     found = conf.get_settings()
     outbox.insert(
         [
-            envelope.event_message(
+            encoding.event_message(
                 exchange="events", name=happened.name,
-                body=envelope.encode_payload(happened.name, payload()), event_id=f"event-{n}",
+                body=encoding.encode_payload(happened.name, payload()), event_id=f"event-{n}",
                 service=found.service, published_at=datetime.now(UTC),
             )
             for n in range(number)
         ],
         alias="default", service=found.service, held=False,
     )  # fmt: skip
-    relaying = Relay(app=broker.celery_app(found), settings=found, alias="default")
+    relaying = Relay(app=celery_app(found), settings=found, alias="default")
     with timed() as answer:
         counts = relaying.run(until_empty=True)
     return {**answer, "accepted": counts.published}

@@ -12,11 +12,14 @@ from .serving import at_a_pace, serve, timed
 
 def declare() -> dict[str, Any]:
     """Declare the topology; return the names of what there is."""
-    from django_amqp_events import conf, provisioning, registry, topology
+    from django_amqp_events import conf
+    from django_amqp_events.broker import topology
+    from django_amqp_events.broker.provisioning import startup
+    from django_amqp_events.declare import registry
 
     found = conf.get_settings()
     wanted = topology.build(found, registry.get_registry())
-    provisioning.declare(app, found, wanted)
+    startup.declare(app, found, wanted)
     return {
         "queues": [queue(number) for number in range(HANDLERS)],
         "all_queues": [each.name for each in wanted.queues],

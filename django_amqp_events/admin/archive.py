@@ -29,9 +29,17 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
-from .. import groups, lifecycle, redaction, replay, transfer
+from ..archive import (
+    export,
+    redaction,
+    replay,
+    states,
+)
+from ..archive.groups import failure_groups
+from ..archive.replay import Report
+from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
-from ..lifecycle import Seen
+from ..lazy_messages import stored
 from ..models import (
     ArchiveAction,
     ArchivedEvent,
@@ -42,13 +50,22 @@ from ..models import (
     State,
     visible,
 )
-from ..replay import Report
-from ..sentences import stored
-from . import decisions, shown
-from .base import List, ago, as_file, uuid_of
+from . import decisions, formatting
+from .base import (
+    List,
+    ago,
+    as_file,
+    uuid_of,
+)
 from .batches import begin, freeze
 from .deciding import DecidingPages
-from .decisions import DECISIONS, LIMIT, NAMED, Decision, ReasonForm
+from .decisions import (
+    DECISIONS,
+    LIMIT,
+    NAMED,
+    Decision,
+    ReasonForm,
+)
 from .editing import EditingPages
 from .filters import (
     EventFilter,
@@ -61,8 +78,8 @@ from .filters import (
     handler_of,
     known,
 )
-from .paging import CAP
-from .shown import line, number
+from .formatting import line, number
+from .pagination import CAP
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +196,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ArchivedEvent]:
         """Return the rows without what is large, read where they are written."""
-        found = super().get_queryset(request).using(lifecycle.database())
+        found = super().get_queryset(request).using(states.database())
         return found.defer("body", "headers_raw", "detail")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
@@ -220,7 +237,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         raw = self.has_raw_permission(request)
         logger.info("%s exports archived events: %s", request.user, request.GET.urlencode())
         return StreamingHttpResponse(
-            transfer.export(found, raw=raw),
+            export.export(found, raw=raw),
             content_type="application/x-ndjson",
             headers={
                 "Content-Disposition": 'attachment; filename="archived-events.jsonl"',
@@ -406,7 +423,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             first = Func(
                 F("body"),
                 Value(1),
-                Value(shown.SHOWN),
+                Value(formatting.SHOWN),
                 function="SUBSTR",
                 output_field=BinaryField(),
             )
@@ -421,7 +438,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             return HttpResponseRedirect(self._url("changelist", filters=filters))
         if not self.has_view_permission(request, event):
             raise PermissionDenied
-        if readable and event.body_size <= shown.SHOWN:
+        if readable and event.body_size <= formatting.SHOWN:
             event.body = _head(event)
         context = {
             **self.admin_site.each_context(request),
@@ -460,44 +477,45 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             counted = event.failure_set.using(using).filter(late=False)
             last = counted.order_by("-failed_at", "-pk").first()
         document = last.about if last is not None else {}
-        kind, message = shown.exception(document)
+        kind, message = formatting.exception(document)
         numbers = {each.pk: each.number for each in replays}
         failed = next((each for each in replays if last and each.pk == last.replay_id), None)
         ids = {event.task_id: None, **{each.task_id: each for each in replays}}
         tasks = self._tasks(request, list(ids))
         now = datetime.now(UTC)
-        meaning, remedy = shown.STATES.get(event.state, ("", ""))
-        if event.state == State.DISCARDED and actions and shown.resolved(actions[0]):
-            meaning, remedy = shown.RESOLVED
+        meaning, remedy = formatting.STATES.get(event.state, ("", ""))
+        if event.state == State.DISCARDED and actions and formatting.resolved(actions[0]):
+            meaning, remedy = formatting.RESOLVED
         return {
             "meaning": meaning,
             "remedy": remedy,
             "note": self._note(event),
             "overdue": self._overdue(event),
-            "since": shown.age(event.state_since, now),
-            "age": shown.age(event.last_failed_at, now),
-            "error": visible(stored(event.error), shown.TEXT),
+            "since": formatting.age(event.state_since, now),
+            "age": formatting.age(event.last_failed_at, now),
+            "error": visible(stored(event.error), formatting.TEXT),
             "failure": last,
-            "failed": shown.replayed(failed) if failed is not None else None,
-            "exception": kind or line(event.exception, shown.TEXT),
-            "message": message or visible(event.message, shown.TEXT),
-            "detail": visible(event.detail, shown.TEXT),
-            "traceback": shown.fold(document.get("traceback")),
-            "frames": shown.frames(document),
-            "deaths": shown.deaths(document),
+            "failed": formatting.replayed(failed) if failed is not None else None,
+            "exception": kind or line(event.exception, formatting.TEXT),
+            "message": message or visible(event.message, formatting.TEXT),
+            "detail": visible(event.detail, formatting.TEXT),
+            "traceback": formatting.fold(document.get("traceback")),
+            "frames": formatting.frames(document),
+            "deaths": formatting.deaths(document),
             "cut": [line(each) for each in _texts(document.get("cut"))],
             "facts": self._facts(request, event),
             "attempts": [
                 (attempt, numbers.get(each.replay_id) if each.replay_id else None)
                 for each in reversed(failures)
-                for attempt in shown.attempts(each)
+                for attempt in formatting.attempts(each)
             ],
-            "steps": shown.timeline(event, reversed(failures), replays[::-1], reversed(actions)),
+            "steps": formatting.timeline(event, reversed(failures), replays[::-1],
+            reversed(actions)),
             "more_failures": len(failures) == FAILURES,
             "audit": _audit(actions, replays),
             "more_audit": len(actions) == REPLAYS,
-            "replays": [(shown.replayed(each), tasks.get(each.task_id)) for each in replays],
-            "location": line(event.location, shown.TEXT),
+            "replays": [(formatting.replayed(each), tasks.get(each.task_id)) for each in replays],
+            "location": line(event.location, formatting.TEXT),
             "reason": line(event.reason),
             "task": tasks.get(event.task_id),
             "task_id": event.task_id,
@@ -510,7 +528,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             return self._url("changelist", q=value) if value else ""
 
         return [
-            (name, visible(text, shown.TEXT), url)
+            (name, visible(text, formatting.TEXT), url)
             for name, text, url in (
                 (_("Event"), event.name, self._url("changelist", state="all", event=event.name)),
                 (
@@ -537,7 +555,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         pages = self.admin_site.get_model_admin(FailureGroup)
         if not pages.has_view_permission(request, event.group):
             return []
-        return [(_("Failures like it"), shown.text(event.group), url)]
+        return [(_("Failures like it"), formatting.text(event.group), url)]
 
     def _group_url(self, pk: UUID | None) -> str:
         """Return the address of a group; ``""`` where this site has none."""
@@ -574,7 +592,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                                 "state": each.state,
                                 "words": line(each.get_state_display()),
                                 "age": ago(each.last_failed_at, now),
-                                "failure": shown.called(each.exception, each.message)
+                                "failure": formatting.called(each.exception, each.message)
                                 or line(each.reason),
                                 "url": self._url("change", each.pk, filters=filters),
                             }
@@ -591,7 +609,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         if not readable:
             return {"readable": False}
         head = _head(event)
-        whole = event.body_size <= shown.SHOWN
+        whole = event.body_size <= formatting.SHOWN
         raw = self.has_raw_permission(request)
         payload, cut, problem = "", False, ""
         if whole:
@@ -601,9 +619,9 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                 found = None
             if found is not None:
                 safe = redaction.redacted(event.name, found)
-                problem = shown.text(safe.problem, shown.TEXT)
+                problem = formatting.text(safe.problem, formatting.TEXT)
                 if safe.payload is not None:
-                    payload, cut = shown.pretty(dict(safe.payload))
+                    payload, cut = formatting.pretty(dict(safe.payload))
             elif not raw:
                 problem = _("It cannot be decoded as an event's payload, so it cannot be redacted.")
             else:
@@ -612,7 +630,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             problem = _("It is too long to be decoded here; this is how its raw body begins.")
         else:
             problem = _("It is too long to be decoded here.")
-        headers, headers_note = shown.headers(event)
+        headers, headers_note = formatting.headers(event)
         return {
             "readable": True,
             "payload": payload,
@@ -620,7 +638,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             "problem": problem,
             "redacted": redaction.active(),
             "raw": raw,
-            "body": shown.body(head, event.body_size) if raw else None,
+            "body": formatting.body(head, event.body_size) if raw else None,
             "headers": headers,
             "headers_note": headers_note,
             "types": [line(t) for t in (event.content_type, event.content_encoding) if t],
@@ -645,7 +663,8 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                     where = str(exc)
                 if isinstance(where, str):
                     obstacles.append(
-                        _("It cannot be replayed: %(why)s") % {"why": shown.text(where, shown.TEXT)}
+                        _("It cannot be replayed: %(why)s")
+                        % {"why": formatting.text(where, formatting.TEXT)}
                     )
                     continue
             buttons.append(self._button(each, event.pk, event.version, filters))
@@ -708,7 +727,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         report = decisions.carry_out(decision, seen, rows, user=request.user, reason=reason)
         _tell(request, decision, report, len(seen))
         if group is not None and decision.name in GroupAction.Action.values:
-            groups.decided(
+            failure_groups.decided(
                 group,
                 action=decision.name,
                 # The form comes from a browser: what is of another group is not counted here.
@@ -797,7 +816,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         except AmqpEventsError as exc:
             messages.error(
                 request,
-                _("Nothing can be published: %(why)s") % {"why": shown.text(exc, 1_000)},
+                _("Nothing can be published: %(why)s") % {"why": formatting.text(exc, 1_000)},
             )
             return HttpResponseRedirect(self._url("changelist", filters=filters))
         cancel = self._group_url(_back(back)[1])
@@ -815,7 +834,8 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                     line(rows[pk].name),
                     line(rows[pk].event_id),
                     line(rows[pk].handler) or _("nobody"),
-                    shown.called(rows[pk].exception, rows[pk].message) or line(rows[pk].reason),
+                    formatting.called(rows[pk].exception, rows[pk].message)
+                    or line(rows[pk].reason),
                     rows[pk].replays,
                 )
                 for pk in plan.eligible[:NAMED]
@@ -850,7 +870,7 @@ def _tell(request: HttpRequest, decision: Decision, report: Report, total: int) 
             say(request, more(others) % {"count": number(others)})
     if report.stopped:
         left = total - report.done
-        why = shown.text(report.stopped, 500)
+        why = formatting.text(report.stopped, 500)
         if why not in {group.why for group in returned[:_GROUPS]}:
             told = _("Publishing stopped: %(why)s")
             if left > 0:
@@ -933,7 +953,7 @@ def _audit(actions: list[ArchiveAction], replays: list[Replay]) -> list[dict[str
                 "at": each.at,
                 "by": line(each.by) or _("nobody"),
                 "what": line(each.get_action_display()),
-                "reason": visible(each.reason, shown.TEXT),
+                "reason": visible(each.reason, formatting.TEXT),
                 "replay": made.number if made else 0,
                 "revision": made.revision.number if made and made.revision else 0,
             }

@@ -22,8 +22,8 @@ from django.utils.html import format_html
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
-from .paging import CappedPaginator
-from .shown import age
+from .formatting import age
+from .pagination import CappedPaginator
 
 M = TypeVar("M", bound=Model)
 

@@ -23,14 +23,26 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop, ngettext
 
-from .. import batches, dryrun, lifecycle
+from ..archive import states
+from ..archive.batches import batch_states, preview
 from ..exceptions import AmqpEventsError
-from ..models import ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchEvent, visible
-from ..sentences import stored
-from . import shown
-from .base import List, Pages, ago, uuid_of
+from ..lazy_messages import stored
+from ..models import (
+    ArchivedEvent,
+    ReplayBatch,
+    ReplayBatchAction,
+    ReplayBatchEvent,
+    visible,
+)
+from . import formatting
+from .base import (
+    List,
+    Pages,
+    ago,
+    uuid_of,
+)
 from .filters import GroupFilter, TimeFilter
-from .shown import line, number
+from .formatting import line, number
 
 #: Events on one page of a batch's events.
 EVENTS: Final = 100
@@ -70,8 +82,8 @@ class StartForm(forms.Form):
     rate = forms.FloatField(
         label=gettext_lazy("Events per second, at most"),
         required=False,
-        min_value=batches.RATES[0],
-        max_value=batches.RATES[1],
+        min_value=batch_states.RATES[0],
+        max_value=batch_states.RATES[1],
         help_text=gettext_lazy("Empty: as fast as it goes."),
     )
     canary = forms.IntegerField(
@@ -89,7 +101,7 @@ class StartForm(forms.Form):
         required=False,
         min_value=1,
         max_value=100,
-        initial=batches.THRESHOLD,
+        initial=batch_states.THRESHOLD,
         help_text=gettext_lazy("Of the last 50 outcomes. Empty: never."),
     )
 
@@ -151,7 +163,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ReplayBatch]:
         """Return the batches without what is large, read where they are written."""
-        return super().get_queryset(request).using(lifecycle.database()).defer("plan", "criteria")
+        return super().get_queryset(request).using(states.database()).defer("plan", "criteria")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return BatchList
@@ -247,9 +259,9 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
     ) -> HttpResponse:
         now = datetime.now(UTC)
         draft = batch.state == _State.DRAFT
-        new = batches.fresh(batch) if draft or batch.open else None
+        new = batch_states.fresh(batch) if draft or batch.open else None
         follow = batch.open and request.GET.get("follow") == "1"
-        history = ReplayBatchAction.objects.using(lifecycle.database()).filter(batch=batch)
+        history = ReplayBatchAction.objects.using(states.database()).filter(batch=batch)
         context = {
             **self.admin_site.each_context(request),
             "title": titled(batch) or _("Replay batch"),
@@ -263,14 +275,14 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             "plan": _plan(batch.plan or {}),
             "plan_age": _since((batch.plan or {}).get("at"), now),
             "new": new,
-            "new_more": new is not None and new > batches.COUNTED,
+            "new_more": new is not None and new > batch_states.COUNTED,
             "bar": bar(batch),
             "counts": [
                 (each, each.label, getattr(batch, each.value), self._events(batch, each.value))
                 for each in _Event
                 if getattr(batch, each.value)
             ],
-            "counted": shown.age(batch.counted_at, now) if batch.counted_at else "",
+            "counted": formatting.age(batch.counted_at, now) if batch.counted_at else "",
             "idle": batch.state == _State.RUNNING
             and (batch.leased_until is None or batch.leased_until < now),
             "left": [] if draft else self._left(batch),
@@ -280,15 +292,15 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                     "at": step.at,
                     "what": step.get_action_display(),
                     "by": line(step.by) or _("by itself"),
-                    "note": visible(step.note, shown.TEXT),
+                    "note": visible(step.note, formatting.TEXT),
                 }
                 for step in history.order_by("-at", "-pk")[:STEPS]
             ],
             "made_by": line(batch.created_by),
             "started_by": line(batch.started_by),
             "rate": "" if batch.rate is None else _rate(batch.rate),
-            "reason": visible(batch.reason, shown.TEXT),
-            "note": visible(stored(batch.note), shown.TEXT),
+            "reason": visible(batch.reason, formatting.TEXT),
+            "note": visible(stored(batch.note), formatting.TEXT),
             "urls": {
                 act: self._url(act, batch.pk)
                 for act in ("start", "look", "pause", "resume", "cancel", "events", "history")
@@ -315,7 +327,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                 "count": each.count,
                 "url": self._event_url(each.first),
             }
-            for each in batches.left(batch.pk, LEFT)
+            for each in batch_states.left(batch.pk, LEFT)
         ]
 
     def _events(self, batch: ReplayBatch, state: str) -> str:
@@ -339,7 +351,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         if batch is None:
             return self._missing(request, pk)
         state = request.GET.get("state", "")
-        found = batches.events(pk).order_by("pk")
+        found = batch_states.events(pk).order_by("pk")
         if state in _Event.values:
             found = found.filter(state=state)
         after = request.GET.get("after", "")
@@ -350,7 +362,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         # The row of an event may be gone: what the batch says of it stays.
         events = {
             event.pk: event
-            for event in lifecycle.rows()
+            for event in states.rows()
             .filter(pk__in=[row.event_id for row in rows])
             .defer("body", "headers_raw", "detail")
         }
@@ -417,7 +429,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                 try:
                     return self._act(request, batch, act)
                 except AmqpEventsError as exc:
-                    messages.error(request, shown.text(exc, 1_000))
+                    messages.error(request, formatting.text(exc, 1_000))
             return HttpResponseRedirect(self._url("change", pk))
 
         return view
@@ -426,17 +438,21 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         by = request.user.get_username()
         if act == "look":
             if batch.state == _State.DRAFT:
-                dryrun.examine(batch)
+                preview.examine(batch)
             return HttpResponseRedirect(self._url("change", batch.pk))
         if act == "start":
             form = StartForm(request.POST)
             if not form.is_valid():
                 return self._page(request, batch, form)
-            done = batches.start(batch.pk, by=by, **form.cleaned_data)
+            done = batch_states.start(batch.pk, by=by, **form.cleaned_data)
             said = _("Started: {reason}").format(reason=form.cleaned_data["reason"])
             logged = f"Started: {form.cleaned_data['reason']}"
         else:
-            run = {"pause": batches.pause, "resume": batches.resume, "cancel": batches.cancel}[act]
+            run = {
+                "pause": batch_states.pause,
+                "resume": batch_states.resume,
+                "cancel": batch_states.cancel,
+            }[act]
             done = run(batch.pk, by=by)
             said = {"pause": _("Paused"), "resume": _("Resumed"), "cancel": _("Cancelled")}[act]
             logged = {"pause": "Paused", "resume": "Resumed", "cancel": "Cancelled"}[act]
@@ -508,8 +524,8 @@ def _rate(rate: float) -> str:
 
 
 def _since(value: object, now: datetime) -> str:
-    found = shown.moment(value)
-    return shown.age(found, now) if found is not None else ""
+    found = formatting.moment(value)
+    return formatting.age(found, now) if found is not None else ""
 
 
 #: Filters of the list, and what ``select()`` calls them.
@@ -568,18 +584,18 @@ def freeze(
 
     Args:
         title: ``""`` for how many they are.
-        criteria: see :func:`django_amqp_events.batches.freeze`.
+        criteria: see :func:`django_amqp_events.archive.batches.batch_states.freeze`.
     """
     try:
-        batch = batches.freeze(
+        batch = batch_states.freeze(
             queryset, by=request.user.get_username(), title=line(title[:], 255), criteria=criteria
         )
-        dryrun.examine(batch)
+        preview.examine(batch)
     except AmqpEventsError as exc:
-        messages.error(request, shown.text(exc, 1_000))
+        messages.error(request, formatting.text(exc, 1_000))
         return None
     if not title:
-        batches.rows().filter(pk=batch.pk).update(title=_selected(batch.total))
+        batch_states.rows().filter(pk=batch.pk).update(title=_selected(batch.total))
     url = reverse(
         "admin:django_amqp_events_replaybatch_change",
         args=[batch.pk],
@@ -595,7 +611,7 @@ def criteria_of(chosen: Mapping[str, str]) -> dict[str, Any] | None:
     found: dict[str, Any] = {
         key: [chosen[name]] for name, key in _CRITERIA.items() if name in chosen
     }
-    now, failed = lifecycle.clock(), chosen.get("failed", "")
+    now, failed = states.clock(), chosen.get("failed", "")
     if failed in TimeFilter.NEWER:
         found["since"] = now - _delta(TimeFilter.NEWER[failed])
     elif failed in TimeFilter.OLDER:

@@ -1,7 +1,7 @@
 """The dashboard: how the service stands, its topology, its retries. It only looks.
 
 The pages read the database alone. What they show of the broker was seen by
-:mod:`django_amqp_events.snapshots`, and they say how long ago.
+:mod:`django_amqp_events.monitor.snapshots`, and they say how long ago.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
 
-from .. import alerts, batches, figures, lifecycle, snapshots, topology
+from ..archive import states as event_states
+from ..archive.batches import batch_states
+from ..broker import topology
+from ..broker.topology import Queue, Topology
+from ..declare.registry import Registry
+from ..lazy_messages import stored
 from ..models import (
     Alert,
     ArchiveAction,
@@ -29,17 +34,25 @@ from ..models import (
     Snapshot,
     visible,
 )
-from ..registry import Registry
-from ..sentences import stored
-from ..topology import Queue, Topology
-from . import svg
+from ..monitor import alerts, snapshots, statistics
+from . import charts
 from .base import Pages
 from .batches import bar, titled
+from .charts import (
+    Layer,
+    Node,
+    Picture,
+    Row,
+)
 from .filters import known, overdue
-from .paging import count
-from .shown import TEXT, age, line, text
-from .shown import number as formatted
-from .svg import Layer, Node, Picture, Row
+from .formatting import (
+    TEXT,
+    age,
+    line,
+    text,
+)
+from .formatting import number as formatted
+from .pagination import count
 
 #: Seconds after which the newest snapshot is called stale: two have not come.
 STALE: Final = 3 * snapshots.EVERY
@@ -87,10 +100,10 @@ class DashboardAdmin(Pages[Dashboard]):
         found = known()
         service = found[0].service if found else ""
         seen = _Seen.of(service, now)
-        standing = figures.standing(now, figures.READ)
+        standing = statistics.standing(now, statistics.READ)
         declared = topology.build(*found) if found else None
-        series = figures.series(now)
-        late = count(lifecycle.rows().filter(overdue(now)), OVERDUE)
+        series = statistics.series(now)
+        late = count(event_states.rows().filter(overdue(now)), OVERDUE)
         lasting = list(alerts.open_alerts(service)[:ALERTS])
         queues = _queues(seen, declared)
         context = {
@@ -109,9 +122,9 @@ class DashboardAdmin(Pages[Dashboard]):
                 _throughput(series),
                 _backlog(service, now),
                 _ages(standing),
-                svg.pareto(
+                charts.pareto(
                     _("Groups with the most open events"),
-                    [(text(group), group.open) for group in figures.top_groups()],
+                    [(text(group), group.open) for group in statistics.top_groups()],
                     of=(_("Group"), _("Open events")),
                 ),
                 _depths(queues),
@@ -132,7 +145,7 @@ class DashboardAdmin(Pages[Dashboard]):
             declared = topology.build(*found)
             queues = _queues(seen, declared)
             nodes = {each["name"]: _node(each) for each in queues}
-            picture = svg.graph(_("Exchanges and queues"), declared, nodes)
+            picture = charts.graph(_("Exchanges and queues"), declared, nodes)
         context = {
             "picture": picture,
             "queues": queues[:QUEUES],
@@ -191,7 +204,7 @@ class DashboardAdmin(Pages[Dashboard]):
     def _tiles(
         self,
         request: HttpRequest,
-        standing: figures.Standing,
+        standing: statistics.Standing,
         seen: _Seen,
         late: int,
         now: datetime,
@@ -222,8 +235,8 @@ class DashboardAdmin(Pages[Dashboard]):
                 archived,
                 "error" if standing.open else "ok",
             ),
-            tile(_("New in 1 h"), _capped(standing.new_hour, figures.READ)),
-            tile(_("New in 24 h"), _capped(standing.new_day, figures.READ)),
+            tile(_("New in 1 h"), _capped(standing.new_hour, statistics.READ)),
+            tile(_("New in 24 h"), _capped(standing.new_day, statistics.READ)),
             tile(
                 _("Oldest"),
                 age(standing.oldest, now) if standing.oldest else pgettext("age", "none"),
@@ -231,7 +244,7 @@ class DashboardAdmin(Pages[Dashboard]):
             ),
             tile(
                 _("Unconfirmed"),
-                _capped(standing.unconfirmed, figures.READ),
+                _capped(standing.unconfirmed, statistics.READ),
                 _("replays without a confirm"),
                 severity="warning" if standing.unconfirmed else "ok",
             ),
@@ -244,14 +257,14 @@ class DashboardAdmin(Pages[Dashboard]):
             ),
             tile(
                 _("Mirror lag"),
-                svg.duration(mirror["lag"]) if "lag" in mirror else "?",
+                charts.duration(mirror["lag"]) if "lag" in mirror else "?",
                 _("%(number)s waiting") % {"number": formatted(mirror["waiting"])}
                 if mirror.get("waiting")
                 else "",
             ),
             tile(
                 _("Outbox lag"),
-                svg.duration(max(lags)) if lags else "?",
+                charts.duration(max(lags)) if lags else "?",
                 _("%(number)s waiting") % {"number": formatted(waiting)} if waiting else "",
             ),
         ]
@@ -284,7 +297,9 @@ class DashboardAdmin(Pages[Dashboard]):
                 "note": visible(stored(each.note), TEXT),
                 "url": reverse(change, args=[each.pk], current_app=self.admin_site.name),
             }
-            for each in batches.rows().filter(state__in=states).defer("plan", "criteria")[:BATCHES]
+            for each in batch_states.rows()
+            .filter(state__in=states)
+            .defer("plan", "criteria")[:BATCHES]
         ]
 
     def _audit(self, request: HttpRequest, now: datetime) -> list[dict[str, Any]] | None:
@@ -292,7 +307,7 @@ class DashboardAdmin(Pages[Dashboard]):
         if not self._archive_url(request):
             return None
         pages = self.admin_site.get_model_admin(ArchivedEvent)
-        actions = list(ArchiveAction.objects.using(lifecycle.database()).order_by("-pk")[:AUDIT])
+        actions = list(ArchiveAction.objects.using(event_states.database()).order_by("-pk")[:AUDIT])
         rows = pages.get_queryset(request).filter(pk__in=[each.event_id for each in actions])
         events = {row.pk: row for row in rows.only("name", "handler", "event_id")}
         change = f"admin:{self.opts.app_label}_archivedevent_change"
@@ -413,7 +428,7 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
             }
         )
     # Handlers first; what has no role is not declared any more.
-    order = {role: place for place, role in enumerate(svg.ROLES)}
+    order = {role: place for place, role in enumerate(charts.ROLES)}
     return sorted(queues, key=lambda each: order.get(each["role"], len(order)))
 
 
@@ -430,7 +445,7 @@ def _limit(queue: Queue) -> str:
             % {"number": formatted(limit + 1)}
         )
     if ttl := _ttl(queue):
-        said.append(svg.duration(ttl))
+        said.append(charts.duration(ttl))
     if length := arguments.get("x-max-length"):
         said.append(
             ngettext("%(number)s message", "%(number)s messages", length)
@@ -451,8 +466,8 @@ def _node(queue: Mapping[str, Any]) -> Node:
     return Node(shown, "error" if queue["drift"] else queue["severity"])
 
 
-def _throughput(series: figures.Series) -> Picture:
-    return svg.bars(
+def _throughput(series: statistics.Series) -> Picture:
+    return charts.bars(
         _("Archived, succeeded, discarded per hour"),
         [f"{localtime(hour):%H}" for hour in series.hours],
         [
@@ -466,23 +481,23 @@ def _throughput(series: figures.Series) -> Picture:
 
 def _backlog(service: str, now: datetime) -> Picture:
     """The open events of the last day, one of the snapshots of each quarter of an hour."""
-    since = now - figures.DAY
-    step = figures.DAY / POINTS
+    since = now - statistics.DAY
+    step = statistics.DAY / POINTS
     newest: dict[int, tuple[datetime, int]] = {}
     taken = snapshots.rows(service).filter(at__gte=since).order_by("at")
-    for at, number in taken.values_list("at", "open")[: figures.READ]:
+    for at, number in taken.values_list("at", "open")[: statistics.READ]:
         newest[int((at - since) / step)] = (at, number)
-    return svg.area(
+    return charts.area(
         _("Open events over 24 hours"),
         [(at.timestamp(), f"{localtime(at):%H:%M}", number) for at, number in newest.values()],
         of=(_("Time"), _("Open events")),
     )
 
 
-def _ages(standing: figures.Standing) -> Picture:
+def _ages(standing: statistics.Standing) -> Picture:
     hour, day = pgettext("hours", "h"), pgettext("days", "d")
     labels = [f"< 1 {hour}", f"< 6 {hour}", f"< 1 {day}", f"< 3 {day}", f"< 7 {day}", f"≥ 7 {day}"]
-    return svg.bars(
+    return charts.bars(
         _("Age of open events"),
         labels,
         [Layer("ae-fill-bad", _("open events"), standing.ages)],
@@ -493,7 +508,7 @@ def _ages(standing: figures.Standing) -> Picture:
 def _depths(queues: list[dict[str, Any]]) -> Picture:
     deep = [each for each in queues if each["role"] != "delay" and each["ready"] is not None]
     deep.sort(key=lambda each: -each["ready"])
-    return svg.lying(
+    return charts.lying(
         _("Messages that wait, by queue"),
         [
             Row(
@@ -511,13 +526,13 @@ def _returning(queues: list[dict[str, Any]], seen: _Seen) -> Picture:
     """What comes back from the delay queues, and when."""
     delayed = [each for each in queues if each["role"] == "delay" and each["ready"]]
     delayed.sort(key=lambda each: each["delay"])
-    return svg.lying(
+    return charts.lying(
         _("Delayed events, and when they come back"),
         [
             Row(
                 _("within %(time)s, by %(when)s")
                 % {
-                    "time": svg.duration(each["delay"]),
+                    "time": charts.duration(each["delay"]),
                     "when": date_format(
                         localtime(seen.at + timedelta(seconds=each["delay"])), "TIME_FORMAT"
                     )
@@ -545,9 +560,9 @@ def _schedules(registry: Registry) -> list[dict[str, Any]]:
                 "events": ", ".join(map(line, handler.patterns)),
                 "retries": policy.max_retries,
                 "jitter": policy.retry_jitter,
-                "total": svg.duration(policy.total()),
+                "total": charts.duration(policy.total()),
                 "shown": len(delays),
-                "picture": svg.schedule(line(handler.name, 300), delays),
+                "picture": charts.schedule(line(handler.name, 300), delays),
             }
         )
     return found

@@ -20,7 +20,7 @@ from django.db import (
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from .. import outbox
+from ..publish import outbox
 from .filters import known
 
 #: Seconds for which it is remembered whether a database has a table: one that is away, and that

@@ -13,7 +13,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
-from ..lifecycle import Seen
+from ..archive.states import Seen
 from . import decisions
 from .base import M, Pages, non_atomic
 from .decisions import NAMED, ReasonForm

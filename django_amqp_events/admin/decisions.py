@@ -18,13 +18,19 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, pgettext_lazy
 
-from .. import lifecycle, replay
+from ..archive import replay, states
+from ..archive.replay import Report, Skipped
+from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
-from ..lifecycle import Seen
-from ..models import ArchivedEvent, Replay, Revision, State, visible
-from ..replay import Report, Skipped
+from ..models import (
+    ArchivedEvent,
+    Replay,
+    Revision,
+    State,
+    visible,
+)
 from .filters import handler_of, known
-from .shown import line, number, text
+from .formatting import line, number, text
 
 #: Events that one decision in the admin is about at most.
 LIMIT: Final = 2_000
@@ -289,7 +295,7 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
         key = (target.handler.name, target.queue, target.exchange, target.routing_key)
         routes.setdefault(key, []).append(pk)
     eligible = [pk for pk, _ in found]
-    succeeded = Replay.objects.using(lifecycle.database()).filter(
+    succeeded = Replay.objects.using(states.database()).filter(
         event__in=eligible, outcome=Replay.Outcome.SUCCEEDED
     )
     return Plan(
@@ -314,7 +320,7 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
 
 
 def _edited(ids: Iterable[UUID]) -> int:
-    found = Revision.objects.using(lifecycle.database()).filter(event__in=list(ids))
+    found = Revision.objects.using(states.database()).filter(event__in=list(ids))
     return found.values("event").distinct().count()
 
 
@@ -368,7 +374,7 @@ def carry_out(
         except AmqpEventsError as exc:
             report = Report(stopped=str(exc))
     else:
-        act = lifecycle.discard if decision.name == "discard" else lifecycle.restore
+        act = states.discard if decision.name == "discard" else states.restore
         # Nothing is published; these are what was done.
         report = Report(published=act(there, by=by, reason=reason, now=datetime.now(UTC)))
         report.skipped = _missed(there, report.published)
@@ -408,7 +414,7 @@ def _missed(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
     missed = set(wanted).difference(done)
     if not missed:
         return []
-    found = lifecycle.rows().filter(pk__in=missed).defer("body", "headers_raw", "detail")
+    found = states.rows().filter(pk__in=missed).defer("body", "headers_raw", "detail")
     now = {row.pk: row for row in found}
     last = replay.last_actions(list(now))
     return [

@@ -19,16 +19,22 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from .. import conf, editing, redaction, replay
+from .. import conf
+from ..archive import editing, redaction, replay
+from ..archive.editing import Draft
+from ..archive.replay import Target
 from ..conf import get_settings
-from ..editing import Draft
+from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError, InvalidEditError
-from ..models import ArchivedEvent, Replay, Revision, visible
-from ..registry import get_registry
-from ..replay import Target
-from . import decisions, shown
+from ..models import (
+    ArchivedEvent,
+    Replay,
+    Revision,
+    visible,
+)
+from . import decisions, formatting
 from .base import Pages, as_file, non_atomic
-from .shown import line
+from .formatting import line
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
 REVISIONS = 20
@@ -109,12 +115,14 @@ class EditingPages(Pages[ArchivedEvent]):
         except AmqpEventsError as exc:
             where = str(exc)
         if isinstance(where, str):
-            return None, _("It cannot be edited: %(why)s") % {"why": shown.text(where, shown.TEXT)}
+            return None, _("It cannot be edited: %(why)s") % {
+                "why": formatting.text(where, formatting.TEXT)
+            }
         url = self._url("edit", event.pk, filters=filters, version=str(event.version))
         return {"label": label, "name": "edit", "url": url}, ""
 
     def _editable(self, event: ArchivedEvent, version: int) -> Target | str:
-        if event.body_size > shown.SHOWN:
+        if event.body_size > formatting.SHOWN:
             return _(
                 "its body has %(size)s bytes, which is too much for a page; use `manage.py "
                 "events_replay --edit %(pk)s --payload FILE`"
@@ -124,7 +132,7 @@ class EditingPages(Pages[ArchivedEvent]):
     def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[dict[str, Any]]:
         """Return the newest revisions, newest first, with what they change, in one query."""
         head = Func(
-            F("body"), Value(1), Value(shown.SHOWN + 1), function="SUBSTR",
+            F("body"), Value(1), Value(formatting.SHOWN + 1), function="SUBSTR",
             output_field=BinaryField(),
         )  # fmt: skip
         using = event._state.db  # noqa: SLF001 - Django's own way to say where a row is from
@@ -141,7 +149,7 @@ class EditingPages(Pages[ArchivedEvent]):
                 "base": each.base,
                 "at": each.at,
                 "by": line(each.by),
-                "reason": visible(each.reason, shown.TEXT),
+                "reason": visible(each.reason, formatting.TEXT),
                 "url": self._url("revision", event.pk, each.number) if raw else "",
                 "diff": self._changes(event, each, by_number.get(each.base))
                 if readable and number < DIFFS
@@ -156,11 +164,11 @@ class EditingPages(Pages[ArchivedEvent]):
         """Return what a revision changes, redacted, or why it is not shown."""
         sides = []
         for each in (base or event, revision):
-            if max(event.body_size, len(each.body)) > shown.SHOWN:
+            if max(event.body_size, len(each.body)) > formatting.SHOWN:
                 return {"lines": [], "problem": _("It is too long to be shown here.")}
             found = redaction.redacted(event.name, each.payload or {})
             if found.payload is None:
-                return {"lines": [], "problem": shown.text(found.problem)}
+                return {"lines": [], "problem": formatting.text(found.problem)}
             sides.append(_written(found.payload))
         lines = editing.diff(*sides)
         problem = "" if lines else _("What differs is redacted, or how numbers are written.")
@@ -199,7 +207,7 @@ class EditingPages(Pages[ArchivedEvent]):
             where = str(exc)
         if isinstance(where, str) or version is None:
             messages.error(
-                request, _("Nothing was published: %(why)s") % {"why": shown.text(where)}
+                request, _("Nothing was published: %(why)s") % {"why": formatting.text(where)}
             )
             return HttpResponseRedirect(self._url("change", pk, filters=filters))
         using = event._state.db  # noqa: SLF001
@@ -214,7 +222,7 @@ class EditingPages(Pages[ArchivedEvent]):
             draft = editing.draft(event, where.handler, payload, get_settings(), get_registry())
         except InvalidEditError as exc:
             for problem in exc.problems:
-                form.add_error("payload", shown.text(problem, shown.TEXT))
+                form.add_error("payload", formatting.text(problem, formatting.TEXT))
             return self._editor(request, context, form)
         if step == "review":
             form = EditForm(initial={"payload": request.POST["payload"]})
@@ -288,7 +296,7 @@ class EditingPages(Pages[ArchivedEvent]):
             "form": form,
             "title": title,
             "unreadable": decoded is None and context["start"] is None,
-            "args": shown.pretty(list(decoded.args))[0] if decoded and decoded.args else "",
+            "args": formatting.pretty(list(decoded.args))[0] if decoded and decoded.args else "",
         }
         request.current_app = self.admin_site.name
         return TemplateResponse(request, f"{_TEMPLATES}/edit.html", context)
@@ -310,7 +318,7 @@ class EditingPages(Pages[ArchivedEvent]):
             **context,
             "form": form,
             "title": title,
-            "notes": [shown.text(each, shown.TEXT) for each in draft.notes],
+            "notes": [formatting.text(each, formatting.TEXT) for each in draft.notes],
             "own": own,
             "since": None
             if start is None
@@ -352,7 +360,7 @@ def _locked(event: ArchivedEvent, where: Target) -> list[tuple[str, str]]:
         (_("Headers"), headers),
         (_("Goes to"), f"{where.handler.name} ({where.queue})"),
     ]
-    return [(name, line(text, shown.TEXT)) for name, text in facts if text]
+    return [(name, line(text, formatting.TEXT)) for name, text in facts if text]
 
 
 def _warnings(event: ArchivedEvent, where: Target) -> list[str]:
@@ -390,7 +398,7 @@ def _once(event: ArchivedEvent, where: Target) -> str:
 
 
 def _written(payload: Any) -> str:
-    return shown.pretty(dict(payload))[0]
+    return formatting.pretty(dict(payload))[0]
 
 
 def _lines(lines: list[editing.Line]) -> list[dict[str, str]]:
@@ -399,7 +407,7 @@ def _lines(lines: list[editing.Line]) -> list[dict[str, str]]:
     return [
         {
             "kind": each.kind,
-            "text": visible(each.text, shown.TEXT),
+            "text": visible(each.text, formatting.TEXT),
             "css": classes.get(each.kind, ""),
         }
         for each in lines
@@ -421,10 +429,10 @@ def _tell(request: HttpRequest, report: replay.Report) -> None:
         )
     for each in report.returned:
         told = _("Not published, still in the archive; the edit is kept: %(why)s")
-        messages.error(request, told % {"why": shown.text(each.why, 500)})
+        messages.error(request, told % {"why": formatting.text(each.why, 500)})
     for each in report.skipped:
         told = _("Nothing was published: %(why)s")
-        messages.warning(request, told % {"why": shown.text(each.why, 500)})
+        messages.warning(request, told % {"why": formatting.text(each.why, 500)})
     if report.stopped and not report.returned:
         told = _("Publishing stopped: %(why)s")
-        messages.error(request, told % {"why": shown.text(report.stopped, 500)})
+        messages.error(request, told % {"why": formatting.text(report.stopped, 500)})

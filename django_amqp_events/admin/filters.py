@@ -13,14 +13,15 @@ from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from .. import groups, lifecycle, replay
+from ..archive import replay, states
+from ..archive.groups import failure_groups
 from ..conf import Settings, get_settings
+from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
 from ..models import ArchivedEvent, FailureGroup, State
-from ..registry import Handler, Registry, get_registry
-from . import paging
+from . import pagination
 from .base import uuid_of
-from .shown import line, number
+from .formatting import line, number
 
 #: The filter of the state counts up to here.
 COUNTED: Final = 1_000
@@ -94,7 +95,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 def _counted(title: str, rows: QuerySet[Any], **wanted: Any) -> str:
-    found = paging.count(rows.filter(**wanted), COUNTED)
+    found = pagination.count(rows.filter(**wanted), COUNTED)
     return f"{title} ({number(COUNTED)}+)" if found > COUNTED else f"{title} ({number(found)})"
 
 
@@ -106,12 +107,12 @@ class ColumnFilter(admin.SimpleListFilter):
 
     def rows(self) -> QuerySet[Any]:
         """Return the rows that have the column."""
-        return lifecycle.rows()
+        return states.rows()
 
     def lookups(
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, str]]:
-        found = paging.distinct(self.rows(), self.column)
+        found = pagination.distinct(self.rows(), self.column)
         chosen = self.value()
         if chosen is not None and chosen not in found:
             found.append(chosen)
@@ -172,7 +173,7 @@ class GroupFilter(admin.SimpleListFilter):
     def found(chosen: str) -> FailureGroup | None:
         """Return the group that a value of this filter names."""
         pk = uuid_of(chosen)
-        return groups.groups().filter(pk=pk).first() if pk is not None else None
+        return failure_groups.groups().filter(pk=pk).first() if pk is not None else None
 
     def queryset(
         self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
@@ -238,7 +239,7 @@ def handler_of(event: ArchivedEvent, found: tuple[Settings, Registry] | None) ->
 
 
 def overdue(now: datetime | None = None) -> Q:
-    """Say in SQL what :func:`django_amqp_events.replay.overdue` says of one event."""
+    """Say in SQL what :func:`django_amqp_events.archive.replay.overdue` says of one event."""
     now = now or datetime.now(UTC)
     wanted = Q(state=State.REPLAYING, state_since__lte=now - timedelta(seconds=replay.OVERDUE))
     if (found := known()) is not None:

@@ -23,16 +23,28 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext, pgettext_lazy
 
-from .. import groups, lifecycle, tallies
-from ..models import LENGTH, ArchivedEvent, FailureGroup, visible
-from . import shown
+from ..archive import states
+from ..archive.groups import failure_groups, group_counts
+from ..models import (
+    LENGTH,
+    ArchivedEvent,
+    FailureGroup,
+    visible,
+)
+from . import formatting
 from .archive import ArchivedEventAdmin
-from .base import List, Pages, ago, non_atomic, uuid_of
+from .base import (
+    List,
+    Pages,
+    ago,
+    non_atomic,
+    uuid_of,
+)
+from .charts import sparkline
 from .decisions import DECISIONS, Decision
 from .filters import ColumnFilter
-from .paging import CAP
-from .shown import line
-from .svg import sparkline
+from .formatting import line
+from .pagination import CAP
 
 #: Hours that the picture of a group shows.
 HOURS: Final = 24
@@ -133,7 +145,7 @@ class GroupColumnFilter(ColumnFilter):
     nothing = gettext_lazy("(none)")
 
     def rows(self) -> QuerySet[Any]:
-        return groups.groups()
+        return failure_groups.groups()
 
 
 class HandlerFilter(GroupColumnFilter):
@@ -216,8 +228,8 @@ class FailureGroupAdmin(Pages[FailureGroup]):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[FailureGroup]:
         """Return the groups with what is open of them, read where they are written."""
-        found = super().get_queryset(request).using(lifecycle.database())
-        return tallies.standing(found, names=("open",))
+        found = super().get_queryset(request).using(states.database())
+        return group_counts.standing(found, names=("open",))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return GroupList
@@ -243,7 +255,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         context = {
             "title": _("Failures in groups"),
             "cap": CAP,
-            "loose": lifecycle.rows().filter(group__isnull=True).exists(),
+            "loose": states.rows().filter(group__isnull=True).exists(),
             **(extra_context or {}),
         }
         return super().changelist_view(request, context)
@@ -347,7 +359,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         if not form.is_valid():
             return self._page(request, group, form=form)
         given = form.cleaned_data
-        changed = groups.write(
+        changed = failure_groups.write(
             pk,
             seen=given["edits"],
             by=request.user.get_username(),
@@ -439,7 +451,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         context = {
             **self.admin_site.each_context(request),
             **self._sample(request, group),
-            "title": shown.text(group),
+            "title": formatting.text(group),
             "subtitle": None,
             "opts": self.opts,
             "media": self.media,
@@ -452,7 +464,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             "first": ago(group.first_seen, now),
             "last": ago(group.last_seen, now),
             "facts": [
-                (name, visible(text, shown.TEXT))
+                (name, visible(text, formatting.TEXT))
                 for name, text in (
                     (_("Handler"), group.handler or _("nobody")),
                     (_("Exception"), group.exception),
@@ -471,7 +483,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
                     each.at,
                     each.get_action_display(),
                     line(each.by),
-                    visible(each.text, shown.TEXT),
+                    visible(each.text, formatting.TEXT),
                     each.events,
                 )
                 for each in actions[:ACTIONS]
@@ -516,29 +528,29 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         failures = event.failure_set.using(event._state.db).filter(late=False)  # noqa: SLF001
         failure = failures.order_by("-failed_at", "-pk").first()
         document = failure.about if failure is not None else {}
-        kind, message = shown.exception(document)
+        kind, message = formatting.exception(document)
         return {
             **found,
             "sample": event,
             "sample_url": address(f"{name}_change", args=[event.pk]),
             "sample_title": line(event),
-            "exception": kind or line(event.exception, shown.TEXT),
-            "message": message or visible(event.message, shown.TEXT),
-            "detail": visible(event.detail, shown.TEXT),
-            "traceback": shown.fold(document.get("traceback")),
+            "exception": kind or line(event.exception, formatting.TEXT),
+            "message": message or visible(event.message, formatting.TEXT),
+            "detail": visible(event.detail, formatting.TEXT),
+            "traceback": formatting.fold(document.get("traceback")),
         }
 
 
 def _count(found: list[Any], now: datetime) -> None:
     """Give groups their exact numbers and hours; two statements for all of them."""
     ids = [group.pk for group in found]
-    numbers = tallies.standing(groups.groups().filter(pk__in=ids))
+    numbers = group_counts.standing(failure_groups.groups().filter(pk__in=ids))
     exact = {
         pk: values
         for pk, *values in numbers.values_list("pk", "open_now", "again_now", "going_now")
     }
     since = now - timedelta(hours=HOURS - 1)
-    hours = tallies.hours(ids, since=since, using=lifecycle.database()) if ids else {}
+    hours = group_counts.hours(ids, since=since, using=states.database()) if ids else {}
     for group in found:
         group.open_now, group.again_now, group.going_now = exact.get(group.pk, (0, 0, 0))
         group.hours = hours.get(group.pk, {})
@@ -552,7 +564,7 @@ def _totals(group: _Counted) -> dict[str, int]:
 
 
 def _picture(group: _Counted, now: datetime) -> str:
-    first = tallies.hour_of(now) - timedelta(hours=HOURS - 1)
+    first = group_counts.hour_of(now) - timedelta(hours=HOURS - 1)
     values = [
         group.hours.get(first + timedelta(hours=number), {}).get("archived", 0)
         for number in range(HOURS)

@@ -15,15 +15,15 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from .. import inbox
 from ..models import InboxEntry
+from ..worker import once
 from . import databases
 from .base import List, Pages, ago
 from .databases import DatabaseFilter
 from .filters import known
+from .formatting import line
 from .outbox import ServiceFilter, with_id
-from .paging import CAP
-from .shown import line
+from .pagination import CAP
 
 
 class InboxList(List):
@@ -72,7 +72,7 @@ class InboxEntryAdmin(Pages[InboxEntry]):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[InboxEntry]:
         found = known()
-        own = inbox.aliases(*found) if found is not None else []
+        own = once.aliases(*found) if found is not None else []
         return super().get_queryset(request).using(databases.chosen(request, InboxEntry, *own))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:

@@ -26,20 +26,38 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop, ngettext, pgettext, pgettext_lazy
 
-from .. import envelope, outbox
-from ..envelope import Received
+from ..archive.replay import Skipped
+from ..lazy_messages import Sentence
+from ..message import decoding
+from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
+from ..message.messages import Received
 from ..models import Moment, OutboxEvent, visible
-from ..outbox import Standing
-from ..replay import Skipped
-from ..sentences import Sentence
-from . import databases, decisions, paging, shown
-from .base import List, ago, as_file, uuid_of
+from ..publish import outbox
+from ..publish.outbox import Standing
+from . import (
+    databases,
+    decisions,
+    formatting,
+    pagination,
+)
+from .base import (
+    List,
+    ago,
+    as_file,
+    uuid_of,
+)
 from .databases import DatabaseFilter
 from .deciding import DecidingPages
-from .decisions import LIMIT, NAMED, ReasonForm, Why, grouped
+from .decisions import (
+    LIMIT,
+    NAMED,
+    ReasonForm,
+    Why,
+    grouped,
+)
 from .filters import COUNTED, known
-from .paging import CAP
-from .shown import Step, line, number
+from .formatting import Step, line, number
+from .pagination import CAP
 
 #: Rows in one transaction at most, of those that somebody decides about.
 _BATCH: Final = 500
@@ -219,7 +237,7 @@ class StandingFilter(admin.SimpleListFilter):
         self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
     ) -> list[tuple[str, str]]:
         rows = model_admin.get_queryset(request)
-        self._services = paging.distinct(rows, "service")
+        self._services = pagination.distinct(rows, "service")
         return [
             (value, _counted(title, self._of(rows, value)))
             for value, title in (
@@ -262,7 +280,7 @@ class StandingFilter(admin.SimpleListFilter):
 
 
 def _counted(title: str, rows: QuerySet[Any]) -> str:
-    found = paging.count(rows, COUNTED)
+    found = pagination.count(rows, COUNTED)
     return f"{title} ({number(COUNTED)}+)" if found > COUNTED else f"{title} ({number(found)})"
 
 
@@ -300,7 +318,7 @@ class NameFilter(ValueFilter):
 
     def values(self, rows: QuerySet[Any]) -> list[str]:
         first = rows.order_by("pk").values_list("name", flat=True)[:CAP]
-        return sorted(set(first))[: paging.VALUES]
+        return sorted(set(first))[: pagination.VALUES]
 
 
 class ServiceFilter(ValueFilter):
@@ -311,7 +329,7 @@ class ServiceFilter(ValueFilter):
     least = 2
 
     def values(self, rows: QuerySet[Any]) -> list[str]:
-        return paging.distinct(rows, "service")
+        return pagination.distinct(rows, "service")
 
 
 class OutboxList(List):
@@ -653,9 +671,9 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
             "remedy": remedy,
             "foreign": line(event.service) if foreign else "",
             "again": _ahead(event) if stands == "failed" else "",
-            "age": shown.age(event.created_at, _now(event)),
-            "error": visible(event.error, shown.TEXT),
-            "reason": visible(event.discard_reason, shown.TEXT),
+            "age": formatting.age(event.created_at, _now(event)),
+            "error": visible(event.error, formatting.TEXT),
+            "reason": visible(event.discard_reason, formatting.TEXT),
             "by": line(event.discarded_by),
             "steps": _timeline(event, stands),
             "list_url": self._url("changelist", filters=filters),
@@ -669,7 +687,11 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
     def _content(self, event: OutboxEvent, *, readable: bool) -> dict[str, Any]:
         """Facts; payload and headers for those who may see them."""
         first = Func(
-            F("body"), Value(1), Value(shown.SHOWN), function="SUBSTR", output_field=BinaryField()
+            F("body"),
+            Value(1),
+            Value(formatting.SHOWN),
+            function="SUBSTR",
+            output_field=BinaryField(),
         )
         # Never more of a body than the page shows. What goes meanwhile is shown as empty.
         body, written = (
@@ -681,13 +703,13 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
         ) or (b"", "{}")
         headers, properties = _envelope(written)
         facts = [
-            (name, visible(text, shown.TEXT), url)
+            (name, visible(text, formatting.TEXT), url)
             for name, text, url in (
                 (_("Event"), event.name, self._url("changelist", state="all", name=event.name)),
                 (_("Published by"), event.service, ""),
                 (_("Event id"), event.event_id, ""),
-                (_("Correlation id"), headers.get(envelope.EVENT_CORRELATION_ID), ""),
-                (_("Causation id"), headers.get(envelope.EVENT_CAUSATION_ID), ""),
+                (_("Correlation id"), headers.get(EVENT_CORRELATION_ID), ""),
+                (_("Causation id"), headers.get(EVENT_CAUSATION_ID), ""),
                 (_("Exchange"), event.exchange, ""),
                 (_("Routing key"), event.name, ""),
                 (_("Database"), _alias_of(event), ""),
@@ -706,7 +728,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
             "payload": payload,
             "payload_cut": cut,
             "problem": problem,
-            "body": shown.body(head, event.size),
+            "body": formatting.body(head, event.size),
             "headers": _table(headers),
             "properties": _table(properties),
             "payload_url": self._url("payload", event.pk),
@@ -816,7 +838,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
                     line(row.event_id),
                     line(row.service),
                     row.attempts,
-                    shown.age(row.created_at, _now(row)),
+                    formatting.age(row.created_at, _now(row)),
                 )
                 for row in found.eligible[:NAMED]
             ],
@@ -850,7 +872,7 @@ def _given_up(event: OutboxEvent) -> str:
 
 def _ahead(event: OutboxEvent) -> str:
     """Write in how much time it is due."""
-    return shown.age(_now(event), event.due_at)
+    return formatting.age(_now(event), event.due_at)
 
 
 def _envelope(written: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -866,7 +888,7 @@ def _payload(
     event: OutboxEvent, head: bytes, headers: Mapping[str, Any], properties: Mapping[str, Any]
 ) -> tuple[str, bool, str]:
     """Show the arguments by name; says whether they were cut, and what is wrong with them."""
-    if event.size > shown.SHOWN:
+    if event.size > formatting.SHOWN:
         problem = _("It is too long to be decoded here; this is how its raw body begins.")
         return "", False, problem
     received = Received(
@@ -878,20 +900,20 @@ def _payload(
         properties=properties,
     )
     try:
-        return (*shown.pretty(dict(envelope.decode(received, event.size).kwargs)), "")
+        return (*formatting.pretty(dict(decoding.decode(received, event.size).kwargs)), "")
     except Exception:  # noqa: BLE001 - Malformed, or a row that somebody has changed by hand
         problem = _("It cannot be decoded as an event's payload; this is its raw body.")
         return "", False, problem
 
 
-def _table(found: Mapping[str, Any]) -> list[shown.Header]:
+def _table(found: Mapping[str, Any]) -> list[formatting.Header]:
     return [
-        shown.Header(
+        formatting.Header(
             name=line(name),
-            value=shown.header(found[name]),
+            value=formatting.header(found[name]),
             kind="" if isinstance(found[name], str) else type(found[name]).__name__,
         )
-        for name in sorted(found)[: shown.ROWS]
+        for name in sorted(found)[: formatting.ROWS]
     ]
 
 
@@ -909,8 +931,8 @@ def _timeline(event: OutboxEvent, stands: Standing) -> list[Step]:
             Step(
                 at=event.discarded_at,
                 what=_("discarded"),
-                who=shown.by(event.discarded_by),
-                note=visible(event.discard_reason, shown.TEXT),
+                who=formatting.by(event.discarded_by),
+                note=visible(event.discard_reason, formatting.TEXT),
             )
         )
     elif stands == "held":

@@ -21,7 +21,7 @@ from celery.bin.celery import celery as celery_command
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from django_amqp_events.broker import unconnected
+from django_amqp_events.broker.connection import unconnected
 from django_amqp_events.exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)

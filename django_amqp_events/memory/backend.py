@@ -15,18 +15,23 @@ from typing import Any, Final
 
 from django.db import DatabaseError, connections, transaction
 
-from .. import archive, envelope
-from ..archive import Archived, Outcome
-from ..broker import celery_app, current_celery_app
+from ..broker.connection import celery_app, current_celery_app
+from ..broker.topology import Names, Topology, build
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
-from ..envelope import Message, Payload
+from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError, Malformed, PublishError
-from ..publisher import Pending
-from ..registry import Registry, get_registry
-from ..topology import Names, Topology, build
-from ..worker.copies import Copies, announce
-from ..worker.dispatch import HOLDABLE, Dispatcher, Reading, celery_headers
+from ..message import archive_reader, decoding
+from ..message.archive_reader import Archived, Outcome
+from ..message.messages import Message, Payload, Received
+from ..publish.publisher import Pending
+from ..worker.dispatch import (
+    HOLDABLE,
+    Dispatcher,
+    Reading,
+    celery_headers,
+)
+from ..worker.outgoing import Copies, announce
 from ..worker.task import register, trace_here, utc_now
 from ..worker.verdict import Verdict
 from .broker import Clock, MemoryBroker, Stored
@@ -285,7 +290,7 @@ class MemoryBackend:
 
     def _archive(self) -> Iterator[Archived | Outcome]:
         for received, _ in self.broker.peek(self._current().topology.names.archive):
-            yield archive.read(received)
+            yield archive_reader.read(received)
 
     @property
     def waiting(self) -> list[Waiting]:
@@ -295,7 +300,7 @@ class MemoryBackend:
         for queue in world.topology.queues:
             if queue.role == "delay":
                 for received, _ in self.broker.peek(queue.name):
-                    event, progress = envelope.identify(received, trusted=True)
+                    event, progress = decoding.identify(received, trusted=True)
                     last = progress.history[-1] if progress.history else {}
                     exception = ": ".join(
                         filter(None, (last.get("exception"), last.get("message")))
@@ -325,9 +330,9 @@ class MemoryBackend:
             self.broker.clear()
 
 
-def _payload(world: _World, received: envelope.Received) -> dict[str, Any] | None:
+def _payload(world: _World, received: Received) -> dict[str, Any] | None:
     try:
-        return dict(envelope.decode(received, world.settings.max_body).kwargs)
+        return dict(decoding.decode(received, world.settings.max_body).kwargs)
     except Malformed:
         return None
 

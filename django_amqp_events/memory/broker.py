@@ -14,10 +14,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from ..envelope import Message, Received
+from ..broker.topology import (
+    Binding,
+    Exchange,
+    Queue,
+    Topology,
+)
+from ..declare.patterns import pattern_matches
 from ..exceptions import ExchangeMissingError, PublishError, UnroutableError
-from ..registry import pattern_matches
-from ..topology import Binding, Exchange, Queue, Topology
+from ..message.messages import Message, Received
 
 Death = Literal["expired", "rejected", "delivery_limit", "maxlen"]
 

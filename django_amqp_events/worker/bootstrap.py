@@ -15,16 +15,17 @@ from celery import Celery, bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils import text
 
-from ..broker import celery_app
+from ..broker.connection import celery_app
 from ..conf import get_settings, load
+from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
-from ..registry import get_registry
-from . import chunks, stopping
-from .consumer import EventStep
-from .login import Login
+from . import cold_shutdown
+from .bootstep import EventStep
+from .connection_errors import Login
+from .fast import chunks
+from .hang_detector import Watch
 from .request import keep_handed_over
 from .task import register
-from .watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ def install(worker: Any) -> None:
     steps.add(step_class(selected, excluded, unsupported=unsupported))
     steps.add(Watch)
     steps.add(Login)
-    stopping.connect()
+    cold_shutdown.connect()
     app.steps["worker"].add(Handover)
 
 

@@ -11,13 +11,14 @@ from typing import Any, Final
 
 from celery.utils.saferepr import saferepr
 
-from .. import envelope
+from ..broker.topology import Names
 from ..conf import MAX_NAME, Settings
 from ..context import ReceivedEvent
-from ..envelope import Payload, Progress, Received
+from ..declare.registry import Handler, Registry
 from ..exceptions import Malformed
-from ..registry import Handler, Registry
-from ..topology import Names
+from ..message import decoding, headers, messages
+from ..message.messages import Payload, Progress, Received
+from ..message.text import shown
 from .verdict import Verdict
 
 #: What is due within this many seconds is held for so long instead of taking another turn
@@ -57,7 +58,7 @@ class Reading:
         if self.event is None:
             return f"a message from {self.received.queue!r}"
         handler = self.handler.name if self.handler else "nobody"
-        return f"event {self.event.name!r} ({envelope.shown(self.event.id)}) for {handler}"
+        return f"event {self.event.name!r} ({shown(self.event.id)}) for {handler}"
 
     def remaining(self, now: datetime) -> float:
         """Return the seconds until it is due; 0 or less where it is."""
@@ -91,9 +92,9 @@ class Dispatcher:
         event: ReceivedEvent | None = None
         progress, handler = Progress(), None
         try:
-            event, progress = envelope.identify(received, trusted=trusted)
+            event, progress = decoding.identify(received, trusted=trusted)
             handler = self.whose(received, event, progress)
-            payload = envelope.decode(received, self.settings.max_body)
+            payload = decoding.decode(received, self.settings.max_body)
         except Malformed as exc:
             verdict = Verdict(kind="archive", reason="malformed", detail=exc.detail)
             return event, progress, handler, verdict
@@ -125,7 +126,7 @@ class Dispatcher:
         name = event.name
         if not received.exchange:
             # Put on the queue by hand: the routing key is the queue's name.
-            header = received.headers.get(envelope.EVENT_NAME) or received.headers.get("task")
+            header = received.headers.get(headers.EVENT_NAME) or received.headers.get("task")
             # Kept below, so a name that no event can have must not come that far.
             name = header if isinstance(header, str) and len(header) <= MAX_NAME else name
         key = (received.queue, name)
@@ -147,7 +148,7 @@ def celery_headers(
     return {
         "lang": "py",
         "task": handler.name,
-        "id": envelope.task_id(event.service, event.id, handler.name, event.replay_id),
+        "id": messages.task_id(event.service, event.id, handler.name, event.replay_id),
         "root_id": event.correlation_id,
         "parent_id": event.causation_id,
         "retries": progress.attempt - 1,

@@ -19,13 +19,13 @@ from typing import Any, Final
 
 from amqp.exceptions import NotFound
 
-from .. import envelope
+from ..broker.topology import Names
 from ..conf import Settings
-from ..envelope import Failure, Received
+from ..declare.registry import Registry
 from ..exceptions import Malformed
-from ..registry import Registry
-from ..topology import Names
-from .consumer import EventStep
+from ..message import decoding, headers
+from ..message.messages import Failure, Received
+from .bootstep import EventStep
 from .request import Delivery
 from .settlement import HOLD, Settler
 from .verdict import REQUEUE, Verdict
@@ -171,7 +171,7 @@ class ReaperStep(EventStep):
         trusted = self.dispatcher.trusts(received)
         if not received.unreadable:
             try:
-                delivery.event, delivery.progress = envelope.identify(received, trusted=trusted)
+                delivery.event, delivery.progress = decoding.identify(received, trusted=trusted)
                 delivery.handler = self.dispatcher.whose(
                     received, delivery.event, delivery.progress
                 )
@@ -201,7 +201,7 @@ class ReaperStep(EventStep):
             )  # fmt: skip
         if received.exchange == self.names.return_:
             # A retry that came back here, or died here: its handler's name is in a header of ours.
-            name = received.headers.get(envelope.EVENT_HANDLER)
+            name = received.headers.get(headers.EVENT_HANDLER)
             handler = self.registry.handlers.get(name) if isinstance(name, str) else None
             if handler is not None:
                 return replace(received, queue=handler.queue)

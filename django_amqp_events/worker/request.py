@@ -20,16 +20,22 @@ from celery.worker import state
 from celery.worker.request import Request
 from kombu.message import Message
 
-from ..envelope import CONTENT_ENCODING, CONTENT_TYPE, shown
+from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
+from ..message.text import shown
 from .dispatch import Reading
 from .task import trace_event
-from .verdict import REQUEUE, Verdict, decide, describe
+from .verdict import (
+    REQUEUE,
+    Verdict,
+    decide,
+    describe,
+)
 
 #: Arguments of :func:`trace_event`.
 Job = tuple[str, str, dict[str, Any], Any, bool]
 
 if TYPE_CHECKING:
-    from .chunks import Chunks
+    from .fast.chunks import Chunks
     from .settlement import Settler
 
 logger = logging.getLogger(__name__)

@@ -26,13 +26,13 @@ from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.worker import state
 from django.db import close_old_connections
 
-from .. import envelope
-from ..broker import WINDOW, ConfirmChannel
+from ..broker.confirms import WINDOW, ConfirmChannel
 from ..conf import Settings
-from ..envelope import Message
 from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
-from .acks import Acks, Answers
-from .copies import Copies, announce
+from ..message import headers
+from ..message.messages import Message
+from .fast.batched_acks import Acks, Answers
+from .outgoing import Copies, announce
 from .request import Delivery
 from .verdict import REQUEUE, Verdict
 
@@ -376,7 +376,7 @@ class Settler:
         """Keep the delivery and repeat the publish later, or give it back at the last moment."""
         if isinstance(error, PublishRefusedError) and not job.failures:
             # A header that cannot be written, or that the broker refuses, is not the event.
-            job.message = envelope.without_foreign_headers(job.message)
+            job.message = headers.without_foreign_headers(job.message)
         first, last = BACKOFF
         wait = min(first * 2 ** min(job.failures, 16), last)
         job.failures += 1

@@ -19,12 +19,12 @@ from celery import Celery, Task, signals
 from celery.app import trace
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 
-from .. import inbox
-from ..broker import current_celery_app
+from ..broker.connection import current_celery_app
 from ..context import ReceivedEvent, handling
+from ..declare.registry import Handler, get_registry
+from ..declare.retry_policy import MINIMUM_DELAY
 from ..exceptions import ConfigurationError, DirectCallError
-from ..registry import Handler, get_registry
-from ..retry import MINIMUM_DELAY
+from . import once
 from .verdict import (
     HANDLED,
     InvalidArguments,
@@ -127,7 +127,7 @@ class HandlerTask(Task):
             args, kwargs = bind(self.handler, args, kwargs)
             with handling(event):
                 if self.handler.once:
-                    result = inbox.once(self.handler, event, lambda: self._handle(*args, **kwargs))
+                    result = once.once(self.handler, event, lambda: self._handle(*args, **kwargs))
                 else:
                     result = self._handle(*args, **kwargs)
         except run.endings:

@@ -11,9 +11,10 @@ from typing import Any, Final, Literal
 from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
 
-from ..envelope import MAX_TRACEBACK, Failure
+from ..declare.retry_policy import RetryPolicy
 from ..exceptions import ControlFlow
-from ..retry import RetryPolicy
+from ..message.archive_copies import MAX_TRACEBACK
+from ..message.messages import Failure
 
 MAX_FRAMES: Final = 30
 MAX_MESSAGE: Final = 4_000

@@ -16,7 +16,7 @@ from typing import Any
 from amqp.exceptions import NotFound
 from kombu import Connection
 
-from django_amqp_events.registry import pattern_matches
+from django_amqp_events.declare.patterns import pattern_matches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,9 @@ from kombu import Connection
 
 import django_amqp_events
 from broker import Broker
-from django_amqp_events import envelope
-from django_amqp_events.broker import ConfirmChannel
-from django_amqp_events.envelope import Message
+from django_amqp_events.broker.confirms import ConfirmChannel
+from django_amqp_events.message import encoding, headers
+from django_amqp_events.message.messages import Message
 from tests.waiting import NotInTime
 
 PROJECT = Path(__file__).resolve().parent / "project"
@@ -247,10 +247,10 @@ class Eyes:
     def message(
         self, name: str, payload: Mapping[str, Any], *, event_id: str = "", **more: Any
     ) -> Message:
-        return envelope.event_message(
+        return encoding.event_message(
             exchange="events",
             name=name,
-            body=envelope.encode_payload(name, payload),
+            body=encoding.encode_payload(name, payload),
             event_id=event_id or str(uuid4()),
             service="tests",
             published_at=datetime.now(UTC),
@@ -346,9 +346,9 @@ class Archive:
         """Take what is there and return all entries, each with the message it came in."""
         self.messages += self.eyes.take(self.queue)
         return [
-            {**json.loads(message.headers[envelope.EVENT_ARCHIVE]), "message": message}
+            {**json.loads(message.headers[headers.EVENT_ARCHIVE]), "message": message}
             for message in self.messages
-            if envelope.EVENT_ARCHIVE in message.headers
+            if headers.EVENT_ARCHIVE in message.headers
         ]
 
     def of(self, event_id: str) -> list[dict[str, Any]]:

@@ -7,7 +7,12 @@ import sys
 import threading
 from collections.abc import Callable
 
-from .harness import STARTED, Eyes, Service, Worker
+from .harness import (
+    STARTED,
+    Eyes,
+    Service,
+    Worker,
+)
 
 
 def fewer_deliveries(eyes: Eyes, pattern: str, deliveries: int) -> None:

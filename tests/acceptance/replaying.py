@@ -11,7 +11,13 @@ from typing import Any
 from django_amqp_events.models import ArchivedEvent
 
 from .conftest import Make
-from .harness import STARTED, Eyes, Service, Worker, until
+from .harness import (
+    STARTED,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 
 #: The mirror as it is, but for its patience: a claim is taken over after a second.
 _MIRROR = """

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from .conftest import Make
-from .harness import STARTED, Eyes, Service, Worker, until
+from .harness import (
+    STARTED,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 
 from broker import BrokerError
-from django_amqp_events import envelope
 from django_amqp_events.conf import FAST_PATHS
+from django_amqp_events.message.messages import task_id
 
 from .conftest import Make
-from .harness import Archive, Eyes, Service, Worker, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -157,7 +163,7 @@ def test_one_is_terminated_by_remote_control(core: Service, fresh_eyes: Eyes) ->
     plans = [["sleep:60"] if number == 4 else ["ok"] for number in range(20)]
     ids = publish(fresh_eyes, *plans)
     until(lambda: core.runs(ids[4]))
-    number = envelope.task_id("tests", ids[4], "testproject.act", None)
+    number = task_id("tests", ids[4], "testproject.act", None)
     fresh_eyes.app.control.terminate(number, signal="SIGKILL")
     entry = Archive(fresh_eyes).wait(ids[4])
     assert entry["reason"] == "revoked"
@@ -190,7 +196,7 @@ def test_remote_control_ends_the_one_that_it_names(core: Service, fresh_eyes: Ey
         until(partial(core.runs, ids[10 * number + 5]), 30)
         chosen = ids[10 * number + 8]
         doomed.add(chosen)
-        name = envelope.task_id("tests", chosen, "testproject.act", None)
+        name = task_id("tests", chosen, "testproject.act", None)
         fresh_eyes.app.control.terminate(name, signal="SIGKILL")
         until(lambda: ended(core) >= {*ids} - doomed, 60)  # noqa: B023
     fresh_eyes.empty(QUEUE)
@@ -208,7 +214,7 @@ def test_one_that_goes_alone_is_terminated_by_remote_control(
     options.worker("prefork", 2, "-Q", f"options.testproject.{handler}").wait_ready()
     event_id = fresh_eyes.event(f"options.{handler}", {"plan": ["sleep:60"]})
     until(lambda: options.runs(event_id))
-    number = envelope.task_id("tests", event_id, f"testproject.{handler}", None)
+    number = task_id("tests", event_id, f"testproject.{handler}", None)
     fresh_eyes.app.control.terminate(number, signal="SIGKILL")
     assert Archive(fresh_eyes, "options").wait(event_id)["reason"] == "revoked"
 

@@ -15,10 +15,15 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.envelope import Message
+from django_amqp_events.message.messages import Message
 
 from .conftest import Make
-from .harness import Archive, Eyes, Service, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
 
 POOLS = ("prefork", "threads", "solo")
 

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events import envelope
+from django_amqp_events.message import messages as messages_module
 
 from .conftest import Make
-from .harness import Archive, Eyes, Service, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
 
 POOLS = ("prefork", "threads", "solo")
 ACT = "core.act"
@@ -192,7 +197,7 @@ def test_requeued_for_ever(prefork: Service, eyes: Eyes) -> None:
 
 
 def task_id(event_id: str, handler: str = "testproject.act") -> str:
-    return envelope.task_id("tests", event_id, handler, None)
+    return messages_module.task_id("tests", event_id, handler, None)
 
 
 def revoke(eyes: Eyes, name: str, **options: Any) -> None:

@@ -8,8 +8,19 @@ from tests.conftest import Database
 
 from .conftest import Make
 from .harness import Eyes, Service, until
-from .replaying import make, mirror_once, mirrored, resume, row
-from .test_replay_killed import BEFORE_NOTED, BEFORE_PUBLISH, QUEUE, archived
+from .replaying import (
+    make,
+    mirror_once,
+    mirrored,
+    resume,
+    row,
+)
+from .test_replay_killed import (
+    BEFORE_NOTED,
+    BEFORE_PUBLISH,
+    QUEUE,
+    archived,
+)
 
 pytestmark = pytest.mark.timeout(300)
 

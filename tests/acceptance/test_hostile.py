@@ -9,10 +9,15 @@ from typing import Any
 import amqp
 import pytest
 
-from django_amqp_events.envelope import EVENT_UNREADABLE
+from django_amqp_events.message.headers import EVENT_UNREADABLE
 
 from .conftest import Make
-from .harness import Archive, Eyes, Service, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
 
 ACT = "core.act"
 QUEUE = "core.testproject.act"

@@ -18,12 +18,17 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events import envelope
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.envelope import Received
+from django_amqp_events.message import archive_copies
+from django_amqp_events.message.messages import Received
 
 from .conftest import Make
-from .harness import Eyes, Service, Worker, until
+from .harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 from .test_hostile_table import (
     ACT,
     FAR,
@@ -186,7 +191,7 @@ def replayed(core: Service, eyes: Eyes) -> str:
         headers={"event-id": event.id}, properties={"content_type": "application/json"},
     )  # fmt: skip
     eyes.send(
-        envelope.archive_copy(
+        archive_copies.archive_copy(
             delivery, exchange="core:archive", reason="failed", at=datetime.now(UTC), worker="w",
             service="core", event=event, handler="testproject.slow",
         )

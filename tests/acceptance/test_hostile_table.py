@@ -29,7 +29,13 @@ import amqp
 import pytest
 
 from .conftest import Make
-from .harness import STARTED, Eyes, Service, Worker, until
+from .harness import (
+    STARTED,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(300)
 

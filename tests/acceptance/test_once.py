@@ -12,7 +12,12 @@ from postgresql import Postgres
 from tests.conftest import postgres_settings, sqlite_settings
 
 from .conftest import Make
-from .harness import Archive, Eyes, Service, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from django_amqp_events import envelope
+from django_amqp_events.message import messages as messages_module
 
 from .conftest import Make
-from .harness import Archive, Eyes, Service, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
 
 ACT, RATED, QUERY = "options.act", "options.rated", "options.query"
 
@@ -129,7 +134,7 @@ def results(service: Service) -> dict[str, list[str]]:
 
 
 def task_id(event_id: str, handler: str) -> str:
-    return envelope.task_id("tests", event_id, f"testproject.{handler}", None)
+    return messages_module.task_id("tests", event_id, f"testproject.{handler}", None)
 
 
 def test_a_result_per_handler_for_failures(fresh_eyes: Eyes, service: Make) -> None:

@@ -47,7 +47,7 @@ from celery import Celery
 app = Celery("outbox", broker=os.environ["URL"], set_as_current=False)
 from django.db import connections, transaction
 from django_amqp_events import Options, broker, conf, courier, outbox, publish_event, publish_many
-from django_amqp_events.relay import Relay
+from django_amqp_events.publish.relay import Relay
 
 # A machine that is busy confirms late. Where that is not the point, it is waited for.
 courier.PATIENCE = 30

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from .conftest import Make
-from .harness import STARTED, Eyes, Worker, until
+from .harness import (
+    STARTED,
+    Eyes,
+    Worker,
+    until,
+)
 from .peering import interpreter
 
 PEER = Path(__file__).resolve().parent / "peer"

@@ -12,7 +12,12 @@ from tests.conftest import Vhost
 
 from .cgroup import MemoryLimit, memory_limit
 from .conftest import Make
-from .harness import Archive, Eyes, Service, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
 from .isolation import Supervisor, fewer_deliveries, reaper
 
 pytestmark = pytest.mark.timeout(500)

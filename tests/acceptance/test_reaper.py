@@ -9,7 +9,13 @@ import sys
 import pytest
 
 from .conftest import Make
-from .harness import Archive, Eyes, Service, Worker, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 from .isolation import reaper
 
 pytestmark = pytest.mark.timeout(240)

@@ -8,14 +8,29 @@ from uuid import uuid4
 
 import pytest
 
-from django_amqp_events import envelope
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.envelope import Message, Progress, Received
+from django_amqp_events.message import (
+    archive_copies,
+    copies,
+    decoding,
+    encoding,
+)
+from django_amqp_events.message.messages import Message, Progress, Received
 from tests.conftest import Database
 
 from .conftest import Make
 from .harness import Eyes, Service, until
-from .replaying import make, mirror, mirror_once, mirrored, replay, resume, row, rows, wait_for
+from .replaying import (
+    make,
+    mirror,
+    mirror_once,
+    mirrored,
+    replay,
+    resume,
+    row,
+    rows,
+    wait_for,
+)
 
 # Many processes, one after the other.
 pytestmark = pytest.mark.timeout(300)
@@ -38,10 +53,10 @@ def mended(fresh_eyes: Eyes, service: Make, archive_database: Database) -> Servi
 
 def archived(number: int) -> Message:
     """What a worker archives of an event that `bulk` could not handle."""
-    message = envelope.event_message(
+    message = encoding.event_message(
         exchange="events",
         name=BULK,
-        body=envelope.encode_payload(BULK, {"number": number}),
+        body=encoding.encode_payload(BULK, {"number": number}),
         event_id=f"event-{number}",
         service="tests",
         published_at=datetime.now(UTC),
@@ -54,14 +69,14 @@ def archived(number: int) -> Message:
         headers=message.headers,
         properties=message.properties,
     )
-    return envelope.archive_copy(
+    return archive_copies.archive_copy(
         delivery,
         exchange="replays:archive",
         reason="exhausted",
         at=datetime.now(UTC),
         worker="celery@one",
         service="replays",
-        event=envelope.identify(delivery, trusted=False)[0],
+        event=decoding.identify(delivery, trusted=False)[0],
         progress=Progress(handler="testproject.bulk"),
         handler="testproject.bulk",
     )
@@ -182,10 +197,10 @@ def test_killed_in_the_middle_of_a_thousand(
 
 def test_an_outcome_of_nobody_changes_nothing(fresh_eyes: Eyes, mended: Service) -> None:
     """Anybody who may publish there can write one; it is counted, and no row is touched."""
-    message = envelope.replay_copy(
+    message = copies.replay_copy(
         Received(
             queue=QUEUE, exchange="", routing_key=BULK,
-            body=envelope.encode_payload(BULK, {"number": 1}), headers={},
+            body=encoding.encode_payload(BULK, {"number": 1}), headers={},
             properties={"content_type": "application/json", "content_encoding": "utf-8"},
         ),
         ReceivedEvent(id="event-1", name=BULK, service="tests"),

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events import envelope
+from django_amqp_events.message import messages
 
 from .conftest import Make
 from .harness import Eyes, Service, until
-from .replaying import fix, migrate, mirrored, replay
+from .replaying import (
+    fix,
+    migrate,
+    mirrored,
+    replay,
+)
 
 # Many processes, one after the other.
 pytestmark = pytest.mark.timeout(300)
@@ -125,7 +130,7 @@ def test_the_result_of_a_replay_is_of_todays_handler(fresh_eyes: Eyes, service: 
     (done,) = mirrored(new, state="succeeded")
     (only,) = done["replay_set"]
     found = stored(new, 2)
-    assert only["task_id"] == envelope.task_id("tests", event_id, "billing.new", only["id"])
+    assert only["task_id"] == messages.task_id("tests", event_id, "billing.new", only["id"])
     assert found[only["task_id"]][:2] == ("SUCCESS", "billing.new")
     assert found[done["task_id"]][:2] == ("FAILURE", "billing.old")
 

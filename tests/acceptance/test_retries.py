@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.envelope import Message
+from django_amqp_events.message.messages import Message
 
 from .conftest import Make
-from .harness import Archive, Eyes, Service, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
 
 #: Seconds that a loaded machine may take beside the schedule.
 SLACK = 4.0

@@ -10,7 +10,12 @@ import pytest
 from broker import Node
 
 from .conftest import Make
-from .harness import Archive, Eyes, Service, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
 
 ACT, ONCE = "core.act", "core.act.once"
 QUEUES = "core.testproject.act,core.testproject.once"

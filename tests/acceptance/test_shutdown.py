@@ -12,7 +12,13 @@ import pytest
 from tests.waiting import state_of, stopped
 
 from .conftest import Make
-from .harness import Archive, Eyes, Service, Worker, until
+from .harness import (
+    Archive,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -11,7 +11,12 @@ import pytest
 from broker import Node
 
 from .conftest import Make
-from .harness import Eyes, Service, Worker, until
+from .harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 from .isolation import reaper
 from .test_children import events_worker
 

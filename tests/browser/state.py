@@ -15,8 +15,10 @@ from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 
-from django_amqp_events import batches, dryrun, groups, lifecycle
 from django_amqp_events.admin import decisions
+from django_amqp_events.archive import states as event_states
+from django_amqp_events.archive.batches import batch_states, preview
+from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.models import (
     ArchivedEvent,
     FailureGroup,
@@ -78,11 +80,11 @@ def fill() -> dict[str, str]:
     ArchivedEvent.objects.filter(pk=unconfirmed.pk).update(
         unconfirmed=True, error="no confirm came within 10 seconds"
     )
-    groups.rebuild()
+    failure_groups.rebuild()
     event.refresh_from_db()
     assert event.group_id is not None
     group = FailureGroup.objects.get(pk=event.group_id)
-    groups.write(
+    failure_groups.write(
         group.pk,
         by="bob",
         note="The shop sends XX where the country is not known.\nBilling 1.2 knows it.",
@@ -235,12 +237,12 @@ def _batches(now: datetime) -> dict[str, Any]:
     """One that nobody has started, one that runs, one that paused itself, one that is done."""
     made: dict[str, Any] = {}
     title = "All with handler send_invoice, failed day"
-    open_ones = lifecycle.rows().filter(state=State.ARCHIVED)
+    open_ones = event_states.rows().filter(state=State.ARCHIVED)
     found = open_ones.filter(handler="send_invoice")
-    draft = batches.freeze(
+    draft = batch_states.freeze(
         open_ones, by="ada", title="All that are open, failed day", criteria={"handlers": []}
     )
-    dryrun.examine(draft)
+    preview.examine(draft)
     draft.refresh_from_db()
     assert draft.plan is not None
     # Somebody reads one of the queues.
@@ -256,11 +258,11 @@ def _batches(now: datetime) -> dict[str, Any]:
     }
     for name, states in counts.items():
         size = sum(states.values()) if name == "done" else 30
-        batch = batches.freeze(found[:size], by="ada", title=title)
-        batches.start(
+        batch = batch_states.freeze(found[:size], by="ada", title=title)
+        batch_states.start(
             batch.pk, by="ada", reason="tax table mended in 1.2", rate=5, canary=3, threshold=20
         )
-        everything = list(batches.events(batch.pk).order_by("pk"))
+        everything = list(batch_states.events(batch.pk).order_by("pk"))
         at = 0
         for state, number in states.items():
             for each in everything[at : at + number]:
@@ -270,18 +272,18 @@ def _batches(now: datetime) -> dict[str, Any]:
             at += number
         ReplayBatchEvent.objects.bulk_update(everything, ["state", "why"])
         if name == "paused":
-            batches.pause(
+            batch_states.pause(
                 batch.pk,
                 by="",
                 note="10 of the last 18 events failed again: look at one before you resume",
             )
-        batches.rows().filter(pk=batch.pk).update(trusted=True)
-        batches.count(batch.pk)
+        batch_states.rows().filter(pk=batch.pk).update(trusted=True)
+        batch_states.count(batch.pk)
         made[name] = batch.pk
-    batches.rows().filter(pk=made["running"]).update(
+    batch_states.rows().filter(pk=made["running"]).update(
         runner=uuid4(), leased_until=now + timedelta(hours=8)
     )
-    batches.rows().filter(pk=made["done"]).update(
+    batch_states.rows().filter(pk=made["done"]).update(
         state=ReplayBatch.State.DONE, finished_at=now - timedelta(minutes=1)
     )
     return made
@@ -289,12 +291,17 @@ def _batches(now: datetime) -> dict[str, Any]:
 
 def watched(now: datetime) -> None:
     """A day of snapshots: the last one of this broker, with messages in queues and an alert."""
-    from django_amqp_events import alerts, broker, conf, registry, topology
+    from django_amqp_events import conf
+    from django_amqp_events.broker import connection as connection_module
+    from django_amqp_events.broker import topology
+    from django_amqp_events.broker.connection import celery_app
+    from django_amqp_events.declare import registry
     from django_amqp_events.models import Snapshot
-    from django_amqp_events.snapshots import Camera, Watcher
+    from django_amqp_events.monitor import alerts
+    from django_amqp_events.monitor.snapshots import Camera, Watcher
 
     settings = conf.get_settings()
-    app = broker.celery_app(settings)
+    app = celery_app(settings)
     camera = Camera(app, settings, topology.build(settings, registry.get_registry()))
     for hour in range(24, 0, -1):
         before = camera.take(now - timedelta(hours=hour))
@@ -325,7 +332,7 @@ def watched(now: datetime) -> None:
             46,
         )[24 - hour]
         before.save()
-    with broker.connection(app, timeout=10) as connection:
+    with connection_module.connection(app, timeout=10) as connection:
         channel = connection.channel()
         for queue, count in (
             ("billing.send_invoice", 42), ("billing:delay.8s", 9), ("billing:delay.512s", 17),
@@ -356,8 +363,8 @@ def outbox(now: datetime) -> list[Any]:
     """Rows of every kind, the first one failed, the last one discarded; and an inbox."""
     from uuid import uuid4
 
-    from django_amqp_events import outbox
     from django_amqp_events.models import InboxEntry, OutboxEvent
+    from django_amqp_events.publish import outbox
 
     body = b'[[], {"order_id": 4711, "customer": {"name": "Zo\xc3\xab", "country": "XX"}}, {}]'
     envelope = {

@@ -11,7 +11,7 @@ from celery import Task
 from celery.exceptions import Ignore, Reject
 
 from django_amqp_events import current_event, publish_event
-from django_amqp_events.publisher import Options
+from django_amqp_events.publish.publisher import Options
 from django_amqp_events.worker.task import HandlerTask
 
 from . import ledger

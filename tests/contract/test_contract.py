@@ -15,20 +15,25 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events import envelope
-from django_amqp_events.archive import Archived
+from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import get_settings
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.envelope import Message, Received
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     ExchangeMissingError,
     InvalidEventError,
     MessageTooLargeError,
     UnroutableError,
 )
-from django_amqp_events.registry import get_registry
+from django_amqp_events.message import (
+    copies,
+    encoding,
+    messages,
+    text,
+)
+from django_amqp_events.message.archive_reader import Archived
+from django_amqp_events.message.messages import Message, Received
 from django_amqp_events.testing import override_events
-from django_amqp_events.topology import Names
 
 from .worlds import World, memory_world, rabbit_world
 
@@ -148,7 +153,7 @@ def exhausted_is_archived(world: World) -> Generator[None]:
     assert found.headers["tenant"] == "x"
     assert [entry["attempt"] for entry in found.history] == [1, 2, 3]
     assert [entry["message"] for entry in found.history] == ["nothing 1", "nothing 2", "nothing 3"]
-    moments = [envelope.parse_moment(entry["at"]) for entry in found.history]
+    moments = [text.parse_moment(entry["at"]) for entry in found.history]
     assert found.first_failed_at == moments[0]
     assert found.last_failed_at == moments[2]
     assert found.event is not None
@@ -324,7 +329,7 @@ def a_bound_handler(world: World) -> Generator[None]:
     (run,) = world.runs("bound", event)
     assert run["own"] == event
     assert run["task"] == "c.bound"
-    assert run["task_id"] == envelope.task_id("contract", event, "c.bound", None)
+    assert run["task_id"] == messages.task_id("contract", event, "c.bound", None)
     assert run["headers"] == {"tenant": "x"}
     assert run["service"] == "contract"
 
@@ -373,7 +378,7 @@ def unrouted_raise(world: World) -> Generator[None]:
 @case
 def unrouted_warn_and_ignore(world: World) -> Generator[None]:
     records: list[logging.LogRecord] = []
-    log = logging.getLogger("django_amqp_events.publisher")
+    log = logging.getLogger("django_amqp_events.publish.publisher")
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[assignment]
     log.addHandler(handler)
@@ -586,7 +591,7 @@ def names() -> Names:
 
 
 def raw(world: World, name: str, event_id: str = "raw") -> Message:
-    return envelope.event_message(
+    return encoding.event_message(
         exchange=names().events,
         name=name,
         body=b"[[],{},{}]",
@@ -600,7 +605,7 @@ def replay(world: World, name: str, handler: str, event_id: str, replay_id: str)
     """Build what the admin would publish to replay an archived event."""
     message = raw(world, name, event_id)
     event = ReceivedEvent(id=event_id, name=name, service="elsewhere")
-    return envelope.retry_copy(
+    return copies.retry_copy(
         Received(
             queue="",
             exchange="",

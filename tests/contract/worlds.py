@@ -12,16 +12,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from django_amqp_events import archive, broker, provisioning, publish_event, topology
-from django_amqp_events.archive import Archived, Outcome
+from django_amqp_events import publish_event
+from django_amqp_events.broker import publisher_pool, topology
+from django_amqp_events.broker.provisioning import startup
 from django_amqp_events.conf import get_settings
-from django_amqp_events.envelope import Message, Received
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.memory import MemoryBackend
-from django_amqp_events.publisher import Options, diverted
-from django_amqp_events.registry import get_registry
+from django_amqp_events.message import archive_reader
+from django_amqp_events.message.archive_reader import Archived, Outcome
+from django_amqp_events.message.messages import Message, Received
+from django_amqp_events.publish.publisher import Options, diverted
 from django_amqp_events.testing import memory_events, override_events
-from tests.acceptance.harness import STARTED, Eyes, Worker, until
+from tests.acceptance.harness import (
+    STARTED,
+    Eyes,
+    Worker,
+    until,
+)
 from tests.celery_app import app
 from tests.conftest import Vhost
 
@@ -109,7 +117,7 @@ class RabbitWorld(_World):
         return datetime.now(UTC)
 
     def send(self, message: Message) -> PublishError | None:
-        return broker.publisher_pool(get_settings()).publish([message], mandatory=True)[0]
+        return publisher_pool.publisher_pool(get_settings()).publish([message], mandatory=True)[0]
 
     def advance(self, seconds: float) -> None:
         """Wait until everything came to its end; *seconds* are what its delays add up to.
@@ -136,7 +144,7 @@ class RabbitWorld(_World):
             headers = properties.pop("application_headers", {})
             info = message.delivery_info
             self._archive.append(
-                archive.read(
+                archive_reader.read(
                     Received(
                         queue="contract:archive",
                         exchange=info["exchange"],
@@ -175,7 +183,7 @@ def rabbit_world(where: Path, vhost: Vhost) -> Iterator[World]:
         with _settings(where), diverted(_Amqp()):
             settings = get_settings()
             declared = topology.build(settings, get_registry())
-            provisioning.declare(app, settings, declared)
+            startup.declare(app, settings, declared)
             _worker(where, vhost.url).wait_ready()
             yield RabbitWorld(eyes, (queue.name for queue in declared.queues))
             STARTED[started].stop()
@@ -183,7 +191,7 @@ def rabbit_world(where: Path, vhost: Vhost) -> Iterator[World]:
         for worker in STARTED[started:]:
             worker.kill()
         del STARTED[started:]
-        broker.close_pools()
+        publisher_pool.close_pools()
         app.conf.broker_url = before
         eyes.close()
 
@@ -195,7 +203,7 @@ class _Amqp:
         return datetime.now(UTC)
 
     def publish(self, messages: Any, *, mandatory: bool) -> Any:
-        return broker.publisher_pool(get_settings()).publish(messages, mandatory=mandatory)
+        return publisher_pool.publisher_pool(get_settings()).publish(messages, mandatory=mandatory)
 
 
 @contextmanager

@@ -18,9 +18,23 @@ from typing import Any
 from tests.acceptance.harness import until
 from tests.integration.wire import ACK, NACK
 
-from .publishers import RELAY, claimed, lasting, leave, mirrored, relayed, unhandled
+from .publishers import (
+    RELAY,
+    claimed,
+    lasting,
+    leave,
+    mirrored,
+    relayed,
+    unhandled,
+)
 from .rows import row
-from .world import ARCHIVE, DEADLINE, Database, Hit, World
+from .world import (
+    ARCHIVE,
+    DEADLINE,
+    Database,
+    Hit,
+    World,
+)
 
 GROUP = "Databases"
 #: Seconds for which the database is away: without the time that PostgreSQL takes to start, and

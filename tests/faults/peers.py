@@ -24,16 +24,40 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from tests.acceptance import peering
-from tests.acceptance.harness import STARTED, Eyes, Service, Worker, until
+from tests.acceptance.harness import (
+    STARTED,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 
 from . import all_rows
-from .brokers import SPREAD, Scene, alarm, cut, half_open, struck
+from .brokers import (
+    SPREAD,
+    Scene,
+    alarm,
+    cut,
+    half_open,
+    struck,
+)
 from .brokers import killed as broker_killed
-from .counts import Counts, Ledger, Unit, count
+from .counts import (
+    Counts,
+    Ledger,
+    Unit,
+    count,
+)
 from .publishers import publisher_immediate
 from .rows import Row
 from .workers import MOMENTS, POOLS, stopped
-from .world import DEADLINE, NAME, Database, Grounds, World
+from .world import (
+    DEADLINE,
+    NAME,
+    Database,
+    Grounds,
+    World,
+)
 
 PACKAGE = "celery-amqp-events"
 PEER = Path(__file__).resolve().parent / "peer"

@@ -11,7 +11,12 @@ from typing import Any
 
 from .counts import Counts
 from .rows import Row
-from .world import Grounds, Hit, World, world
+from .world import (
+    Grounds,
+    Hit,
+    World,
+    world,
+)
 
 Making = AbstractContextManager[World]
 

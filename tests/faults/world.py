@@ -24,13 +24,26 @@ from uuid import uuid4
 from postgresql import Postgres
 
 from broker import Broker, Node
-from django_amqp_events import envelope
 from django_amqp_events.conf import FAST_PATHS
-from tests.acceptance.harness import STARTED, Archive, Eyes, Service, Worker, until
+from django_amqp_events.message import headers
+from tests.acceptance.harness import (
+    STARTED,
+    Archive,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
 from tests.acceptance.isolation import Supervisor
 from tests.integration.wire import Proxy
 
-from .counts import HANDLERS, Counts, Ledger, Unit, count
+from .counts import (
+    HANDLERS,
+    Counts,
+    Ledger,
+    Unit,
+    count,
+)
 
 NAME = "shop"
 ARCHIVE = f"{NAME}:archive"
@@ -465,10 +478,10 @@ class World:
                 continue
             for message in self.eyes.take(queue):
                 key = message.delivery_info["routing_key"]
-                name = str(message.headers.get(envelope.EVENT_HANDLER) or queue or key)
+                name = str(message.headers.get(headers.EVENT_HANDLER) or queue or key)
                 handler = name.rpartition(".")[2]
                 # The message of a copy has an id of its own.
-                own = message.headers.get(envelope.EVENT_ID)
+                own = message.headers.get(headers.EVENT_ID)
                 found.add((str(own or message.properties.get("message_id")), handler))
         return found
 

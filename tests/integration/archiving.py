@@ -7,11 +7,22 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from django_amqp_events import envelope, mirror
-from django_amqp_events.broker import ConfirmChannel
+from django_amqp_events.archive import mirror
+from django_amqp_events.archive.mirror import Counts, Mirror
+from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.envelope import Failure, Message, Progress, Received
-from django_amqp_events.mirror import Counts, Mirror
+from django_amqp_events.message import (
+    archive_copies,
+    copies,
+    decoding,
+    encoding,
+)
+from django_amqp_events.message.messages import (
+    Failure,
+    Message,
+    Progress,
+    Received,
+)
 from django_amqp_events.models import ArchivedEvent
 from tests.integration.conftest import Service
 
@@ -42,10 +53,10 @@ def received(
     body: bytes | None = None,
 ) -> Received:
     """A delivery as the handler's queue had it."""
-    message = envelope.event_message(
+    message = encoding.event_message(
         exchange="events",
         name=name,
-        body=envelope.encode_payload(name, payload or {"order_id": 7}) if body is None else body,
+        body=encoding.encode_payload(name, payload or {"order_id": 7}) if body is None else body,
         event_id=event_id or str(uuid4()),
         service=source,
         published_at=datetime.now(UTC),
@@ -78,12 +89,12 @@ def archived(
     event: ReceivedEvent | None = None
     progress = Progress(attempt=attempt, replay_id=replay_id, handler=handler)
     if identified:
-        event = envelope.identify(delivery, trusted=False)[0]
+        event = decoding.identify(delivery, trusted=False)[0]
     if failure is not None and event is not None:
         moment = at or datetime.now(UTC)
-        history = envelope.remember(progress, failure, at=moment, worker="celery@one")
+        history = copies.remember(progress, failure, at=moment, worker="celery@one")
         progress = Progress(attempt=attempt, replay_id=replay_id, handler=handler, history=history)
-    return envelope.archive_copy(
+    return archive_copies.archive_copy(
         delivery,
         exchange=f"{service}:archive",
         reason=reason,
@@ -101,7 +112,7 @@ def archived(
 def outcome(row: ArchivedEvent, replay_id: str, *, at: datetime | None = None) -> Message:
     """The report of a worker that a replay of this event succeeded."""
     event = ReceivedEvent(id=row.event_id, name=row.name, service=row.source, replay_id=replay_id)
-    return envelope.outcome_message(
+    return archive_copies.outcome_message(
         event,
         exchange=f"{row.service}:archive",
         handler=row.handler,

@@ -34,12 +34,18 @@ from django.core.management import CommandError, call_command
 from django.test import override_settings
 from kombu.utils.url import parse_url
 
-from django_amqp_events import conf, provisioning
-from django_amqp_events.provisioning.management_api import ManagementApi
-from django_amqp_events.registry import Registry, get_registry
-from django_amqp_events.topology import Names, Topology, build
+from django_amqp_events import conf
+from django_amqp_events.broker.provisioning import drift, inspection, startup
+from django_amqp_events.broker.provisioning.management_api import ManagementApi
+from django_amqp_events.broker.topology import Names, Topology, build
+from django_amqp_events.declare.registry import Registry, get_registry
 from tests.celery_app import app as celery_app
-from tests.conftest import Vhost, _execute, postgres_settings, sqlite_settings
+from tests.conftest import (
+    Vhost,
+    _execute,
+    postgres_settings,
+    sqlite_settings,
+)
 from tests.waiting import NotInTime
 
 from .wire import close_pools
@@ -93,15 +99,15 @@ class Service:
 
     # -- provisioning
 
-    def inspect(self, *, exact: bool = True) -> provisioning.Report:
+    def inspect(self, *, exact: bool = True) -> drift.Report:
         with self.active():
-            return provisioning.inspect(
+            return inspection.inspect(
                 self.app, self.settings, self.topology, api=self.api if exact else None
             )
 
     def declare(self) -> None:
         with self.active():
-            provisioning.declare(self.app, self.settings, self.topology)
+            startup.declare(self.app, self.settings, self.topology)
 
     def command(self, name: str, *args: str, **options: Any) -> tuple[int, str, str]:
         """Run a management command; its exit code, stdout and stderr."""

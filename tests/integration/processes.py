@@ -137,8 +137,9 @@ def main() -> None:
 
 def _die(where: str, call: str) -> None:
     """SIGKILL itself before a step, or after it, at the given call."""
-    from django_amqp_events import lifecycle, mirror, publisher
-    from django_amqp_events.intake import Intake
+    from django_amqp_events.archive import mirror, states
+    from django_amqp_events.broker.batch_reader import Intake
+    from django_amqp_events.publish import publisher
 
     calls = 0
 
@@ -158,7 +159,7 @@ def _die(where: str, call: str) -> None:
         "before-commit": (mirror, "_store_events", True),
         "before-ack": (Intake, "ack", False),
         "before-publish": (publisher.AmqpBackend, "publish", False),
-        "before-noted": (lifecycle, "published", False),
+        "before-noted": (states, "published", False),
     }
     owner, name, after = points[where]
     setattr(owner, name, dying(getattr(owner, name), after=after))

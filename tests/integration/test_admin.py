@@ -16,7 +16,13 @@ from django_amqp_events.models import ArchivedEvent, State
 from tests.unit import admin_world as world
 from tests.unit.admin_world import Page
 
-from .archiving import archived, mirror_all, outcome, publish, received
+from .archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
 from .conftest import Service
 from .serving import Browser, serving
 from .wire import close_pools, in_threads

@@ -18,19 +18,28 @@ from django.db import connections
 from django.db.models.functions import Now
 from django.test import Client, override_settings
 
-from django_amqp_events import Options, handler, inbox, outbox, publisher, replay
+from django_amqp_events import Options, handler
 from django_amqp_events.admin.decisions import freeze
+from django_amqp_events.archive import replay
 from django_amqp_events.conf import get_settings
 from django_amqp_events.exceptions import PublishTimeoutError
 from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent
-from django_amqp_events.outbox import Answer, Row
-from django_amqp_events.relay import Counts, Relay
+from django_amqp_events.publish import outbox, publisher
+from django_amqp_events.publish.outbox import Answer, Row
+from django_amqp_events.publish.relay import Counts, Relay
 from django_amqp_events.testing import override_events
+from django_amqp_events.worker import once
 from tests.conftest import Database, Vhost, routed_by
 from tests.unit import admin_world as world
 
 from . import wire as wire_module
-from .archiving import archived, mirror_all, outcome, publish, received
+from .archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
 from .conftest import Service
 from .wire import ACK, Wire, until
 
@@ -423,7 +432,7 @@ def test_one_that_is_restored_meanwhile_stays(wire: Wire, monkeypatch: pytest.Mo
 
 def test_the_inbox_is_kept_for_twice_the_longest_schedule(books: None) -> None:
     rows = InboxEntry.objects.using(ALIAS)
-    longest = inbox.keep()
+    longest = once.keep()
     assert longest > timedelta(days=100)
     now = datetime.now(UTC)
     for service, days in (("billing", 40), ("billing", 120), ("billing", 130), ("old", 120)):
@@ -458,7 +467,7 @@ def test_a_stop_ends_the_inbox_between_two_batches(books: None) -> None:
         )  # fmt: skip
     told: list[int] = []
     before = datetime.now(UTC) - timedelta(days=200)
-    gone = inbox.prune(
+    gone = once.prune(
         before=before, batch_size=2, progress=told.append, stop=lambda: len(told) == 2
     )
     assert (gone, told) == (4, [2, 4])

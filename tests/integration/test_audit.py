@@ -15,11 +15,23 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, ProgrammingError, connections, transaction
 
-from django_amqp_events import lifecycle, replay, retention
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, Revision, State
+from django_amqp_events.archive import replay, retention, states
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    Replay,
+    Revision,
+    State,
+)
 from tests.conftest import Database
 
-from .archiving import archived, mirror_all, outcome, publish, received
+from .archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUE = "billing.send_invoice"
@@ -72,8 +84,8 @@ def decide() -> ArchivedEvent:
     """Mirror, edit, fail again, replay, succeed: all that the application does."""
     now = datetime.now(UTC)
     [pk] = seen()
-    lifecycle.discard(seen(), by="ada", reason="a test", now=now)
-    lifecycle.restore(seen(), by="ada", reason="", now=now)
+    states.discard(seen(), by="ada", reason="a test", now=now)
+    states.restore(seen(), by="ada", reason="", now=now)
     report = replay.edit(pk, seen()[pk], {"order_id": 8}, by="ada", reason="wrong number")
     assert report.published == [pk], report
     return ArchivedEvent.objects.get()

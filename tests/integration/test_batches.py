@@ -14,7 +14,8 @@ from uuid import uuid4
 
 import pytest
 
-from django_amqp_events import batches, dryrun, lifecycle, replay
+from django_amqp_events.archive import replay, states
+from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
 from tests.conftest import Database
 
@@ -53,18 +54,18 @@ def fill(number: int) -> None:
 
 def begun(number: int, **more: Any) -> ReplayBatch:
     fill(number)
-    batch = batches.freeze(lifecycle.rows(), by="ada")
-    assert batches.start(batch.pk, by="ada", **{"reason": "fixed", "threshold": None, **more})
+    batch = batch_states.freeze(states.rows(), by="ada")
+    assert batch_states.start(batch.pk, by="ada", **{"reason": "fixed", "threshold": None, **more})
     return batch
 
 
 def again(batch: ReplayBatch) -> ReplayBatch:
-    return batches.rows().get(pk=batch.pk)
+    return batch_states.rows().get(pk=batch.pk)
 
 
 def lapse(batch: ReplayBatch) -> None:
     """Let the lease of a runner be over, as it is by itself after a while."""
-    batches.rows().filter(pk=batch.pk).update(leased_until=lifecycle.clock())
+    batch_states.rows().filter(pk=batch.pk).update(leased_until=states.clock())
 
 
 def taken(service: Service) -> Counter[tuple[str, str]]:
@@ -86,20 +87,24 @@ def test_a_runner_that_is_killed_is_followed_by_another(
     """In its third chunk of 200; what it had claimed goes on under the same replay ids."""
     batch = begun(1000)
     assert running.start(COMMAND_DIES=f"{where}@3").wait() == -9
-    counts = batches.count(batch.pk)
+    counts = batch_states.count(batch.pk)
     assert counts["published"] == 400
     assert counts["queued"] == 200
     assert counts["waiting"] == 400
     before = dict(
-        batches.events(batch.pk).filter(replay__isnull=False).values_list("event_id", "replay_id")
+        batch_states.events(batch.pk)
+        .filter(replay__isnull=False)
+        .values_list("event_id", "replay_id")
     )
     follower = running.start()
     # Nobody takes it while the dead one may be alive.
     wait_until(lambda: "running the batches" in follower.said, "the follower runs")
     assert again(batch).state == "running"
     lapse(batch)
-    wait_until(lambda: batches.count(batch.pk)["published"] == 800, "the rest is published", 60)
-    assert batches.count(batch.pk)["queued"] == 200
+    wait_until(
+        lambda: batch_states.count(batch.pk)["published"] == 800, "the rest is published", 60
+    )
+    assert batch_states.count(batch.pk)["queued"] == 200
     # As the mirror does, when the claims are old.
     assert replay.resume(lease=0) == 200
     messages = taken(billing)
@@ -110,10 +115,10 @@ def test_a_runner_that_is_killed_is_followed_by_another(
         {1: 1000 - doubled, **({2: doubled} if doubled else {})}
     )
     assert Replay.objects.count() == 1000
-    after = dict(batches.events(batch.pk).values_list("event_id", "replay_id"))
+    after = dict(batch_states.events(batch.pk).values_list("event_id", "replay_id"))
     assert before.items() <= after.items()
     # All of them report, and the batch ends.
-    rows = {row.pk: row for row in lifecycle.rows()}
+    rows = {row.pk: row for row in states.rows()}
     publish(billing, *(outcome(rows[pk], str(each)) for pk, each in after.items()))
     mirror_all(billing)
     wait_until(lambda: again(batch).state == "done", "the batch is done")
@@ -131,7 +136,7 @@ def test_a_runner_that_is_killed_anywhere_doubles_nothing(
         victim.kill()
         lapse(batch)
     last = running.start()
-    wait_until(lambda: not batches.count(batch.pk)["waiting"], "nothing waits", 60)
+    wait_until(lambda: not batch_states.count(batch.pk)["waiting"], "nothing waits", 60)
     replay.resume(lease=0)
     last.stop()
     messages = taken(billing)
@@ -141,18 +146,18 @@ def test_a_runner_that_is_killed_anywhere_doubles_nothing(
 
 def test_two_runners_share_and_double_nothing(billing: Service, running: Processes) -> None:
     first = begun(600)
-    second = batches.freeze(lifecycle.rows(), by="bob")
-    batches.start(second.pk, by="bob", reason="me too", threshold=None)
+    second = batch_states.freeze(states.rows(), by="bob")
+    batch_states.start(second.pk, by="bob", reason="me too", threshold=None)
     processes = [running.start() for _ in range(2)]
     wait_until(
-        lambda: not any(batches.count(each.pk)["waiting"] for each in (first, second)),
+        lambda: not any(batch_states.count(each.pk)["waiting"] for each in (first, second)),
         "nothing waits",
         60,
     )
     assert [each.stop() for each in processes] == [0, 0]
     messages = taken(billing)
     assert len(messages) == sum(messages.values()) == 600
-    counts = [batches.count(each.pk) for each in (first, second)]
+    counts = [batch_states.count(each.pk) for each in (first, second)]
     assert sum(each["published"] for each in counts) == 600
     assert sum(each["skipped"] for each in counts) == 600
 
@@ -168,7 +173,7 @@ def test_sigterm_gives_back_and_pause_holds(billing: Service, running: Processes
     assert so_far % 20 == 0
     two = running.start()
     wait_until(lambda: billing.ready(QUEUE) > so_far, "the next one goes on at once", 10)
-    assert batches.pause(batch.pk, by="ada")
+    assert batch_states.pause(batch.pk, by="ada")
     at_most = billing.ready(QUEUE) + 20
     wait_until(lambda: again(batch).runner is None, "it is given back")
     two.stop()
@@ -182,7 +187,7 @@ def test_the_dry_run_sees_the_queues(billing: Service, archive_database: Databas
     billing.consume(QUEUE, prefetch=1)
     wait_until(lambda: billing.ready(QUEUE) == 0, "it is delivered")
     billing.publish("", QUEUE)
-    plan = dryrun.examine(batches.freeze(lifecycle.rows(), by="ada"))
+    plan = preview.examine(batch_states.freeze(states.rows(), by="ada"))
     (where,) = plan["handlers"]
     assert (where["queue"], where["events"], where["ready"], where["consumers"]) == (QUEUE, 3, 1, 1)
     assert plan["broker"] == ""
@@ -197,14 +202,14 @@ def test_the_commands(billing: Service, archive_database: Database) -> None:
         asked = ["--handler", "send_invoice", "--background", "--comment", "fixed", *wrong]
         assert billing.command("events_replay", *asked)[0] == 2, wrong
     assert billing.command("events_replay", "--all", "--canary", "2")[0] == 2
-    assert not batches.rows().exists()
+    assert not batch_states.rows().exists()
     code, out, _ = billing.command(
         "events_replay", "--handler", "send_invoice", "--background", "--comment", "fixed",
         "--rate", "50", "--pause-at", "0", "--format", "json",
     )  # fmt: skip
     assert code == 0
     begun = json.loads(out)
-    batch = batches.rows().get(pk=begun["batch"])
+    batch = batch_states.rows().get(pk=begun["batch"])
     assert (batch.total, batch.state, batch.rate, batch.threshold) == (3, "running", 50, None)
     assert batch.criteria is not None
     assert batch.criteria["handlers"] == ["send_invoice"]

@@ -8,15 +8,17 @@ from datetime import UTC, datetime
 import pytest
 from django.db import connections
 
-from django_amqp_events import ConfigurationError, handler, inbox, mirror, retention
+from django_amqp_events import ConfigurationError, handler
+from django_amqp_events.archive import mirror, retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.envelope import event_message
+from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.message.encoding import event_message
 from django_amqp_events.models import InboxEntry, State
-from django_amqp_events.outbox import insert, rows
-from django_amqp_events.registry import get_registry
-from django_amqp_events.relay import Relay
+from django_amqp_events.publish.outbox import insert, rows
+from django_amqp_events.publish.relay import Relay
 from django_amqp_events.testing import override_events
+from django_amqp_events.worker import once
 from tests.celery_app import app
 from tests.conftest import Database
 
@@ -51,7 +53,7 @@ def test_all_who_rest_on_a_commit_refuse() -> None:
     event = ReceivedEvent(id="1", name="a.b", service="shop")
     known = get_registry().handlers["t.never"]
     with pytest.raises(ConfigurationError, match=REFUSED):
-        inbox.once(known, event, lambda: called.append("never"))
+        once.once(known, event, lambda: called.append("never"))
     assert not called
     with pytest.raises(ConfigurationError, match=REFUSED):
         mirror.store([], get_settings())

@@ -34,11 +34,11 @@ from django_amqp_events import (
     PublishRefusedError,
     PublishTimeoutError,
     UnroutableError,
-    broker,
     publish_event,
     publish_many,
 )
-from django_amqp_events.envelope import Message
+from django_amqp_events.broker import publisher_pool
+from django_amqp_events.message.messages import Message
 from tests.conftest import Vhost
 from tests.waiting import stopped
 
@@ -876,7 +876,7 @@ def test_a_pool_says_goodbye(private_node: Node, node_wire: Wire):
     publish_event(NAME, {})
     (channel,) = node_wire.pool._idle
     port = channel._transport.sock.getsockname()[1]
-    broker.close_pools()
+    publisher_pool.close_pools()
     assert publish_event(NAME, {}), "a closed pool opens again"
     # The same by way of contrast.
     (rude,) = node_wire.pool._idle

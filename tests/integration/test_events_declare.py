@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.management.commands.events_declare import describe_schedule
-from django_amqp_events.retry import RetryPolicy
 
 from .conftest import Service
 

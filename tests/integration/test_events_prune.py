@@ -15,7 +15,8 @@ from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django_celery_results.models import TaskResult
 
-from django_amqp_events import groups, lifecycle, retention
+from django_amqp_events.archive import retention, states
+from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.conf import RetentionSettings
 from django_amqp_events.models import (
     ArchiveAction,
@@ -257,15 +258,15 @@ def test_oldest_first(prune):
 def test_one_that_somebody_restores_meanwhile_stays_with_its_history(prune, monkeypatch):
     """Between the look for old ones and the lock."""
     row, other = event(State.DISCARDED, 100), event(State.DISCARDED, 100)
-    lock = lifecycle.lock
+    lock = states.lock
 
     def restored(ids):
         if not ArchiveAction.objects.filter(action="restore").exists():
-            monkeypatch.setattr(lifecycle, "lock", lock)
-            assert lifecycle.restore({row.pk: 0}, by="ada", reason="", now=datetime.now(UTC))
+            monkeypatch.setattr(states, "lock", lock)
+            assert states.restore({row.pk: 0}, by="ada", reason="", now=datetime.now(UTC))
         return lock(ids)
 
-    monkeypatch.setattr(lifecycle, "lock", restored)
+    monkeypatch.setattr(states, "lock", restored)
     assert retention.prune({State.DISCARDED: 86400.0}, service="billing").events == {
         State.DISCARDED: 1
     }
@@ -336,10 +337,10 @@ def test_ages_of_settings():
 def test_a_group_without_events_goes_with_the_last_of_them(prune):
     event(State.DISCARDED, 100, last_failed_at=NOW - timedelta(days=100))
     event(State.DISCARDED, 100, last_failed_at=NOW - timedelta(days=100), exception="Noted")
-    groups.adopt()
-    groups.fold_all()
+    failure_groups.adopt()
+    failure_groups.fold_all()
     noted = FailureGroup.objects.get(exception="Noted")
-    groups.write(noted.pk, seen=0, by="", now=NOW, note="known", assignee="", ticket="")
+    failure_groups.write(noted.pk, seen=0, by="", now=NOW, note="known", assignee="", ticket="")
     code, out = prune()
     assert code == 0
     assert "1 group without events deleted" in out
@@ -350,7 +351,7 @@ def test_a_group_without_events_goes_with_the_last_of_them(prune):
 def test_what_is_deleted_is_no_longer_counted(prune):
     event(State.ARCHIVED, 100)
     event(State.ARCHIVED, 1)
-    groups.adopt()
+    failure_groups.adopt()
     assert prune("--archived", "30d")[0] == 0
-    assert groups.fold_all() == 0
+    assert failure_groups.fold_all() == 0
     assert FailureGroup.objects.get().open == 1

@@ -16,12 +16,18 @@ from itertools import pairwise
 import amqp
 import pytest
 
-from django_amqp_events import broker as broker_module
-from django_amqp_events import envelope, recover
-from django_amqp_events.envelope import EVENT_UNREADABLE
+from django_amqp_events.archive import recovery
+from django_amqp_events.broker import confirms
+from django_amqp_events.message import copies, decoding
+from django_amqp_events.message.headers import EVENT_UNREADABLE
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
 
-from .archiving import archived, mirror_all, publish, received
+from .archiving import (
+    archived,
+    mirror_all,
+    publish,
+    received,
+)
 from .conftest import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -121,8 +127,8 @@ def test_a_replay_that_dies_comes_back_to_its_own_row(billing):
 def test_a_retry_that_dies_has_its_attempts(billing):
     """It came through the return exchange, so what its headers say is ours."""
     delivery = received("order-1")
-    event = envelope.identify(delivery, trusted=False)[0]
-    retry = envelope.retry_copy(
+    event = decoding.identify(delivery, trusted=False)[0]
+    retry = copies.retry_copy(
         delivery,
         event,
         exchange="billing:delay.1s",
@@ -305,10 +311,10 @@ def test_an_empty_queue(billing):
 
 
 def test_more_than_a_window(billing, monkeypatch):
-    monkeypatch.setattr(recover, "BATCH", 3)
+    monkeypatch.setattr(recovery, "BATCH", 3)
     for number in range(8):
         put(billing, number)
-    done = recover.recover(
+    done = recovery.recover(
         billing.app, billing.settings, billing.registry, "billing.send_invoice", size=3
     )
     assert done.total == 8
@@ -400,8 +406,8 @@ def test_one_that_the_broker_refuses_stays_and_holds_no_other_back(billing, monk
             message = replace(message, properties={**message.properties, "user_id": "nobody"})
         original(self, index, message, mandatory)
 
-    original = broker_module.ConfirmChannel._send
-    monkeypatch.setattr(broker_module.ConfirmChannel, "_send", send)
+    original = confirms.ConfirmChannel._send
+    monkeypatch.setattr(confirms.ConfirmChannel, "_send", send)
     for number in range(1, 5):
         put(billing, number)
     code, out, err = billing.command("events_recover", "billing.send_invoice")
@@ -431,13 +437,13 @@ def test_an_archive_that_takes_nothing_leaves_all_where_it_was(billing):
 def test_ctrl_c_ends_between_windows(billing, monkeypatch):
     for number in range(1, 5):
         put(billing, number)
-    archive = recover._archive
+    archive = recovery._archive
 
     def interrupted(batch, *args):
         os.kill(os.getpid(), signal.SIGINT)
         return archive(batch, *args)
 
-    monkeypatch.setattr(recover, "_archive", interrupted)
+    monkeypatch.setattr(recovery, "_archive", interrupted)
     code, out, err = billing.command("events_recover", "billing.send_invoice")
     assert code == 1
     assert "stopped: somebody stopped it" in err
@@ -462,7 +468,7 @@ from tests.celery_app import app
 app.conf.broker_url = url
 django.setup()
 from django.core.management import call_command
-from django_amqp_events.intake import Intake
+from django_amqp_events.broker.batch_reader import Intake
 Intake.ack = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 call_command("events_recover", sys.argv[3])
 """

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from django_amqp_events import replay
+from django_amqp_events.archive import replay
 from django_amqp_events.management.commands import events_replay
 from django_amqp_events.models import (
     ArchiveAction,
@@ -24,7 +24,13 @@ from django_amqp_events.models import (
     State,
 )
 
-from .archiving import archived, mirror_all, outcome, publish, received
+from .archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
 from .conftest import Service
 
 pytestmark = pytest.mark.django_db(transaction=True)

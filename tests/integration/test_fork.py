@@ -18,7 +18,13 @@ import pytest
 import django_amqp_events
 from tests.conftest import Vhost
 
-from .wire import ACK, DEADLINE, Proxy, Wire, until
+from .wire import (
+    ACK,
+    DEADLINE,
+    Proxy,
+    Wire,
+    until,
+)
 
 PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
 

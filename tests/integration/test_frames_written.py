@@ -19,11 +19,20 @@ from django_amqp_events import (
     UnroutableError,
     publish_many,
 )
-from django_amqp_events.broker import GATHER
-from django_amqp_events.envelope import Message
+from django_amqp_events.broker.confirms import GATHER
+from django_amqp_events.message.messages import Message
 from tests.conftest import Vhost
 
-from .wire import ACK, BLOCKED, NACK, UNBLOCKED, Wire, ack, finished, until
+from .wire import (
+    ACK,
+    BLOCKED,
+    NACK,
+    UNBLOCKED,
+    Wire,
+    ack,
+    finished,
+    until,
+)
 
 NAME = "shop.order.created"
 

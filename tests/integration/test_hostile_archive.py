@@ -14,9 +14,10 @@ import amqp
 import pytest
 from amqp.serialization import decode_properties_basic
 
-from django_amqp_events import envelope
-from django_amqp_events.envelope import EVENT_UNREADABLE, Message, Progress, Received
 from django_amqp_events.exceptions import Malformed
+from django_amqp_events.message import archive_copies, decoding
+from django_amqp_events.message.headers import EVENT_UNREADABLE
+from django_amqp_events.message.messages import Message, Progress, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
 from tests.acceptance.test_hostile_doors import DOORS, LOGGED
 from tests.acceptance.test_hostile_table import REFUSED, cases
@@ -61,8 +62,8 @@ def archived(delivery: Received) -> Message:
     event, progress = None, Progress()
     if not delivery.unreadable:
         with suppress(Malformed):
-            event, progress = envelope.identify(delivery, trusted=False)
-    return envelope.archive_copy(
+            event, progress = decoding.identify(delivery, trusted=False)
+    return archive_copies.archive_copy(
         delivery,
         exchange="billing:archive",
         reason="malformed",

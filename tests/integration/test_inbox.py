@@ -15,18 +15,17 @@ from django.db import DatabaseError, IntegrityError, OperationalError, connectio
 from django_amqp_events import (
     PublishNackedError,
     RolledBackError,
-    envelope,
     handler,
-    inbox,
-    outbox,
-    replay,
-    retention,
     signals,
 )
+from django_amqp_events.archive import replay, retention
 from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.declare.registry import Handler, get_registry
+from django_amqp_events.message import encoding
 from django_amqp_events.models import ArchivedEvent, InboxEntry
-from django_amqp_events.registry import Handler, get_registry
+from django_amqp_events.publish import outbox
 from django_amqp_events.testing import override_events
+from django_amqp_events.worker import once
 from tests.conftest import Database
 
 from .archiving import archived, mirror_all, publish
@@ -64,7 +63,7 @@ def effects() -> list[str]:
 
 
 def run(books: Handler, event: ReceivedEvent) -> str | None:
-    return inbox.once(books, event, lambda: effect(event))
+    return once.once(books, event, lambda: effect(event))
 
 
 def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,10 +90,10 @@ def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptur
 def test_another_source_or_handler_is_another_event(books: Handler) -> None:
     event = received("7")
     keys = {
-        inbox.key("billing", "books.write", event),
-        inbox.key("billing", "books.read", event),
-        inbox.key("audit", "books.write", event),
-        inbox.key("billing", "books.write", ReceivedEvent(id="7", name="x", service="web")),
+        once.key("billing", "books.write", event),
+        once.key("billing", "books.read", event),
+        once.key("audit", "books.write", event),
+        once.key("billing", "books.write", ReceivedEvent(id="7", name="x", service="web")),
     }
     assert len(keys) == 4
 
@@ -116,7 +115,7 @@ def test_what_raises_is_rolled_back(books: Handler) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        inbox.once(books, event, fail)
+        once.once(books, event, fail)
     assert not effects()
     assert run(books, event) == "done"
     assert effects() == [event.id]
@@ -131,7 +130,7 @@ def test_an_integrity_error_of_the_handler_is_its_own(books: Handler) -> None:
     first, second = received(), received()
     run(books, first)
     with pytest.raises(IntegrityError):
-        inbox.once(books, second, lambda: effect(first))
+        once.once(books, second, lambda: effect(first))
     assert run(books, second) == "done"
 
 
@@ -183,7 +182,7 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
         return done
 
     with pytest.raises(RolledBackError, match=rf"{event.id}.*everything it wrote .* rolled back"):
-        inbox.once(books, event, swallows)
+        once.once(books, event, swallows)
     assert not effects()
     assert not InboxEntry.objects.using(ALIAS).exists()
     assert run(books, event) == "done"
@@ -199,11 +198,11 @@ def test_an_error_that_is_swallowed_outside_its_own_block_harms_nothing(books: H
     def careful() -> str:
         with suppress(IntegrityError), transaction.atomic(using=ALIAS):
             InboxEntry.objects.using(ALIAS).create(
-                id=inbox.key("billing", "books.write", other), handled_at=datetime.now(UTC)
+                id=once.key("billing", "books.write", other), handled_at=datetime.now(UTC)
             )
         return effect(event)
 
-    assert inbox.once(books, event, careful) == "done"
+    assert once.once(books, event, careful) == "done"
     assert effects() == [other.id, event.id]
 
 
@@ -248,7 +247,7 @@ def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> Non
     for event in events:
         run(books, event)
     old = now - timedelta(days=100)
-    kept = [inbox.key("billing", "books.write", event) for event in events]
+    kept = [once.key("billing", "books.write", event) for event in events]
     InboxEntry.objects.using(ALIAS).filter(pk__in=kept[:4]).update(handled_at=old)
     for event, state in ((events[0], "archived"), (events[1], "succeeded")):
         ArchivedEvent.objects.create(
@@ -267,11 +266,11 @@ def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> Non
             headers_raw=b"",
         )
     before = now - timedelta(days=31)
-    assert inbox.prune(before=before, limit=1) == 1
-    assert inbox.prune(before=before) == 2
+    assert once.prune(before=before, limit=1) == 1
+    assert once.prune(before=before) == 2
     left = {row.pk for row in InboxEntry.objects.using(ALIAS)}
     assert left == {kept[0], kept[4]}
-    assert inbox.prune(before=before) == 0
+    assert once.prune(before=before) == 0
 
 
 @pytest.mark.parametrize("standing", ["failed", "discarded"])
@@ -282,7 +281,7 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
     run(books, event)
     run(books, other)
     with override_events(SERVICE="billing", DATABASE=ALIAS):
-        message = envelope.event_message(
+        message = encoding.event_message(
             exchange="events",
             name=event.name,
             body=b"[[], {}, {}]",
@@ -302,21 +301,21 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
         assert run(books, event) is None
         assert run(books, other) == "done"
         outbox.confirmed(ALIAS, [held])
-        assert inbox.prune(before=now - timedelta(days=31)) == 1
+        assert once.prune(before=now - timedelta(days=31)) == 1
 
 
 def test_rows_are_not_deleted_too_early(books: Handler) -> None:
     with pytest.raises(ValueError, match="at least 30 days"):
-        inbox.prune(before=datetime.now(UTC))
+        once.prune(before=datetime.now(UTC))
 
 
 def test_many_rows_of_one_moment(books: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "CHUNK", 3)
+    monkeypatch.setattr(once, "CHUNK", 3)
     old = datetime.now(UTC) - timedelta(days=100)
     for _ in range(10):
         run(books, received())
     InboxEntry.objects.using(ALIAS).update(handled_at=old)
-    assert inbox.prune(before=old + timedelta(days=1)) == 10
+    assert once.prune(before=old + timedelta(days=1)) == 10
 
 
 def test_a_forced_replay_says_so_and_is_told_again_by_whoever_publishes_it_for_a_dead_process(

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_amqp_events import replay
+from django_amqp_events.archive import replay
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
@@ -16,7 +16,13 @@ from django_amqp_events.models import (
     TallyChange,
 )
 
-from .archiving import archived, mirror_all, outcome, publish, received
+from .archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 

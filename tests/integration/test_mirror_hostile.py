@@ -10,15 +10,27 @@ from typing import Any
 import amqp
 import pytest
 
-from django_amqp_events import intake, mirror
-from django_amqp_events.envelope import EVENT_UNREADABLE, Message, Received
-from django_amqp_events.inbound import Inbound
-from django_amqp_events.intake import Intake
-from django_amqp_events.mirror import Counts, Mirror
+from django_amqp_events.archive import mirror
+from django_amqp_events.archive.mirror import Counts, Mirror
+from django_amqp_events.broker import batch_reader
+from django_amqp_events.broker.batch_reader import Intake
+from django_amqp_events.broker.fast.frame_reader import Inbound
+from django_amqp_events.message.headers import EVENT_UNREADABLE
+from django_amqp_events.message.messages import Message, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
-from tests.acceptance.test_hostile import identity, nested, properties, short
+from tests.acceptance.test_hostile import (
+    identity,
+    nested,
+    properties,
+    short,
+)
 
-from .archiving import archived, mirror_all, publish, received
+from .archiving import (
+    archived,
+    mirror_all,
+    publish,
+    received,
+)
 from .conftest import wait_until
 
 pytestmark = pytest.mark.usefixtures("archive_database")
@@ -123,7 +135,7 @@ def test_the_archive_is_read_in_large_pieces(billing, monkeypatch):
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(intake, "Inbound", Seen)
+    monkeypatch.setattr(batch_reader, "Inbound", Seen)
     publish(billing, bare(b"a"))
     assert mirror_all(billing).events == 1
     assert made
@@ -254,7 +266,7 @@ def test_identities(billing):
 @pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 def test_large_messages_do_not_pile_up_ahead(billing, monkeypatch):
     """What RabbitMQ sends ahead lies in its memory: so much as two batches hold."""
-    monkeypatch.setattr(intake, "BATCH_BYTES", 1024 * 1024)
+    monkeypatch.setattr(batch_reader, "BATCH_BYTES", 1024 * 1024)
     publish(billing, *(bare(b"x" * 256 * 1024, {"event-id": f"{n}"}) for n in range(60)))
     most, counts = 0, []
 

@@ -10,11 +10,24 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events import conf, lifecycle, mirror
-from django_amqp_events.envelope import Message, Received
-from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Replay, State
+from django_amqp_events import conf
+from django_amqp_events.archive import mirror
+from django_amqp_events.archive import states as event_states
+from django_amqp_events.message.messages import Message, Received
+from django_amqp_events.models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    State,
+)
 
-from .archiving import FAILURE, archived, outcome, publish, received
+from .archiving import (
+    FAILURE,
+    archived,
+    outcome,
+    publish,
+    received,
+)
 from .conftest import wait_until
 from .processes import mirrors
 
@@ -82,14 +95,14 @@ def test_several_mirrors_at_once(billing, processes, archive_database, request):
     replayed = [received(f"replayed-{n}") for n in range(150)]
     mirror.store([taken(archived(each)) for each in replayed], settings)
     rows = {row.event_id: row for row in ArchivedEvent.objects.all()}
-    claimed = lifecycle.claim(
+    claimed = event_states.claim(
         {row.pk: row.version for row in rows.values()},
         handlers={row.pk: row.handler for row in rows.values()},
         by="ada",
         reason="",
         now=NOW,
     )
-    lifecycle.published(claimed, now=NOW)
+    event_states.published(claimed, now=NOW)
     replays = {each.event.event_id: str(each.replay.pk) for each in claimed}
     messages: list[Message]
     expected: Counter[State]

@@ -30,22 +30,35 @@ from django_amqp_events import (
     OutboxError,
     PublishTimeoutError,
     event,
-    outbox,
     publish_event,
     publish_many,
 )
-from django_amqp_events import courier as courier_module
 from django_amqp_events.conf import get_settings
 from django_amqp_events.models import OutboxEvent
-from django_amqp_events.outbox import Answer, Row
-from django_amqp_events.relay import Counts, Line, Relay
+from django_amqp_events.publish import direct_publisher as courier_module
+from django_amqp_events.publish import outbox
+from django_amqp_events.publish.outbox import Answer, Row
+from django_amqp_events.publish.relay import Counts, Line, Relay
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
 from django_amqp_events.testing import override_events
-from tests.conftest import Database, Vhost, archive_in, postgres_settings
+from tests.conftest import (
+    Database,
+    Vhost,
+    archive_in,
+    postgres_settings,
+)
 
 from . import wire as wire_module
 from .conftest import Service
-from .wire import ACK, BLOCKED, UNBLOCKED, Proxy, Wire, finished, until
+from .wire import (
+    ACK,
+    BLOCKED,
+    UNBLOCKED,
+    Proxy,
+    Wire,
+    finished,
+    until,
+)
 
 NAME = "shop.order.created"
 ALIAS = "archive"
@@ -106,7 +119,7 @@ def make_due() -> None:
 def leave(count: int = 1, name: str = NAME, **options: Any) -> list[str]:
     """Commit events as a process does that dies before it publishes them."""
     settings = get_settings()
-    from django_amqp_events.publisher import _message
+    from django_amqp_events.publish.publisher import _message
 
     messages = [
         _message(settings, name, {"n": n}, Options(**options), settings_now(), validate=True)
@@ -118,7 +131,7 @@ def leave(count: int = 1, name: str = NAME, **options: Any) -> list[str]:
 
 
 def settings_now() -> Any:
-    from django_amqp_events import publisher
+    from django_amqp_events.publish import publisher
 
     return publisher.backend(get_settings()).now()
 
@@ -280,7 +293,7 @@ def test_a_receiver_of_the_commit_that_raises(wire: Wire):
 
 
 def test_more_than_is_kept_in_memory(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("django_amqp_events.publisher.KEPT", 2)
+    monkeypatch.setattr("django_amqp_events.publish.publisher.KEPT", 2)
     with transaction.atomic(using=ALIAS):
         ids = [publish_event(NAME, {"n": n}) for n in range(4)]
     assert wire.ids() == ids[:2]

@@ -13,16 +13,18 @@ import amqp
 import pytest
 
 from broker import Node
-from django_amqp_events import provisioning
-from django_amqp_events.exceptions import (
-    BrokerRequirementError,
-    TopologyDriftError,
-    TopologyError,
+from django_amqp_events.broker.provisioning import (
+    changes,
+    drift,
+    inspection,
+    replacement,
+    startup,
 )
-from django_amqp_events.provisioning import replacement
-from django_amqp_events.provisioning.amqp_api import FLAGS_REQUIRED_VERSION, version_of
-from django_amqp_events.provisioning.drift import left_over_queue, shadow
-from django_amqp_events.provisioning.management_api import ManagementApi, ManagementApiError
+from django_amqp_events.broker.provisioning.amqp_api import FLAGS_REQUIRED_VERSION, version_of
+from django_amqp_events.broker.provisioning.drift import left_over_queue, shadow
+from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
+from django_amqp_events.exceptions import BrokerRequirementError, TopologyDriftError, TopologyError
+from django_amqp_events.monitor import queue_status
 from tests.conftest import Vhost
 
 from .conftest import Service, wait_until
@@ -37,13 +39,13 @@ def billing(service, fresh_vhost):
     return made
 
 
-def apply(made: Service, **options: bool) -> provisioning.Applied:
+def apply(made: Service, **options: bool) -> changes.Applied:
     with made.active():
-        plan = provisioning.plan(made.inspect(), **options)
-        return provisioning.apply(made.app, made.settings, plan, api=made.api)
+        plan = drift.plan(made.inspect(), **options)
+        return changes.apply(made.app, made.settings, plan, api=made.api)
 
 
-def names(items: Iterable[provisioning.Item], *states: str) -> set[str]:
+def names(items: Iterable[drift.Item], *states: str) -> set[str]:
     return {item.name for item in items if not states or item.state in states}
 
 
@@ -69,7 +71,7 @@ class TestSeeing:
         report = billing.inspect()
         assert report.result == "identical"
         assert names(report.items, "ok") == names(report.items)
-        assert provisioning.plan(report).steps == ()
+        assert drift.plan(report).steps == ()
 
     def test_plain_amqp_says_what_it_cannot_see(self, billing):
         report = billing.inspect(exact=False)
@@ -112,7 +114,7 @@ class TestSeeing:
         report = billing.inspect()
         [item] = report.having("different")
         assert str(item.differences[0]) == "type is fanout, declared is topic"
-        [refusal] = provisioning.plan(report, recreate_empty=True).refusals
+        [refusal] = drift.plan(report, recreate_empty=True).refusals
         assert "other services share this exchange" in refusal
 
     @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ class TestSeeing:
         made = service(fresh_vhost, HANDLERS=HANDLERS)
         made.set_policy("limits", "^billing[.]book$", {"max-length": 10})
         with made.active(), pytest.raises(TopologyDriftError, match="'limits' sets max-length"):
-            provisioning.apply(made.app, made.settings, provisioning.plan(made.inspect()))
+            changes.apply(made.app, made.settings, drift.plan(made.inspect()))
         assert made.api.queues() == []
 
     def test_harmless_policy(self, billing):
@@ -189,7 +191,7 @@ class TestApplying:
         made.declare()
         declared = time.monotonic()
         with made.active():
-            provisioning.verify(made.app, made.settings, made.topology)
+            startup.verify(made.app, made.settings, made.topology)
         verified = time.monotonic()
         print(f"declare {declared - started:.2f} s, verify {verified - declared:.2f} s")
         assert verified - declared < 5
@@ -199,14 +201,14 @@ class TestApplying:
 class TestWorkers:
     def test_verify(self, billing):
         with billing.active():
-            report = provisioning.verify(billing.app, billing.settings, billing.topology)
+            report = startup.verify(billing.app, billing.settings, billing.topology)
         assert not report.drifted
 
     def test_verify_names_what_is_wrong_and_the_remedy(self, billing):
         billing.channel().queue_delete("billing.book")
         spoil(billing)
         with billing.active(), pytest.raises(TopologyDriftError) as caught:
-            provisioning.prepare(billing.app, billing.settings, billing.topology)
+            startup.prepare(billing.app, billing.settings, billing.topology)
         text = str(caught.value)
         assert "queue billing.book: missing" in text
         assert "x-delivery-limit is 3, declared is 5" in text
@@ -216,7 +218,7 @@ class TestWorkers:
     def test_auto_declares(self, service, fresh_vhost):
         made = service(fresh_vhost, TOPOLOGY="auto", HANDLERS=HANDLERS)
         with made.active():
-            provisioning.prepare(made.app, made.settings, made.topology)
+            startup.prepare(made.app, made.settings, made.topology)
         assert made.inspect().result == "identical"
 
     @contextmanager
@@ -237,17 +239,17 @@ class TestWorkers:
         made = service(fresh_vhost, TOPOLOGY="external", HANDLERS=HANDLERS)
         made.declare()
         with self._as_user(made, "^$") as limited, limited.active():
-            report = provisioning.prepare(made.app, made.settings, made.topology)
+            report = startup.prepare(made.app, made.settings, made.topology)
             assert {item.kind for item in report.having("unknown")} >= {"queue", "exchange"}
             assert not report.drifted
             assert not caplog.records
             made.channel().queue_delete("billing.book")
             with pytest.raises(TopologyDriftError, match=r"billing\.book: missing"):
-                provisioning.prepare(made.app, made.settings, made.topology)
+                startup.prepare(made.app, made.settings, made.topology)
 
     def test_verify_warns_where_it_may_not_see(self, billing, caplog):
         with self._as_user(billing, "^$") as limited, limited.active():
-            provisioning.prepare(billing.app, billing.settings, billing.topology)
+            startup.prepare(billing.app, billing.settings, billing.topology)
         assert "could not be compared" in caplog.text
 
     def test_declaring_without_permission(self, service, fresh_vhost):
@@ -285,7 +287,7 @@ class TestRequirements:
         with pytest.raises(TopologyDriftError, match="enable_feature_flag stream_queue"):
             made.declare()
         with made.active(), pytest.raises(BrokerRequirementError, match="stream_queue disabled"):
-            provisioning.verify(made.app, made.settings, made.topology)
+            startup.verify(made.app, made.settings, made.topology)
         assert made.api.queues() == []
         node.ctl("enable_feature_flag", "stream_queue")
         made.declare()
@@ -306,9 +308,9 @@ class TestRequirements:
         ],
     )
     def test_other_brokers_are_refused(self, billing, server, message, monkeypatch):
-        monkeypatch.setattr("django_amqp_events.provisioning.amqp_api.Amqp.server", server)
+        monkeypatch.setattr("django_amqp_events.broker.provisioning.amqp_api.Amqp.server", server)
         with billing.active(), pytest.raises(BrokerRequirementError, match=message):
-            provisioning.verify(billing.app, billing.settings, billing.topology)
+            startup.verify(billing.app, billing.settings, billing.topology)
 
 
 STALE = {"billing.gone", "billing:delay.7s", "events → billing.book [crm.#]"}
@@ -333,7 +335,7 @@ class TestStale:
     def test_is_named_and_left(self, smaller):
         report = smaller.inspect()
         assert names(report.having("stale")) == STALE
-        assert provisioning.plan(report).steps == ()
+        assert drift.plan(report).steps == ()
         assert smaller.inspect(exact=False).having("stale") == ()
 
     def test_is_deleted_where_asked(self, smaller):
@@ -368,9 +370,9 @@ class TestStale:
 
         before = bound()
         with smaller.active():
-            plan = provisioning.plan(smaller.inspect(), delete_stale=True)
+            plan = drift.plan(smaller.inspect(), delete_stale=True)
             only = tuple(step for step in plan.steps if step.item.name == "billing.gone")
-            applied = provisioning.apply(
+            applied = changes.apply(
                 smaller.app, smaller.settings, replace(plan, steps=only), api=smaller.api
             )
         [(_, reason)] = applied.refused
@@ -393,7 +395,7 @@ class TestStale:
 
     def test_needs_the_api(self, smaller):
         report = smaller.inspect(exact=False)
-        [refusal] = provisioning.plan(report, delete_stale=True).refusals
+        [refusal] = drift.plan(report, delete_stale=True).refusals
         assert "MANAGEMENT_URL" in refusal
 
 
@@ -478,8 +480,8 @@ class TestRecreating:
                 worker.start()
 
         with billing.active():
-            plan = provisioning.plan(billing.inspect(), recreate_empty=True)
-            applied = provisioning.apply(
+            plan = drift.plan(billing.inspect(), recreate_empty=True)
+            applied = changes.apply(
                 billing.app, billing.settings, plan, api=billing.api, notice=started
             )
         stop.set()
@@ -525,8 +527,8 @@ class TestRecreating:
             worker.collect()
 
         with billing.active():
-            plan = provisioning.plan(billing.inspect(), recreate_empty=True)
-            applied = provisioning.apply(
+            plan = drift.plan(billing.inspect(), recreate_empty=True)
+            applied = changes.apply(
                 billing.app, billing.settings, plan, api=billing.api, notice=work, wait=20
             )
         assert not applied.refused
@@ -552,8 +554,8 @@ class TestRecreating:
                     )
 
         with billing.active():
-            plan = provisioning.plan(billing.inspect(), recreate_empty=True)
-            provisioning.apply(billing.app, billing.settings, plan, api=billing.api, notice=publish)
+            plan = drift.plan(billing.inspect(), recreate_empty=True)
+            changes.apply(billing.app, billing.settings, plan, api=billing.api, notice=publish)
         messages = billing.take_all("billing.send_invoice")
         assert {message.delivery_info["exchange"] for message in messages} == {
             "billing:return",
@@ -583,7 +585,7 @@ class TestRecreating:
         report = billing.inspect()
         assert "billing:shadow.send_invoice" in names(report.having("stale"))
         with billing.active():
-            status = provisioning.status(
+            status = queue_status.status(
                 billing.app, billing.settings, billing.topology, api=billing.api
             )
         assert status.result == "error"
@@ -640,7 +642,7 @@ class TestManagementApi:
             url = f"http://{user}:{quote('p w/d', safe='')}@{host}"
             api = ManagementApi(url, vhost=billing.vhost.name)
             with billing.active():
-                report = provisioning.inspect(
+                report = inspection.inspect(
                     billing.app, billing.settings, billing.topology, api=api
                 )
             assert report.result == "identical"
@@ -650,8 +652,8 @@ class TestManagementApi:
 
 def test_shutdown_of_the_broker_is_an_error_of_its_own(billing):
     """A connection that breaks in the middle says so instead of hanging."""
+    from django_amqp_events.broker.provisioning.amqp_api import session
     from django_amqp_events.exceptions import BrokerUnavailableError
-    from django_amqp_events.provisioning.amqp_api import session
 
     with billing.active(), session(billing.app, billing.settings) as amqp_session:
         assert amqp_session.depth("billing.book")

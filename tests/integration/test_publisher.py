@@ -23,12 +23,17 @@ from django_amqp_events import (
     publish_event,
     publish_many,
 )
-from django_amqp_events.declaration import Event
-from django_amqp_events.registry import declarations
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.decorators import Event
 from django_amqp_events.signals import event_published, event_unrouted
 from tests.conftest import Vhost
 
-from .wire import ACK, Wire, in_threads, until
+from .wire import (
+    ACK,
+    Wire,
+    in_threads,
+    until,
+)
 
 NAME = "shop.order.created"
 

@@ -16,14 +16,31 @@ from django.db import connections
 from django.test import override_settings
 
 from broker import Node
-from django_amqp_events import lifecycle, replay
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, Replay, State
-from django_amqp_events.replay import Report
+from django_amqp_events.archive import replay, states
+from django_amqp_events.archive.replay import Report
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    Replay,
+    State,
+)
 from tests.conftest import Database, Vhost
 
-from .archiving import archived, mirror_all, outcome, publish, received
+from .archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
 from .conftest import Service, wait_until
-from .wire import ACK, NACK, Proxy, close_pools, in_threads
+from .wire import (
+    ACK,
+    NACK,
+    Proxy,
+    close_pools,
+    in_threads,
+)
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 
@@ -157,7 +174,7 @@ def test_a_replay_and_a_decision_at_once(billing: Service) -> None:
                 published.extend(run(*part).published)
             else:
                 discarded.extend(
-                    lifecycle.discard(seen(*part), by="bob", reason="old", now=replay._now())
+                    states.discard(seen(*part), by="bob", reason="old", now=replay._now())
                 )
 
     assert in_threads(8, work) == []
@@ -170,7 +187,7 @@ def test_a_replay_and_a_decision_at_once(billing: Service) -> None:
 
 def leave_queued(*rows: ArchivedEvent, hours: int = 1) -> dict[UUID, str]:
     """Claim as a process did, some time ago, that died before it published."""
-    claimed = lifecycle.claim(
+    claimed = states.claim(
         seen(*rows),
         handlers={row.pk: "send_invoice" for row in rows},
         by="ada",
@@ -217,7 +234,7 @@ def test_clocks_of_hosts_do_not_matter(
     (row,) = archive(billing, 1)
     real, confirmed = replay._now, replay._confirmed
     monkeypatch.setattr(replay, "_now", lambda: real() - timedelta(hours=1))
-    monkeypatch.setattr(lifecycle, "datetime", None)
+    monkeypatch.setattr(states, "datetime", None)
     swept: list[int] = []
 
     def meanwhile(*args: Any) -> Any:

@@ -9,12 +9,19 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, connections
 
-from django_amqp_events import alerts, provisioning, signals, snapshots
+from django_amqp_events import signals
+from django_amqp_events.broker.provisioning import inspection
 from django_amqp_events.models import Alert, Snapshot
-from django_amqp_events.snapshots import Camera, Watcher
+from django_amqp_events.monitor import alerts, queue_status, snapshots
+from django_amqp_events.monitor.snapshots import Camera, Watcher
 from tests.conftest import Vhost
 
-from .archiving import archived, mirror_all, publish, received
+from .archiving import (
+    archived,
+    mirror_all,
+    publish,
+    received,
+)
 from .conftest import wait_until
 from .processes import mirrors
 
@@ -37,8 +44,8 @@ def watcher(made: Any, **options: Any) -> Watcher:
 
 def in_hand(made: Any) -> int | None:
     """What the management API knows of the queue's unacked messages."""
-    api = provisioning.management(made.app, made.settings)
-    found = provisioning.status(made.app, made.settings, made.topology, api=api)
+    api = inspection.management(made.app, made.settings)
+    found = queue_status.status(made.app, made.settings, made.topology, api=api)
     return next(each.unacked for each in found.queues if each.name == QUEUE)
 
 

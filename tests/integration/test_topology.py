@@ -7,10 +7,21 @@ import time
 import amqp
 import pytest
 
-from django_amqp_events import provisioning
-from django_amqp_events.provisioning import amqp_api
-from django_amqp_events.provisioning.amqp_api import Amqp, session, to_bind, to_declare
-from django_amqp_events.topology import NO_LIMIT, POWER_DELAYS, Binding, Exchange, Queue
+from django_amqp_events.broker.provisioning import amqp_api, drift
+from django_amqp_events.broker.provisioning.amqp_api import (
+    Amqp,
+    session,
+    to_bind,
+    to_declare,
+)
+from django_amqp_events.broker.topology import (
+    NO_LIMIT,
+    POWER_DELAYS,
+    Binding,
+    Exchange,
+    Queue,
+)
+from django_amqp_events.monitor import queue_status
 
 from .conftest import wait_until
 
@@ -215,7 +226,7 @@ def test_archive_limits_drop_the_oldest(service, fresh_vhost):
     assert [message.body for message in made.take_all("billing:archive")] == [b"2", b"3", b"4"]
 
 
-def inspected(look: Amqp, entity: Exchange | Queue) -> provisioning.Item:
+def inspected(look: Amqp, entity: Exchange | Queue) -> drift.Item:
     [item] = look.inspect([entity])
     return item
 
@@ -383,7 +394,7 @@ def test_stuck_dead_letter_shows_in_the_total_only(billing):
 
     wait_until(stuck, "total 1, ready 0, unacked 0")
     with billing.active():
-        status = provisioning.status(
+        status = queue_status.status(
             billing.app, billing.settings, billing.topology, api=billing.api
         )
     [queue] = [queue for queue in status.queues if queue.name == "billing:delay.1s"]

@@ -26,9 +26,10 @@ from django.db import connections
 from django.test import override_settings
 from kombu.utils.url import parse_url
 
-from django_amqp_events import broker, courier
-from django_amqp_events.broker import PublisherPool
+from django_amqp_events.broker import publisher_pool
+from django_amqp_events.broker.publisher_pool import PublisherPool
 from django_amqp_events.conf import get_settings
+from django_amqp_events.publish import direct_publisher
 from tests.waiting import NotInTime
 
 #: The Celery app of the test that runs; AMQP_EVENTS names it by its dotted path.
@@ -100,7 +101,7 @@ class Wire:
 
     @property
     def pool(self) -> PublisherPool:
-        return broker.publisher_pool(get_settings())
+        return publisher_pool.publisher_pool(get_settings())
 
     def proxy(self, **options: Any) -> Proxy:
         """Return a proxy to the broker that ends with the test."""
@@ -344,9 +345,9 @@ def finished(*threads: threading.Thread) -> None:
 def close_pools() -> None:
     """Close all connections that publish, and let the next publish make its own."""
     # A thread that outlives its test would find its database gone, and leave it open.
-    courier.close_couriers(10)
-    broker.close_pools()
-    broker._pools.clear()
+    direct_publisher.close_couriers(10)
+    publisher_pool.close_pools()
+    publisher_pool._pools.clear()
 
 
 def in_threads(count: int, work: Callable[[int], object]) -> Sequence[BaseException]:

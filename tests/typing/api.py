@@ -25,7 +25,7 @@ from django_amqp_events import (
     publish_event,
     publish_many,
 )
-from django_amqp_events.declaration import HandlerFunction, Publishable
+from django_amqp_events.decorators import HandlerFunction, Publishable
 
 
 @event("shop.order.created")

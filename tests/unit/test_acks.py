@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
 
-from django_amqp_events.worker.acks import Acks
+from django_amqp_events.worker.fast.batched_acks import Acks
 
 
 class Broker:

@@ -22,12 +22,27 @@ from django.urls import reverse
 from django_celery_results.models import TaskResult
 
 import django_amqp_events
-from django_amqp_events import broker, groups, lifecycle, publisher, replay
-from django_amqp_events.admin import ArchivedEventAdmin, decisions, filters, paging, shown
+from django_amqp_events.admin import (
+    ArchivedEventAdmin,
+    decisions,
+    filters,
+    formatting,
+    pagination,
+)
+from django_amqp_events.archive import replay, states
+from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.broker.connection import unavailable_errors
 from django_amqp_events.conf import get_settings
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import BrokerUnavailableError, UnroutableError
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State
-from django_amqp_events.registry import get_registry
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    State,
+)
+from django_amqp_events.publish import publisher
 
 from . import admin_world as world
 from .admin_world import (
@@ -200,18 +215,18 @@ def test_filters_offer_what_there_is(ada):
 def test_distinct_values_are_those_of_the_table():
     for name in ("b", "a", "b", "", "ä", "c"):
         make(handler=name)
-    assert paging.distinct(ArchivedEvent.objects.all(), "handler") == ["", "a", "b", "c", "ä"]
+    assert pagination.distinct(ArchivedEvent.objects.all(), "handler") == ["", "a", "b", "c", "ä"]
 
 
 def test_distinct_values_end(monkeypatch):
-    monkeypatch.setattr(paging, "VALUES", 3)
+    monkeypatch.setattr(pagination, "VALUES", 3)
     for number in range(5):
         make(handler=f"h{number}")
-    assert paging.distinct(ArchivedEvent.objects.all(), "handler") == ["h0", "h1", "h2"]
+    assert pagination.distinct(ArchivedEvent.objects.all(), "handler") == ["h0", "h1", "h2"]
 
 
 def test_distinct_values_of_an_empty_table():
-    assert paging.distinct(ArchivedEvent.objects.all(), "handler") == []
+    assert pagination.distinct(ArchivedEvent.objects.all(), "handler") == []
 
 
 def test_search_finds_ids_in_any_state(ada):
@@ -272,7 +287,7 @@ def test_the_order_is_that_of_an_index(ada):
 
 
 def test_the_list_counts_to_its_cap(ada, monkeypatch):
-    monkeypatch.setattr(paging, "CAP", 3)
+    monkeypatch.setattr(pagination, "CAP", 3)
     for _ in range(5):
         make()
     with CaptureQueriesContext(connection) as queries:
@@ -302,7 +317,7 @@ def test_a_subclass_follows_relations_in_one_query(ada, monkeypatch):
     monkeypatch.setattr(ArchivedEventAdmin, "list_select_related", ("group",))
     for number in range(3):
         make(exception=f"billing.Error{number}")
-    groups.adopt()
+    failure_groups.adopt()
     with CaptureQueriesContext(connection) as queries:
         assert ada.get(url("changelist")).status_code == 200
     assert not [each for each in queries if 'failuregroup"."id" =' in each["sql"]]
@@ -402,7 +417,7 @@ def test_attempts_name_their_replay(ada):
 @pytest.mark.parametrize("state", list(State))
 def test_the_detail_page_says_what_a_state_means(ada, state):
     row = make(state)
-    meaning, remedy = map(str, shown.STATES[state])
+    meaning, remedy = map(str, formatting.STATES[state])
     words = page(ada.get(url("change", row.pk))).words
     assert meaning in words
     assert remedy in words
@@ -488,7 +503,7 @@ def test_a_body_of_15_mib_is_neither_read_nor_shown_whole(ada):
     row = make(body=body)
     response = ada.get(url("change", row.pk))
     assert "The first 256" in page(response).words
-    assert len(response.content) < 2 * shown.SHOWN
+    assert len(response.content) < 2 * formatting.SHOWN
     assert ada.get(url("payload", row.pk)).content == body
 
 
@@ -828,7 +843,7 @@ def test_an_event_that_has_changed_is_not_offered(ada, decision):
 def test_restore(ada):
     rows = [make(State.DISCARDED), make(State.DISCARDED)]
     fields = page(ada.post(url("changelist") + "?state=discarded", select(rows, "restore"))).fields
-    lifecycle.restore(world.seen(rows[1]), by="bob", reason="", now=datetime.now(UTC))
+    states.restore(world.seen(rows[1]), by="bob", reason="", now=datetime.now(UTC))
     response = ada.post(url("restore"), {**fields, "reason": ""}, follow=True)
     done, late = said(response)
     assert done == "1 event restored into the archive."
@@ -861,7 +876,7 @@ def test_an_overdue_replay_can_be_marked_as_resolved(ada, wire):
     # Restored and discarded, it is that and nothing else.
     ArchiveAction.objects.create(event=late, at=datetime.now(UTC), action="discard", reason="x")
     words = page(ada.get(url("change", late.pk))).words
-    assert str(shown.STATES[State.DISCARDED][0]) in words
+    assert str(formatting.STATES[State.DISCARDED][0]) in words
     assert (
         "Marked as resolved: the invoice is there" in page(ada.get(url("history", late.pk))).words
     )
@@ -926,7 +941,7 @@ def test_many_that_fail_alike_are_told_once(ada, wire, monkeypatch, chunk):
     monkeypatch.setattr(
         wire,
         "publish",
-        lambda messages, mandatory: broker._unavailable(messages, "no connection to RabbitMQ"),
+        lambda messages, mandatory: unavailable_errors(messages, "no connection to RabbitMQ"),
     )
     response = ada.post(url("replay"), {"seen": frozen(*rows), "reason": ""}, follow=True)
     told = ["7 events not published, still in the archive: no connection to RabbitMQ"]
@@ -1005,7 +1020,7 @@ settings.configure(
 )
 import django
 django.setup()
-import django_amqp_events.mirror, django_amqp_events.replay
+import django_amqp_events.archive.mirror, django_amqp_events.archive.replay
 found = [name for name in sys.modules if name.startswith(
     ("django.contrib.admin", "django_amqp_events.admin", "django.contrib.auth"))]
 assert not found, found

@@ -16,13 +16,24 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import translation
 
-from django_amqp_events import batches, dryrun, lifecycle, replay
 from django_amqp_events.admin.batches import criteria_of
+from django_amqp_events.archive import replay, states
+from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.exceptions import BrokerUnavailableError
-from django_amqp_events.models import ArchivedEvent, FailureGroup, ReplayBatch, State
+from django_amqp_events.models import (
+    ArchivedEvent,
+    FailureGroup,
+    ReplayBatch,
+    State,
+)
 
 from . import admin_world as world
-from .admin_world import Page, client_of, make, select
+from .admin_world import (
+    Page,
+    client_of,
+    make,
+    select,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -42,7 +53,7 @@ def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: Any) -> Any:
         raise BrokerUnavailableError("there is none here")
 
-    monkeypatch.setattr(dryrun, "session", away)
+    monkeypatch.setattr(preview, "session", away)
 
 
 def staff(*permissions: str, name: str = "ada") -> User:
@@ -72,12 +83,12 @@ def said(response: Any) -> list[str]:
 def drafted(number: int = 2, **more: Any) -> ReplayBatch:
     for _ in range(number):
         make(**more)
-    return batches.freeze(lifecycle.rows(), by="ada", title="a few")
+    return batch_states.freeze(states.rows(), by="ada", title="a few")
 
 
 def running(number: int = 2, **more: Any) -> ReplayBatch:
     batch = drafted(number)
-    batches.start(batch.pk, by="ada", **{"reason": "fixed", **more})
+    batch_states.start(batch.pk, by="ada", **{"reason": "fixed", **more})
     batch.refresh_from_db()
     return batch
 
@@ -90,7 +101,7 @@ def test_selected_events_are_frozen_and_the_dry_run_is_shown(ada: Client) -> Non
     make()
     form = select(rows, "background")
     response = ada.post(world.url("changelist"), form, follow=True)
-    (batch,) = batches.rows()
+    (batch,) = batch_states.rows()
     assert response.redirect_chain[-1][0] == url("change", batch.pk)
     assert (batch.total, batch.title, batch.created_by) == (3, "3 selected events", "ada")
     assert batch.criteria is None
@@ -100,7 +111,7 @@ def test_selected_events_are_frozen_and_the_dry_run_is_shown(ada: Client) -> Non
     assert "billing.send_invoice unknown unknown" in words
     assert "there is none here" in words
     assert "Start in the background" in words or "Start" in words
-    assert not lifecycle.rows().exclude(state=State.ARCHIVED).exists()
+    assert not states.rows().exclude(state=State.ARCHIVED).exists()
 
 
 def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
@@ -112,7 +123,7 @@ def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
     form = select([other], "background", select_across="1")
     address = world.url("changelist") + "?handler=send_invoice&failed=day"
     response = ada.post(address, form, follow=True)
-    (batch,) = batches.rows()
+    (batch,) = batch_states.rows()
     assert batch.total == 60
     assert batch.title == "All with handler send_invoice, last failure in the last 24 hours"
     assert batch.criteria is not None
@@ -135,7 +146,7 @@ def test_without_the_permission_there_is_no_action_and_no_button() -> None:
     rows = [make()]
     assert "background_selected" not in ada_actions(eve)
     eve.post(world.url("changelist"), select(rows, "background"))
-    assert not batches.rows().exists()
+    assert not batch_states.rows().exists()
     batch = drafted()
     for act in ACTS:
         assert eve.post(url(act, batch.pk), {"reason": "x"}).status_code == 403
@@ -245,8 +256,8 @@ def test_a_batch_that_is_none(ada: Client) -> None:
 
 def test_look_again(ada: Client) -> None:
     batch = drafted(3)
-    row = lifecycle.rows()[0]
-    lifecycle.discard({row.pk: row.version}, by="bob", reason="x", now=datetime.now(UTC))
+    row = states.rows()[0]
+    states.discard({row.pk: row.version}, by="bob", reason="x", now=datetime.now(UTC))
     ada.post(url("look", batch.pk))
     words = page(ada.get(url("change", batch.pk))).words
     assert "2 of 3 events can be replayed" in words
@@ -259,10 +270,10 @@ def test_look_again(ada: Client) -> None:
 def test_progress_is_told_and_everything_is_escaped(ada: Client) -> None:
     hostile = "<script>alert(1)</script>\u202e"
     batch = running()
-    seen = dict(batches.events(batch.pk).values_list("event_id", "version"))
-    batches.skip(batch.pk, [replay.Skipped(id=next(iter(seen)), title="", why=hostile)])
-    batches.count(batch.pk)
-    batches.rows().filter(pk=batch.pk).update(note=hostile, title=hostile)
+    seen = dict(batch_states.events(batch.pk).values_list("event_id", "version"))
+    batch_states.skip(batch.pk, [replay.Skipped(id=next(iter(seen)), title="", why=hostile)])
+    batch_states.count(batch.pk)
+    batch_states.rows().filter(pk=batch.pk).update(note=hostile, title=hostile)
     for address in (
         url("change", batch.pk),
         url("changelist"),
@@ -287,7 +298,7 @@ def test_a_page_follows_only_where_it_is_asked_to(ada: Client) -> None:
     batch = running()
     assert "Refresh" not in ada.get(url("change", batch.pk)).headers
     assert ada.get(url("change", batch.pk) + "?follow=1").headers["Refresh"] == "5"
-    batches.cancel(batch.pk, by="ada")
+    batch_states.cancel(batch.pk, by="ada")
     assert "Refresh" not in ada.get(url("change", batch.pk) + "?follow=1").headers
 
 
@@ -301,7 +312,7 @@ def test_the_events_of_a_batch_are_named_a_page_at_a_time(
     rest = ada.get(first.context["next_url"])
     assert len(rest.context["events"]) == 1
     assert not rest.context["next_url"]
-    gone = batches.events(batch.pk).order_by("pk").first()
+    gone = batch_states.events(batch.pk).order_by("pk").first()
     assert gone is not None
     ArchivedEvent.objects.filter(pk=gone.event_id).delete()
     assert "deleted" in page(ada.get(url("events", batch.pk))).words
@@ -313,7 +324,7 @@ def test_a_batch_does_not_name_events_that_a_project_hides(
     ada: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = drafted(2)
-    batches.events(batch.pk).update(why="it was a secret")
+    batch_states.events(batch.pk).update(why="it was a secret")
     monkeypatch.setattr(
         "django_amqp_events.admin.ArchivedEventAdmin.get_queryset",
         lambda self, request: ArchivedEvent.objects.none(),
@@ -342,21 +353,21 @@ def test_the_title_of_a_batch_says_what_the_filter_found(
         service="billing",
         handler="send_invoice",
         exception="ValueError",
-        first_seen=lifecycle.clock(),
-        last_seen=lifecycle.clock(),
+        first_seen=states.clock(),
+        last_seen=states.clock(),
     )
     row = make(group=group)
     address = world.url("changelist") + "?" + chosen.format(group=group.pk)
     with translation.override("de"):
         ada.post(address, select([row], "background", select_across="1"))
-    (batch,) = batches.rows()
+    (batch,) = batch_states.rows()
     assert batch.title == title
 
 
 def test_the_audit_of_an_event_names_its_batch(ada: Client) -> None:
     row = make()
     batch = running(0)
-    claimed = lifecycle.claim(
+    claimed = states.claim(
         {row.pk: row.version},
         handlers={row.pk: "send_invoice"},
         by="ada",

@@ -12,8 +12,8 @@ from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_amqp_events import inbox, publisher, replay
-from django_amqp_events.admin import shown
+from django_amqp_events.admin import formatting
+from django_amqp_events.archive import replay
 from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchiveAction,
@@ -24,10 +24,26 @@ from django_amqp_events.models import (
     Revision,
     State,
 )
+from django_amqp_events.publish import publisher
+from django_amqp_events.worker import once
 
 from . import admin_world as world
-from .admin_world import PERMISSIONS, add_replay, client_of, frozen, make, seen, url, user
-from .test_admin import HOSTILE, Wire, page, said
+from .admin_world import (
+    PERMISSIONS,
+    add_replay,
+    client_of,
+    frozen,
+    make,
+    seen,
+    url,
+    user,
+)
+from .test_admin import (
+    HOSTILE,
+    Wire,
+    page,
+    said,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -35,7 +51,7 @@ RIGHTS = ("view", "view_payload", "edit")
 SETTINGS: dict[str, Any] = {
     **world.EVENTS,
     "EDITING": True,
-    "MAX_BODY": 2 * shown.SHOWN,
+    "MAX_BODY": 2 * formatting.SHOWN,
     "HANDLERS": {
         **world.EVENTS["HANDLERS"],
         "strict": {
@@ -232,7 +248,7 @@ def test_a_body_that_cannot_be_read_can_be_mended(ada, wire):
 
 
 def test_a_body_that_is_too_large_for_a_page_says_what_to_use(ada):
-    row = make(body=b'[[], {"note": "' + b"x" * shown.SHOWN + b'"}, {}]')
+    row = make(body=b'[[], {"note": "' + b"x" * formatting.SHOWN + b'"}, {}]')
     assert f"events_replay --edit {row.pk}" in page(ada.get(url("change", row.pk))).words
     response = ada.get(url("edit", row.pk), follow=True)
     assert f"events_replay --edit {row.pk}" in said(response)[0]
@@ -259,7 +275,7 @@ def test_a_handler_that_runs_once_is_said_plainly(ada):
     words = page(ada.get(url("edit", row.pk))).words
     assert "It has not handled this event id yet" in words
     InboxEntry.objects.create(
-        id=inbox.key("billing", "once", row.event), service="billing", handler="once",
+        id=once.key("billing", "once", row.event), service="billing", handler="once",
         event_id=row.event_id, name=row.name, handled_at=datetime(2026, 3, 1, tzinfo=UTC),
     )  # fmt: skip
     for response in (
@@ -530,7 +546,10 @@ def test_a_hook_that_fails_hides_the_payload(ada, wire, hook, kind, caplog):
 
 
 def test_what_cannot_be_decoded_cannot_be_redacted(ada):
-    for row in (make(body=b"4711-4711", reason="malformed"), make(body=b"4711-" * shown.SHOWN)):
+    for row in (
+        make(body=b"4711-4711", reason="malformed"),
+        make(body=b"4711-" * formatting.SHOWN),
+    ):
         with hooked(f"{__name__}.redact"):
             html = ada.get(url("change", row.pk)).content.decode()
         assert "4711-" not in html

@@ -17,9 +17,11 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.translation import override
 
-from django_amqp_events import batches, groups, lifecycle, publisher, tallies
 from django_amqp_events.admin import archive, decisions
-from django_amqp_events.admin.svg import sparkline
+from django_amqp_events.admin.charts import sparkline
+from django_amqp_events.archive import states
+from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -29,9 +31,15 @@ from django_amqp_events.models import (
     ReplayBatchEvent,
     State,
 )
+from django_amqp_events.publish import publisher
 
 from . import admin_world as world
-from .admin_world import Page, client_of, make, user
+from .admin_world import (
+    Page,
+    client_of,
+    make,
+    user,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -83,9 +91,9 @@ def ada():
 
 def grouped(*rows: ArchivedEvent) -> FailureGroup:
     """The group of events that were made without one."""
-    while groups.adopt():
+    while failure_groups.adopt():
         pass
-    groups.fold_all()
+    failure_groups.fold_all()
     found = ArchivedEvent.objects.get(pk=rows[0].pk).group
     assert found is not None
     return found
@@ -125,7 +133,7 @@ def test_the_list_shows_what_an_operator_asks_first(ada):
     rows = [make(last_failed_at=now - timedelta(minutes=n), replays=n % 2) for n in range(3)]
     make(exception="billing.errors.LateError", location="")
     group = grouped(*rows)
-    groups.write(
+    failure_groups.write(
         group.pk,
         seen=0,
         by="ada",
@@ -178,7 +186,7 @@ def test_the_list_shows_what_an_operator_asks_first(ada):
 )  # fmt: skip
 def test_filters_and_search(ada, query, found):
     opened = grouped(make(exception="a.Open"))
-    groups.write(
+    failure_groups.write(
         opened.pk, seen=0, by="", now=datetime.now(UTC), note="", assignee="bob", ticket=""
     )
     grouped(make(State.DISCARDED, exception="b.Right"))
@@ -206,13 +214,13 @@ def test_a_group_says_that_it_came_back(ada):
 def test_numbers_are_exact_before_anybody_has_added_them_up(ada):
     rows = [make() for _ in range(3)]
     group = grouped(*rows)
-    lifecycle.discard({rows[0].pk: rows[0].version}, by="ada", reason="old", now=datetime.now(UTC))
+    states.discard({rows[0].pk: rows[0].version}, by="ada", reason="old", now=datetime.now(UTC))
     assert FailureGroup.objects.get().open == 3
     response = ada.get(url("changelist"))
     assert '<td class="field-opened">2</td>' in response.content.decode()
     assert "1 discarded" in page(response).words
     assert "2 open events" in page(ada.get(url("change", group.pk))).words
-    lifecycle.discard(
+    states.discard(
         {row.pk: row.version for row in rows}, by="ada", reason="old", now=datetime.now(UTC)
     )
     assert "Nothing open. Show all groups" in page(ada.get(url("changelist"))).words
@@ -221,7 +229,7 @@ def test_numbers_are_exact_before_anybody_has_added_them_up(ada):
 def test_events_without_a_group_are_told_of(ada):
     make()
     assert "events_groups --rebuild" in page(ada.get(url("changelist"))).words
-    groups.adopt()
+    failure_groups.adopt()
     assert "events_groups --rebuild" not in page(ada.get(url("changelist"))).words
 
 
@@ -316,7 +324,7 @@ def test_every_site_has_its_own_addresses(ada):
 def test_nothing_that_somebody_wrote_is_markup(ada):
     row = make(exception=MARKUP, handler=MARKUP, location=f"{MARKUP}:1 in {MARKUP}", message=MARKUP)
     group = grouped(row)
-    groups.write(
+    failure_groups.write(
         group.pk,
         seen=0,
         by=MARKUP,
@@ -345,7 +353,7 @@ def test_a_group_that_is_not_there(ada):
 def test_a_group_without_events_left(ada):
     group = grouped(make())
     ArchivedEvent.objects.all().delete()
-    groups.rebuild()
+    failure_groups.rebuild()
     words = page(ada.get(url("change", group.pk))).words
     assert "0 open events" in words
 
@@ -367,7 +375,7 @@ def test_a_group_is_replayed_in_the_background(wire):
     # What fails from now on is counted as new, and not taken.
     late = make(last_failed_at=datetime.now(UTC) + timedelta(minutes=1))
     grouped(late)
-    assert batches.fresh(batch) == 1
+    assert batch_states.fresh(batch) == 1
     assert bulk.get(url("batch", group.pk)).status_code == 403
     replayer = person("view", "replay", name="r")
     assert "in the background" not in replayer.get(url("change", group.pk)).content.decode()
@@ -520,7 +528,7 @@ def test_a_whole_group_is_discarded(ada, wire):
     assert ArchiveAction.objects.count() == 2
     words = page(ada.get(url("change", group.pk))).words
     assert "0 open events" in words
-    groups.fold_all()
+    failure_groups.fold_all()
     assert "Put right" in page(ada.get(url("change", group.pk))).words
     assert "Nothing of this group is open." in said(ada.post(url("replay", group.pk)))
 
@@ -580,7 +588,7 @@ def test_the_picture_has_an_hour_for_each_hour(ada):
     make(last_failed_at=now - timedelta(hours=25))
     row = make(last_failed_at=now)
     group = grouped(row)
-    found = tallies.hours([group.pk], since=now - timedelta(hours=23), using="default")
+    found = group_counts.hours([group.pk], since=now - timedelta(hours=23), using="default")
     assert sum(values["archived"] for values in found[group.pk].values()) == 2
     response = ada.get(url("changelist"))
     assert "In 24 hours: 2 failed, 1 in one hour at most" in page(response).words

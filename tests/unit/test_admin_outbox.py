@@ -19,11 +19,11 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
-from django_amqp_events import outbox
-from django_amqp_events.admin import OutboxEventAdmin, paging
+from django_amqp_events.admin import OutboxEventAdmin, pagination
 from django_amqp_events.admin import outbox as pages
 from django_amqp_events.admin.decisions import freeze
 from django_amqp_events.models import InboxEntry, Moment, OutboxEvent
+from django_amqp_events.publish import outbox
 
 from . import admin_world as world
 from .admin_world import Page, client_of
@@ -256,7 +256,7 @@ def test_the_order_is_that_of_publishing(ada):
 
 
 def test_the_list_counts_to_its_cap(ada, monkeypatch):
-    monkeypatch.setattr(paging, "CAP", 2)
+    monkeypatch.setattr(pagination, "CAP", 2)
     monkeypatch.setattr(pages, "COUNTED", 2)
     for _ in range(4):
         make()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_amqp_events.admin import decisions, shown
+from django_amqp_events.admin import decisions, formatting
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -58,7 +58,7 @@ def event(**more: object) -> ArchivedEvent:
 @given(text)
 def test_visible_text_has_nothing_hidden(value):
     fits_a_page(visible(value))
-    assert "\n" not in shown.line(value)
+    assert "\n" not in formatting.line(value)
     assert len(visible(value, 10)) <= 10 * 10
 
 
@@ -74,7 +74,7 @@ def test_visible_text_keeps_what_people_write():
     [(-5, "0 s"), (59, "59 s"), (60, "1 min"), (7199, "1 h"), (86400 * 3.5, "3 d")],
 )
 def test_ages(seconds, words):
-    assert shown.age(NOW - timedelta(seconds=seconds), NOW) == words
+    assert formatting.age(NOW - timedelta(seconds=seconds), NOW) == words
 
 
 @given(documents)
@@ -86,15 +86,19 @@ def test_no_document_breaks_its_page(document):
     )
     found = failure.about
     for value in (
-        *shown.exception(found),
-        *(piece.text for piece in shown.fold(found.get("traceback"))),
-        *(word for frame in shown.frames(found) for word in (frame.place, frame.file)),
-        *(word for each in shown.attempts(failure) for word in (each.number, each.worker)),
-        *(each.what for each in shown.attempts(failure)),
-        *(word for each in shown.deaths(found) for word in (each.queue, each.reason, each.count)),
+        *formatting.exception(found),
+        *(piece.text for piece in formatting.fold(found.get("traceback"))),
+        *(word for frame in formatting.frames(found) for word in (frame.place, frame.file)),
+        *(word for each in formatting.attempts(failure) for word in (each.number, each.worker)),
+        *(each.what for each in formatting.attempts(failure)),
+        *(
+            word
+            for each in formatting.deaths(found)
+            for word in (each.queue, each.reason, each.count)
+        ),
     ):
         fits_a_page(value)
-    steps = shown.timeline(event(), [failure], [], [])
+    steps = formatting.timeline(event(), [failure], [], [])
     assert steps == sorted(steps, key=lambda step: step.at)
     for step in steps:
         fits_a_page(step.what + step.who + step.note)
@@ -103,20 +107,20 @@ def test_no_document_breaks_its_page(document):
 @given(text)
 def test_no_text_is_a_document_that_breaks_its_page(value):
     failure = ArchivedFailure(failed_at=NOW, mirrored_at=NOW, reason=value, document=value)
-    for step in shown.timeline(event(), [failure], [], []):
+    for step in formatting.timeline(event(), [failure], [], []):
         fits_a_page(step.what + step.who + step.note)
 
 
 @given(st.lists(text | st.just('  File "/lib/site-packages/x.py", line 1, in f'), max_size=8))
 def test_folding_loses_no_line_of_a_traceback(lines):
     whole = visible("\n".join(lines))
-    assert "\n".join(piece.text for piece in shown.fold("\n".join(lines))).split("\n") == "\n".join(
-        whole.splitlines()
-    ).split("\n")
+    assert "\n".join(piece.text for piece in formatting.fold("\n".join(lines))).split(
+        "\n"
+    ) == "\n".join(whole.splitlines()).split("\n")
 
 
 def test_what_is_installed_is_folded_and_what_is_ours_is_not():
-    pieces = shown.fold(
+    pieces = formatting.fold(
         "Traceback (most recent call last):\n"
         '  File "/srv/shop/a.py", line 1, in a\n'
         "    b()\n"
@@ -140,30 +144,30 @@ def test_what_is_installed_is_folded_and_what_is_ours_is_not():
 
 @given(st.binary(max_size=300), st.integers(0, 100))
 def test_no_body_breaks_its_page(data, more):
-    found = shown.body(data, len(data) + more)
+    found = formatting.body(data, len(data) + more)
     fits_a_page(found.text)
     assert found.cut == (found.shown < found.size)
 
 
 def test_a_text_that_is_cut_within_a_character_is_a_text():
-    body = "ä".encode() * shown.SHOWN
-    found = shown.body(body[: shown.SHOWN + 1][:-1], len(body))
+    body = "ä".encode() * formatting.SHOWN
+    found = formatting.body(body[: formatting.SHOWN + 1][:-1], len(body))
     assert not found.binary
     odd = b"x" + body
-    found = shown.body(odd[: shown.SHOWN], len(odd))
+    found = formatting.body(odd[: formatting.SHOWN], len(odd))
     assert not found.binary
-    assert found.shown == shown.SHOWN
-    assert shown.body(b"ok\xff", 3).binary
-    assert shown.body(b"ok\xc3", 3).binary
+    assert found.shown == formatting.SHOWN
+    assert formatting.body(b"ok\xff", 3).binary
+    assert formatting.body(b"ok\xc3", 3).binary
 
 
 def test_hexadecimal():
-    assert shown.hexadecimal(b"\x00\x01<b>") == f"00000000  {'00 01 3c 62 3e':<47}  ..<b>"
+    assert formatting.hexadecimal(b"\x00\x01<b>") == f"00000000  {'00 01 3c 62 3e':<47}  ..<b>"
 
 
 @given(json_values, st.integers(0, 50))
 def test_pretty_is_bounded(value, limit):
-    found, cut = shown.pretty(value, limit)
+    found, cut = formatting.pretty(value, limit)
     fits_a_page(found)
     assert cut or len(found) >= 1
 
@@ -173,14 +177,14 @@ def test_pretty_of_what_is_deep_and_wide(depth):
     deep: object = [1] * 1_000
     for _ in range(depth):
         deep = [deep]
-    found, cut = shown.pretty(deep, 10_000)
+    found, cut = formatting.pretty(deep, 10_000)
     assert cut
     assert len(found) <= 10_000
 
 
 @given(st.binary(max_size=60))
 def test_no_headers_break_their_page(raw):
-    headers, note = shown.headers(event(headers_raw=raw))
+    headers, note = formatting.headers(event(headers_raw=raw))
     fits_a_page(note)
     for each in headers:
         fits_a_page(each.name + each.value + each.kind)
@@ -190,7 +194,7 @@ def test_no_headers_break_their_page(raw):
 def test_headers_of_any_type(found):
     row = event()
     row.headers = found
-    headers, _ = shown.headers(row)
+    headers, _ = formatting.headers(row)
     assert len(headers) == len(found)
     for each in headers:
         fits_a_page(each.name + each.value + each.kind)
@@ -227,7 +231,7 @@ def test_the_timeline_is_in_order_and_whole():
     settled = ArchiveAction(
         at=NOW + timedelta(minutes=5), action="discard", by="bob", reason="a test"
     )
-    steps = shown.timeline(row, [first, again, late], [made], [settled])
+    steps = formatting.timeline(row, [first, again, late], [made], [settled])
     assert [f"{step.what} {step.who}".strip() for step in steps] == [
         "published by shop",
         "attempt 1 failed on w",

@@ -15,10 +15,12 @@ from django.core.mail.backends.locmem import EmailBackend
 from django.core.management import call_command
 from django.test import override_settings
 
-from django_amqp_events import alerts, conf, figures, signals, topology
+from django_amqp_events import conf, signals
+from django_amqp_events.broker import topology
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.models import Alert, FailureGroup, Snapshot
-from django_amqp_events.registry import get_registry
-from django_amqp_events.snapshots import Camera
+from django_amqp_events.monitor import alerts, statistics
+from django_amqp_events.monitor.snapshots import Camera
 from tests.celery_app import app as celery_app
 
 from .admin_world import make
@@ -296,8 +298,8 @@ def test_many_that_came_back_are_told_a_few_at_a_time(heard: Any) -> None:
 
 @pytest.mark.django_db
 def test_growth_above_what_a_page_looks_at_is_seen(monkeypatch: Any) -> None:
-    monkeypatch.setattr(figures, "CAP", 3)
-    monkeypatch.setattr(figures, "READ", 2)
+    monkeypatch.setattr(statistics, "CAP", 3)
+    monkeypatch.setattr(statistics, "READ", 2)
     for _ in range(8):
         make(first_failed_at=NOW, last_failed_at=NOW)
     settings = read(GROWTH=6)

@@ -150,11 +150,14 @@ def test_a_web_server_loads_nothing_of_workers_and_checks(project: Path) -> None
     done = python(project, "-c", "import django, sys; django.setup(); print(*sys.modules)")
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert {"django_amqp_events.publisher", "django_amqp_events.worker.entry"} <= loaded
+    assert {
+        "django_amqp_events.publish.publisher",
+        "django_amqp_events.worker.celery_signals",
+    } <= loaded
     assert not loaded & {
         "celery.worker",
         "django_amqp_events.checks",
-        "django_amqp_events.provisioning",
+        "django_amqp_events.broker.provisioning.inspection",
         "django_amqp_events.worker.bootstrap",
-        "django_amqp_events.worker.consumer",
+        "django_amqp_events.worker.bootstep",
     }

@@ -13,17 +13,12 @@ from uuid import UUID, uuid4
 import pytest
 from django.db import OperationalError
 
-from django_amqp_events import (
-    batches,
-    conf,
-    dryrun,
-    lifecycle,
-    publisher,
-    replay,
-    retention,
-    runner,
-)
-from django_amqp_events.envelope import Message
+from django_amqp_events import conf
+from django_amqp_events.archive import replay, retention
+from django_amqp_events.archive import states as event_states
+from django_amqp_events.archive.batches import batch_states, preview, runner
+from django_amqp_events.archive.batches.runner import Runner
+from django_amqp_events.broker.provisioning.amqp_api import Depth
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -32,6 +27,7 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
+from django_amqp_events.message.messages import Message
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -41,8 +37,7 @@ from django_amqp_events.models import (
     ReplayBatchEvent,
     State,
 )
-from django_amqp_events.provisioning.amqp_api import Depth
-from django_amqp_events.runner import Runner
+from django_amqp_events.publish import publisher
 from tests.celery_app import app
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -116,11 +111,11 @@ class Broker:
 def end(replay_id: UUID, outcome: Replay.Outcome) -> None:
     """What the mirror does with the outcome of a replay."""
     if outcome == Replay.Outcome.SUCCEEDED:
-        lifecycle.finish({replay_id: NOW}, now=NOW)
+        event_states.finish({replay_id: NOW}, now=NOW)
     else:
-        lifecycle.failed_again({replay_id: NOW})
+        event_states.failed_again({replay_id: NOW})
         event = Replay.objects.get(pk=replay_id).event_id
-        row = lifecycle.rows().get(pk=event)
+        row = event_states.rows().get(pk=event)
         row.state, row.version = State.ARCHIVED, row.version + 1
         row.save()
 
@@ -130,7 +125,7 @@ def broker(monkeypatch: pytest.MonkeyPatch, billing: Any) -> Broker:
     made = Broker()
     monkeypatch.setattr(publisher, "backend", lambda settings: made)
     monkeypatch.setattr(runner, "session", made.session)
-    monkeypatch.setattr(dryrun, "session", made.session)
+    monkeypatch.setattr(preview, "session", made.session)
     return made
 
 
@@ -182,15 +177,15 @@ def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> Archi
 
 
 def freeze(found: Any = None, **more: Any) -> ReplayBatch:
-    found = lifecycle.rows().filter(state=State.ARCHIVED) if found is None else found
-    return batches.freeze(found, by="ada", **more)
+    found = event_states.rows().filter(state=State.ARCHIVED) if found is None else found
+    return batch_states.freeze(found, by="ada", **more)
 
 
 def started(number: int = 3, **more: Any) -> ReplayBatch:
     for each in range(number):
         make(each)
     batch = freeze()
-    assert batches.start(batch.pk, by="ada", **{"reason": "fixed", "threshold": None, **more})
+    assert batch_states.start(batch.pk, by="ada", **{"reason": "fixed", "threshold": None, **more})
     return batch
 
 
@@ -210,11 +205,11 @@ def run(until: Callable[[], bool] = bool, limit: float = 600.0, **more: Any) -> 
 
 
 def again(batch: ReplayBatch) -> ReplayBatch:
-    return batches.rows().get(pk=batch.pk)
+    return batch_states.rows().get(pk=batch.pk)
 
 
 def states(batch: ReplayBatch) -> dict[str, int]:
-    return dict(Counter(batches.events(batch.pk).values_list("state", flat=True)))
+    return dict(Counter(batch_states.events(batch.pk).values_list("state", flat=True)))
 
 
 def done(batch: ReplayBatch) -> list[tuple[str, str]]:
@@ -235,7 +230,7 @@ def test_what_is_frozen_is_what_was_found_then_oldest_failure_first() -> None:
     batch = freeze(title="all that is open")
     make(5)
     assert (batch.total, batch.waiting, batch.state) == (3, 3, "draft")
-    found = batches.events(batch.pk).order_by("pk").values_list("event_id", "version")
+    found = batch_states.events(batch.pk).order_by("pk").values_list("event_id", "version")
     assert list(found) == [(rows[1].pk, 3), (rows[2].pk, 3), (rows[0].pk, 3)]
     assert done(batch) == [("freeze", "ada")]
 
@@ -243,27 +238,27 @@ def test_what_is_frozen_is_what_was_found_then_oldest_failure_first() -> None:
 def test_a_slice_and_nothing_at_all_can_be_frozen() -> None:
     for number in range(5):
         make(number)
-    found = lifecycle.rows().order_by("-last_failed_at")[:2]
+    found = event_states.rows().order_by("-last_failed_at")[:2]
     batch = freeze(found)
-    names = lifecycle.rows().filter(pk__in=batches.events(batch.pk).values_list("event_id"))
+    names = event_states.rows().filter(pk__in=batch_states.events(batch.pk).values_list("event_id"))
     assert sorted(names.values_list("event_id", flat=True)) == ["order-3", "order-4"]
-    assert freeze(lifecycle.rows().none()).total == 0
+    assert freeze(event_states.rows().none()).total == 0
 
 
 def test_what_is_new_is_counted_by_the_same_filter() -> None:
     make(1)
     late = datetime.now(UTC) + timedelta(hours=1)
     batch = freeze(criteria={"handlers": ["send_invoice"], "since": NOW - timedelta(days=1)})
-    assert batches.fresh(again(batch)) == 0
+    assert batch_states.fresh(again(batch)) == 0
     new = make(2, last_failed_at=late)
     make(3, last_failed_at=late, handler="book")
     make(4, State.DISCARDED, last_failed_at=late)
-    assert batches.fresh(again(batch)) == 1
-    assert batches.fresh(freeze(lifecycle.rows().filter(pk=new.pk))) is None
+    assert batch_states.fresh(again(batch)) == 1
+    assert batch_states.fresh(freeze(event_states.rows().filter(pk=new.pk))) is None
     # What failed again in it is no news.
-    mine = lifecycle.rows().filter(event_id="order-1")
+    mine = event_states.rows().filter(event_id="order-1")
     mine.update(last_failed_at=late)
-    assert batches.fresh(again(batch)) == 1
+    assert batch_states.fresh(again(batch)) == 1
 
 
 @pytest.mark.parametrize(
@@ -283,24 +278,24 @@ def test_what_no_batch_starts_with(values: dict[str, Any]) -> None:
     make()
     batch = freeze()
     with pytest.raises(ValueError, match=r"a batch needs|it is"):
-        batches.start(batch.pk, by="ada", **{"reason": "fixed", **values})
+        batch_states.start(batch.pk, by="ada", **{"reason": "fixed", **values})
     assert again(batch).state == "draft"
 
 
 def test_states_change_once_and_only_from_where_they_may() -> None:
     make()
     batch = freeze()
-    assert not batches.pause(batch.pk, by="ada")
-    assert not batches.resume(batch.pk, by="ada")
-    assert batches.start(batch.pk, by="ada", reason="fixed")
-    assert not batches.start(batch.pk, by="bob", reason="me too")
-    assert batches.pause(batch.pk, by="bob", note="wait")
+    assert not batch_states.pause(batch.pk, by="ada")
+    assert not batch_states.resume(batch.pk, by="ada")
+    assert batch_states.start(batch.pk, by="ada", reason="fixed")
+    assert not batch_states.start(batch.pk, by="bob", reason="me too")
+    assert batch_states.pause(batch.pk, by="bob", note="wait")
     assert again(batch).note == "wait"
-    assert not batches.pause(batch.pk, by="bob")
-    assert batches.resume(batch.pk, by="bob")
+    assert not batch_states.pause(batch.pk, by="bob")
+    assert batch_states.resume(batch.pk, by="bob")
     assert again(batch).note == ""
-    assert batches.cancel(batch.pk, by="eve")
-    for act in (batches.pause, batches.resume, batches.cancel):
+    assert batch_states.cancel(batch.pk, by="eve")
+    for act in (batch_states.pause, batch_states.resume, batch_states.cancel):
         assert not act(batch.pk, by="ada")
     assert done(batch) == [
         ("freeze", "ada"),
@@ -329,10 +324,10 @@ def test_a_dry_run_says_what_goes_where_and_why_not_the_others() -> None:
     make(11, reason="malformed", body=b"nonsense")
     make(12, reason="malformed")
     deleted = make(13)
-    batch = freeze(lifecycle.rows())
-    lifecycle.rows().filter(pk=changed.pk).update(version=4, state=State.DISCARDED)
-    lifecycle.rows().filter(pk=deleted.pk).delete()
-    plan = dryrun.examine(again(batch))
+    batch = freeze(event_states.rows())
+    event_states.rows().filter(pk=changed.pk).update(version=4, state=State.DISCARDED)
+    event_states.rows().filter(pk=deleted.pk).delete()
+    plan = preview.examine(again(batch))
     assert {each["handler"]: each["events"] for each in plan["handlers"]} == {
         "send_invoice": 6,
         "book": 1,
@@ -364,9 +359,9 @@ def test_a_dry_run_says_what_goes_where_and_why_not_the_others() -> None:
 def test_a_dry_run_agrees_with_what_a_replay_would_take() -> None:
     for number in range(4):
         make(number, handler=("send_invoice", "book", "gone", "")[number])
-    seen = dict(lifecycle.rows().values_list("pk", "version"))
+    seen = dict(event_states.rows().values_list("pk", "version"))
     eligible, skipped = replay.examine(seen)
-    plan = dryrun.examine(freeze(lifecycle.rows()))
+    plan = preview.examine(freeze(event_states.rows()))
     assert plan["eligible"] == len(eligible)
     assert Counter({each["why"]: each["count"] for each in plan["skipped"]}) == Counter(
         each.why for each in skipped
@@ -376,7 +371,7 @@ def test_a_dry_run_agrees_with_what_a_replay_would_take() -> None:
 def test_a_dry_run_without_a_broker_says_unknown(broker: Broker) -> None:
     make()
     broker.away = True
-    plan = dryrun.examine(freeze())
+    plan = preview.examine(freeze())
     assert plan["eligible"] == 1
     assert plan["handlers"][0]["ready"] is None
     assert plan["broker"] == "it is away"
@@ -388,8 +383,8 @@ def test_a_dry_run_without_a_broker_says_unknown(broker: Broker) -> None:
 def test_a_batch_is_published_and_its_outcomes_end_it(broker: Broker) -> None:
     broker.report = lambda message: FAIL if message.headers["event-id"] == "order-1" else SUCCEED
     batch = started(4)
-    skipped = lifecycle.rows().get(event_id="order-3")
-    lifecycle.discard({skipped.pk: 3}, by="bob", reason="a test", now=NOW)
+    skipped = event_states.rows().get(event_id="order-3")
+    event_states.discard({skipped.pk: 3}, by="bob", reason="a test", now=NOW)
     made = run()
     found = again(batch)
     assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
@@ -397,7 +392,7 @@ def test_a_batch_is_published_and_its_outcomes_end_it(broker: Broker) -> None:
     assert (found.state, found.note) == ("done", "")
     assert (found.succeeded, found.failed, found.skipped, found.total) == (2, 1, 1, 4)
     assert found.runner is None
-    (left,) = batches.left(batch.pk)
+    (left,) = batch_states.left(batch.pk)
     assert (left.state, left.count, left.first) == ("skipped", 1, str(skipped.pk))
     assert "discarded" in left.why
     assert done(batch)[-1] == ("finish", "")
@@ -418,8 +413,8 @@ def test_a_batch_without_outcomes_ends_when_they_are_overdue(broker: Broker, clo
     late = Replay.objects.first()
     assert late is not None
     end(late.pk, SUCCEED)
-    assert batches.unsettled("billing") == [batch.pk]
-    assert batches.count(batch.pk)["succeeded"] == 1
+    assert batch_states.unsettled("billing") == [batch.pk]
+    assert batch_states.count(batch.pk)["succeeded"] == 1
 
 
 def test_an_event_that_fails_again_is_not_taken_twice(broker: Broker) -> None:
@@ -429,7 +424,7 @@ def test_an_event_that_fails_again_is_not_taken_twice(broker: Broker) -> None:
     assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
     assert states(batch) == {"failed": 3}
     second = freeze()
-    assert batches.start(second.pk, by="bob", reason="once more", threshold=None)
+    assert batch_states.start(second.pk, by="bob", reason="once more", threshold=None)
     run()
     assert len(broker.ids) == 6
 
@@ -438,7 +433,7 @@ def test_two_batches_of_the_same_events_replay_each_once(broker: Broker) -> None
     broker.report = lambda message: SUCCEED
     first = started(5)
     second = freeze()
-    assert batches.start(second.pk, by="bob", reason="me too", threshold=None)
+    assert batch_states.start(second.pk, by="bob", reason="me too", threshold=None)
     run()
     assert sorted(broker.ids) == [f"order-{number}" for number in range(5)]
     assert states(first) == {"succeeded": 5}
@@ -448,11 +443,11 @@ def test_two_batches_of_the_same_events_replay_each_once(broker: Broker) -> None
 
 def test_a_single_replay_in_between_is_skipped_and_named(broker: Broker) -> None:
     batch = started(3)
-    row = lifecycle.rows().get(event_id="order-1")
+    row = event_states.rows().get(event_id="order-1")
     assert replay.replay({row.pk: row.version}, by="bob").published == [row.pk]
     run(until=lambda: again(batch).published == 2)
     assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
-    (left,) = batches.left(batch.pk)
+    (left,) = batch_states.left(batch.pk)
     assert "somebody else, or another tab, was faster" in left.why
 
 
@@ -471,8 +466,8 @@ def test_a_slow_batch_does_not_hold_up_another(broker: Broker, clock: Clock) -> 
     slow = started(10, rate=0.1)
     for number in range(100, 110):
         make(number, handler="book", queue="billing.book")
-    quick = freeze(lifecycle.rows().filter(handler="book"))
-    batches.start(quick.pk, by="ada", reason="fixed")
+    quick = freeze(event_states.rows().filter(handler="book"))
+    batch_states.start(quick.pk, by="ada", reason="fixed")
     began = clock.at
     run(until=lambda: again(quick).state == "done")
     assert clock.at - began < 10
@@ -490,7 +485,7 @@ def test_pause_and_cancel_are_effective_within_a_chunk(
 
     def before() -> None:
         if len(broker.windows) == 1:
-            assert batches.pause(batch.pk, by="bob", note="look first")
+            assert batch_states.pause(batch.pk, by="bob", note="look first")
 
     broker.before = before
     run()
@@ -502,13 +497,13 @@ def test_pause_and_cancel_are_effective_within_a_chunk(
         8,
         12,
     )
-    broker.before = lambda: batches.cancel(batch.pk, by="bob")
-    batches.resume(batch.pk, by="bob")
+    broker.before = lambda: batch_states.cancel(batch.pk, by="bob")
+    batch_states.resume(batch.pk, by="bob")
     run()
     assert len(broker.ids) == 12
     assert again(batch).state == "cancelled"
     assert again(batch).finished_at is not None
-    assert lifecycle.rows().filter(state=State.ARCHIVED).count() == 8
+    assert event_states.rows().filter(state=State.ARCHIVED).count() == 8
 
 
 def test_too_many_failures_pause_it_and_after_a_resume_they_count_anew(
@@ -524,12 +519,12 @@ def test_too_many_failures_pause_it_and_after_a_resume_they_count_anew(
     assert (found.state, found.note) == ("paused", "10 of the last 10 outcomes are failures")
     assert len(broker.ids) == 10
     assert done(batch)[-1] == ("pause", "")
-    batches.resume(batch.pk, by="ada")
+    batch_states.resume(batch.pk, by="ada")
     run()
     assert again(batch).state == "paused"
     assert len(broker.ids) == 20
     broker.report = lambda message: SUCCEED
-    batches.resume(batch.pk, by="ada")
+    batch_states.resume(batch.pk, by="ada")
     run()
     assert again(batch).state == "done"
 
@@ -576,7 +571,7 @@ def test_a_canary_that_fails_pauses_it_and_resuming_goes_on(broker: Broker) -> N
     assert found.state == "paused"
     assert found.note.startswith("1 of the first 3 events did not succeed")
     assert len(broker.ids) == 3
-    batches.resume(batch.pk, by="ada")
+    batch_states.resume(batch.pk, by="ada")
     run()
     assert len(broker.ids) == 30
     assert again(batch).state == "done"
@@ -594,8 +589,8 @@ def test_a_canary_that_never_reports_pauses_it(broker: Broker, clock: Clock) -> 
 def test_skipped_events_are_no_canary(broker: Broker) -> None:
     broker.report = lambda message: SUCCEED
     batch = started(6, canary=2)
-    for row in lifecycle.rows().filter(event_id__in=["order-0", "order-1"]):
-        lifecycle.discard({row.pk: 3}, by="bob", reason="a test", now=NOW)
+    for row in event_states.rows().filter(event_id__in=["order-0", "order-1"]):
+        event_states.discard({row.pk: 3}, by="bob", reason="a test", now=NOW)
     run()
     assert sorted(broker.ids) == ["order-2", "order-3", "order-4", "order-5"]
     assert states(batch) == {"skipped": 2, "succeeded": 4}
@@ -643,7 +638,7 @@ def test_a_topology_that_is_missing_pauses_it_in_the_end(broker: Broker, clock: 
     assert states(batch) == {"waiting": 4}
     assert len(broker.windows) == runner.TRIES + 1
     broker.answer, broker.report = lambda message: None, lambda message: SUCCEED
-    batches.resume(batch.pk, by="ada")
+    batch_states.resume(batch.pk, by="ada")
     run()
     assert states(batch) == {"succeeded": 4}
 
@@ -656,7 +651,7 @@ def test_what_no_queue_takes_is_named_and_ten_of_them_pause_it(broker: Broker) -
     assert found.state == "paused"
     assert "no queue is bound" in found.note
     assert (found.returned, found.waiting) == (12, 18)
-    (left,) = batches.left(batch.pk)
+    (left,) = batch_states.left(batch.pk)
     assert (left.state, left.count, left.why) == ("returned", 12, "no queue is bound")
 
 
@@ -682,16 +677,16 @@ def test_an_error_of_one_batch_does_not_stop_the_others(
     bad = started(2)
     for number in range(10, 12):
         make(number, handler="book", queue="billing.book")
-    good = freeze(lifecycle.rows().filter(handler="book"))
-    batches.start(good.pk, by="ada", reason="fixed")
-    real = batches.next_of
+    good = freeze(event_states.rows().filter(handler="book"))
+    batch_states.start(good.pk, by="ada", reason="fixed")
+    real = batch_states.next_of
 
     def next_of(pk: UUID, limit: int) -> dict[UUID, int]:
         if pk == bad.pk:
             raise RuntimeError("a mistake of ours")
         return real(pk, limit)
 
-    monkeypatch.setattr(batches, "next_of", next_of)
+    monkeypatch.setattr(batch_states, "next_of", next_of)
     run()
     assert (again(good).state, again(bad).state) == ("done", "paused")
     assert again(bad).note == "RuntimeError: a mistake of ours"
@@ -702,7 +697,7 @@ def test_a_database_that_is_away_is_waited_for(
 ) -> None:
     broker.report = lambda message: SUCCEED
     batch = started(2)
-    real, calls = batches.renew, Counter[str]()
+    real, calls = batch_states.renew, Counter[str]()
 
     def renew(*args: Any) -> Any:
         calls["renew"] += 1
@@ -710,7 +705,7 @@ def test_a_database_that_is_away_is_waited_for(
             raise OperationalError("the connection is lost")
         return real(*args)
 
-    monkeypatch.setattr(batches, "renew", renew)
+    monkeypatch.setattr(batch_states, "renew", renew)
     run()
     assert again(batch).state == "done"
 
@@ -727,16 +722,16 @@ def test_a_backend_without_a_broker_is_refused(billing: Any) -> None:
 def test_a_batch_has_one_runner_until_its_lease_is_over() -> None:
     batch = started(2)
     one, two = uuid4(), uuid4()
-    assert batches.lease("billing", one, 60) == [batch.pk]
-    assert batches.lease("billing", two, 60) == []
-    assert batches.renew(batch.pk, two, 60) is None
-    assert batches.renew(batch.pk, one, -1) is not None
-    assert batches.lease("billing", two, 60) == [batch.pk]
-    assert batches.renew(batch.pk, one, 60) is None
-    assert not batches.finish(batch.pk, one)
-    assert batches.release(two) == 1
-    assert batches.lease("shipping", one, 60) == []
-    assert batches.lease("billing", one, 60) == [batch.pk]
+    assert batch_states.lease("billing", one, 60) == [batch.pk]
+    assert batch_states.lease("billing", two, 60) == []
+    assert batch_states.renew(batch.pk, two, 60) is None
+    assert batch_states.renew(batch.pk, one, -1) is not None
+    assert batch_states.lease("billing", two, 60) == [batch.pk]
+    assert batch_states.renew(batch.pk, one, 60) is None
+    assert not batch_states.finish(batch.pk, one)
+    assert batch_states.release(two) == 1
+    assert batch_states.lease("shipping", one, 60) == []
+    assert batch_states.lease("billing", one, 60) == [batch.pk]
 
 
 def test_whoever_stops_gives_back(broker: Broker) -> None:
@@ -748,11 +743,11 @@ def test_whoever_stops_gives_back(broker: Broker) -> None:
 def test_a_runner_that_was_taken_for_dead_doubles_nothing(broker: Broker) -> None:
     """It has read which events come next, and another one publishes them before it does."""
     batch = started(4)
-    seen = batches.next_of(batch.pk, 10)
+    seen = batch_states.next_of(batch.pk, 10)
     run(until=lambda: bool(broker.windows))
     assert len(broker.ids) == 4
     report = replay.replay(seen, by="ada", batch=batch.pk)
-    batches.skip(batch.pk, report.skipped)
+    batch_states.skip(batch.pk, report.skipped)
     assert (len(broker.ids), len(report.skipped)) == (4, 4)
     assert states(batch) == {"published": 4}
 
@@ -763,18 +758,18 @@ def test_a_runner_that_was_taken_for_dead_doubles_nothing(broker: Broker) -> Non
 def test_batches_that_ended_long_ago_are_pruned_and_the_audit_stays(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "DELETED", 2)
+    monkeypatch.setattr(batch_states, "DELETED", 2)
     broker.report = lambda message: SUCCEED
-    old, fresh, draft = started(5), freeze(lifecycle.rows()), freeze(lifecycle.rows())
+    old, fresh, draft = started(5), freeze(event_states.rows()), freeze(event_states.rows())
     run()
     long_ago = datetime.now(UTC) - timedelta(days=100)
-    batches.rows().filter(pk=old.pk).update(finished_at=long_ago)
-    batches.rows().filter(pk=draft.pk).update(created_at=long_ago)
+    batch_states.rows().filter(pk=old.pk).update(finished_at=long_ago)
+    batch_states.rows().filter(pk=draft.pk).update(created_at=long_ago)
     counted = retention.due({}, service="billing", batch_age=90 * 86_400)
     assert counted.batches == 2
     pruned = retention.prune({}, service="billing", batch_age=90 * 86_400)
     assert pruned.batches == pruned.total == 2
-    assert [batch.pk for batch in batches.rows()] == [fresh.pk]
+    assert [batch.pk for batch in batch_states.rows()] == [fresh.pk]
     assert not ReplayBatchEvent.objects.exclude(batch=fresh).exists()
     assert set(ArchiveAction.objects.values_list("batch_id", flat=True)) == {old.pk}
     assert retention.prune({}, service="billing", batch_age=None).batches == 0

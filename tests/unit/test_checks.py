@@ -18,9 +18,15 @@ from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
 import django_amqp_events
-from django_amqp_events import checks, conf, lifecycle
+from django_amqp_events import checks, conf
 from django_amqp_events.apps import CHECKS
-from django_amqp_events.registry import build, declarations
+from django_amqp_events.archive import states
+from django_amqp_events.checks import database as checks_database
+from django_amqp_events.checks import project as checks_project
+from django_amqp_events.checks import settings as checks_settings
+from django_amqp_events.checks.settings import check_discovery
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.declare.registry import build
 
 from . import project
 
@@ -152,7 +158,7 @@ def test_a_missing_service(run: Check, settings: DjangoSettings) -> None:
 
 
 def test_two_callables_under_one_name(run: Check) -> None:
-    from django_amqp_events.registry import EventDeclaration
+    from django_amqp_events.declare.declarations import EventDeclaration
 
     declarations.add_event(EventDeclaration(name="shop.order.created", contract=project.fits))
     assert run() == ["E008"]
@@ -345,11 +351,11 @@ def test_a_redaction_hook_has_to_be_a_function(run: Check) -> None:
 def test_no_database_for_the_archive(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run() == []
     connection = SimpleNamespace(settings_dict={"ENGINE": "django.db.backends.dummy"})
-    monkeypatch.setattr(checks, "connections", {"default": connection})
+    monkeypatch.setattr(checks_database, "connections", {"default": connection})
     assert run() == ["W014"]
     assert run(HANDLERS={}) == []
-    monkeypatch.setattr(lifecycle, "database", lambda: "nowhere")
-    monkeypatch.setattr(checks, "connections", connections)
+    monkeypatch.setattr(states, "database", lambda: "nowhere")
+    monkeypatch.setattr(checks_database, "connections", connections)
     assert run() == ["W014"]
 
 
@@ -384,7 +390,8 @@ def test_outbox_without_a_database(
 ) -> None:
     raw = correct()
     fake = SimpleNamespace(DATABASES=databases, AMQP_EVENTS=raw, DEBUG=False)
-    monkeypatch.setattr(checks, "django_settings", fake)
+    for module in (checks, checks_database):
+        monkeypatch.setattr(module, "django_settings", fake)
     assert run() == ["E025"]
     assert run(PUBLISH="immediate") == []
 
@@ -569,7 +576,7 @@ def test_each_broker_counts(run: Check) -> None:
 
 def test_librabbitmq(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     # kombu takes it for amqp:// as soon as it is installed; pyamqp:// does not.
-    monkeypatch.setattr(checks, "supports_librabbitmq", lambda: True)
+    monkeypatch.setattr(checks_project, "supports_librabbitmq", lambda: True)
     assert run(celery={"broker_url": "amqp://me@a//"}) == ["E027"]
     assert run(celery={"broker_url": "pyamqp://me@a//"}) == []
 
@@ -659,19 +666,19 @@ def test_declarations_in_a_package_that_is_no_app(
     monkeypatch.syspath_prepend(str(tmp_path))
     # Any override hides SETTINGS_MODULE (django.conf.UserSettingsHolder).
     monkeypatch.setattr(
-        checks, "django_settings", SimpleNamespace(SETTINGS_MODULE="lonely.conf.dev")
+        checks_settings, "django_settings", SimpleNamespace(SETTINGS_MODULE="lonely.conf.dev")
     )
 
     def found(*names: str) -> list[str]:
         parsed = conf.Settings(service="billing", autodiscover=names)
-        looked = checks.Project(settings=parsed, registry=build(parsed))
-        return [problem.code for problem in checks.check_discovery(looked)]
+        looked = checks_project.Project(settings=parsed, registry=build(parsed))
+        return [problem.code for problem in check_discovery(looked)]
 
     assert found("events", "handlers") == ["W012"]
     assert found("events") == []
     importlib.import_module("lonely.handlers")
     assert found("events", "handlers") == [], "somebody imports it"
-    assert checks.check_discovery in checks.CHECKS
+    assert check_discovery in checks.CHECKS
 
 
 @pytest.mark.parametrize("name", ["billing.images", "billing:images", "billing.old.handler"])
@@ -766,7 +773,7 @@ anything = st.recursive(
     keys=st.dictionaries(
         st.sampled_from([key for key in conf.KEYS if key != "CELERY_APP"]), anything, max_size=5
     ),
-    celery=st.dictionaries(st.sampled_from(checks._CELERY_OPTIONS), anything, max_size=4),
+    celery=st.dictionaries(st.sampled_from(checks_project.CELERY_OPTIONS), anything, max_size=4),
 )
 def test_checks_never_raise(run: Check, keys: dict[str, Any], celery: dict[str, Any]) -> None:
     run(celery=celery, deploy=True, **keys)
@@ -776,11 +783,9 @@ def test_checks_never_raise(run: Check, keys: dict[str, Any], celery: dict[str, 
 def test_hostile_django_settings(
     run: Check, monkeypatch: pytest.MonkeyPatch, databases: object
 ) -> None:
-    monkeypatch.setattr(
-        checks,
-        "django_settings",
-        SimpleNamespace(DATABASES=databases, AMQP_EVENTS={"SERVICE": "billing"}, DEBUG=False),
-    )
+    fake = SimpleNamespace(DATABASES=databases, AMQP_EVENTS={"SERVICE": "billing"}, DEBUG=False)
+    for module in (checks, checks_database):
+        monkeypatch.setattr(module, "django_settings", fake)
     assert run(DATABASE="nothing") == ["E021"]
     # It is an alias, with no database behind it.
     known = isinstance(databases, dict) and databases

@@ -13,8 +13,16 @@ import pytest
 from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from django_amqp_events.worker import chunks
-from django_amqp_events.worker.chunks import JOB, LOOK, MOST, NOWHERE, PUT_OFF, SLOW, Chunks
+from django_amqp_events.worker.fast import chunks
+from django_amqp_events.worker.fast.chunks import (
+    JOB,
+    LOOK,
+    MOST,
+    NOWHERE,
+    PUT_OFF,
+    SLOW,
+    Chunks,
+)
 from django_amqp_events.worker.verdict import HANDLED, Verdict
 
 

@@ -15,7 +15,9 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_amqp_events import broker, conf, figures, retention
+from django_amqp_events import conf
+from django_amqp_events.archive import retention
+from django_amqp_events.broker import connection as connection_module
 from django_amqp_events.conf import RetentionSettings
 from django_amqp_events.models import (
     Alert,
@@ -27,9 +29,15 @@ from django_amqp_events.models import (
     State,
     TallyChange,
 )
+from django_amqp_events.monitor import statistics
 
 from . import admin_world as world
-from .admin_world import Page, client_of, make, overdue
+from .admin_world import (
+    Page,
+    client_of,
+    make,
+    overdue,
+)
 
 pytestmark = pytest.mark.django_db
 PAGES = ("changelist", "topology", "retries")
@@ -47,7 +55,7 @@ def project(pages_of_a_project, monkeypatch):
     def no_broker(*_: Any, **__: Any) -> Any:
         pytest.fail("a page talks to the broker")
 
-    monkeypatch.setattr(broker, "connection", no_broker)
+    monkeypatch.setattr(connection_module, "connection", no_broker)
     with override_settings(AMQP_EVENTS=world.EVENTS):
         yield
 
@@ -335,7 +343,7 @@ def test_the_figures_of_the_archive():
     make(first_failed_at=now - timedelta(days=9), last_failed_at=now - timedelta(minutes=1))
     make(State.SUCCEEDED, state_since=now - timedelta(minutes=50), first_failed_at=now,
          last_failed_at=now)  # fmt: skip
-    found = figures.standing(now)
+    found = statistics.standing(now)
     assert (found.open, found.capped) == (8, False)
     assert found.ages == (3, 1, 1, 1, 1, 1)
     assert found.oldest == now - timedelta(hours=500)
@@ -357,16 +365,16 @@ def test_series_and_groups_are_those_of_the_tallies():
     # What nobody has added up yet counts too.
     TallyChange.objects.create(group=made[2], at=now, hour=this, archived=1, discarded=7)
     with CaptureQueriesContext(connection) as found:
-        series = figures.series(now)
+        series = statistics.series(now)
     assert len(found) == 1
     assert len(series.hours) == len(series.archived) == 24
     assert series.hours[-1] == this
     assert series.archived == (5,) + (0,) * 22 + (6,)
     assert series.succeeded == (0,) * 23 + (1,)
     assert series.discarded == (4,) + (0,) * 22 + (7,)
-    assert [each.open for each in figures.top_groups(2)] == [3, 2]
+    assert [each.open for each in statistics.top_groups(2)] == [3, 2]
     FailureGroup.objects.update(open=0)
-    assert figures.top_groups() == []
+    assert statistics.top_groups() == []
 
 
 def group(place: int) -> FailureGroup:
@@ -394,13 +402,13 @@ def test_batches_under_way_are_shown():
 
 
 def test_figures_end_at_a_cap(monkeypatch, ada):
-    monkeypatch.setattr(figures, "READ", 2)
+    monkeypatch.setattr(statistics, "READ", 2)
     now = datetime.now(UTC)
     for minutes in range(5):
         make(first_failed_at=now, last_failed_at=now - timedelta(minutes=minutes))
-    found = figures.standing(now, 3)
+    found = statistics.standing(now, 3)
     assert (found.open, found.capped) == (3, True)
-    assert figures.standing(now, 5) == figures.standing(now, 6)
+    assert statistics.standing(now, 5) == statistics.standing(now, 6)
     snapshot(archive={"open": 4, "capped": True})
     assert ada.get(url()).context["tiles"][0]["value"] == "4+", "who counted further is believed"
     snapshot(archive={"open": 5, "capped": False})

@@ -20,12 +20,12 @@ from django_amqp_events import (
     InvalidEventError,
     event,
     handler,
-    publisher,
 )
-from django_amqp_events.declaration import Event, HandlerFunction, Publishable
-from django_amqp_events.envelope import Message
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.decorators import Event, HandlerFunction, Publishable
 from django_amqp_events.exceptions import PublishError
-from django_amqp_events.registry import declarations
+from django_amqp_events.message.messages import Message
+from django_amqp_events.publish import publisher
 
 OWN_ID = UUID("8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11")
 

@@ -14,9 +14,10 @@ import pytest
 
 import django_amqp_events
 from django_amqp_events import conf, exceptions
-from django_amqp_events.registry import build, declarations
+from django_amqp_events.broker.topology import Names
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.declare.registry import build
 from django_amqp_events.testing import capture_events, override_events
-from django_amqp_events.topology import Names
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
@@ -150,10 +151,10 @@ def test_every_publish_error_has_its_row() -> None:
 
 
 def test_every_reason_of_the_archive_is_explained() -> None:
-    from django_amqp_events import envelope
+    from django_amqp_events.message import archive_copies
 
     reasons = re.search(
-        r"reason: one word:(.*?)\.\n", envelope.archive_copy.__doc__ or "", re.DOTALL
+        r"reason: one word:(.*?)\.\n", archive_copies.archive_copy.__doc__ or "", re.DOTALL
     )
     assert reasons
     text = (ROOT / "docs" / "handling.md").read_text()

@@ -16,8 +16,8 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 
 from django_amqp_events import event
+from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.pytest_plugin import captured_events, memory_events_fixture  # noqa: F401
-from django_amqp_events.registry import declarations
 from django_amqp_events.testing import override_events
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "testing.md"

@@ -14,8 +14,9 @@ from uuid import uuid4
 import pytest
 from django.db import connections
 
-from django_amqp_events import conf, editing, envelope, inbox, lifecycle, publisher, replay
-from django_amqp_events.envelope import Message
+from django_amqp_events import conf
+from django_amqp_events.archive import editing, replay, states
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     AppendOnlyError,
     ConfigurationError,
@@ -24,6 +25,8 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
+from django_amqp_events.message import headers
+from django_amqp_events.message.messages import Message
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -32,7 +35,8 @@ from django_amqp_events.models import (
     Revision,
     State,
 )
-from django_amqp_events.registry import get_registry
+from django_amqp_events.publish import publisher
+from django_amqp_events.worker import once
 from tests.conftest import Database
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -252,13 +256,13 @@ def test_an_edited_replay_is_the_event_with_another_body(broker: Broker) -> None
     assert message.body == b'[[],{"order_id":7,"country":"FR"},{}]'
     made = Replay.objects.get()
     for key, value in {
-        envelope.EVENT_ID: "order-1",
-        envelope.EVENT_NAME: "shop.order.created",
-        envelope.EVENT_SERVICE: "shop",
-        envelope.EVENT_CORRELATION_ID: "basket-5",
-        envelope.EVENT_PUBLISHED_AT: "2026-03-01T12:00:00.000000Z",
-        envelope.EVENT_REPLAY_ID: str(made.pk),
-        envelope.EVENT_HANDLER: "send_invoice",
+        headers.EVENT_ID: "order-1",
+        headers.EVENT_NAME: "shop.order.created",
+        headers.EVENT_SERVICE: "shop",
+        headers.EVENT_CORRELATION_ID: "basket-5",
+        headers.EVENT_PUBLISHED_AT: "2026-03-01T12:00:00.000000Z",
+        headers.EVENT_REPLAY_ID: str(made.pk),
+        headers.EVENT_HANDLER: "send_invoice",
         "traceparent": "00-1",
     }.items():
         assert message.headers[key] == value, key
@@ -314,7 +318,7 @@ def failed(row: ArchivedEvent) -> None:
     """It failed again, as the mirror notes it."""
     now = again(row)
     replay_ = Replay.objects.get(event=row, number=now.replays)
-    lifecycle.failed_again({replay_.pk: NOW})
+    states.failed_again({replay_.pk: NOW})
     ArchivedEvent.objects.filter(pk=row.pk).update(state="archived", version=now.version + 1)
 
 
@@ -338,11 +342,11 @@ def test_what_a_dead_process_left_goes_out_as_it_was_edited(
     assert not broker.messages
     assert again(row).state == State.QUEUED
     assert replay.resume(lease=-1) == 2
-    bodies = {each.headers[envelope.EVENT_ID]: each for each in broker.messages}
+    bodies = {each.headers[headers.EVENT_ID]: each for each in broker.messages}
     assert bodies["order-1"].body == b'[[],{"order_id":7,"country":"FR"},{}]'
     assert bodies["order-2"].body == BODY
     made = Replay.objects.get(event=row)
-    assert bodies["order-1"].headers[envelope.EVENT_REPLAY_ID] == str(made.pk)
+    assert bodies["order-1"].headers[headers.EVENT_REPLAY_ID] == str(made.pk)
     assert (again(row).state, made.publishes) == (State.REPLAYING, 2)
 
 
@@ -361,7 +365,7 @@ def test_an_edit_that_was_not_confirmed_goes_on_as_it_was_edited(broker: Broker)
     assert replay.replay(seen(row), by="bob").published == [row.pk]
     first, second = broker.messages
     assert first.body == second.body != BODY
-    assert first.headers[envelope.EVENT_REPLAY_ID] == second.headers[envelope.EVENT_REPLAY_ID]
+    assert first.headers[headers.EVENT_REPLAY_ID] == second.headers[headers.EVENT_REPLAY_ID]
     assert Revision.objects.count() == 1
 
 
@@ -371,9 +375,9 @@ def test_one_that_may_be_on_its_way_is_not_claimed_even_if_the_row_says_nothing(
         pk=uuid4(), event=row, number=1, handler="send_invoice", requested_at=NOW,
         outcome=Replay.Outcome.UNCONFIRMED,
     )  # fmt: skip
-    claimed = lifecycle.claim(
+    claimed = states.claim(
         {row.pk: 0}, handlers={row.pk: "send_invoice"}, by="ada", reason="x", now=NOW,
-        edit=lifecycle.Edit(body=b"[[],{},{}]"),
+        edit=states.Edit(body=b"[[],{},{}]"),
     )  # fmt: skip
     assert claimed == []
     assert not Revision.objects.exists()
@@ -490,7 +494,7 @@ def test_what_a_handler_with_once_has_handled_is_known() -> None:
     settings, handlers = conf.get_settings(), get_registry().handlers
     assert editing.handled(row, handlers["once"], settings) is None
     InboxEntry.objects.using("default").create(
-        id=inbox.key("billing", "once", row.event), service="billing", handler="once",
+        id=once.key("billing", "once", row.event), service="billing", handler="once",
         event_id="order-1", name=row.name, handled_at=NOW,
     )  # fmt: skip
     found = editing.handled(row, handlers["once"], settings)
@@ -520,7 +524,7 @@ def test_revisions_and_decisions_are_added_and_never_changed() -> None:
 
 
 def test_revisions_go_with_their_event_when_it_is_old() -> None:
-    from django_amqp_events import retention
+    from django_amqp_events.archive import retention
 
     row = make()
     edit(row)

@@ -20,28 +20,24 @@ from hypothesis import strategies as st
 from kombu.serialization import loads as kombu_loads
 from kombu.utils.json import dumps as kombu_dumps
 
-from django_amqp_events import envelope
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.envelope import (
+from django_amqp_events.exceptions import InvalidEventError, Malformed
+from django_amqp_events.message import archive_copies, copies
+from django_amqp_events.message.archive_copies import archive_copy, outcome_message
+from django_amqp_events.message.copies import remember, replay_copy, retry_copy
+from django_amqp_events.message.decoding import decode, identify
+from django_amqp_events.message.encoding import encode_payload, event_message
+from django_amqp_events.message.headers import check_headers
+from django_amqp_events.message.messages import (
     Failure,
     Message,
     Payload,
     Progress,
     Received,
-    archive_copy,
-    check_headers,
-    decode,
-    encode_payload,
-    event_message,
-    identify,
-    outcome_message,
     redirected,
-    remember,
-    replay_copy,
-    retry_copy,
     task_id,
 )
-from django_amqp_events.exceptions import InvalidEventError, Malformed
+from django_amqp_events.message.text import parse_moment, utc_text
 
 MESSAGES = Path(__file__).resolve().parents[1] / "messages"
 EVENT_ID = "8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11"
@@ -642,9 +638,9 @@ def test_a_moment_that_is_none_is_no_moment(value: object) -> None:
 @pytest.mark.parametrize("year", [1, 999, 2026, 9999])
 def test_moments_survive(year: int) -> None:
     moment = datetime(year, 6, 1, 12, 30, 0, 1, tzinfo=UTC)
-    assert envelope.parse_moment(envelope.utc_text(moment)) == moment
+    assert parse_moment(utc_text(moment)) == moment
     elsewhere = moment.astimezone(timezone(timedelta(hours=5)))
-    assert envelope.utc_text(elsewhere) == envelope.utc_text(moment)
+    assert utc_text(elsewhere) == utc_text(moment)
 
 
 @pytest.mark.parametrize(
@@ -760,7 +756,7 @@ def test_a_long_traceback_is_cut_in_the_middle_and_marked() -> None:
     message = archived(failure=failure(traceback="first\n" + "x" * MAXIMUM + "\nlast"))
     traceback = archive_of(message)["traceback"]
     assert wire_size(message) < WIRE_LIMIT
-    assert len(traceback) <= envelope.MAX_TRACEBACK
+    assert len(traceback) <= archive_copies.MAX_TRACEBACK
     assert traceback.startswith("first")
     assert traceback.endswith("last")
     assert "cut by django_amqp_events" in traceback
@@ -813,8 +809,8 @@ def test_a_thousand_failures_are_remembered_in_few_bytes() -> None:
             worker="w" * 500,
         )
         progress = replace(progress, attempt=attempt + 1, history=history)
-    assert len(progress.history) <= envelope.MAX_HISTORY_ENTRIES
-    assert len(json.dumps(progress.history)) <= envelope.MAX_HISTORY_BYTES * 1.2
+    assert len(progress.history) <= copies.MAX_HISTORY_ENTRIES
+    assert len(json.dumps(progress.history)) <= copies.MAX_HISTORY_BYTES * 1.2
     # Since when does it fail, and how did it fail last?
     assert progress.history[0]["attempt"] == 1
     assert progress.history[-1]["attempt"] == 1000
@@ -825,7 +821,7 @@ def test_a_thousand_failures_are_remembered_in_few_bytes() -> None:
 def test_a_history_of_a_thousand_entries_that_came_is_cut() -> None:
     came = tuple({"attempt": n, "at": "x", "message": "y" * 100} for n in range(1000))
     history = remember(Progress(history=came), failure(), at=FAILED, worker="w")
-    assert len(history) <= envelope.MAX_HISTORY_ENTRIES
+    assert len(history) <= copies.MAX_HISTORY_ENTRIES
     assert history[0] == came[0]
 
 

@@ -11,8 +11,8 @@ from amqp.serialization import decode_properties_basic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_amqp_events import envelope
-from django_amqp_events.frames import quick_properties
+from django_amqp_events.broker.delivery_headers import quick_properties
+from django_amqp_events.message import encoding
 
 #: Class, weight and body size.
 BEFORE = bytes(12)
@@ -82,7 +82,7 @@ def test_what_is_damaged(
 
 @pytest.mark.parametrize("cut", range(2))
 def test_an_event_is_read_the_quick_way(cut: int) -> None:
-    message = envelope.event_message(
+    message = encoding.event_message(
         exchange="events",
         name="shop.order.created",
         body=b"",

@@ -19,20 +19,32 @@ from hypothesis import Phase, example, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from django_amqp_events import archive, envelope
-from django_amqp_events.archive import Archived, Outcome
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.envelope import (
+from django_amqp_events.exceptions import Malformed
+from django_amqp_events.message import (
+    archive_copies,
+    archive_reader,
+    copies,
+    decoding,
+    messages,
+)
+from django_amqp_events.message.archive_reader import Archived, Outcome
+from django_amqp_events.message.decoding import MAX_ID
+from django_amqp_events.message.headers import (
+    _BROKER_HEADER,
     EVENT_ARCHIVE,
     EVENT_HISTORY,
     MAX_HEADERS,
-    MAX_ID,
+    table_size,
+    without_foreign_headers,
+)
+from django_amqp_events.message.messages import (
     Failure,
     Message,
     Progress,
     Received,
 )
-from django_amqp_events.exceptions import Malformed
+from django_amqp_events.message.text import compact_json
 from django_amqp_events.models import ArchivedEvent, clean
 
 EXAMPLES = int(os.environ.get("AMQP_EVENTS_FUZZ", "60"))
@@ -251,7 +263,7 @@ def check(message: Message) -> Received:
     """Check that a copy can be written and is small, and return it as it is delivered."""
     wire = written(message)
     assert len(wire) < MAX_HEADERS + ROOM
-    assert len(written(envelope.without_foreign_headers(message))) < MAX_HEADERS + ROOM
+    assert len(written(without_foreign_headers(message))) < MAX_HEADERS + ROOM
     found, _ = decode_properties_basic(wire, 0)
     assert not {"expiration", "user_id", "reply_to", "priority"} & set(found)
     assert found["delivery_mode"] == 2
@@ -274,7 +286,7 @@ def identified(
     delivery: Received, *, trusted: bool
 ) -> tuple[ReceivedEvent, Progress] | tuple[None, Progress]:
     try:
-        return envelope.identify(delivery, trusted=trusted)
+        return decoding.identify(delivery, trusted=trusted)
     except Malformed as exc:
         malformed = exc
     assert 0 < len(malformed.detail) < 1000
@@ -284,7 +296,7 @@ def identified(
 def archived(
     delivery: Received, event: ReceivedEvent | None, progress: Progress, failure: Failure | None
 ) -> Message:
-    return envelope.archive_copy(
+    return archive_copies.archive_copy(
         delivery,
         exchange="svc:archive",
         reason="malformed",
@@ -327,10 +339,10 @@ def test_an_identity_is_text_that_any_header_takes(delivery: Received, trusted: 
 def test_a_body_is_read_or_malformed(delivery: Received) -> None:
     malformed: Malformed | None = None
     try:
-        payload = envelope.decode(delivery, MAX_BODY)
+        payload = decoding.decode(delivery, MAX_BODY)
     except Malformed as exc:
         malformed = exc
-        payload = envelope.Payload(args=[], kwargs={})
+        payload = messages.Payload(args=[], kwargs={})
     assert malformed is None or 0 < len(malformed.detail) < 1000
     assert isinstance(payload.args, list)
     assert isinstance(payload.kwargs, dict)
@@ -345,7 +357,7 @@ def test_any_message_can_be_archived(
     event, progress = identified(delivery, trusted=trusted)
     if failure is not None:
         progress = replace(
-            progress, history=envelope.remember(progress, failure, at=NOW, worker="w" * 300)
+            progress, history=copies.remember(progress, failure, at=NOW, worker="w" * 300)
         )
     copy = archived(delivery, event, progress, failure)
     first = check(copy)
@@ -363,7 +375,7 @@ def test_any_message_can_be_archived(
 
 def _replaced(key: object) -> bool:
     return isinstance(key, str) and (
-        key in ("event-archive", "event-outcome") or bool(envelope._BROKER_HEADER.match(key))
+        key in ("event-archive", "event-outcome") or bool(_BROKER_HEADER.match(key))
     )
 
 
@@ -383,7 +395,7 @@ def test_a_retry_and_a_replay_come_back_as_they_left(
     common = {"exchange": "svc:delay.1s", "routing_key": "svc.handler", "handler": "app.handler"}
 
     def retry(of: Received, event: ReceivedEvent) -> Message:
-        return envelope.retry_copy(
+        return copies.retry_copy(
             of,
             event,
             **common,
@@ -394,11 +406,11 @@ def test_a_retry_and_a_replay_come_back_as_they_left(
         )
 
     def replay(of: Received, event: ReceivedEvent) -> Message:
-        return envelope.replay_copy(of, event, **common, replay_id=str(replay_id), forced=False)
+        return copies.replay_copy(of, event, **common, replay_id=str(replay_id), forced=False)
 
     for build in (retry, replay):
         copy = check(build(delivery, event))
-        back, now = envelope.identify(copy, trusted=True)
+        back, now = decoding.identify(copy, trusted=True)
         assert (back.id, back.name, back.service) == (event.id, event.name, event.service)
         assert back.correlation_id == event.correlation_id
         assert back.causation_id == event.causation_id
@@ -419,20 +431,20 @@ def test_a_history_stays_bounded(delivery: Received, failure: Failure | None) ->
     _, progress = identified(delivery, trusted=True)
     history = progress.history
     for attempt in range(3):
-        history = envelope.remember(
+        history = copies.remember(
             replace(progress, history=history, attempt=attempt + 1),
             failure or Failure(exception="E"),
             at=NOW,
             worker="w",
         )
-    assert len(history) <= envelope.MAX_HISTORY_ENTRIES
-    assert len(envelope._compact(list(history))) <= MAX_HEADERS
+    assert len(history) <= copies.MAX_HISTORY_ENTRIES
+    assert len(compact_json(list(history))) <= MAX_HEADERS
 
 
 @fuzz
 @given(values)
 def test_the_size_of_a_header_is_estimated_from_above(value: Any) -> None:
-    assert envelope._size({"k": value}) >= len(dumps("F", [{"k": value}]))
+    assert table_size({"k": value}) >= len(dumps("F", [{"k": value}]))
 
 
 def test_thousands_of_headers_do_not_push_out_who_it_is() -> None:
@@ -443,7 +455,7 @@ def test_thousands_of_headers_do_not_push_out_who_it_is() -> None:
         headers={"event-id": "an-id-that-is-longer", **many}, properties={},
     )  # fmt: skip
     event, progress = identified(delivery, trusted=False)
-    found = archive.read(check(archived(delivery, event, progress, None)))
+    found = archive_reader.read(check(archived(delivery, event, progress, None)))
     assert isinstance(found, Archived)
     assert found.event is not None
     assert (found.event.id, found.event.name) == ("an-id-that-is-longer", "shop.order")
@@ -458,7 +470,7 @@ def test_long_words_do_not_push_out_who_it_is() -> None:
     )  # fmt: skip
     event, progress = identified(delivery, trusted=False)
     failure = Failure(exception="shop.TaxError", message="\U0001f4b8" * 3_000)
-    found = archive.read(check(archived(delivery, event, progress, failure)))
+    found = archive_reader.read(check(archived(delivery, event, progress, failure)))
     assert isinstance(found, Archived)
     assert found.event is not None
     assert found.event.id == "a-task-id"
@@ -473,7 +485,7 @@ def test_long_words_do_not_push_out_who_it_is() -> None:
 @given(received, st.sampled_from(["", "the headers and properties cannot be read"]))
 def test_whatever_is_in_the_archive_queue_is_read(delivery: Received, unreadable: str) -> None:
     delivery = replace(delivery, unreadable=unreadable)
-    found = archive.read(delivery)
+    found = archive_reader.read(delivery)
     if isinstance(found, Outcome):
         assert found.event.id
         clean(found.outcome)
@@ -488,7 +500,7 @@ def test_what_a_worker_archived_is_read_as_it_was(
 ) -> None:
     event, progress = identified(delivery, trusted=trusted)
     copy = check(archived(delivery, event, progress, failure))
-    found = archive.read(copy)
+    found = archive_reader.read(copy)
     assert isinstance(found, Archived)
     assert found.reason == "malformed"
     assert found.body == delivery.body
@@ -504,7 +516,7 @@ def _storable(found: Archived, delivery: Received) -> None:
     """Do with it what the mirror does before the database has it."""
     assert found.body == delivery.body
     identity = found.identity("svc")
-    assert identity == archive.read(delivery).identity("svc") or found.text  # type: ignore[union-attr]
+    assert identity == archive_reader.read(delivery).identity("svc") or found.text  # type: ignore[union-attr]
     found.occurrence(identity)
     for text in (found.reason, found.detail, found.exception, found.message, found.location,
                  found.handler, found.queue, found.text, found.content_type,

@@ -19,9 +19,11 @@ from django.db import connections
 from django.db.models import Sum
 from django.test import override_settings
 
-from django_amqp_events import conf, grouping, groups, lifecycle, mirror, retention, tallies
-from django_amqp_events.envelope import Failure, Received
-from django_amqp_events.lifecycle import Unpublished
+from django_amqp_events import conf
+from django_amqp_events.archive import mirror, retention, states
+from django_amqp_events.archive.groups import failure_groups, fingerprint, group_counts
+from django_amqp_events.archive.states import Unpublished
+from django_amqp_events.message.messages import Failure, Received
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -33,7 +35,12 @@ from django_amqp_events.models import (
     State,
     TallyChange,
 )
-from tests.integration.archiving import FAILURE, archived, outcome, received
+from tests.integration.archiving import (
+    FAILURE,
+    archived,
+    outcome,
+    received,
+)
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
 HOUR = NOW.replace(minute=0)
@@ -81,20 +88,20 @@ def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
 
 def replayed(row: ArchivedEvent) -> str:
     """Replay a row; returns the replay's id."""
-    [claimed] = lifecycle.claim(
+    [claimed] = states.claim(
         seen(row), handlers={row.pk: row.handler}, by="ada", reason="", now=NOW
     )
-    lifecycle.published([claimed], now=NOW)
+    states.published([claimed], now=NOW)
     return str(claimed.replay.pk)
 
 
 def discard(*rows: ArchivedEvent) -> None:
-    assert len(lifecycle.discard(seen(*rows), by="ada", reason="old", now=NOW)) == len(rows)
+    assert len(states.discard(seen(*rows), by="ada", reason="old", now=NOW)) == len(rows)
 
 
 def only(**wanted: Any) -> Any:
     """The one group, as a page reads it."""
-    return tallies.standing(FailureGroup.objects.filter(**wanted)).get()
+    return group_counts.standing(FailureGroup.objects.filter(**wanted)).get()
 
 
 def counted() -> Counter[tuple[UUID, str]]:
@@ -104,13 +111,13 @@ def counted() -> Counter[tuple[UUID, str]]:
         assert group is not None
         found[group, "open"] += state == State.ARCHIVED
         found[group, "again"] += state == State.ARCHIVED and replays > 0
-        found[group, "going"] += state in tallies.GOING
+        found[group, "going"] += state in group_counts.GOING
     return +found
 
 
 def told() -> Counter[tuple[UUID, str]]:
     found: Counter[tuple[UUID, str]] = Counter()
-    for group in tallies.standing(FailureGroup.objects.all()):
+    for group in group_counts.standing(FailureGroup.objects.all()):
         for name in ("open", "again", "going"):
             found[group.pk, name] = getattr(group, f"{name}_now")
     assert min(found.values(), default=0) >= 0, found
@@ -142,7 +149,7 @@ def hours(name: str) -> int:
     ],
 )
 def test_what_makes_another_group(other: dict[str, str]) -> None:
-    assert grouping.fingerprint(**parts(**other)).id != grouping.fingerprint(**parts()).id
+    assert fingerprint.fingerprint(**parts(**other)).id != fingerprint.fingerprint(**parts()).id
 
 
 @pytest.mark.parametrize(
@@ -151,26 +158,26 @@ def test_what_makes_another_group(other: dict[str, str]) -> None:
     + [{"reason": "failed"}],
 )
 def test_what_does_not(other: dict[str, str]) -> None:
-    assert grouping.fingerprint(**parts(**other)) == grouping.fingerprint(**parts())
+    assert fingerprint.fingerprint(**parts(**other)) == fingerprint.fingerprint(**parts())
 
 
 def test_without_an_exception_the_reason_stands_in() -> None:
-    found = grouping.fingerprint(**parts(exception="", location="", reason="poison"))
+    found = fingerprint.fingerprint(**parts(exception="", location="", reason="poison"))
     assert (found.exception, found.frame, found.reason) == ("", "", "poison")
-    unread = grouping.fingerprint(**parts(exception="", location="", reason="unreadable"))
+    unread = fingerprint.fingerprint(**parts(exception="", location="", reason="unreadable"))
     assert unread.id != found.id
 
 
 def test_another_version_makes_other_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = grouping.fingerprint(**parts())
-    monkeypatch.setattr(grouping, "VERSION", 2)
-    assert grouping.fingerprint(**parts()).id != before.id
+    before = fingerprint.fingerprint(**parts())
+    monkeypatch.setattr(fingerprint, "VERSION", 2)
+    assert fingerprint.fingerprint(**parts()).id != before.id
 
 
 def test_the_fingerprint_stays_as_it_is() -> None:
     """Groups of yesterday would be orphans: a change is another VERSION."""
-    assert grouping.VERSION == 1
-    assert str(grouping.fingerprint(**parts()).id) == "fd9b4862-441a-5bbe-8bc1-97d384c981ad"
+    assert fingerprint.VERSION == 1
+    assert str(fingerprint.fingerprint(**parts()).id) == "fd9b4862-441a-5bbe-8bc1-97d384c981ad"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +192,7 @@ def test_the_fingerprint_stays_as_it_is() -> None:
     ],
 )
 def test_frames_of_all_kinds(location: str, frame: str) -> None:
-    assert grouping.fingerprint(**parts(location=location)).frame == frame
+    assert fingerprint.fingerprint(**parts(location=location)).frame == frame
 
 
 # -- what the mirror makes of it --------------------------------------------------------------
@@ -207,7 +214,7 @@ def test_failures_that_are_alike_are_one_group() -> None:
     assert (group.algorithm, group.service) == (1, conf.get_settings().service)
     assert (group.open_now, group.again_now, group.going_now) == (3, 0, 0)
     assert only(frame="billing.tax in book").open_now == 1
-    groups.fold_all()
+    failure_groups.fold_all()
     group.refresh_from_db()
     assert (group.first_seen, group.last_seen) == (early, late + timedelta(minutes=1))
     assert set(ArchivedEvent.objects.values_list("group__algorithm", flat=True)) == {1}
@@ -234,20 +241,20 @@ def test_hours_are_of_the_failure_and_of_what_became_of_it() -> None:
     keep(archived(received("9"), failure=failure(), at=ahead))
     first, second, *_ = ArchivedEvent.objects.order_by("event_id")
     keep(outcome(first, replayed(first)))
-    lifecycle.discard(seen(second), by="ada", reason="old", now=datetime.now(UTC))
+    states.discard(seen(second), by="ada", reason="old", now=datetime.now(UTC))
     group = only()
     for _ in range(2):
-        found = tallies.hours(
-            [group.pk], since=datetime.now(UTC) - timedelta(days=2), using=lifecycle.database()
+        found = group_counts.hours(
+            [group.pk], since=datetime.now(UTC) - timedelta(days=2), using=states.database()
         )[group.pk]
-        assert found[tallies.hour_of(yesterday)]["archived"] == 3
+        assert found[group_counts.hour_of(yesterday)]["archived"] == 3
         totals = Counter[str]()
         for values in found.values():
             totals.update(values)
         assert totals == {"archived": 4, "succeeded": 1, "discarded": 1}
         # A clock that is ahead is not believed.
         assert max(found) <= datetime.now(UTC)
-        assert groups.fold_all() >= 0
+        assert failure_groups.fold_all() >= 0
     group.refresh_from_db()
     assert group.last_seen <= datetime.now(UTC)
 
@@ -257,7 +264,7 @@ def test_what_is_rolled_back_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*args: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(lifecycle, "failed_again", fail)
+    monkeypatch.setattr(states, "failed_again", fail)
     with pytest.raises(RuntimeError):
         mirror._together(
             mirror._read([taken(archived(received("1")))], conf.get_settings(), NOW),
@@ -292,24 +299,24 @@ def test_a_group_that_was_put_right_and_fails_again_says_so() -> None:
     keep(archived(received("1"), at=NOW), archived(received("2"), at=NOW))
     first, second = ArchivedEvent.objects.order_by("event_id")
     replay_id = replayed(first)
-    groups.fold_all()
+    failure_groups.fold_all()
     discard(second)
-    groups.fold_all()
+    failure_groups.fold_all()
     assert only().put_right_at is None, "one of it is on its way"
     keep(outcome(first, replay_id))
-    groups.fold_all()
+    failure_groups.fold_all()
     group = only()
     assert group.put_right_at is not None
     assert group.came_back_at is None
     keep(archived(received("3"), at=NOW))
-    groups.fold_all()
+    failure_groups.fold_all()
     assert only().came_back_at >= group.put_right_at
     since = only().came_back_at
     keep(archived(received("4"), at=NOW))
-    groups.fold_all()
+    failure_groups.fold_all()
     assert only().came_back_at == since
     discard(*ArchivedEvent.objects.filter(state=State.ARCHIVED))
-    groups.fold_all()
+    failure_groups.fold_all()
     assert only().came_back_at is None
 
 
@@ -318,7 +325,7 @@ def test_all_of_that_between_two_looks() -> None:
     keep(archived(received("1"), at=NOW))
     discard(ArchivedEvent.objects.get())
     keep(archived(received("2"), at=NOW))
-    groups.fold_all()
+    failure_groups.fold_all()
     group = only()
     assert (group.open, group.came_back_at is not None) == (1, True)
 
@@ -328,7 +335,7 @@ def test_a_replay_that_fails_again_did_not_come_back() -> None:
     keep(archived(received("1"), at=NOW))
     row = ArchivedEvent.objects.get()
     keep(archived(received("1"), replay_id=replayed(row), at=NOW))
-    groups.fold_all()
+    failure_groups.fold_all()
     group = only()
     assert (group.put_right_at, group.came_back_at, group.again) == (None, None, 1)
 
@@ -338,9 +345,9 @@ def test_what_somebody_restores_did_not_come_back() -> None:
     keep(archived(received("1"), at=NOW))
     row = ArchivedEvent.objects.get()
     discard(row)
-    groups.fold_all()
-    lifecycle.restore(seen(row), by="ada", reason="", now=NOW)
-    groups.fold_all()
+    failure_groups.fold_all()
+    states.restore(seen(row), by="ada", reason="", now=NOW)
+    failure_groups.fold_all()
     group = only()
     assert (group.open, group.put_right_at, group.came_back_at) == (1, None, None)
 
@@ -360,7 +367,7 @@ class Chaos:
             for _ in range(steps):
                 self.random.choice(self.operations)()
         finally:
-            connections[lifecycle.database()].close()
+            connections[states.database()].close()
 
     @property
     def operations(self) -> list[Callable[[], Any]]:
@@ -386,18 +393,18 @@ class Chaos:
 
     def replay(self) -> None:
         wanted = self.some(State.ARCHIVED)
-        claimed = lifecycle.claim(
+        claimed = states.claim(
             wanted, handlers=dict.fromkeys(wanted, "book"), by="", reason="", now=datetime.now(UTC)
         )
         gone, back = claimed[1:], claimed[:1]
         if gone:
-            lifecycle.published(gone, now=datetime.now(UTC))
+            states.published(gone, now=datetime.now(UTC))
         unsure = self.random.random() < 0.5
         if back and self.random.random() < 0.5:
             unpublished = [Unpublished(claimed=each, error="", unconfirmed=unsure) for each in back]
-            lifecycle.returned(unpublished, now=datetime.now(UTC))
+            states.returned(unpublished, now=datetime.now(UTC))
             if unsure:
-                lifecycle.published(back, now=datetime.now(UTC))
+                states.published(back, now=datetime.now(UTC))
 
     def underway(self) -> list[Replay]:
         outcomes = (Replay.Outcome.QUEUED, Replay.Outcome.PUBLISHED, Replay.Outcome.UNCONFIRMED)
@@ -421,13 +428,13 @@ class Chaos:
         keep(*(outcome(each.event, str(each.pk)) for each in self.underway()))
 
     def discard(self) -> None:
-        lifecycle.discard(self.some(State.ARCHIVED), by="", reason="", now=datetime.now(UTC))
+        states.discard(self.some(State.ARCHIVED), by="", reason="", now=datetime.now(UTC))
 
     def restore(self) -> None:
-        lifecycle.restore(self.some(State.DISCARDED), by="", reason="", now=datetime.now(UTC))
+        states.restore(self.some(State.DISCARDED), by="", reason="", now=datetime.now(UTC))
 
     def fold(self) -> None:
-        groups.fold()
+        failure_groups.fold()
 
     def forget(self) -> None:
         state = self.random.choice([State.SUCCEEDED, State.ARCHIVED])
@@ -468,13 +475,13 @@ def test_tallies_are_exact_whatever_happens_at_once(archive_database: Any, prune
             assert hours("succeeded") == ArchivedEvent.objects.filter(state="succeeded").count()
             discarded = ArchiveAction.objects.filter(action=ArchiveAction.Action.DISCARD)
             assert hours("discarded") == discarded.count(), seed
-        groups.fold_all()
+        failure_groups.fold_all()
         assert not TallyChange.objects.exists()
     stored = {group.pk: group.open for group in FailureGroup.objects.all()}
     assert +Counter(stored) == +Counter(
         {group: count for (group, name), count in counted().items() if name == "open"}
     )
-    assert tallies.correct(using=lifecycle.database(), now=NOW) == 0
+    assert group_counts.correct(using=states.database(), now=NOW) == 0
 
 
 SETTINGS: dict[str, Any] = {"AUTODISCOVER": [], "HANDLERS": {}}
@@ -487,14 +494,14 @@ SETTINGS: dict[str, Any] = {"AUTODISCOVER": [], "HANDLERS": {}}
 def test_numbers_that_are_wrong_are_put_right() -> None:
     keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(5)))
     replayed(ArchivedEvent.objects.order_by("event_id")[0])
-    groups.fold_all()
+    failure_groups.fold_all()
     FailureGroup.objects.update(open=17, going=-3)
     ArchivedEvent.objects.filter(event_id="4").delete()
-    rebuilt = groups.rebuild(batch_size=2)
+    rebuilt = failure_groups.rebuild(batch_size=2)
     assert (rebuilt.seen, rebuilt.moved, rebuilt.corrected) == (4, 0, 1)
     assert told() == counted()
     assert only().open == 3
-    assert groups.rebuild().corrected == 0
+    assert failure_groups.rebuild().corrected == 0
 
 
 @database
@@ -504,12 +511,12 @@ def test_events_from_before_the_groups_get_one() -> None:
     ArchivedEvent.objects.update(group=None)
     TallyChange.objects.all().delete()
     FailureGroup.objects.all().delete()
-    assert groups.adopt(3) == 3
-    assert groups.adopt(3) == 2
-    assert groups.adopt(3) == 0
+    assert failure_groups.adopt(3) == 3
+    assert failure_groups.adopt(3) == 2
+    assert failure_groups.adopt(3) == 0
     assert told() == counted()
     assert only().open_now == 4
-    groups.fold_all()
+    failure_groups.fold_all()
     assert only().last_seen == NOW
 
 
@@ -517,13 +524,13 @@ def test_events_from_before_the_groups_get_one() -> None:
 def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events move, and with them what people wrote."""
     keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(3)))
-    groups.write(
+    failure_groups.write(
         only().pk, seen=0, by="ada", now=NOW, note="ask the tax office", assignee="bob", ticket=""
     )
     old = only().pk
-    monkeypatch.setattr(grouping, "VERSION", 2)
-    monkeypatch.setattr(groups, "VERSION", 2)
-    rebuilt = groups.rebuild()
+    monkeypatch.setattr(fingerprint, "VERSION", 2)
+    monkeypatch.setattr(failure_groups, "VERSION", 2)
+    rebuilt = failure_groups.rebuild()
     assert (rebuilt.moved, rebuilt.gone) == (3, 1)
     group = only()
     assert group.pk != old
@@ -538,12 +545,12 @@ def test_a_group_without_events_goes_unless_somebody_wrote_about_it() -> None:
     keep(archived(received("2"), failure=failure("LateError"), at=NOW))
     keep(archived(received("3"), failure=failure("OtherError"), at=NOW))
     noted = FailureGroup.objects.get(exception="billing.errors.LateError").pk
-    groups.write(noted, seen=0, by="", now=NOW, note="known", assignee="", ticket="")
+    failure_groups.write(noted, seen=0, by="", now=NOW, note="known", assignee="", ticket="")
     service = conf.get_settings().service
     ArchivedEvent.objects.exclude(event_id="3").delete()
-    assert groups.prune(before=NOW - timedelta(days=1), service=service) == 0
-    assert groups.prune(before=NOW + timedelta(days=1), service="other") == 0
-    assert groups.prune(before=NOW + timedelta(days=1), service=service) == 1
+    assert failure_groups.prune(before=NOW - timedelta(days=1), service=service) == 0
+    assert failure_groups.prune(before=NOW + timedelta(days=1), service="other") == 0
+    assert failure_groups.prune(before=NOW + timedelta(days=1), service=service) == 1
     left = FailureGroup.objects.values_list("exception", flat=True)
     assert set(left) == {"billing.errors.LateError", "billing.errors.OtherError"}
 
@@ -551,12 +558,12 @@ def test_a_group_without_events_goes_unless_somebody_wrote_about_it() -> None:
 @database
 def test_old_hours_are_forgotten() -> None:
     keep(archived(received("1"), failure=failure(), at=datetime.now(UTC)))
-    groups.fold_all()
+    failure_groups.fold_all()
     group = FailureGroup.objects.get()
-    long_ago = datetime.now(UTC) - timedelta(hours=tallies.HOURS + 2)
+    long_ago = datetime.now(UTC) - timedelta(hours=group_counts.HOURS + 2)
     ArchiveTally.objects.create(group=group, hour=long_ago, archived=1)
     TallyChange.objects.create(group=group, at=long_ago, hour=long_ago, archived=1)
-    groups.prune(before=NOW, service="billing")
+    failure_groups.prune(before=NOW, service="billing")
     assert ArchiveTally.objects.count() == 1
 
 
@@ -568,11 +575,15 @@ def test_what_people_write_is_kept_with_their_names() -> None:
     keep(archived(received("1"), at=NOW))
     pk = only().pk
     given = {"note": "see\0 the wiki", "assignee": "bob", "ticket": "https://tickets/1"}
-    assert groups.write(pk, seen=0, by="ada", now=NOW, **given) == ["note", "assignee", "ticket"]
-    assert groups.write(pk, seen=0, by="eve", now=NOW, **{**given, "note": "mine"}) is None
-    assert groups.write(pk, seen=1, by="eve", now=NOW, **{**given, "note": ""}) == ["note"]
-    groups.decided(pk, action="replay", events=3, by="eve", reason="mended", now=NOW)
-    groups.decided(uuid4(), action="replay", events=3, by="eve", reason="mended", now=NOW)
+    assert failure_groups.write(pk, seen=0, by="ada", now=NOW, **given) == [
+        "note",
+        "assignee",
+        "ticket",
+    ]
+    assert failure_groups.write(pk, seen=0, by="eve", now=NOW, **{**given, "note": "mine"}) is None
+    assert failure_groups.write(pk, seen=1, by="eve", now=NOW, **{**given, "note": ""}) == ["note"]
+    failure_groups.decided(pk, action="replay", events=3, by="eve", reason="mended", now=NOW)
+    failure_groups.decided(uuid4(), action="replay", events=3, by="eve", reason="mended", now=NOW)
     assert list(GroupAction.objects.values_list("action", "by", "text", "events")) == [
         ("note", "ada", "see\\x00 the wiki", None),
         ("assign", "ada", "bob", None),

@@ -20,8 +20,8 @@ from amqp.transport import TCPTransport
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_amqp_events.frames import Frames
-from django_amqp_events.inbound import PIECE, Inbound
+from django_amqp_events.broker.delivery_headers import Frames
+from django_amqp_events.broker.fast.frame_reader import PIECE, Inbound
 
 NUMBER, OTHER = 1, 2
 TAG = "1:worker:queue"

@@ -15,16 +15,16 @@ from django.db import IntegrityError
 from django_amqp_events import (
     ConfigurationError,
     current_event,
-    envelope,
     handler,
-    inbox,
     publish_event,
 )
-from django_amqp_events.envelope import Received
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.memory import MemoryBackend
+from django_amqp_events.message import copies, decoding, encoding
+from django_amqp_events.message.messages import Received
 from django_amqp_events.models import InboxEntry
-from django_amqp_events.registry import get_registry
 from django_amqp_events.testing import memory_events, override_events
+from django_amqp_events.worker import once
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -48,10 +48,10 @@ def make(**options: Any) -> None:
 def test_the_alias_is_that_of_using_else_that_of_the_settings() -> None:
     make()
     with override_events(DATABASE="orders"):
-        assert inbox.database(get_registry().handlers["t.group"]) == "orders"
-        assert inbox.aliases() == ["orders"]
+        assert once.database(get_registry().handlers["t.group"]) == "orders"
+        assert once.aliases() == ["orders"]
     found = replace(get_registry().handlers["t.group"], using="books")
-    assert inbox.database(found) == "books"
+    assert once.database(found) == "books"
 
 
 def test_defaults_and_settings_know_the_options() -> None:
@@ -113,10 +113,10 @@ def test_a_swallowed_error_is_a_failure_like_any_other(swallows: int, archived: 
 
 def again(broker: MemoryBackend, event_id: str) -> None:
     """Deliver an event a second time."""
-    message = envelope.event_message(
+    message = encoding.event_message(
         exchange="events",
         name="a.b",
-        body=envelope.encode_payload("a.b", {}),
+        body=encoding.encode_payload("a.b", {}),
         event_id=event_id,
         service="testing",
         published_at=NOW,
@@ -134,16 +134,16 @@ def test_on_the_inline_backend() -> None:
 
 
 def test_that_a_replay_is_forced_goes_round_with_its_retries() -> None:
-    event = envelope.identify(_received(), trusted=False)[0]
+    event = decoding.identify(_received(), trusted=False)[0]
     assert not event.replay_forced
     common: dict[str, Any] = {"routing_key": "t.group", "handler": "t.group"}
     for forced in (True, False):
-        sent = envelope.replay_copy(
+        sent = copies.replay_copy(
             _received(), event, exchange="x", replay_id="r", forced=forced, **common
         )
-        back, progress = envelope.identify(_received(sent.headers), trusted=True)
+        back, progress = decoding.identify(_received(sent.headers), trusted=True)
         assert back.replay_forced is forced
-        retried = envelope.retry_copy(
+        retried = copies.retry_copy(
             _received(sent.headers),
             back,
             exchange="x",
@@ -154,14 +154,14 @@ def test_that_a_replay_is_forced_goes_round_with_its_retries() -> None:
             **common,
         )
         assert (
-            envelope.identify(_received(retried.headers), trusted=True)[0].replay_forced is forced
+            decoding.identify(_received(retried.headers), trusted=True)[0].replay_forced is forced
         )
         # A publisher may write what it likes.
-        assert not envelope.identify(_received(sent.headers), trusted=False)[0].replay_forced
+        assert not decoding.identify(_received(sent.headers), trusted=False)[0].replay_forced
 
 
 def _received(headers: Any = None) -> Received:
-    message = envelope.event_message(
+    message = encoding.event_message(
         exchange="events",
         name="a.b",
         body=b"[[], {}, {}]",

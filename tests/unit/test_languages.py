@@ -20,15 +20,36 @@ from django.urls import reverse
 from django.utils import translation
 from django.utils.translation import gettext, gettext_lazy, gettext_noop, override, trans_real
 
-from django_amqp_events import batches, dryrun, groups, lifecycle, replay
-from django_amqp_events.admin import shown
+from django_amqp_events.admin import formatting
+from django_amqp_events.archive import replay, states
+from django_amqp_events.archive.batches import batch_states, preview
+from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.exceptions import BrokerUnavailableError, ConfigurationError
-from django_amqp_events.models import InboxEntry, OutboxEvent, Revision, State
-from django_amqp_events.sentences import Sentence, stored, told
+from django_amqp_events.lazy_messages import Sentence, stored, told
+from django_amqp_events.models import (
+    InboxEntry,
+    OutboxEvent,
+    Revision,
+    State,
+)
 
 from . import admin_world as world
-from .admin_world import add_replay, client_of, frozen, make, overdue
-from .catalogues import LANGUAGES, PACKAGE, compiled, marked, mo, path, po
+from .admin_world import (
+    add_replay,
+    client_of,
+    frozen,
+    make,
+    overdue,
+)
+from .catalogues import (
+    LANGUAGES,
+    PACKAGE,
+    compiled,
+    marked,
+    mo,
+    path,
+    po,
+)
 from .test_admin_outbox import make as make_waiting
 from .test_dashboard import snapshot
 
@@ -207,7 +228,7 @@ def test_a_sentence_is_english_until_somebody_asks_for_another_language() -> Non
         assert told("archived") == "archived"
         assert stored(str(replay.GONE[:])) == "es gibt dieses Ereignis nicht mehr"
         assert stored("") == ""
-        assert shown.text(None) == ""
+        assert formatting.text(None) == ""
 
 
 def test_a_sentence_is_told_after_it_was_raised_and_is_text_after_it_was_copied() -> None:
@@ -276,17 +297,17 @@ def project() -> Iterator[None]:
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str, str]:
     """Addresses of pages, with something of everything on them."""
-    monkeypatch.setattr(dryrun, "session", _away)
+    monkeypatch.setattr(preview, "session", _away)
     rows = [make(), make(), make(handler=""), make(State.DISCARDED), overdue()]
     row = rows[0]
     add_replay(row, revision=_revision(row), error="a queue refused it", publishes=2)
     make(event_id=row.event_id, handler="book")
     doubtful = make(unconfirmed=True, reason="poison")
-    while groups.adopt():
+    while failure_groups.adopt():
         pass
-    groups.fold_all()
+    failure_groups.fold_all()
     row.refresh_from_db()
-    lifecycle.discard({rows[1].pk: 0}, by="ada", reason="wrong", now=datetime.now(UTC))
+    states.discard({rows[1].pk: 0}, by="ada", reason="wrong", now=datetime.now(UTC))
     waiting = {
         "failed": make_waiting(attempts=3, error="a queue refused it"),
         "overdue": make_waiting(due=-600),
@@ -302,10 +323,10 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
         name="shop.order.created",
         handled_at=datetime.now(UTC),
     )
-    draft = batches.freeze(lifecycle.rows(), by="ada", criteria={"handlers": ["book"]})
-    dryrun.examine(draft)
-    running = batches.freeze(lifecycle.rows(), by="ada", title="All with state archived")
-    batches.start(running.pk, by="ada", reason="mended", rate=2.5, canary=1, threshold=20)
+    draft = batch_states.freeze(states.rows(), by="ada", criteria={"handlers": ["book"]})
+    preview.examine(draft)
+    running = batch_states.freeze(states.rows(), by="ada", title="All with state archived")
+    batch_states.start(running.pk, by="ada", reason="mended", rate=2.5, canary=1, threshold=20)
     snapshot()
 
     def at(name: str, *args: Any, **query: str) -> str:

@@ -19,7 +19,9 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_amqp_events import batches, dryrun, groups, lifecycle, outbox
+from django_amqp_events.archive import states as event_states
+from django_amqp_events.archive.batches import batch_states, preview
+from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.exceptions import BrokerUnavailableError
 from django_amqp_events.models import (
     ArchiveAction,
@@ -33,6 +35,7 @@ from django_amqp_events.models import (
     State,
     TallyChange,
 )
+from django_amqp_events.publish import outbox
 
 from . import admin_world as world
 from .admin_world import add_replay, client_of, make
@@ -48,7 +51,7 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def away(*_: Any) -> Any:
         raise BrokerUnavailableError("there is none here")
 
-    monkeypatch.setattr(dryrun, "session", away)
+    monkeypatch.setattr(preview, "session", away)
     with override_settings(**world.SETTINGS, AMQP_EVENTS=world.EVENTS):
         yield
 
@@ -78,17 +81,19 @@ def fill(number: int) -> None:
             name="shop.order.created", handled_at=Now(),
         )  # fmt: skip
         Snapshot.objects.create(at=datetime.now(UTC), service="billing", seen=True, document="{}")
-    groups.rebuild()
+    failure_groups.rebuild()
     TallyChange.objects.bulk_create(
         TallyChange(group=group, at=datetime.now(UTC), hour=datetime.now(UTC), archived=1)
         for group in FailureGroup.objects.all()
     )
-    batch = batches.freeze(lifecycle.rows(), by="ada", title="all")
-    dryrun.examine(batch)
-    batches.start(batch.pk, by="ada", reason="all")
+    batch = batch_states.freeze(event_states.rows(), by="ada", title="all")
+    preview.examine(batch)
+    batch_states.start(batch.pk, by="ada", reason="all")
     skipped = ReplayBatchEvent.objects.filter(batch=batch, event__state=State.DISCARDED)
     skipped.update(state=ReplayBatchEvent.State.SKIPPED, why="it is discarded")
-    batches.freeze(lifecycle.rows(), by="ada", title="a draft", criteria={"handlers": ["book"]})
+    batch_states.freeze(
+        event_states.rows(), by="ada", title="a draft", criteria={"handlers": ["book"]}
+    )
 
 
 def pages(client: Any) -> dict[str, Callable[[], Any]]:

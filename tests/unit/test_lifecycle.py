@@ -23,12 +23,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from django_amqp_events import conf, envelope, lifecycle, mirror
+from django_amqp_events import conf
+from django_amqp_events.archive import mirror, states
+from django_amqp_events.archive.states import Claimed, Unpublished
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.envelope import Message, Progress, Received
 from django_amqp_events.exceptions import ConfigurationError
-from django_amqp_events.lifecycle import Claimed, Unpublished
-from django_amqp_events.models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State
+from django_amqp_events.message import archive_copies, decoding, encoding
+from django_amqp_events.message.messages import Message, Progress, Received
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    State,
+)
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HANDLER = "send_invoice"
@@ -68,7 +76,7 @@ def seen(*events: ArchivedEvent) -> dict[UUID, int]:
 
 
 def claim(*events: ArchivedEvent, force: bool = False, **more: Any) -> list[Claimed]:
-    return lifecycle.claim(
+    return states.claim(
         more.pop("seen", seen(*events)),
         handlers={event.pk: more.get("handler", HANDLER) for event in events},
         by=more.get("by", "ada"),
@@ -87,11 +95,11 @@ def reclaim(**more: Any) -> list[Claimed]:
         "size": 10**6,
         "now": NOW + timedelta(minutes=2),
     }
-    return lifecycle.reclaim(**{**options, **more})
+    return states.reclaim(**{**options, **more})
 
 
 def give_back(each: Claimed, *, unconfirmed: bool = False, error: str = "no route") -> None:
-    lifecycle.returned([Unpublished(claimed=each, error=error, unconfirmed=unconfirmed)], now=NOW)
+    states.returned([Unpublished(claimed=each, error=error, unconfirmed=unconfirmed)], now=NOW)
 
 
 def again(event: ArchivedEvent) -> ArchivedEvent:
@@ -109,17 +117,17 @@ OPERATIONS: dict[str, tuple[Callable[[ArchivedEvent], Any], State, State]] = {
     "claim": (claim, State.ARCHIVED, State.QUEUED),
     "force": (lambda event: claim(event, force=True), State.REPLAYING, State.QUEUED),
     "discard": (
-        lambda event: lifecycle.discard(seen(event), by="ada", reason="a test", now=NOW),
+        lambda event: states.discard(seen(event), by="ada", reason="a test", now=NOW),
         State.ARCHIVED,
         State.DISCARDED,
     ),
     "resolve": (
-        lambda event: lifecycle.resolve(seen(event), by="ada", reason="a test", now=NOW),
+        lambda event: states.resolve(seen(event), by="ada", reason="a test", now=NOW),
         State.REPLAYING,
         State.DISCARDED,
     ),
     "restore": (
-        lambda event: lifecycle.restore(seen(event), by="ada", reason="a test", now=NOW),
+        lambda event: states.restore(seen(event), by="ada", reason="a test", now=NOW),
         State.DISCARDED,
         State.ARCHIVED,
     ),
@@ -165,7 +173,7 @@ def test_nothing_seen_is_nothing_done(operation: str) -> None:
     if operation == "claim":
         assert claim() == []
     else:
-        assert getattr(lifecycle, operation)({}, by="ada", reason="", now=NOW) == []
+        assert getattr(states, operation)({}, by="ada", reason="", now=NOW) == []
     assert all(again(event).version == 3 for event in events)
 
 
@@ -175,7 +183,7 @@ def test_of_several_those_that_fit_are_changed() -> None:
     (claimed,) = claim(good, stale, busy)
     assert claimed.event.pk == good.pk
     assert again(stale).state == State.ARCHIVED
-    discarded = lifecycle.discard(
+    discarded = states.discard(
         {**seen(again(good)), stale.pk: 7}, by="ada", reason="a test", now=NOW
     )
     assert discarded == [stale.pk]
@@ -196,8 +204,8 @@ def test_a_claim_says_who_and_why_and_gives_the_replay_its_id() -> None:
 
 def test_a_discarded_event_says_who_and_why() -> None:
     event = make()
-    lifecycle.discard(seen(event), by="ada", reason="a test order", now=NOW)
-    lifecycle.restore(seen(again(event)), by="bob", reason="no, it was not", now=NOW)
+    states.discard(seen(event), by="ada", reason="a test order", now=NOW)
+    states.restore(seen(again(event)), by="bob", reason="no, it was not", now=NOW)
     said = [(a.action, a.by, a.reason) for a in ArchiveAction.objects.order_by("pk")]
     assert said == [("discard", "ada", "a test order"), ("restore", "bob", "no, it was not")]
 
@@ -205,9 +213,9 @@ def test_a_discarded_event_says_who_and_why() -> None:
 def test_thousands_are_decided_in_transactions_of_a_bounded_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lifecycle, "BATCH", 3)
+    monkeypatch.setattr(states, "BATCH", 3)
     events = [make(number, version=number) for number in range(8)]
-    done = lifecycle.discard(seen(*events), by="ada", reason="old", now=NOW)
+    done = states.discard(seen(*events), by="ada", reason="old", now=NOW)
     assert sorted(done) == sorted(event.pk for event in events)
 
 
@@ -217,7 +225,7 @@ def test_thousands_are_decided_in_transactions_of_a_bounded_size(
 def test_a_confirm_makes_it_replaying() -> None:
     event = make()
     claimed = claim(event)
-    lifecycle.published(claimed, now=NOW)
+    states.published(claimed, now=NOW)
     assert (again(event).state, again(event).version) == (State.REPLAYING, 5)
     assert Replay.objects.get().outcome == "published"
 
@@ -226,8 +234,8 @@ def test_a_confirm_that_comes_after_the_outcome_changes_nothing() -> None:
     """A fast worker reports before the confirm is noted."""
     event = make()
     (claimed,) = claim(event)
-    assert lifecycle.finish({claimed.replay.pk: NOW}, now=NOW) == 1
-    lifecycle.published([claimed], now=NOW)
+    assert states.finish({claimed.replay.pk: NOW}, now=NOW) == 1
+    states.published([claimed], now=NOW)
     assert again(event).state == State.SUCCEEDED
     assert Replay.objects.get().outcome == "succeeded"
     assert Replay.objects.get().published_at is not None
@@ -267,10 +275,10 @@ def test_an_unconfirmed_replay_that_has_ended_is_not_gone_on_with(state: State) 
     (first,) = claim(event)
     give_back(first, unconfirmed=True)
     if state == State.DISCARDED:
-        lifecycle.discard(seen(again(event)), by="ada", reason="by hand", now=NOW)
-    lifecycle.failed_again({first.replay.pk: NOW})
+        states.discard(seen(again(event)), by="ada", reason="by hand", now=NOW)
+    states.failed_again({first.replay.pk: NOW})
     if state == State.DISCARDED:
-        lifecycle.restore(seen(again(event)), by="ada", reason="no", now=NOW)
+        states.restore(seen(again(event)), by="ada", reason="no", now=NOW)
     (second,) = claim(again(event))
     assert second.replay.pk != first.replay.pk
 
@@ -281,7 +289,7 @@ def test_a_late_confirm_counts_whoever_has_the_claim_by_now() -> None:
     slow = claim(event)
     (other,) = reclaim()
     give_back(other, unconfirmed=True)
-    lifecycle.published(slow, now=NOW)
+    states.published(slow, now=NOW)
     row = again(event)
     assert (row.state, row.unconfirmed, row.error) == (State.REPLAYING, False, "")
 
@@ -293,7 +301,7 @@ def test_a_claimer_that_lost_its_claim_gives_nothing_back() -> None:
     give_back(slow)
     assert again(event).state == State.QUEUED
     assert Replay.objects.get().outcome == "queued"
-    lifecycle.published(others, now=NOW)
+    states.published(others, now=NOW)
     give_back(slow)
     assert again(event).state == State.REPLAYING
 
@@ -302,16 +310,16 @@ def test_who_was_asked_for_by_force_is_known_whoever_goes_on_with_it() -> None:
     """Asked of the database only where it can be: a replay that was just made knows it."""
     new, old = make(1), make(2, state=State.REPLAYING, replays=1)
     (plain,) = claim(new)
-    with CaptureQueriesContext(connections[lifecycle.database()]) as captured:
-        assert lifecycle.forced([plain]) == set()
+    with CaptureQueriesContext(connections[states.database()]) as captured:
+        assert states.forced([plain]) == set()
     assert not len(captured)
     (by_force,) = claim(old, force=True)
-    assert lifecycle.forced([plain, by_force]) == {by_force.replay.pk}
+    assert states.forced([plain, by_force]) == {by_force.replay.pk}
     give_back(by_force, unconfirmed=True)
     (underway,) = claim(again(old))
     assert underway.replay.pk == by_force.replay.pk
-    assert lifecycle.forced([plain, underway]) == {by_force.replay.pk}
-    assert lifecycle.forced(reclaim()) == {by_force.replay.pk}
+    assert states.forced([plain, underway]) == {by_force.replay.pk}
+    assert states.forced(reclaim()) == {by_force.replay.pk}
 
 
 # -- left queued --------------------------------------------------------------------------
@@ -367,24 +375,24 @@ def test_a_claim_whose_replay_somebody_deleted_goes_back() -> None:
 def test_the_outcome_of_an_older_replay_is_history() -> None:
     event = make()
     (first,) = claim(event)
-    lifecycle.published([first], now=NOW)
+    states.published([first], now=NOW)
     (second,) = claim(again(event), force=True)
     assert second.replay.pk != first.replay.pk
-    lifecycle.published([second], now=NOW)
-    assert lifecycle.finish({first.replay.pk: NOW}, now=NOW) == 1
+    states.published([second], now=NOW)
+    assert states.finish({first.replay.pk: NOW}, now=NOW) == 1
     assert again(event).state == State.REPLAYING
     assert Replay.objects.get(pk=first.replay.pk).outcome == "succeeded"
-    lifecycle.finish({second.replay.pk: NOW}, now=NOW)
+    states.finish({second.replay.pk: NOW}, now=NOW)
     assert again(event).state == State.SUCCEEDED
 
 
 def test_success_is_final_and_keeps_its_time() -> None:
     event = make()
     (claimed,) = claim(event)
-    lifecycle.finish({claimed.replay.pk: NOW}, now=NOW)
+    states.finish({claimed.replay.pk: NOW}, now=NOW)
     version = again(event).version
-    lifecycle.finish({claimed.replay.pk: NOW + timedelta(hours=1)}, now=NOW)
-    lifecycle.failed_again({claimed.replay.pk: NOW + timedelta(hours=2)})
+    states.finish({claimed.replay.pk: NOW + timedelta(hours=1)}, now=NOW)
+    states.failed_again({claimed.replay.pk: NOW + timedelta(hours=2)})
     replay = Replay.objects.get()
     assert (replay.outcome, replay.finished_at) == ("succeeded", NOW)
     assert (again(event).state, again(event).version) == (State.SUCCEEDED, version)
@@ -393,10 +401,10 @@ def test_success_is_final_and_keeps_its_time() -> None:
 def test_a_replay_that_failed_and_ran_once_more_succeeds() -> None:
     event = make()
     (claimed,) = claim(event)
-    lifecycle.published([claimed], now=NOW)
-    lifecycle.failed_again({claimed.replay.pk: NOW})
+    states.published([claimed], now=NOW)
+    states.failed_again({claimed.replay.pk: NOW})
     ArchivedEvent.objects.update(state=State.ARCHIVED)
-    lifecycle.finish({claimed.replay.pk: NOW}, now=NOW)
+    states.finish({claimed.replay.pk: NOW}, now=NOW)
     assert again(event).state == State.SUCCEEDED
     assert Replay.objects.get().outcome == "succeeded"
 
@@ -405,19 +413,19 @@ def test_what_was_discarded_stays_so_whatever_is_reported() -> None:
     event = make()
     (claimed,) = claim(event)
     give_back(claimed, unconfirmed=True)
-    lifecycle.discard(seen(again(event)), by="ada", reason="by hand", now=NOW)
-    lifecycle.finish({claimed.replay.pk: NOW}, now=NOW)
-    lifecycle.published([claimed], now=NOW)
+    states.discard(seen(again(event)), by="ada", reason="by hand", now=NOW)
+    states.finish({claimed.replay.pk: NOW}, now=NOW)
+    states.published([claimed], now=NOW)
     assert again(event).state == State.DISCARDED
     assert Replay.objects.get().outcome == "succeeded"
-    lifecycle.restore(seen(again(event)), by="ada", reason="no", now=NOW)
-    lifecycle.published([claimed], now=NOW)
+    states.restore(seen(again(event)), by="ada", reason="no", now=NOW)
+    states.published([claimed], now=NOW)
     assert again(event).state == State.ARCHIVED, "nothing is on its way any more"
 
 
 def test_an_outcome_of_nobody_is_told() -> None:
-    assert lifecycle.finish({uuid4(): NOW}, now=NOW) == 0
-    assert lifecycle.finish({}, now=NOW) == 0
+    assert states.finish({uuid4(): NOW}, now=NOW) == 0
+    assert states.finish({}, now=NOW) == 0
 
 
 # -- transactions -------------------------------------------------------------------------
@@ -427,7 +435,7 @@ def test_a_claim_in_a_transaction_is_refused_with_the_remedy() -> None:
     """ATOMIC_REQUESTS: what is published could be rolled back, and be claimed once more."""
     event, left = make(1), make(2)
     claim(left)
-    using = lifecycle.database()
+    using = states.database()
     remedy = r"ATOMIC_REQUESTS.*non_atomic_requests"
     with transaction.atomic(using=using):
         with pytest.raises(ConfigurationError, match=remedy):
@@ -439,7 +447,7 @@ def test_a_claim_in_a_transaction_is_refused_with_the_remedy() -> None:
 
 
 def test_a_claim_without_autocommit_is_refused() -> None:
-    event, using = make(), lifecycle.database()
+    event, using = make(), states.database()
     transaction.set_autocommit(False, using=using)
     try:
         with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
@@ -457,20 +465,20 @@ def test_a_transaction_on_another_database_is_none_of_it() -> None:
 @pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
 def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
     """REPEATABLE READ: PostgreSQL ends the one that comes second, with serialization_failure."""
-    event, using = make(), lifecycle.database()
+    event, using = make(), states.database()
     tries = []
     with connections[using].cursor() as cursor:
         cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
-    @lifecycle.whole
+    @states.whole
     def contested() -> int:
         tries.append(1)
         with transaction.atomic(using=using):
-            lifecycle.rows().count()
+            states.rows().count()
             if len(tries) == 1:
                 elsewhere(using, event.pk)
-            lifecycle.lock([event.pk])
-            return lifecycle.rows().get().version
+            states.lock([event.pk])
+            return states.rows().get().version
 
     assert contested() == 4
     assert len(tries) == 2
@@ -499,10 +507,10 @@ def test_the_number_of_statements_does_not_grow_with_the_events(
 ) -> None:
     """Nor with the number of versions among them."""
     made = [make(number, version=number) for number in range(events)]
-    alias = lifecycle.database()
+    alias = states.database()
     with CaptureQueriesContext(connections[alias]) as captured:
         claimed = claim(*made)
-        lifecycle.published(claimed, now=NOW)
+        states.published(claimed, now=NOW)
     assert len(claimed) == events
     statements = [query["sql"] for query in captured if "SAVEPOINT" not in query["sql"]]
     assert len(statements) <= 18, statements
@@ -530,7 +538,7 @@ class Archive(RuleBasedStateMachine):
         for model in (ArchiveAction, ArchivedFailure, Replay, ArchivedEvent):
             model._default_manager.all().delete()
         for number in range(3):
-            assert lifecycle.rows().count() == number
+            assert states.rows().count() == number
             mirror.store([taken(failure(f"order-{number}", None, 1, NOW))], conf.get_settings())
 
     @property
@@ -549,7 +557,7 @@ class Archive(RuleBasedStateMachine):
     @rule(target=claims, which=which, stale=stale, force=st.booleans())
     def claim(self, which: set[int], stale: int, force: bool) -> Any:
         wanted = self.pick(which, stale)
-        claimed = lifecycle.claim(
+        claimed = states.claim(
             wanted,
             handlers=dict.fromkeys(wanted, HANDLER),
             by="ada",
@@ -568,7 +576,7 @@ class Archive(RuleBasedStateMachine):
 
     @rule(which=which, stale=stale, what=st.sampled_from(["discard", "restore", "resolve"]))
     def decide(self, which: set[int], stale: int, what: str) -> None:
-        getattr(lifecycle, what)(self.pick(which, stale), by="bob", reason="", now=self.now)
+        getattr(states, what)(self.pick(which, stale), by="bob", reason="", now=self.now)
 
     # -- processes; one that dies does nothing more with its claim
 
@@ -586,7 +594,7 @@ class Archive(RuleBasedStateMachine):
 
     @rule(target=replays, each=claims)
     def confirm(self, each: Claimed) -> UUID:
-        lifecycle.published([each], now=self.now)
+        states.published([each], now=self.now)
         return each.replay.pk
 
     @rule(each=claims)
@@ -661,7 +669,7 @@ class Archive(RuleBasedStateMachine):
 
 
 def failure(event_id: str, replay_id: str | None, attempts: int, at: datetime) -> Message:
-    message = envelope.event_message(
+    message = encoding.event_message(
         exchange="events",
         name="shop.order.created",
         body=b'[[],{"order_id":7},{}]',
@@ -677,14 +685,14 @@ def failure(event_id: str, replay_id: str | None, attempts: int, at: datetime) -
         headers=message.headers,
         properties=message.properties,
     )
-    return envelope.archive_copy(
+    return archive_copies.archive_copy(
         received,
         exchange="billing:archive",
         reason="exhausted",
         at=at,
         worker="celery@one",
         service="billing",
-        event=envelope.identify(received, trusted=False)[0],
+        event=decoding.identify(received, trusted=False)[0],
         progress=Progress(attempt=attempts, replay_id=replay_id, handler=HANDLER),
         handler=HANDLER,
     )
@@ -692,7 +700,7 @@ def failure(event_id: str, replay_id: str | None, attempts: int, at: datetime) -
 
 def success(replay: Replay) -> Message:
     row = replay.event
-    return envelope.outcome_message(
+    return archive_copies.outcome_message(
         ReceivedEvent(id=row.event_id, name=row.name, service=row.source, replay_id=str(replay.pk)),
         exchange="billing:archive",
         handler=HANDLER,

@@ -24,18 +24,29 @@ from django_amqp_events import (
     event,
     handler,
     publish_event,
-    publisher,
     signals,
 )
-from django_amqp_events.archive import Archived
+from django_amqp_events.broker.topology import (
+    Binding,
+    Exchange,
+    Names,
+    Queue,
+    Topology,
+)
 from django_amqp_events.conf import get_settings
-from django_amqp_events.envelope import Message
-from django_amqp_events.memory import Clock, InlineBackend, MemoryBackend, MemoryBroker
+from django_amqp_events.memory import (
+    Clock,
+    InlineBackend,
+    MemoryBackend,
+    MemoryBroker,
+)
 from django_amqp_events.memory import backend as memory_backend
 from django_amqp_events.memory.backend import EndlessEventsError
-from django_amqp_events.publisher import Options
+from django_amqp_events.message.archive_reader import Archived
+from django_amqp_events.message.messages import Message
+from django_amqp_events.publish import publisher
+from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import memory_events, override_events
-from django_amqp_events.topology import Binding, Exchange, Names, Queue, Topology
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NOW = Options(mode="immediate")

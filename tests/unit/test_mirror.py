@@ -14,10 +14,16 @@ from django.db import DataError, InterfaceError, OperationalError, connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from django_amqp_events import conf, lifecycle, mirror
-from django_amqp_events.envelope import Received
-from django_amqp_events.mirror import Counts, Mirror, store
-from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Replay, State
+from django_amqp_events import conf
+from django_amqp_events.archive import mirror, states
+from django_amqp_events.archive.mirror import Counts, Mirror, store
+from django_amqp_events.message.messages import Received
+from django_amqp_events.models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    State,
+)
 from tests.integration.archiving import archived, outcome, received
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -42,7 +48,7 @@ def keep(*messages: Any) -> Counts:
 
 
 def claim(row: Any, **more: Any) -> Any:
-    [claimed] = lifecycle.claim(
+    [claimed] = states.claim(
         {row.pk: row.version}, handlers={row.pk: row.handler}, by="ada", reason="", now=NOW, **more
     )
     return claimed
@@ -52,7 +58,7 @@ def replayed(row: Any) -> Any:
     """Replay a row; returns the replay's id."""
     row.refresh_from_db()
     claimed = claim(row)
-    lifecycle.published([claimed], now=NOW)
+    states.published([claimed], now=NOW)
     return str(claimed.replay.pk)
 
 
@@ -75,7 +81,7 @@ def state(row: Any) -> Any:
 
 
 def test_a_failure_after_a_discard_opens_it_again(row):
-    lifecycle.discard({row.pk: row.version}, by="ada", reason="old", now=NOW)
+    states.discard({row.pk: row.version}, by="ada", reason="old", now=NOW)
     keep(failed(at=EARLIER + timedelta(minutes=1), attempt=4))
     assert state(row) == (State.DISCARDED, 3)
     keep(failed(at=LATER, attempt=2))
@@ -109,7 +115,7 @@ def test_an_outcome_before_the_publish_was_noted(row, end):
     claimed = claim(row)
     replay_id = str(claimed.replay.pk)
     keep(outcome(row, replay_id) if end == "success" else failed(replay_id))
-    lifecycle.published([claimed], now=NOW)
+    states.published([claimed], now=NOW)
     wanted = (State.SUCCEEDED, 3) if end == "success" else (State.ARCHIVED, 5)
     assert state(row) == wanted
 

@@ -24,13 +24,18 @@ from django_amqp_events import (
     PublishNackedError,
     PublishTimeoutError,
     UnroutableError,
-    outbox,
     publish_event,
 )
 from django_amqp_events.conf import Settings
-from django_amqp_events.envelope import Message
+from django_amqp_events.message.messages import Message
 from django_amqp_events.models import OutboxEvent
-from django_amqp_events.outbox import Answer, Row, Unseen, Waiting
+from django_amqp_events.publish import outbox
+from django_amqp_events.publish.outbox import (
+    Answer,
+    Row,
+    Unseen,
+    Waiting,
+)
 from django_amqp_events.testing import capture_events, memory_events, override_events
 
 NAME = "shop.order.created"

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from django_amqp_events.registry import (
+from django_amqp_events.declare.patterns import (
     is_pattern,
     pattern_matches,
     pattern_problem,

@@ -32,15 +32,16 @@ from django_amqp_events import (
     PublishTimeoutError,
     ReceivedEvent,
     UnroutableError,
-    broker,
     publish_event,
     publish_many,
-    publisher,
 )
+from django_amqp_events.broker import connection
 from django_amqp_events.context import handling
-from django_amqp_events.envelope import Message
+from django_amqp_events.declare import contracts
+from django_amqp_events.declare.contracts import bind_contract
 from django_amqp_events.exceptions import PublishError
-from django_amqp_events.publisher import bind_contract
+from django_amqp_events.message.messages import Message
+from django_amqp_events.publish import publisher
 from django_amqp_events.signals import event_published, event_unrouted
 from django_amqp_events.testing import override_events
 
@@ -340,18 +341,18 @@ def test_a_plain_payload_is_bound_like_any_other(
 
 def test_contracts_do_not_get_mixed_up():
     """Many that come and go, as in tests: the identity of one that is gone is given again."""
-    for number in range(3 * publisher._REMEMBERED):
+    for number in range(3 * contracts.REMEMBERED):
         name = f"name{number}"
         space: dict[str, Any] = {}
         exec(f"def contract({name}): ...", space)  # noqa: S102 - many signatures
         assert bind_contract("e", space["contract"], {name: number}) == {name: number}
-    assert len(publisher._forms) <= publisher._REMEMBERED
+    assert len(contracts._forms) <= contracts.REMEMBERED
 
 
 def test_names_are_refused_as_before_however_many_are_published(outcomes: Outcomes):
-    for number in range(publisher._REMEMBERED + 10):
+    for number in range(contracts.REMEMBERED + 10):
         publish_event(f"many.{number}", {}, options=Options(mode="immediate"))
-    assert len(publisher._good_names) <= publisher._REMEMBERED
+    assert len(publisher._good_names) <= contracts.REMEMBERED
     for wrong in ("", "a..b", "a.*", "#", "a b", ["a"], None):
         with pytest.raises(InvalidEventError, match="is no event name"):
             publish_event(wrong, {})  # type: ignore[arg-type]
@@ -396,7 +397,7 @@ def test_celerys_own_fallback_app_is_refused() -> None:
 def test_a_broker_that_is_not_rabbitmq(url: str) -> None:
     """Also where the transport's own library is missing, which kombu reports in its own words."""
     with pytest.raises(ConfigurationError, match="events need RabbitMQ"):
-        broker.connect(Celery("elsewhere", broker=url, set_as_current=False), timeout=1)
+        connection.connect(Celery("elsewhere", broker=url, set_as_current=False), timeout=1)
 
 
 ON_COMMIT = Options(mode="on_commit")

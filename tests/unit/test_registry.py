@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
-from django_amqp_events import conf, registry
-from django_amqp_events.declaration import Event, HandlerFunction
-from django_amqp_events.exceptions import ConfigurationError
-from django_amqp_events.registry import (
+from django_amqp_events import conf
+from django_amqp_events.declare import registry
+from django_amqp_events.declare.declarations import (
     EventDeclaration,
-    Handler,
     HandlerDeclaration,
-    Registry,
-    build,
     declarations,
     default_name,
+    dotted,
 )
+from django_amqp_events.declare.registry import Handler, Registry, build
+from django_amqp_events.decorators import Event, HandlerFunction
+from django_amqp_events.exceptions import ConfigurationError
 
 HERE = __name__
 
@@ -500,6 +500,6 @@ def test_the_registry_of_the_process(settings: DjangoSettings) -> None:
 
 
 def test_dotted() -> None:
-    assert registry.dotted(invoice) == f"{HERE}.invoice"
-    assert "partial" in registry.dotted(functools.partial(invoice))
+    assert dotted(invoice) == f"{HERE}.invoice"
+    assert "partial" in dotted(functools.partial(invoice))
     assert inspect.signature(decorated) == inspect.signature(invoice)

@@ -14,8 +14,9 @@ import pytest
 from django.db import InterfaceError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_amqp_events import conf, lifecycle, publisher, replay
-from django_amqp_events.envelope import Message
+from django_amqp_events import conf
+from django_amqp_events.archive import replay, states
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -28,8 +29,9 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
+from django_amqp_events.message.messages import Message
 from django_amqp_events.models import ArchivedEvent, Replay, State
-from django_amqp_events.registry import get_registry
+from django_amqp_events.publish import publisher
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -236,26 +238,26 @@ def test_a_row_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     report = replay.replay({nobody: 0}, by="ada")
     assert (report.skipped[0].id, why(report)) == (nobody, "there is no such event any more")
     row = make()
-    claim = lifecycle.claim
+    claim = states.claim
 
     def too_late(*args: Any, **options: Any) -> Any:
         ArchivedEvent.objects.all().delete()
         return claim(*args, **options)
 
-    monkeypatch.setattr(lifecycle, "claim", too_late)
+    monkeypatch.setattr(states, "claim", too_late)
     assert why(run(row)) == "there is no such event any more"
 
 
 def test_who_comes_second_is_told(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> None:
     """Between the look and the claim."""
     row = make()
-    claim = lifecycle.claim
+    claim = states.claim
 
     def faster(*args: Any, **options: Any) -> Any:
-        lifecycle.discard(seen(row), by="bob", reason="by hand", now=NOW)
+        states.discard(seen(row), by="bob", reason="by hand", now=NOW)
         return claim(*args, **options)
 
-    monkeypatch.setattr(lifecycle, "claim", faster)
+    monkeypatch.setattr(states, "claim", faster)
     assert why(run(row)) == (
         "it has changed since you looked, and is discarded now: somebody else, or another tab, "
         "was faster; the last decision: discarded by bob, 2026-03-01 06:00:00 CST"
@@ -306,7 +308,7 @@ def test_resolve_discards_only_what_is_overdue() -> None:
     assert again(late).state == State.DISCARDED
     # The only thing that tells it from a discard.
     assert again(late).action_set.get().reason == "marked as resolved: booked by hand"
-    lifecycle.finish({again(late).replay_set.get().pk: NOW}, now=NOW)
+    states.finish({again(late).replay_set.get().pk: NOW}, now=NOW)
     assert again(late).state == State.DISCARDED
 
 
@@ -430,7 +432,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
     def make_flaky(name: str, times: int, exc: type[Exception] = OperationalError) -> list[int]:
         calls: list[int] = []
-        real = getattr(lifecycle, name)
+        real = getattr(states, name)
 
         def call(*args: Any, **options: Any) -> Any:
             calls.append(1)
@@ -438,7 +440,7 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
                 raise exc("the server closed the connection")
             return real(*args, **options)
 
-        monkeypatch.setattr(lifecycle, name, call)
+        monkeypatch.setattr(states, name, call)
         return calls
 
     return make_flaky
@@ -493,7 +495,7 @@ def test_a_claim_that_fails_ends_it(flaky: Callable[..., list[int]], broker: Bro
 
 
 def left_queued(*rows: ArchivedEvent, handler: str = "send_invoice") -> None:
-    lifecycle.claim(
+    states.claim(
         seen(*rows), handlers={row.pk: handler for row in rows}, by="ada", reason="", now=NOW
     )
 
@@ -517,7 +519,7 @@ def test_resume_publishes_all_in_bounded_portions(
 def test_resume_leaves_what_was_settled_or_is_of_others(broker: Broker) -> None:
     settled, foreign = make(1), make(2, service="stock")
     left_queued(settled, foreign)
-    lifecycle.finish({settled.replay_set.get().pk: NOW}, now=NOW)
+    states.finish({settled.replay_set.get().pk: NOW}, now=NOW)
     assert replay.resume() == 0
     assert not broker.windows
     assert again(foreign).state == State.QUEUED

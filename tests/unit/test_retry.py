@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_amqp_events.broker.topology import POWER_DELAYS
+from django_amqp_events.declare.retry_policy import (
+    MAXIMUM_DELAY,
+    MINIMUM_DELAY,
+    RetryPolicy,
+    hop,
+)
 from django_amqp_events.exceptions import ConfigurationError
-from django_amqp_events.retry import MAXIMUM_DELAY, MINIMUM_DELAY, RetryPolicy, hop
-from django_amqp_events.topology import POWER_DELAYS
 
 policies = st.builds(
     RetryPolicy,

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_amqp_events import conf, topology
-from django_amqp_events.admin import svg
-from django_amqp_events.admin.svg import Layer, Node, Picture, Row
-from django_amqp_events.registry import build
+from django_amqp_events import conf
+from django_amqp_events.admin import charts
+from django_amqp_events.admin.charts import (
+    Layer,
+    Node,
+    Picture,
+    Row,
+)
+from django_amqp_events.broker import topology
+from django_amqp_events.declare.registry import build
 
 SPACE = "{http://www.w3.org/2000/svg}"
 HOSTILE = "<b>&\"'\0\x07\u202e\ud800\ufffe]]></title>"
@@ -44,7 +50,7 @@ def texts(root: ET.Element, tag: str = "text") -> list[str]:
 
 
 def bars(layers: list[Layer], labels: list[str]) -> Picture:
-    return svg.bars("Per hour", labels, layers, of="Hour")
+    return charts.bars("Per hour", labels, layers, of="Hour")
 
 
 def test_bars_are_stacked_and_told() -> None:
@@ -69,10 +75,10 @@ def test_bars_are_stacked_and_told() -> None:
         bars([], []),
         bars([Layer("a", "archived", [])], []),
         bars([Layer("a", "archived", [0, 0])], ["1", "2"]),
-        svg.area("Open", [], of=("Time", "Open")),
-        svg.lying("Depths", [], of=("Queue", "Ready")),
-        svg.pareto("Top", [], of=("Handler", "Events")),
-        svg.schedule("h", []),
+        charts.area("Open", [], of=("Time", "Open")),
+        charts.lying("Depths", [], of=("Queue", "Ready")),
+        charts.pareto("Top", [], of=("Handler", "Events")),
+        charts.schedule("h", []),
     ],
 )
 def test_no_data_is_no_picture(picture: Picture) -> None:
@@ -82,29 +88,29 @@ def test_no_data_is_no_picture(picture: Picture) -> None:
 
 def test_one_point() -> None:
     read(bars([Layer("a", "archived", [1])], ["10"]))
-    root = read(svg.area("Open", [(5.0, "10:00", 7)], of=("Time", "Open")))
+    root = read(charts.area("Open", [(5.0, "10:00", 7)], of=("Time", "Open")))
     [area, line_] = root.iter(f"{SPACE}path")
     assert area.get("class") == "ae-area"
     assert (line_.get("d") or "").endswith("L360.0 45.2")
-    read(svg.lying("Depths", [Row("q", 1)], of=("Queue", "Ready")))
-    picture = svg.pareto("Top", [("h", 3)], of=("Handler", "Events"))
+    read(charts.lying("Depths", [Row("q", 1)], of=("Queue", "Ready")))
+    picture = charts.pareto("Top", [("h", 3)], of=("Handler", "Events"))
     assert picture.rows == (("h", 3, "100%"),)
-    read(svg.schedule("h", [30.0]))
+    read(charts.schedule("h", [30.0]))
 
 
 def test_an_area_that_is_zero_all_the_time() -> None:
-    root = read(svg.area("Open", [(0, "a", 0), (1, "b", 0)], of=("Time", "Open")))
+    root = read(charts.area("Open", [(0, "a", 0), (1, "b", 0)], of=("Time", "Open")))
     assert texts(root) == ["0", "1", "a", "b"]
 
 
 def test_pareto_adds_up() -> None:
-    picture = svg.pareto("Top", [("a", 5), ("b", 3), ("c", 2)], of=("Handler", "Events"))
+    picture = charts.pareto("Top", [("a", 5), ("b", 3), ("c", 2)], of=("Handler", "Events"))
     assert picture.rows == (("a", 5, "50%"), ("b", 3, "80%"), ("c", 2, "100%"))
     assert "5 · 50%" in texts(read(picture))
 
 
 def test_a_schedule_has_its_running_total() -> None:
-    picture = svg.schedule("h", [1, 2, 60, 3600, 90_000])
+    picture = charts.schedule("h", [1, 2, 60, 3600, 90_000])
     read(picture)
     assert picture.rows == (
         (1, "1 s", "1 s"), (2, "2 s", "3 s"), (3, "1 min", "1 min 3 s"),
@@ -117,16 +123,16 @@ def test_a_schedule_has_its_running_total() -> None:
     [(0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (3661, "1 h 1 min"), (200_000, "2 d 7 h")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert svg.duration(seconds) == text
+    assert charts.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
     "picture",
     [
-        svg.bars(HOSTILE, [HOSTILE], [Layer("a", HOSTILE, [1])], of=HOSTILE, unit="<"),
-        svg.area(HOSTILE, [(0, HOSTILE, 1), (1, HOSTILE, 2)], of=(HOSTILE, HOSTILE)),
-        svg.lying(HOSTILE, [Row(HOSTILE, 1, HOSTILE)], of=(HOSTILE, HOSTILE)),
-        svg.pareto(HOSTILE, [(HOSTILE, 1)], of=(HOSTILE, HOSTILE)),
+        charts.bars(HOSTILE, [HOSTILE], [Layer("a", HOSTILE, [1])], of=HOSTILE, unit="<"),
+        charts.area(HOSTILE, [(0, HOSTILE, 1), (1, HOSTILE, 2)], of=(HOSTILE, HOSTILE)),
+        charts.lying(HOSTILE, [Row(HOSTILE, 1, HOSTILE)], of=(HOSTILE, HOSTILE)),
+        charts.pareto(HOSTILE, [(HOSTILE, 1)], of=(HOSTILE, HOSTILE)),
     ],
 )
 def test_hostile_names_are_escaped(picture: Picture) -> None:
@@ -147,14 +153,14 @@ def test_any_bars(rows: list[Any]) -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e10), words, counts), max_size=40))
 def test_any_area(points: list[Any]) -> None:
-    picture = svg.area("Open", sorted(points), of=("Time", "Open"))
+    picture = charts.area("Open", sorted(points), of=("Time", "Open"))
     if picture.svg:
         read(picture)
 
 
 @given(st.lists(st.tuples(words, counts), max_size=40))
 def test_any_pareto(found: list[Any]) -> None:
-    picture = svg.pareto("Top", found, of=("Handler", "Events"))
+    picture = charts.pareto("Top", found, of=("Handler", "Events"))
     if picture.svg:
         read(picture)
 
@@ -197,7 +203,7 @@ def test_a_graph_has_every_exchange_queue_and_binding() -> None:
         "billing:delay.8s": Node("5"),
         "billing:archive": Node("0 · 1 consuming"),
     }
-    picture = svg.graph("Topology", wanted, nodes)
+    picture = charts.graph("Topology", wanted, nodes)
     root = read(picture)
     queues, exchanges = boxes(root, "queue"), boxes(root, "exchange")
     assert set(queues) == {
@@ -220,10 +226,10 @@ def test_a_graph_has_every_exchange_queue_and_binding() -> None:
 
 @pytest.mark.parametrize("handlers", [0, 1, 250])
 def test_a_graph_of_any_size(handlers: int) -> None:
-    root = read(svg.graph("Topology", declared(handlers), {}))
-    assert len(boxes(root, "queue")) <= svg.GRAPH
+    root = read(charts.graph("Topology", declared(handlers), {}))
+    assert len(boxes(root, "queue")) <= charts.GRAPH
 
 
 def test_a_graph_with_hostile_texts() -> None:
-    root = read(svg.graph(HOSTILE, declared(), {"billing.handler0": Node(HOSTILE, HOSTILE)}))
+    root = read(charts.graph(HOSTILE, declared(), {"billing.handler0": Node(HOSTILE, HOSTILE)}))
     assert root.find(f".//{SPACE}b") is None

@@ -23,11 +23,16 @@ from celery.app import trace
 from celery.backends.filesystem import FilesystemBackend
 
 from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.declare.registry import Handler
+from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.exceptions import ConfigurationError, DirectCallError
-from django_amqp_events.registry import Handler
-from django_amqp_events.retry import RetryPolicy
 from django_amqp_events.worker import task as worker_task
-from django_amqp_events.worker.task import bind, register, task_class, trace_event
+from django_amqp_events.worker.task import (
+    bind,
+    register,
+    task_class,
+    trace_event,
+)
 from django_amqp_events.worker.verdict import InvalidArguments, Verdict
 
 calls: list[int] = []

@@ -27,11 +27,12 @@ from django_amqp_events import (
     handler,
     publish_event,
     publish_many,
-    publisher,
 )
 from django_amqp_events.conf import get_settings
-from django_amqp_events.publisher import Options
-from django_amqp_events.registry import declarations, get_registry
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.publish import publisher
+from django_amqp_events.publish.publisher import Options
 from django_amqp_events.testing import (
     CapturedEvents,
     capture_events,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_amqp_events import conf, registry, topology
-from django_amqp_events.registry import HandlerDeclaration
-from django_amqp_events.topology import (
+from django_amqp_events import conf
+from django_amqp_events.broker import topology
+from django_amqp_events.broker.topology import (
     DEAD_LIMIT,
     DELIVERY_LIMIT,
     GRAVEYARD_LIMIT,
@@ -21,6 +21,8 @@ from django_amqp_events.topology import (
     Names,
     Topology,
 )
+from django_amqp_events.declare import registry
+from django_amqp_events.declare.declarations import HandlerDeclaration
 
 
 def invoice(order_id: int) -> None: ...

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_amqp_events import lifecycle, publisher, transfer
+from django_amqp_events.archive import export, states
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -25,6 +25,7 @@ from django_amqp_events.models import (
     Revision,
     State,
 )
+from django_amqp_events.publish import publisher
 from tests.conftest import Database
 
 NOW = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
@@ -128,11 +129,11 @@ def wipe() -> None:
 
 
 def exported(*, raw: bool = True) -> list[str]:
-    return list(transfer.export(lifecycle.rows(), raw=raw))
+    return list(export.export(states.rows(), raw=raw))
 
 
 def refused(lines: Iterable[str]) -> list[str]:
-    return [each.why for each in transfer.load(lines).refused]
+    return [each.why for each in export.load(lines).refused]
 
 
 def changed(line: str, **event: Any) -> str:
@@ -153,11 +154,11 @@ def test_what_goes_out_comes_back_as_it_was() -> None:
     assert len(lines) == 6
     assert all(line.isascii() and line.endswith("}\n") for line in lines)
     wipe()
-    done = transfer.load(lines)
+    done = export.load(lines)
     assert (done.events, done.known, done.refused) == (6, 0, [])
     assert everything() == before
     # Once more is no mistake.
-    done = transfer.load(lines)
+    done = export.load(lines)
     assert (done.events, done.known, done.refused) == (0, 6, [])
     assert everything() == before
     assert exported() == lines
@@ -167,14 +168,14 @@ def test_decisions_of_one_moment_keep_their_order() -> None:
     make()
     lines = exported()
     wipe()
-    transfer.load(lines)
+    export.load(lines)
     actions = ArchiveAction.objects.order_by("at", "pk").values_list("action", flat=True)
     assert list(actions) == ["discard", "restore", "edit"]
 
 
 def test_an_export_reads_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "CHUNK", 3)
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 10)
+    monkeypatch.setattr(export, "CHUNK", 3)
+    monkeypatch.setattr(export, "CHUNK_BYTES", 10)
     rows = {make(number, body=b"x" * 6).pk for number in range(8)}
     found = [UUID(json.loads(line)["event"]["id"]) for line in exported()]
     assert found == sorted(found)
@@ -238,7 +239,7 @@ def test_a_line_that_is_wrong_leaves_the_others() -> None:
         json.dumps({**document, "replays": [replay, replay]}),
         json.dumps({**document, "replays": []}),
     ]
-    done = transfer.load([*wrong, "\n", other])
+    done = export.load([*wrong, "\n", other])
     assert [each.line for each in done.refused] == list(range(1, len(wrong) + 1))
     assert done.events == 1
     assert [str(pk) for pk in ArchivedEvent.objects.values_list("pk", flat=True)] == [
@@ -250,7 +251,7 @@ def test_a_line_that_is_wrong_leaves_the_others() -> None:
 def connection_is_postgresql() -> bool:
     from django.db import connections
 
-    return connections[lifecycle.database()].vendor == "postgresql"
+    return connections[states.database()].vendor == "postgresql"
 
 
 def test_parts_of_another_event_are_not_taken_over() -> None:
@@ -292,7 +293,7 @@ def test_with_raw_all_of_it_goes_out(billing: Any) -> None:
     billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "REDACT": f"{__name__}.redact"}
     lines = exported(raw=True)
     wipe()
-    assert transfer.load(lines).events == 1
+    assert export.load(lines).events == 1
     assert everything() == before
 
 
@@ -398,14 +399,14 @@ def test_an_export_that_somebody_stops_is_not_taken_for_a_whole_one(
 ) -> None:
     make(1)
     make(2)
-    real = transfer.export
+    real = export.export
 
     def interrupted(*args: Any, **options: Any) -> Any:
         for line in real(*args, **options):
             yield line
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(transfer, "export", interrupted)
+    monkeypatch.setattr(export, "export", interrupted)
     path = tmp_path / "events.jsonl"
     code, out, _ = command("export", "--output", str(path))
     assert code == 1

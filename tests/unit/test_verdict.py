@@ -9,9 +9,16 @@ from datetime import UTC, datetime
 import pytest
 from celery.exceptions import Reject, Retry
 
-from django_amqp_events.envelope import MAX_TRACEBACK, Failure
-from django_amqp_events.retry import RetryPolicy
-from django_amqp_events.worker.verdict import HANDLED, REQUEUE, Verdict, decide, describe
+from django_amqp_events.declare.retry_policy import RetryPolicy
+from django_amqp_events.message.archive_copies import MAX_TRACEBACK
+from django_amqp_events.message.messages import Failure
+from django_amqp_events.worker.verdict import (
+    HANDLED,
+    REQUEUE,
+    Verdict,
+    decide,
+    describe,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -12,9 +12,14 @@ from amqp.serialization import dumps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_amqp_events import wire
-from django_amqp_events.envelope import Message
-from django_amqp_events.wire import Encoder, NotPlainError, header_table, properties
+from django_amqp_events.broker.fast import frame_writer as frame_writer_module
+from django_amqp_events.broker.fast.frame_writer import (
+    Encoder,
+    NotPlainError,
+    header_table,
+    properties,
+)
+from django_amqp_events.message.messages import Message
 
 FRAME_MAX = 131_072
 #: Any text, lone surrogates too.
@@ -91,7 +96,7 @@ def test_whole_messages(
 def test_one_encoder_writes_many():
     """What it remembers of one message does not show in another."""
     encoder = Encoder(1, FRAME_MAX)
-    for number in range(3 * wire._REMEMBERED):
+    for number in range(3 * frame_writer_module._REMEMBERED):
         published = message(
             exchange=f"e{number % 7}",
             routing_key=f"key.{number}",
@@ -102,9 +107,9 @@ def test_one_encoder_writes_many():
             assert encoder.frames(published, mandatory=mandatory) == plain(
                 published, mandatory=mandatory
             )
-    assert len(wire._shorts) <= wire._REMEMBERED
-    assert len(wire._longs) <= wire._REMEMBERED
-    assert len(encoder._methods) <= wire._REMEMBERED
+    assert len(frame_writer_module._shorts) <= frame_writer_module._REMEMBERED
+    assert len(frame_writer_module._longs) <= frame_writer_module._REMEMBERED
+    assert len(encoder._methods) <= frame_writer_module._REMEMBERED
 
 
 @pytest.mark.parametrize("size", [0, 1, 130_000, 130_900, 131_000, 131_072, 300_000])

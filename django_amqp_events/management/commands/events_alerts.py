@@ -10,8 +10,9 @@ from typing import Any
 
 from django.core.management.base import no_translations
 
-from django_amqp_events import alerts, conf
+from django_amqp_events import conf
 from django_amqp_events.management.archive import FORMAT, ArchiveCommand
+from django_amqp_events.monitor import alerts
 
 _EPILOG = """
 It looks at the database alone. Where events_mirror takes no figures any more it
@@ -26,7 +27,7 @@ exit codes:
 
 
 class Command(ArchiveCommand):
-    """A shell on :mod:`django_amqp_events.alerts`."""
+    """A shell on :mod:`django_amqp_events.monitor.alerts`."""
 
     help = "Show the alerts of this service that last, and raise one where nobody takes figures."
     epilog = _EPILOG

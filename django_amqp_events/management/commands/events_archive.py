@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from django_amqp_events import redaction, replay, transfer
+from django_amqp_events.archive import export, redaction, replay
+from django_amqp_events.archive.export import Imported
 from django_amqp_events.management import archive
 from django_amqp_events.management.archive import ArchiveCommand, number
 from django_amqp_events.models import State
-from django_amqp_events.transfer import Imported
 
 #: Lines that are named one by one on the console, unless --verbosity is 2.
 SHOWN = 10
@@ -37,7 +37,7 @@ exit codes:
 
 
 class Command(ArchiveCommand):
-    """A shell on :mod:`django_amqp_events.transfer`."""
+    """A shell on :mod:`django_amqp_events.archive.export`."""
 
     help = "Export archived events as JSON lines, or import them back."
     epilog = _EPILOG
@@ -99,7 +99,7 @@ class Command(ArchiveCommand):
         )
         count = 0
         with _output(options["output"], self.stdout, self.stopped) as out:
-            for line in transfer.export(rows, raw=options["raw"]):
+            for line in export.export(rows, raw=options["raw"]):
                 if self.stopping:
                     break
                 out.write(line)
@@ -119,7 +119,7 @@ class Command(ArchiveCommand):
         dry_run = options["dry_run"]
         try:
             with _input(options["file"]) as lines:
-                done = transfer.load(
+                done = export.load(
                     lines,
                     dry_run=dry_run,
                     progress=lambda so_far: self.progress(f"{so_far.done} lines so far"),

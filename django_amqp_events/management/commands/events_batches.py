@@ -13,12 +13,14 @@ from uuid import UUID
 from django.core.management.base import CommandError, no_translations
 from django.db import DatabaseError, InterfaceError
 
-from django_amqp_events import batches, broker, conf
+from django_amqp_events import conf
+from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.archive.batches.runner import Runner
+from django_amqp_events.broker import connection
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management import archive
 from django_amqp_events.management.base import BrokerCommand
 from django_amqp_events.models import ReplayBatch, ReplayBatchEvent
-from django_amqp_events.runner import Runner
 
 #: Batches that are listed at most.
 LISTED: Final = 50
@@ -45,7 +47,7 @@ A broker or a database that is away is waited for, and said so.
 
 
 class Command(BrokerCommand):
-    """A shell on :class:`django_amqp_events.runner.Runner` and on `batches`."""
+    """A shell on :class:`django_amqp_events.archive.batches.runner.Runner` and on `batches`."""
 
     help = (
         "Run batches of replays, which were made in the admin or with events_replay --background. "
@@ -85,7 +87,7 @@ class Command(BrokerCommand):
     def _run(self, *, until_done: bool) -> None:
         settings = conf.get_settings()
         runner = Runner(
-            app=broker.celery_app(settings), settings=settings, tell=self._tell, stop=self._stop
+            app=connection.celery_app(settings), settings=settings, tell=self._tell, stop=self._stop
         )
         before = {
             number: signal.signal(number, self._end) for number in (signal.SIGTERM, signal.SIGINT)
@@ -117,7 +119,7 @@ class Command(BrokerCommand):
         service = conf.get_settings().service
         try:
             if action == "list":
-                found = list(batches.rows().filter(service=service)[:LISTED])
+                found = list(batch_states.rows().filter(service=service)[:LISTED])
                 if as_json:
                     self._json([document(batch) for batch in found])
                 elif not found:
@@ -129,7 +131,11 @@ class Command(BrokerCommand):
             if action == "show":
                 self._show(batch, as_json=as_json)
                 return
-            act = {"pause": batches.pause, "resume": batches.resume, "cancel": batches.cancel}
+            act = {
+                "pause": batch_states.pause,
+                "resume": batch_states.resume,
+                "cancel": batch_states.cancel,
+            }
             done = act[action](batch.pk, by=archive.who("events_batches"))
             batch.refresh_from_db()
             if not done:
@@ -146,15 +152,15 @@ class Command(BrokerCommand):
         if set(digits) - set("0123456789abcdef") or len(digits) > 32:
             raise CommandError(f"{text!r:.80} is no id of a batch; see `events_batches list`")
         first, last = (UUID(digits.ljust(32, end)) for end in "0f")
-        found = list(batches.rows().filter(service=service, pk__range=(first, last))[:2])
+        found = list(batch_states.rows().filter(service=service, pk__range=(first, last))[:2])
         if len(found) != 1:
             what = "more than one batch has an id" if found else "no batch has an id"
             raise CommandError(f"{what} that begins with {text!r}; see `events_batches list`")
         return found[0]
 
     def _show(self, batch: ReplayBatch, *, as_json: bool) -> None:
-        left = batches.left(batch.pk)
-        new = batches.fresh(batch)
+        left = batch_states.left(batch.pk)
+        new = batch_states.fresh(batch)
         if as_json:
             reasons = [
                 {"state": each.state, "why": each.why, "events": each.count, "first": each.first}
@@ -167,7 +173,7 @@ class Command(BrokerCommand):
             state = ReplayBatchEvent.State(each.state).label
             self.stdout.write(f"  {each.count} {state}: {each.why} (such as {each.first})")
         if new:
-            more = f"more than {batches.COUNTED}" if new > batches.COUNTED else str(new)
+            more = f"more than {batch_states.COUNTED}" if new > batch_states.COUNTED else str(new)
             self.stdout.write(f"  {more} new since it was made; they are not part of it")
 
     def _json(self, value: Any) -> None:

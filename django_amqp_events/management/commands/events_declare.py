@@ -10,12 +10,16 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_amqp_events import broker, conf, provisioning, registry, topology
+from django_amqp_events import conf
+from django_amqp_events.broker import connection, topology
+from django_amqp_events.broker.provisioning import drift, inspection
+from django_amqp_events.broker.provisioning.changes import Applied, apply
+from django_amqp_events.broker.topology import Binding
+from django_amqp_events.declare import registry
+from django_amqp_events.declare.registry import Handler, Registry
+from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.base import BrokerCommand
-from django_amqp_events.registry import Handler, Registry
-from django_amqp_events.retry import RetryPolicy
-from django_amqp_events.topology import Binding
 
 #: Version of what ``--format json`` prints.
 FORMAT = 1
@@ -37,7 +41,7 @@ examples:
 
 
 class Command(BrokerCommand):
-    """A shell on :mod:`django_amqp_events.provisioning`."""
+    """A shell on :mod:`django_amqp_events.broker.provisioning.inspection`."""
 
     help = (
         "Plan and declare the exchanges, queues and bindings of this service on RabbitMQ. Nothing "
@@ -91,10 +95,10 @@ class Command(BrokerCommand):
         settings = conf.get_settings()
         declared = registry.get_registry()
         wanted = topology.build(settings, declared)
-        app = broker.celery_app(settings)
-        api = provisioning.management(app, settings)
-        report = provisioning.inspect(app, settings, wanted, api=api)
-        plan = provisioning.plan(
+        app = connection.celery_app(settings)
+        api = inspection.management(app, settings)
+        report = inspection.inspect(app, settings, wanted, api=api)
+        plan = drift.plan(
             report,
             delete_stale=options["delete_stale"],
             recreate_empty=options["recreate_empty"],
@@ -112,7 +116,7 @@ class Command(BrokerCommand):
         if options["dry_run"]:
             self._finish(plan, 0, "planned")
             return 0
-        applied = provisioning.apply(
+        applied = apply(
             app,
             settings,
             plan,
@@ -124,7 +128,7 @@ class Command(BrokerCommand):
         # Policies that this user could not read show once the queues are there. A binding that
         # plain AMQP could not see before cannot be seen after either.
         changed = any(step.item.state != "unknown" for step in applied.done)
-        after = provisioning.inspect(app, settings, wanted, api=api) if changed else report
+        after = inspection.inspect(app, settings, wanted, api=api) if changed else report
         troubles = after.errors
         code = 1 if applied.refused or troubles else 0
         self._finish(plan, code, "refused" if code else "declared", applied, after)
@@ -132,7 +136,7 @@ class Command(BrokerCommand):
 
     # -- text
 
-    def _progress(self, step: provisioning.Step, number: int, total: int) -> None:
+    def _progress(self, step: drift.Step, number: int, total: int) -> None:
         if self.as_json or self.verbosity < 1:
             return
         if self.verbosity > 1 or step.action not in ("declare", "bind"):
@@ -146,7 +150,7 @@ class Command(BrokerCommand):
             self.stdout.write(f"  {text} …")
             self.stdout.flush()
 
-    def _print_tree(self, report: provisioning.Report, declared: Registry, *, before: bool) -> None:
+    def _print_tree(self, report: drift.Report, declared: Registry, *, before: bool) -> None:
         if self.verbosity < 1:
             return
         settings = conf.get_settings()
@@ -159,7 +163,7 @@ class Command(BrokerCommand):
         )
         handlers = declared.by_queue()
         groups: list[tuple[str, list[str]]] = []
-        belonging: dict[str, list[provisioning.Item]] = {queue: [] for queue in handlers}
+        belonging: dict[str, list[drift.Item]] = {queue: [] for queue in handlers}
         for item in report.items:
             if item.state != "stale" and (home := _home(item)) in belonging:
                 belonging[home].append(item)
@@ -188,15 +192,16 @@ class Command(BrokerCommand):
             )
 
     def _explain_stale(
-        self, stale: Sequence[provisioning.Item], settings: conf.Settings, declared: Registry
+        self, stale: Sequence[drift.Item], settings: conf.Settings, declared: Registry
     ) -> None:
         """Say what to do about queues whose handler is gone: or is it only not found?"""
         queues = [item for item in stale if item.kind == "queue" and item.role == "handler"]
         if not queues:
             return
-        from django_amqp_events import checks
+        from django_amqp_events.checks import project
+        from django_amqp_events.checks.settings import check_discovery
 
-        for problem in checks.check_discovery(checks.Project(settings=settings, registry=declared)):
+        for problem in check_discovery(project.Project(settings=settings, registry=declared)):
             self.stdout.write(self.style.WARNING(f"{problem.message} {problem.hint}"))
         self.stdout.write(
             self.style.WARNING(
@@ -215,7 +220,7 @@ class Command(BrokerCommand):
             lines.append(f"{name}retries  {describe_schedule(handler.policy)}")
         return lines
 
-    def _infrastructure(self, report: provisioning.Report) -> list[tuple[str, list[str]]]:
+    def _infrastructure(self, report: drift.Report) -> list[tuple[str, list[str]]]:
         names = report.topology.names
         groups = []
         for title, roles in (
@@ -235,7 +240,7 @@ class Command(BrokerCommand):
             groups.append((f"{title}  {detail}{self._states(items)}", self._noteworthy(items)))
         return groups
 
-    def _noteworthy(self, items: list[provisioning.Item]) -> list[str]:
+    def _noteworthy(self, items: list[drift.Item]) -> list[str]:
         """Describe what is not as it should be, unless nothing is there at all."""
         if self.verbosity < 2 and all(item.state == "missing" for item in items):
             return []
@@ -247,13 +252,13 @@ class Command(BrokerCommand):
             or (item.state == "unknown" and item.kind != "binding")
         ]
 
-    def _line(self, item: provisioning.Item) -> str:
+    def _line(self, item: drift.Item) -> str:
         details = "; ".join([*map(str, item.differences), *([item.note] if item.note else [])])
         return f"{item.kind} {item.name}  {self._state(item.state)}" + (
             f"  {details}" if details else ""
         )
 
-    def _states(self, items: list[provisioning.Item]) -> str:
+    def _states(self, items: list[drift.Item]) -> str:
         """Summarise: one word where all are alike, else how many are what."""
         order = ("different", "missing", "unknown", "ok")
         counts = {state: sum(item.state == state for item in items) for state in order}
@@ -281,11 +286,11 @@ class Command(BrokerCommand):
 
     def _finish(
         self,
-        plan: provisioning.Plan,
+        plan: drift.Plan,
         code: int,
         result: str,
-        applied: provisioning.Applied | None = None,
-        after: provisioning.Report | None = None,
+        applied: Applied | None = None,
+        after: drift.Report | None = None,
     ) -> None:
         report = after or plan.report
         if self.as_json:
@@ -305,9 +310,7 @@ class Command(BrokerCommand):
             return
         self.stdout.write(self._conclusion(plan, result, applied))
 
-    def _conclusion(
-        self, plan: provisioning.Plan, result: str, applied: provisioning.Applied | None
-    ) -> str:
+    def _conclusion(self, plan: drift.Plan, result: str, applied: Applied | None) -> str:
         report = plan.report
         if result == "identical":
             return self.style.SUCCESS("identical")
@@ -349,7 +352,7 @@ class Command(BrokerCommand):
         return self.style.SUCCESS(text + (f", {unsure} bindings made sure of" if unsure else ""))
 
 
-def _home(item: provisioning.Item) -> str:
+def _home(item: drift.Item) -> str:
     """Return the name that an item stands with: its own, or that of the queue it is bound to."""
     return item.entity.queue if isinstance(item.entity, Binding) else item.name
 
@@ -393,7 +396,7 @@ def _duration(seconds: int) -> str:
     return " ".join(parts[:3]) or "0 s"
 
 
-def _ends(item: provisioning.Item) -> dict[str, str]:
+def _ends(item: drift.Item) -> dict[str, str]:
     """Return what a binding joins."""
     if not isinstance(item.entity, Binding):
         return {}
@@ -405,15 +408,15 @@ def _ends(item: provisioning.Item) -> dict[str, str]:
 
 
 def _as_json(
-    plan: provisioning.Plan,
+    plan: drift.Plan,
     code: int,
     result: str,
-    applied: provisioning.Applied | None,
-    report: provisioning.Report,
+    applied: Applied | None,
+    report: drift.Report,
 ) -> dict[str, Any]:
     names = report.topology.names
 
-    def of_step(step: provisioning.Step) -> dict[str, str]:
+    def of_step(step: drift.Step) -> dict[str, str]:
         return {"action": step.action, "kind": step.item.kind, "name": step.item.name}
 
     return {

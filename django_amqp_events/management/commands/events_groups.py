@@ -7,7 +7,9 @@ import sys
 from argparse import ArgumentParser
 from typing import Any, Final
 
-from django_amqp_events import conf, groups, lifecycle, tallies
+from django_amqp_events import conf
+from django_amqp_events.archive import states
+from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.management import archive
 from django_amqp_events.management.archive import ArchiveCommand, number
 from django_amqp_events.models import FailureGroup, visible
@@ -33,7 +35,7 @@ exit codes:
 
 
 class Command(ArchiveCommand):
-    """A shell on :mod:`django_amqp_events.groups`."""
+    """A shell on :mod:`django_amqp_events.archive.groups.failure_groups`."""
 
     help = "Show the groups of failures that have open events, the last failure first."
     epilog = _EPILOG
@@ -55,9 +57,9 @@ class Command(ArchiveCommand):
         parser.add_argument(
             "--batch-size",
             type=int,
-            default=groups.BATCH,
+            default=failure_groups.BATCH,
             metavar="N",
-            help=f"--rebuild: events in one transaction at most (default: {groups.BATCH}).",
+            help=f"--rebuild: events in one transaction at most (default: {failure_groups.BATCH}).",
         )
         parser.add_argument(
             "--format", choices=("text", "json"), default="text", help="Default: text."
@@ -76,7 +78,7 @@ class Command(ArchiveCommand):
                 self._show(every=options["all"], limit=options["limit"])
 
     def _rebuild(self, batch_size: int) -> None:
-        rebuilt = groups.rebuild(
+        rebuilt = failure_groups.rebuild(
             batch_size=batch_size,
             progress=lambda so_far: self.progress(f"{so_far.seen} events looked at"),
             stop=self.stopped,
@@ -106,12 +108,12 @@ class Command(ArchiveCommand):
 
     def _show(self, *, every: bool, limit: int) -> None:
         service = conf.get_settings().service
-        found = tallies.standing(groups.groups().filter(service=service))
+        found = group_counts.standing(failure_groups.groups().filter(service=service))
         if not every:
             found = found.filter(open_now__gt=0)
         shown = list(found.order_by("-last_seen", "-pk")[: limit + 1])
         more, shown = len(shown) > limit, shown[:limit]
-        loose = lifecycle.rows().filter(group__isnull=True).exists()
+        loose = states.rows().filter(group__isnull=True).exists()
         if self.json:
             document = {
                 "version": archive.FORMAT,

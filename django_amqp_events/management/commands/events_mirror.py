@@ -12,13 +12,17 @@ from typing import Any
 from celery import Celery
 from django.core.management.base import CommandError
 
-from django_amqp_events import broker, conf, mirror, registry, snapshots, topology
+from django_amqp_events import conf
+from django_amqp_events.archive import mirror
+from django_amqp_events.archive.mirror import Counts, Mirror
+from django_amqp_events.broker import connection, topology
+from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import Settings
+from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.base import BrokerCommand
-from django_amqp_events.mirror import Counts, Mirror
-from django_amqp_events.snapshots import Camera, Watcher
-from django_amqp_events.topology import Names
+from django_amqp_events.monitor import snapshots
+from django_amqp_events.monitor.snapshots import Camera, Watcher
 
 #: Seconds between lines of progress, at most one.
 PROGRESS = 10.0
@@ -34,7 +38,7 @@ A broker or a database that is away is waited for, and said so. Without
 
 
 class Command(BrokerCommand):
-    """A shell on :class:`django_amqp_events.mirror.Mirror`."""
+    """A shell on :class:`django_amqp_events.archive.mirror.Mirror`."""
 
     help = (
         "Copy the archived events of this service into the database, where the admin shows them, "
@@ -65,7 +69,7 @@ class Command(BrokerCommand):
         self._told = time.monotonic()
         try:
             settings = conf.get_settings()
-            app = broker.celery_app(settings)
+            app = connection.celery_app(settings)
         except AmqpEventsError as exc:
             raise CommandError(str(exc)) from exc
         mirroring = Mirror(

@@ -7,11 +7,13 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django_amqp_events import conf, inbox, retention
+from django_amqp_events import conf
+from django_amqp_events.archive import retention
+from django_amqp_events.archive.retention import Pruned
 from django_amqp_events.management import archive
 from django_amqp_events.management.archive import ArchiveCommand, number
 from django_amqp_events.models import State
-from django_amqp_events.retention import Pruned
+from django_amqp_events.worker import once
 
 _EPILOG = """
 ages: 90s, 45m, 12h, 30d, 8w, 1d12h; "never" keeps that state for ever.
@@ -33,7 +35,7 @@ exit codes:
 
 
 class Command(ArchiveCommand):
-    """A shell on :func:`django_amqp_events.retention.prune`."""
+    """A shell on :func:`django_amqp_events.archive.retention.prune`."""
 
     help = (
         "Delete events that have succeeded or were discarded long ago, and what handlers with "
@@ -138,7 +140,7 @@ class Command(ArchiveCommand):
     def _inbox_age(self, kept: float | None, text: str | None) -> float | None:
         if text == "never":
             return None
-        least = inbox.keep().total_seconds()
+        least = once.keep().total_seconds()
         if text is None:
             return None if kept is None else max(kept, least)
         age = archive.age("--inbox", text)

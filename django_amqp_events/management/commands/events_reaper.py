@@ -9,11 +9,16 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from django_amqp_events.broker import celery_app
+from django_amqp_events.broker.connection import celery_app
+from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import get_settings
 from django_amqp_events.exceptions import AmqpEventsError
-from django_amqp_events.management.processes import QUIET, follow, prepare, run_worker
-from django_amqp_events.topology import Names
+from django_amqp_events.management.processes import (
+    QUIET,
+    follow,
+    prepare,
+    run_worker,
+)
 from django_amqp_events.worker import bootstrap
 from django_amqp_events.worker.reaper import ReaperStep
 from django_amqp_events.worker.settlement import HOLD

@@ -7,12 +7,14 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django_amqp_events import broker, conf, recover
+from django_amqp_events import conf
+from django_amqp_events.archive import recovery
+from django_amqp_events.archive.recovery import Recovered, Waiting
+from django_amqp_events.broker import connection
+from django_amqp_events.broker.topology import Names
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management import archive
 from django_amqp_events.management.archive import ArchiveCommand, number
-from django_amqp_events.recover import Recovered, Waiting
-from django_amqp_events.registry import get_registry
-from django_amqp_events.topology import Names
 
 _EPILOG = """
 Each message is acked after the broker has confirmed its copy in the archive:
@@ -28,7 +30,7 @@ exit codes:
 
 
 class Command(ArchiveCommand):
-    """A shell on :func:`django_amqp_events.recover.recover`."""
+    """A shell on :func:`django_amqp_events.archive.recovery.recover`."""
 
     help = (
         "Take the messages of the abyss, or of another queue, into the archive as they are, so "
@@ -61,14 +63,14 @@ class Command(ArchiveCommand):
             raise archive.wrong("--limit is a number above 0")
         with self.interruptible():
             settings = conf.get_settings()
-            app = broker.celery_app(settings)
+            app = connection.celery_app(settings)
             queue = options["queue"] or Names.of(settings).abyss
-            waiting = recover.look(
+            waiting = recovery.look(
                 app, settings, queue, force=options["force"] or options["dry_run"]
             )
             done = Recovered()
             if not options["dry_run"]:
-                done = recover.recover(
+                done = recovery.recover(
                     app,
                     settings,
                     get_registry(),

@@ -14,10 +14,12 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import connections
 
-from django_amqp_events import broker, conf, outbox, relay
+from django_amqp_events import conf
+from django_amqp_events.broker import connection
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.base import BrokerCommand
-from django_amqp_events.relay import Counts, Relay
+from django_amqp_events.publish import outbox, relay
+from django_amqp_events.publish.relay import Counts, Relay
 
 #: Seconds between lines of progress, at most one.
 PROGRESS = 10.0
@@ -33,7 +35,7 @@ A broker or a database that is away is waited for, and said so.
 
 
 class Command(BrokerCommand):
-    """A shell on :class:`django_amqp_events.relay.Relay`, one for each database."""
+    """A shell on :class:`django_amqp_events.publish.relay.Relay`, one for each database."""
 
     help = (
         "Publish the events of this service that are left in the outbox, because their process "
@@ -76,7 +78,7 @@ class Command(BrokerCommand):
         self._lock = threading.Lock()
         try:
             settings = conf.get_settings()
-            app = broker.celery_app(settings)
+            app = connection.celery_app(settings)
             if options["service"] is not None:
                 if not conf.SERVICE.fullmatch(options["service"]):
                     raise CommandError(

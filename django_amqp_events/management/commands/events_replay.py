@@ -19,13 +19,21 @@ from django.core.management.base import no_translations
 from django.db import DatabaseError
 from django.db.models import F, Q
 
-from django_amqp_events import batches, conf, editing, groups, lifecycle, replay
+from django_amqp_events import conf
+from django_amqp_events.archive import editing, replay, states
+from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.archive.replay import Skipped, Target
+from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import archive
 from django_amqp_events.management.archive import ArchiveCommand, number
-from django_amqp_events.models import ArchivedEvent, Replay, State, visible
-from django_amqp_events.registry import get_registry
-from django_amqp_events.replay import Skipped, Target
+from django_amqp_events.models import (
+    ArchivedEvent,
+    Replay,
+    State,
+    visible,
+)
 
 #: Rows or ids that one statement of this command names at most.
 CHUNK: Final = 500
@@ -96,7 +104,7 @@ class Tally:
 
 
 class Command(ArchiveCommand):
-    """A shell on :func:`django_amqp_events.replay.replay`."""
+    """A shell on :func:`django_amqp_events.archive.replay.replay`."""
 
     help = (
         "Replay archived events: by id (of the event or of its row), or all that fit the filters."
@@ -165,8 +173,9 @@ class Command(ArchiveCommand):
             "--pause-at",
             type=int,
             metavar="PERCENT",
-            help=f"With --background: pause when so many of the last {batches.WINDOW} outcomes "
-            f"are failures (default: {batches.THRESHOLD}; 0: never).",
+            help="With --background: pause when so many of the last "
+            f"{batch_states.WINDOW} outcomes are failures "
+            f"(default: {batch_states.THRESHOLD}; 0: never).",
         )
         parser.add_argument(
             "--dry-run", action="store_true", help="Say what would go where, change nothing."
@@ -269,7 +278,7 @@ class Command(ArchiveCommand):
             if options[name]:
                 raise archive.wrong(f"--background goes without --{name.replace('_', '-')}")
         try:
-            batches.check(
+            batch_states.check(
                 reason=options["comment"],
                 rate=options["rate"],
                 canary=options["canary"],
@@ -283,7 +292,7 @@ class Command(ArchiveCommand):
         """Refuse a name that neither the project nor the archive knows: nothing would fit."""
         known = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
         for name in names:
-            if name not in known and not lifecycle.rows().filter(handler=name).exists():
+            if name not in known and not states.rows().filter(handler=name).exists():
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else "see `manage.py events_declare`"
                 raise archive.wrong(f"there is no handler {name!r}, nor an event of it; {hint}")
@@ -291,7 +300,7 @@ class Command(ArchiveCommand):
     def _check_reasons(self, names: Iterable[str]) -> None:
         """Refuse a reason that is none, unless an event has it all the same."""
         for name in names:
-            if name not in replay.REASONS and not lifecycle.rows().filter(reason=name).exists():
+            if name not in replay.REASONS and not states.rows().filter(reason=name).exists():
                 near = difflib.get_close_matches(name, replay.REASONS, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else "."
                 every = ", ".join(sorted(replay.REASONS))
@@ -300,7 +309,7 @@ class Command(ArchiveCommand):
     def _check_groups(self, ids: Iterable[UUID]) -> None:
         """Refuse a group that there is not: nothing would fit."""
         for pk in ids:
-            if not groups.groups().filter(pk=pk).exists():
+            if not failure_groups.groups().filter(pk=pk).exists():
                 raise archive.wrong(
                     f"there is no failure group {pk}; see `manage.py events_groups`"
                 )
@@ -308,7 +317,7 @@ class Command(ArchiveCommand):
     def _note(self, options: Mapping[str, Any], filters: Mapping[str, Any], tally: Tally) -> None:
         """Write what was done to a whole group into its history."""
         if len(filters["groups"]) == 1 and tally.published:
-            groups.decided(
+            failure_groups.decided(
                 filters["groups"][0],
                 action="replay",
                 events=tally.published,
@@ -329,9 +338,9 @@ class Command(ArchiveCommand):
         for column, names in (("name", filters["events"]), ("exception", filters["exceptions"])):
             for name in names:
                 wanted = replay.called(name) if column == "exception" else Q(name=name)
-                if lifecycle.rows().filter(wanted).exists():
+                if states.rows().filter(wanted).exists():
                     continue
-                values = lifecycle.rows().order_by().values_list(column, flat=True)
+                values = states.rows().order_by().values_list(column, flat=True)
                 known = {each: each for each in values.distinct()[:1000]}
                 if column == "exception":
                     known.update({each.rpartition(".")[2]: each for each in list(known)})
@@ -375,7 +384,7 @@ class Command(ArchiveCommand):
             return
         wanted = Q(event_id__in=ids) | Q(pk__in=[pk for pk in map(_uuid, ids) if pk])
         known: set[str] = set()
-        for event in lifecycle.rows().filter(wanted).defer("body", "headers_raw", "detail"):
+        for event in states.rows().filter(wanted).defer("body", "headers_raw", "detail"):
             known |= {str(event.pk), event.event_id}
             if event.service != conf.get_settings().service:
                 why = replay.foreign(event)
@@ -399,7 +408,7 @@ class Command(ArchiveCommand):
             *(f"{name} {value}" for name, value in filters.items() if value),
         ]
         by = archive.who("events_replay")
-        batch = batches.freeze(
+        batch = batch_states.freeze(
             found,
             by=by,
             title=", ".join(words) or "all that is archived",
@@ -407,7 +416,7 @@ class Command(ArchiveCommand):
             criteria=None if options["ids"] or options["limit"] is not None else filters,
         )
         if batch.total:
-            batches.start(
+            batch_states.start(
                 batch.pk,
                 by=by,
                 reason=options["comment"],
@@ -416,7 +425,7 @@ class Command(ArchiveCommand):
                 threshold=_threshold(options),
             )
         else:
-            batches.cancel(batch.pk, by=by)
+            batch_states.cancel(batch.pk, by=by)
         if self.json:
             self.stdout.write(
                 json.dumps(
@@ -540,7 +549,7 @@ class Command(ArchiveCommand):
             self.tell(f"{len(pending)} published; waiting for the outcomes")
         while pending:
             for part in _parts(list(pending), CHUNK):
-                ended = Replay.objects.using(lifecycle.database()).filter(
+                ended = Replay.objects.using(states.database()).filter(
                     pk__in=part, outcome__in=(Replay.Outcome.SUCCEEDED, Replay.Outcome.FAILED)
                 )
                 for pk, event_id, outcome in ended.values_list("pk", "event_id", "outcome"):
@@ -596,7 +605,7 @@ class Command(ArchiveCommand):
                 f"{running} without an outcome yet"
             )
             for event in (
-                lifecycle.rows()
+                states.rows()
                 .filter(pk__in=tally.failed[: self._shown])
                 .defer("body", "headers_raw", "detail")
             ):
@@ -664,7 +673,7 @@ def _document(
 
 def _threshold(options: Mapping[str, Any]) -> int | None:
     percent = options["pause_at"]
-    return batches.THRESHOLD if percent is None else percent or None
+    return batch_states.THRESHOLD if percent is None else percent or None
 
 
 def _left(each: Skipped) -> dict[str, str]:
@@ -687,7 +696,7 @@ def _replays(published: list[UUID]) -> set[UUID]:
     """Return the current replays of events."""
     found: set[UUID] = set()
     for part in _parts(published, CHUNK):
-        current = Replay.objects.using(lifecycle.database()).filter(
+        current = Replay.objects.using(states.database()).filter(
             event_id__in=part, number=F("event__replays")
         )
         found |= set(current.values_list("pk", flat=True))

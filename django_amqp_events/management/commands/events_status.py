@@ -9,10 +9,15 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from django_amqp_events import broker, conf, outbox, provisioning, registry, topology
+from django_amqp_events import conf
+from django_amqp_events.broker import connection, topology
+from django_amqp_events.broker.provisioning import inspection
+from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.base import BrokerCommand
-from django_amqp_events.worker import watch
+from django_amqp_events.monitor import queue_status
+from django_amqp_events.publish import outbox
+from django_amqp_events.worker import hang_detector
 
 #: Version of what ``--format json`` prints.
 FORMAT = 1
@@ -29,7 +34,7 @@ exit codes:
 
 
 class Command(BrokerCommand):
-    """A shell on :func:`django_amqp_events.provisioning.status`."""
+    """A shell on :func:`django_amqp_events.monitor.queue_status.status`."""
 
     help = (
         "Show every queue of this service: messages, consumers, and what that means. Delay queues "
@@ -55,12 +60,12 @@ class Command(BrokerCommand):
         try:
             settings = conf.get_settings()
             wanted = topology.build(settings, registry.get_registry())
-            app = broker.celery_app(settings)
+            app = connection.celery_app(settings)
         except AmqpEventsError as exc:
             raise CommandError(str(exc), returncode=2) from exc
         try:
-            api = provisioning.management(app, settings)
-            status = provisioning.status(app, settings, wanted, api=api)
+            api = inspection.management(app, settings)
+            status = queue_status.status(app, settings, wanted, api=api)
         except AmqpEventsError as exc:
             # The outbox is looked at all the same: it fills while the broker is away.
             away = str(exc)
@@ -73,7 +78,7 @@ class Command(BrokerCommand):
             code = code or 2
         hanging: list[dict[str, Any]] | None = None
         if options["workers"] is not None and not away:
-            hanging = watch.ask(app, settings.service, options["workers"])
+            hanging = hang_detector.ask(app, settings.service, options["workers"])
             code = 1 if hanging else code
         if options["format"] == "json":
             told = _as_json(wanted.names, status, away, outboxes, code)
@@ -97,7 +102,7 @@ class Command(BrokerCommand):
         if code:
             sys.exit(code)
 
-    def _print(self, status: provisioning.Status, verbosity: int) -> None:
+    def _print(self, status: queue_status.Status, verbosity: int) -> None:
         shown = [
             queue
             for queue in status.queues
@@ -149,7 +154,7 @@ class Command(BrokerCommand):
         return styles[severity](line) if severity in styles else line
 
 
-def _dull(queue: provisioning.QueueStatus) -> bool:
+def _dull(queue: queue_status.QueueStatus) -> bool:
     return queue.role == "delay" and queue.severity == "ok" and not (queue.total or queue.ready)
 
 
@@ -159,7 +164,7 @@ def _number(value: int | None) -> str:
 
 def _as_json(
     names: topology.Names,
-    status: provisioning.Status | None,
+    status: queue_status.Status | None,
     away: str,
     outboxes: list[outbox.Waiting | outbox.Unseen],
     code: int,

@@ -10,12 +10,17 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from django_amqp_events.broker import celery_app
+from django_amqp_events.broker.connection import celery_app
 from django_amqp_events.conf import Settings, get_settings
+from django_amqp_events.declare.registry import Registry, get_registry
 from django_amqp_events.exceptions import AmqpEventsError
-from django_amqp_events.management.processes import QUIET, Children, prepare, run_worker
-from django_amqp_events.registry import Registry, get_registry
-from django_amqp_events.worker.watch import OPTION, add_options
+from django_amqp_events.management.processes import (
+    QUIET,
+    Children,
+    prepare,
+    run_worker,
+)
+from django_amqp_events.worker.hang_detector import OPTION, add_options
 
 
 class Command(BaseCommand):

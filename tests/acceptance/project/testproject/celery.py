@@ -11,7 +11,7 @@ from celery import Celery
 from celery.signals import worker_init
 from kombu import Exchange, Queue
 
-from django_amqp_events.worker.watch import add_options
+from django_amqp_events.worker.hang_detector import add_options
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
 

@@ -66,10 +66,11 @@ def arm() -> None:
         return
     from celery.signals import task_postrun, task_prerun
 
-    from django_amqp_events import lifecycle, outbox, replay
-    from django_amqp_events.broker import ConfirmChannel
-    from django_amqp_events.courier import Courier
-    from django_amqp_events.intake import Intake
+    from django_amqp_events.archive import replay, states
+    from django_amqp_events.broker.batch_reader import Intake
+    from django_amqp_events.broker.confirms import ConfirmChannel
+    from django_amqp_events.publish import outbox
+    from django_amqp_events.publish.direct_publisher import Courier
 
     def of_the_event(name: str) -> Callable[..., None]:
         def run(task: Any, **_: Any) -> None:
@@ -121,9 +122,7 @@ def arm() -> None:
         lambda _, batch, *a: [str(m.properties.get("message_id")) for m in batch.messages],
     )  # fmt: skip
     first(replay, "_publish", "claimed", lambda claimed, *a: [str(c.replay.pk) for c in claimed])
-    first(
-        lifecycle, "published", "replayed", lambda claimed, **o: [str(c.replay.pk) for c in claimed]
-    )
+    first(states, "published", "replayed", lambda claimed, **o: [str(c.replay.pk) for c in claimed])
 
 
 def _quit_in_submit(after: int) -> None:
@@ -144,7 +143,8 @@ def _shorten(seconds: float) -> None:
     """Let what a dead process has taken be free soon."""
     from django.conf import settings
 
-    from django_amqp_events import mirror, outbox, replay
+    from django_amqp_events.archive import mirror, replay
+    from django_amqp_events.publish import outbox
 
     outbox.LEASE, outbox.BEGIN_WITHIN, outbox.RENEW = seconds, seconds / 2, seconds / 6  # type: ignore[misc]
     # All of it: three confirm time-outs are added.
@@ -155,7 +155,8 @@ def _shorten(seconds: float) -> None:
 
 def _notice(seconds: int) -> None:
     """Let the mirror notice soon that its broker is gone without a word, and a relay try again."""
-    from django_amqp_events import intake, outbox
+    from django_amqp_events.broker import batch_reader
+    from django_amqp_events.publish import outbox
 
-    intake.HEARTBEAT = seconds  # type: ignore[misc]
+    batch_reader.HEARTBEAT = seconds  # type: ignore[misc]
     outbox._CONNECTION_LOST = (1.0, 2.0, 10.0)  # type: ignore[misc]

@@ -26,13 +26,14 @@ def main(
     """Publish *count* events in transactions of *size*; shares of them fail once, or for good."""
     from django.db import DatabaseError, InterfaceError, close_old_connections, transaction
 
-    from django_amqp_events import Options, PublishError, courier, publish_event
+    from django_amqp_events import Options, PublishError, publish_event
+    from django_amqp_events.publish import direct_publisher
 
     from . import ledger
     from .faulty import EVENT
 
     # A busy machine confirms late, and what is late is a relay's: most rows are not about that.
-    courier.PATIENCE = 10.0  # type: ignore[misc]
+    direct_publisher.PATIENCE = 10.0  # type: ignore[misc]
     chance = random.Random(seed)
     events: list[tuple[str, dict[str, Any]]] = []
     for number in range(count):

@@ -1,0 +1,1 @@
+"""Archived events in the database: mirror, states, replay, editing, batches, groups."""

@@ -1,0 +1,1 @@
+"""Replay batches: archived events replayed in the background."""

@@ -1,0 +1,204 @@
+"""What a batch would do, before it does it; nothing is changed and nothing published.
+
+The database groups the events by whatever decides about them, so that one of each group is asked
+(:func:`django_amqp_events.archive.replay.target`) and the answer holds for all of it: a hundred
+thousand
+events are one query and not a hundred thousand rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+from uuid import UUID
+
+from django.db.models import Case, CharField, Count, F, IntegerField, Min, Q, QuerySet, Value, When
+
+from ...broker import connection
+from ...broker.provisioning.amqp_api import session
+from ...conf import Settings, get_settings
+from ...declare.registry import get_registry
+from ...exceptions import AmqpEventsError
+from ...models import (
+    ArchivedEvent,
+    ReplayBatch,
+    ReplayBatchEvent,
+    State,
+    clean,
+)
+from .. import replay, states
+from ..replay import Target
+from . import batch_states
+
+#: Groups that are looked at; what is in further ones is decided when its turn comes.
+GROUPS: Final = 500
+#: Events whose bodies are read one by one, because a part of them may be unreadable.
+BODIES: Final = 1_000
+GONE: Final = replay.GONE
+#: Reasons that a plan names.
+REASONS: Final = 50
+
+
+def examine(batch: ReplayBatch) -> dict[str, Any]:
+    """Say what a batch would do now, and keep it as its ``plan``.
+
+    Returns:
+        ``at`` (ISO 8601), ``eligible``, ``undecided`` (looked at when their turn comes),
+        ``skipped`` (a list of ``why``, ``count``, ``title``), ``handlers`` (a list of ``handler``,
+        ``exchange``, ``queue``, ``routing_key``, ``events``, ``ready``, ``consumers``) and
+        ``broker``: why depths and consumers are ``None``, ``""`` where they are known.
+
+    Raises:
+        ConfigurationError: AMQP_EVENTS is wrong.
+    """
+    settings = get_settings()
+    skipped: Counter[str] = Counter()
+    titles: dict[str, str] = {}
+    targets: Counter[Target] = Counter()
+    undecided = 0
+
+    def leave(why: str, title: str, count: int = 1) -> None:
+        skipped[why] += count
+        titles.setdefault(why, title)
+
+    groups = list(_groups(batch, settings)[: GROUPS + 1])
+    examples = _examples(groups)
+    for group in groups[:GROUPS]:
+        number, event = group["number"], examples.get(group["first"])
+        if event is None:  # deleted between the two queries
+            leave(GONE, "", number)
+        elif group["standing"] == "changed":
+            leave(replay.changed(event, event.version + 1), str(event), number)
+        elif group["standing"] == "other":
+            leave(replay.changed(event, event.version), str(event), number)
+        elif group["unread"] == "unread":
+            undecided += number
+        elif isinstance(where := replay.target(event, settings, get_registry()), str):
+            leave(where, str(event), number)
+        else:
+            targets[where] += number
+    # Joined, they are of no group; nor are those of the groups beyond the last.
+    others = max(0, _waiting(batch).count() - sum(group["number"] for group in groups[:GROUPS]))
+    if len(groups) > GROUPS:
+        undecided += others
+    elif others:
+        leave(GONE, "", others)
+    # The bodies of a few can be read here and now.
+    if 0 < undecided <= BODIES:
+        eligible, unread = replay.examine(_unread(batch))
+        targets.update(where for _, where in eligible)
+        for each in unread:
+            leave(each.why, each.title)
+        undecided -= len(eligible) + len(unread)
+    depths, away = depth(settings, {where.queue for where in targets})
+    plan = {
+        "at": states.clock().isoformat(),
+        "eligible": targets.total(),
+        "undecided": max(0, undecided),
+        "skipped": [
+            {"why": why, "count": count, "title": clean(titles[why], 300)}
+            for why, count in skipped.most_common(REASONS)
+        ],
+        "skipped_total": skipped.total(),
+        "handlers": [
+            {
+                "handler": where.handler.name,
+                "exchange": where.exchange,
+                "queue": where.queue,
+                "routing_key": where.routing_key,
+                "events": count,
+                "ready": depths[where.queue][0] if where.queue in depths else None,
+                "consumers": depths[where.queue][1] if where.queue in depths else None,
+            }
+            for where, count in targets.most_common()
+        ],
+        "broker": clean(away, 500),
+    }
+    batch_states.rows().filter(pk=batch.pk).update(plan=plan)
+    batch.plan = plan
+    return plan
+
+
+def depth(settings: Settings, queues: set[str]) -> tuple[dict[str, tuple[int, int]], str]:
+    """Return messages that are ready and consumers of each queue, or why that is not known."""
+    found: dict[str, tuple[int, int]] = {}
+    if not queues:
+        return found, ""
+    try:
+        with session(connection.celery_app(settings), settings) as amqp:
+            for queue in sorted(queues):
+                if (seen := amqp.depth(queue)) is not None:
+                    found[queue] = (seen.ready, seen.consumers)
+    except AmqpEventsError as exc:
+        return found, str(exc)
+    missing = sorted(queues - found.keys())
+    return found, f"there is no queue {', '.join(missing)}; run manage.py events_declare" if (
+        missing
+    ) else ""
+
+
+def _groups(batch: ReplayBatch, settings: Settings) -> QuerySet[ReplayBatchEvent, Any]:
+    """Group the waiting events of a batch by everything that decides about them."""
+    text = CharField()
+    standing = Case(
+        When(~Q(event__version=F("version")), then=Value("changed")),
+        When(~Q(event__state=State.ARCHIVED), then=Value("other")),
+        default=Value("archived"),
+        output_field=text,
+    )
+    # Where nobody is named, queue and event say who it is.
+    place = {
+        f"at_{name}": Case(
+            When(event__handler="", then=F(f"event__{name}")), default=Value(""), output_field=text
+        )
+        for name in ("queue", "name")
+    }
+    large = Case(
+        When(event__body_size__gt=settings.max_body, then=F("event__body_size")),
+        default=Value(0),
+        output_field=IntegerField(),
+    )
+    unread = Case(
+        When(event__reason__in=sorted(replay.UNREAD), then=Value("unread")),
+        default=Value(""),
+        output_field=text,
+    )
+    return (
+        _waiting(batch)
+        .order_by()
+        .values("event__service", "event__handler", "event__state")
+        .annotate(standing=standing, large=large, unread=unread, **place)
+        .annotate(number=Count("pk"), first=Min("pk"))
+        .order_by("-number", "first")
+    )
+
+
+def _waiting(batch: ReplayBatch) -> QuerySet[ReplayBatchEvent]:
+    return batch_states.events(batch.pk).filter(state=ReplayBatchEvent.State.WAITING)
+
+
+def _examples(groups: list[dict[str, Any]]) -> dict[int, ArchivedEvent]:
+    """Return one event of each group by the group's first row."""
+    using = states.database()
+    firsts = dict(
+        ReplayBatchEvent.objects.using(using)
+        .filter(pk__in=[group["first"] for group in groups])
+        .values_list("pk", "event_id")
+    )
+    found = {
+        event.pk: event
+        for event in states.rows()
+        .filter(pk__in=set(firsts.values()))
+        .defer("body", "headers_raw", "detail")
+    }
+    return {first: found[pk] for first, pk in firsts.items() if pk in found}
+
+
+def _unread(batch: ReplayBatch) -> dict[UUID, int]:
+    """Return events whose reason says that they may be unreadable."""
+    wanted = _waiting(batch).filter(
+        event__reason__in=sorted(replay.UNREAD),
+        event__state=State.ARCHIVED,
+        event__version=F("version"),
+    )
+    return dict(wanted.values_list("event_id", "version")[:BODIES])

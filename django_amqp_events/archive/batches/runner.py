@@ -1,0 +1,361 @@
+"""The runner: publishes what batches have frozen, in the background.
+
+It takes a batch by a lease with the database's clock, publishes a chunk through
+:mod:`django_amqp_events.archive.replay`, and looks before each chunk whether the batch still runs.
+The
+claim of an event, its place in the batch and the id of its replay are one transaction: a runner
+that is killed leaves rows that wait, which another one goes on with, and rows that are queued,
+which the mirror publishes again under the same replay ids. Two runners of one batch, one of which
+was taken for dead, cannot double: an event is claimed once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID, uuid4
+
+from celery import Celery
+from django.db import DatabaseError, InterfaceError, connections
+from django.utils.translation import gettext_noop as _
+
+from ...broker.provisioning.amqp_api import session
+from ...conf import Settings
+from ...declare.registry import get_registry
+from ...exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
+from ...models import ReplayBatch, visible
+from .. import replay, states
+from . import batch_states
+
+logger = logging.getLogger(__name__)
+
+#: Events that are claimed and published between two looks at the batch, at most.
+CHUNK: Final = replay.CHUNK
+#: Seconds between looks for batches, for outcomes, and between counts.
+INTERVAL: Final = 1.0
+#: A count of a large batch is as long as that is: the next one comes after so many times as long.
+SELDOM: Final = 20
+#: Seconds between counts of batches that publish nothing, but whose outcomes come in still.
+AFTER: Final = 5.0
+#: Seconds that a batch stays with its runner, beyond three confirm time-outs.
+LEASE: Final = 60.0
+#: Seconds before the next try after one in vain: doubled from the first to the last.
+BACKOFF: Final = (1.0, 60.0)
+#: Tries in vain, with a broker that is there, after which a batch pauses by itself.
+TRIES: Final = 5
+#: Events in a row that could not be published, each for its own sake, after which it does too.
+FRUITLESS: Final = 10
+#: Longest time in seconds that a batch waits for outcomes, retries without end included.
+PATIENCE: Final = 86_400.0
+#: PostgreSQL's undefined_table and undefined_column.
+_MISSING: Final = frozenset({"42P01", "42703"})
+
+
+@dataclass(slots=True)
+class _Work:
+    """A batch that this runner holds.
+
+    Attributes:
+        due: when it is looked at next (monotonic, as all of these).
+        counted: when its events are counted next.
+        judged: when it was asked whether it may go on.
+        counts: what came of it.
+        tries: looks in vain, since something was published.
+        refused: of these, those that a broker which is there answered.
+        fruitless: events in a row that could not be published.
+        quiet: since when it waits for nothing but outcomes.
+    """
+
+    pk: UUID
+    due: float = 0.0
+    counted: float = -math.inf
+    judged: float = -math.inf
+    counts: Mapping[str, int] = field(default_factory=dict)
+    tries: int = 0
+    refused: int = 0
+    fruitless: int = 0
+    quiet: float | None = None
+
+    @property
+    def taken(self) -> int:
+        """How many events were claimed for a handler."""
+        names = ("queued", "published", "succeeded", "failed", "unconfirmed")
+        return sum(self.counts.get(name, 0) for name in names)
+
+
+@dataclass(slots=True, kw_only=True)
+class Runner:
+    """Works on the batches of this service until it is stopped.
+
+    Args:
+        tell: called with a sentence whenever something changes that a person should know.
+        stop: asked often whether to end.
+    """
+
+    app: Celery
+    settings: Settings
+    tell: Callable[[str], object] = logger.info
+    stop: Callable[[], bool] = bool
+    id: UUID = field(default_factory=uuid4)
+    published: int = 0
+    _held: dict[UUID, _Work] = field(default_factory=dict)
+    _after: float = 0.0
+    _looked: float = -math.inf
+    _failures: int = 0
+
+    def run(self, *, until_done: bool = False) -> int:
+        """Run batches; returns how many events were published, after :attr:`stop` says so.
+
+        Args:
+            until_done: end when no batch of this service runs any more.
+
+        Raises:
+            ConfigurationError: AMQP_EVENTS is wrong, or the backend is none for replays.
+        """
+        if self.settings.backend != "amqp":
+            raise ConfigurationError(
+                f"batches need RabbitMQ, and AMQP_EVENTS['BACKEND'] is {self.settings.backend!r}"
+            )
+        try:
+            while not self.stop():
+                try:
+                    self._once()
+                    if until_done and not batch_states.running(self.settings.service):
+                        break
+                    self._well()
+                except (DatabaseError, InterfaceError) as exc:
+                    self._pause(exc)
+        finally:
+            self._give_back()
+        return self.published
+
+    # -- one round ------------------------------------------------------------------------
+
+    def _once(self) -> None:
+        connections[states.database()].close_if_unusable_or_obsolete()
+        now = time.monotonic()
+        if now >= self._looked + INTERVAL:
+            self._looked = now
+            for pk in batch_states.lease(self.settings.service, self.id, self._lease):
+                self._held[pk] = _Work(pk)
+            if now >= self._after:
+                self._after = now + AFTER
+                for pk in batch_states.unsettled(self.settings.service):
+                    batch_states.count(pk)
+        # One chunk of each in turn: a slow batch does not hold up the others.
+        for work in list(self._held.values()):
+            if self.stop():
+                return
+            if time.monotonic() >= work.due:
+                self._safely(work)
+        next_due = min((work.due for work in self._held.values()), default=math.inf)
+        self._idle(min(next_due, self._looked + INTERVAL) - time.monotonic())
+
+    def _safely(self, work: _Work) -> None:
+        """Keep an error of one batch from the others."""
+        try:
+            self._step(work)
+        except (DatabaseError, InterfaceError, ConfigurationError):
+            raise
+        except Exception as exc:
+            logger.exception("batch %s", work.pk)
+            self._stop_batch(work, f"{type(exc).__name__}: {exc}")
+
+    def _step(self, work: _Work) -> None:
+        """Publish the next chunk of a batch, if it may."""
+        batch = batch_states.renew(work.pk, self.id, self._lease)
+        if batch is None:
+            # Paused, cancelled, or somebody else's.
+            del self._held[work.pk]
+            batch_states.count(work.pk)
+            return
+        careful = batch.canary is not None and not batch.trusted
+        if careful or time.monotonic() >= work.counted:
+            self._count(work)
+        if careful or time.monotonic() >= work.judged + INTERVAL:
+            work.judged = time.monotonic()
+            if why := self._doubt(batch, work):
+                self._stop_batch(work, why)
+                return
+        room = self._room(batch, work)
+        seen = batch_states.next_of(work.pk, room) if room else {}
+        if not seen:
+            self._wait(batch, work)
+        elif self._reachable(batch, work):
+            self._publish(batch, work, seen)
+
+    def _publish(self, batch: ReplayBatch, work: _Work, seen: dict[UUID, int]) -> None:
+        work.quiet, began = None, time.monotonic()
+        try:
+            report = replay.replay(seen, by=batch.started_by, reason=batch.reason, batch=batch.pk)
+        except ConfigurationError:
+            raise
+        except AmqpEventsError as exc:
+            report = replay.Report(stopped=str(exc))
+        batch_states.skip(work.pk, report.skipped)
+        self.published += len(report.published)
+        if report.published:
+            work.tries = work.refused = work.fruitless = 0
+            batch_states.say(batch, "")
+        elif report.stopped:
+            self._in_vain(batch, work, report.stopped)
+            return
+        elif report.returned:
+            work.fruitless += len(report.returned)
+            if work.fruitless >= FRUITLESS:
+                self._stop_batch(work, f"nothing could be published: {report.returned[-1].why}")
+                return
+        # From chunk to chunk: time that was lost is not made up for by a burst.
+        sent = len(report.published) + len(report.returned)
+        work.due = began + (sent / batch.rate if batch.rate is not None else 0.0)
+
+    def _room(self, batch: ReplayBatch, work: _Work) -> int:
+        """Return how many events may be published now."""
+        room = CHUNK if batch.rate is None else max(1, min(CHUNK, int(batch.rate)))
+        if batch.canary is not None and not batch.trusted:
+            if work.counts.get("succeeded", 0) >= batch.canary:
+                batch_states.trust(work.pk)
+            else:
+                room = max(0, min(room, batch.canary - work.taken))
+        return room
+
+    def _wait(self, batch: ReplayBatch, work: _Work) -> None:
+        """Nothing is to be published now: wait for outcomes, or be through."""
+        now = time.monotonic()
+        self._count(work)
+        work.due = work.counted
+        waiting, queued, published = (
+            work.counts[name] for name in ("waiting", "queued", "published")
+        )
+        if not waiting and not queued and not published:
+            self._finish(work)
+            return
+        work.quiet = now if work.quiet is None else work.quiet
+        out = now > work.quiet + self._patience
+        if waiting and queued + published:
+            batch_states.say(batch, _("waits for the outcomes of the first events"))
+            if out:
+                self._stop_batch(work, f"{published} of the first events never reported back")
+        elif queued:
+            batch_states.say(
+                batch, _("waits for replays that are left queued; events_mirror goes on")
+            )
+        elif out:
+            self._finish(work, f"{published} events did not report back")
+
+    # -- judging --------------------------------------------------------------------------
+
+    def _doubt(self, batch: ReplayBatch, work: _Work) -> str:
+        """Say why a batch must not go on, ``""`` where it may."""
+        counts = work.counts
+        if batch.canary is not None and not batch.trusted:
+            bad = counts["failed"] + counts["unconfirmed"]
+            if bad:
+                return (
+                    f"{bad} of the first {work.taken} events did not succeed "
+                    f"({counts['failed']} failed again, {counts['unconfirmed']} not confirmed)"
+                )
+        if batch.threshold is not None:
+            # Not from the counts, which may be some seconds old.
+            failed, of = batch_states.failures(batch)
+            # Of a whole window, so that one failure among the first is no verdict.
+            if failed * 100 >= batch.threshold * batch_states.WINDOW:
+                return f"{failed} of the last {of} outcomes are failures"
+        return ""
+
+    def _stop_batch(self, work: _Work, why: str) -> None:
+        self._held.pop(work.pk, None)
+        if batch_states.pause(work.pk, by="", note=why):
+            self.tell(f"batch {str(work.pk)[:8]} is paused: {visible(why, 300)}")
+        batch_states.count(work.pk)
+
+    def _finish(self, work: _Work, note: str = "") -> None:
+        self._held.pop(work.pk, None)
+        if batch_states.finish(work.pk, self.id, note=note):
+            counts = work.counts
+            self.tell(
+                f"batch {str(work.pk)[:8]} is done: {counts['succeeded']} succeeded, "
+                f"{counts['failed']} failed again, {counts['skipped']} skipped, "
+                f"{counts['returned'] + counts['unconfirmed']} not published or not confirmed"
+                + (f"; {note}" if note else "")
+            )
+
+    def _count(self, work: _Work) -> None:
+        began = time.monotonic()
+        work.counts = batch_states.count(work.pk)
+        now = time.monotonic()
+        work.counted = now + max(INTERVAL, SELDOM * (now - began))
+
+    # -- broker and database --------------------------------------------------------------
+
+    def _reachable(self, batch: ReplayBatch, work: _Work) -> bool:
+        """Look whether the broker is back, before events are claimed in vain."""
+        if not work.tries:
+            return True
+        try:
+            with session(self.app, self.settings):
+                return True
+        except BrokerUnavailableError as exc:
+            self._in_vain(batch, work, str(exc), refused=False)
+            return False
+
+    def _in_vain(self, batch: ReplayBatch, work: _Work, why: str, *, refused: bool = True) -> None:
+        first, last = BACKOFF
+        wait = min(first * 2 ** min(work.tries, 16), last)
+        # The first one may be the broker going away, which is waited for.
+        work.refused += refused and bool(work.tries)
+        work.tries += 1
+        if work.refused >= TRIES:
+            self._stop_batch(work, f"nothing could be published: {why}")
+            return
+        if work.tries == 1:
+            self.tell(f"batch {str(work.pk)[:8]} waits: {visible(why, 300)}")
+        batch_states.say(batch, f"waits, and tries again: {why}")
+        work.due = time.monotonic() + wait
+
+    @property
+    def _lease(self) -> float:
+        return LEASE + 3 * self.settings.confirm_timeout
+
+    @property
+    def _patience(self) -> float:
+        """Seconds after which what has not reported back is not waited for any more."""
+        totals = [handler.policy.total() for handler in get_registry().handlers.values()]
+        return min(PATIENCE, replay.OVERDUE + max(totals, default=0.0))
+
+    def _give_back(self) -> None:
+        try:
+            batch_states.release(self.id)
+            for pk in self._held:
+                batch_states.count(pk)
+        except (DatabaseError, InterfaceError, ConfigurationError) as exc:
+            logger.warning("leases are not given back, and run out: %s", exc)
+
+    def _well(self) -> None:
+        if self._failures:
+            self.tell("running batches again")
+            self._failures = 0
+
+    def _pause(self, exc: Exception) -> None:
+        connections[states.database()].close()
+        first, last = BACKOFF
+        wait = min(first * 2 ** min(self._failures, 16), last)
+        self._failures += 1
+        text = str(exc).strip().partition("\n")[0]
+        missing = getattr(exc.__cause__, "sqlstate", None) in _MISSING or "no such table" in text
+        remedy = "; run `manage.py migrate`" if missing else ""
+        trouble = "a table is missing" if remedy else "the database is away"
+        self.tell(
+            f"paused, {trouble} ({type(exc).__name__}: {text}{remedy}); nothing is "
+            f"lost, looking again in {wait:g} s"
+        )
+        self._idle(wait)
+
+    def _idle(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self.stop() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(0.1, left))

@@ -1,0 +1,284 @@
+"""Editing: a payload that somebody writes in place of an archived event's own, checked.
+
+Nothing here publishes or changes a row: that is :func:`django_amqp_events.archive.replay.edit`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from django.utils.translation import gettext_noop as _
+from django.utils.translation import ngettext
+
+from ..conf import Settings
+from ..declare import contracts
+from ..declare.registry import Handler, Registry
+from ..exceptions import InvalidEditError, InvalidEventError
+from ..lazy_messages import Sentence
+from ..message import encoding
+from ..models import ArchivedEvent, InboxEntry
+from ..worker import once
+from ..worker.task import bind
+from ..worker.verdict import InvalidArguments
+
+#: Lines of one side of a diff that are compared; of longer ones all are shown as changed.
+COMPARED: Final = 2_000
+#: Lines of a diff.
+LINES: Final = 2_000
+#: What somebody is told who wrote JSON that is no object.
+_NO_PAYLOAD: Final = Sentence(
+    _("This is a value; a payload is a JSON object: the arguments by name, in braces.")
+)
+_NO_OBJECT: Final[Mapping[type, Sentence]] = {
+    list: Sentence(
+        _("This is a list; a payload is a JSON object: the arguments by name, in braces.")
+    ),
+    str: Sentence(
+        _("This is a text; a payload is a JSON object: the arguments by name, in braces.")
+    ),
+    bool: Sentence(
+        _("This is true or false; a payload is a JSON object: the arguments by name, in braces.")
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A payload that can be published.
+
+    Attributes:
+        body: as it would go on the wire.
+        notes: what somebody should know before he publishes it.
+    """
+
+    body: bytes
+    notes: tuple[str, ...] = ()
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Read a payload as somebody has written it.
+
+    Raises:
+        InvalidEditError: it is no JSON object, or says one thing twice.
+    """
+    try:
+        found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+    except json.JSONDecodeError as exc:
+        raise InvalidEditError(
+            Sentence(
+                _("This is no JSON: %(error)s, in line %(line)s, column %(column)s."),
+                error=exc.msg,
+                line=exc.lineno,
+                column=exc.colno,
+            )
+        ) from exc
+    except InvalidEditError:
+        raise
+    except (ValueError, RecursionError) as exc:
+        raise InvalidEditError(
+            Sentence(_("This cannot be read as JSON: %(error)s."), error=str(exc))
+        ) from exc
+    if not isinstance(found, dict):
+        raise InvalidEditError(_NO_OBJECT.get(type(found), _NO_PAYLOAD))
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise InvalidEditError(
+                Sentence(
+                    _("The name %(name)s is there twice; one of them would be lost."),
+                    name=repr(key),
+                )
+            )
+        found[key] = value
+    return found
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise InvalidEditError(Sentence(_("%(text)s is no JSON; write a number, or null."), text=text))
+
+
+def written(payload: Mapping[str, Any]) -> str:
+    """Write a payload for an editor and for a diff."""
+    return json.dumps(payload, indent=2, ensure_ascii=False)
+
+
+def draft(
+    event: ArchivedEvent,
+    handler: Handler,
+    payload: Mapping[str, Any],
+    settings: Settings,
+    registry: Registry,
+) -> Draft:
+    """Check a payload as a publish and a delivery would, and write its body.
+
+    What the contract's body raises is a problem only where it takes the event's own payload: it
+    may want Python's types (Decimal, date), where a payload out of JSON has text.
+
+    Raises:
+        InvalidEditError: with everything that is wrong.
+    """
+    own = event.decoded
+    args: Sequence[Any] = own.args if own is not None else ()
+    problems: list[str] = []
+    notes: list[str] = []
+    try:
+        body = encoding.encode_payload(event.name, payload, args)
+    except InvalidEventError as exc:
+        # Too deep to be looked at any further, maybe.
+        raise InvalidEditError(f"{_sentence(exc)}.") from exc
+    if own is not None and _same(own.kwargs, payload):
+        problems.append(
+            Sentence(_("It is the event's own payload; to publish that again, replay it."))
+        )
+    try:
+        _bound, taken = bind(handler, args, payload)
+    except InvalidArguments as exc:
+        problems.append(f"{_sentence(exc)}.")
+    else:
+        before = own.kwargs if own is not None else {}
+        left = sorted(key for key in payload if key not in taken and key not in before)
+        if left:
+            names = ", ".join(repr(key) for key in left)
+            notes.append(
+                Sentence(
+                    _("The handler %(handler)s does not take %(names)s: it is left out."),
+                    handler=repr(handler.name),
+                    names=names,
+                )
+            )
+    known = registry.events.get(event.name)
+    if known is not None and known.contract is not None:
+        why = _refusal(event.name, known.contract, args, payload)
+        if isinstance(why, InvalidEventError):
+            problems.append(f"{_sentence(why)}.")
+        elif why is not None:
+            kind = type(why)
+            told = Sentence(
+                _("The event's contract does not take it: %(error)s."),
+                error=f"{kind.__name__}: {why}",
+            )
+            first = _refusal(event.name, known.contract, args, own.kwargs) if own else None
+            if type(first) is kind:
+                notes.append(
+                    Sentence(
+                        _(
+                            "%(refused)s Nor does it take the event's own payload: it may want "
+                            "Python's types (Decimal, date) where a payload has text."
+                        ),
+                        refused=told,
+                    )
+                )
+            else:
+                problems.append(told)
+    if len(body) > settings.max_body:
+        problems.append(
+            Sentence(
+                _("It takes %(size)s bytes; MAX_BODY is %(most)s."),
+                size=len(body),
+                most=settings.max_body,
+            )
+        )
+    if problems:
+        raise InvalidEditError(*problems)
+    return Draft(body=body, notes=tuple(notes))
+
+
+def _refusal(
+    name: str, contract: Any, args: Sequence[Any], payload: Mapping[str, Any]
+) -> Exception | None:
+    """Return what a contract raises for a payload."""
+    try:
+        contracts.bind_contract(name, contract, payload, *args)
+    except Exception as exc:  # noqa: BLE001 - a project's own code
+        return exc
+    return None
+
+
+def _sentence(exc: Exception) -> str:
+    text = str(exc)
+    return text[:1].upper() + text[1:]
+
+
+def _same(one: object, other: object) -> bool:
+    # Of 1, 1.0 and True Python says that they are equal.
+    return _canonical(one) == _canonical(other)
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def handled(event: ArchivedEvent, handler: Handler, settings: Settings) -> InboxEntry | None:
+    """Return the inbox's row that says that a handler with ``once`` has handled this event.
+
+    An edited replay has the event's id, so such a handler skips it, and it is reported as
+    succeeded.
+
+    Raises:
+        DatabaseError: the inbox's database is away, or has no table.
+    """
+    if not handler.once:
+        return None
+    key = once.key(settings.service, handler.name, event.event)
+    return InboxEntry.objects.using(once.database(handler, settings)).filter(pk=key).first()
+
+
+# -- what differs ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a diff.
+
+    Attributes:
+        kind: ``+``, ``-``, ``" "``, or ``…`` for what is left out.
+    """
+
+    kind: str
+    text: str
+
+
+def diff(before: str, after: str) -> list[Line]:
+    """Return the unified diff of two texts, bounded in lines and in time."""
+    old, new = before.splitlines(), after.splitlines()
+    # What is alike at both ends costs nothing then, and most of a payload is.
+    start = 0
+    while start < min(len(old), len(new)) and old[start] == new[start]:
+        start += 1
+    end = 0
+    while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
+        end += 1
+    if start == len(old) == len(new):
+        return []
+    first, tail = max(0, start - 3), max(0, end - 3)
+    old, new = old[first : len(old) - tail], new[first : len(new) - tail]
+    lines = list(_left_out(first))
+    if max(len(old), len(new)) > COMPARED:
+        lines += [Line(kind="-", text=text) for text in old[:COMPARED]]
+        lines += _left_out(len(old) - COMPARED)
+        lines += [Line(kind="+", text=text) for text in new[:COMPARED]]
+        lines += _left_out(len(new) - COMPARED)
+        return lines
+    # Without the two names in the beginning; @@ is what lies between.
+    for number, text in enumerate(list(difflib.unified_diff(old, new, lineterm=""))[2:]):
+        if not text.startswith("@@"):
+            lines.append(Line(kind=text[0], text=text[1:]))
+        elif number:
+            lines.append(Line(kind="…", text=""))
+    if len(lines) > LINES:
+        lines = [*lines[:LINES], *_left_out(len(lines) - LINES)]
+    return [*lines, *_left_out(tail)]
+
+
+def _left_out(count: int) -> Iterator[Line]:
+    if count > 0:
+        text = ngettext("%(count)s more line", "%(count)s more lines", count)
+        yield Line(kind="…", text=text % {"count": count})

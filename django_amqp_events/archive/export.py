@@ -1,0 +1,366 @@
+"""Export and import: archived events with all that belongs to them, a JSON document a line.
+
+A document is whole: the row, its failures, replays, revisions and decisions. Bodies and headers
+are base64, byte for byte. Where payloads are redacted, a document has the redacted payload in
+their place and is for reading only: it cannot be imported.
+
+An import writes rows and nothing else: it publishes nothing, and changes no row that is there.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from django.core.exceptions import ValidationError
+from django.db import DataError, IntegrityError, models, transaction
+from django.db.models import QuerySet
+
+from ..databases import check_commits
+from ..models import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    Revision,
+    State,
+)
+from . import redaction, states
+
+M = TypeVar("M", bound=models.Model)
+
+#: Version of a document.
+FORMAT: Final = 1
+KIND: Final = "archived-event"
+#: Events that are read in one go at most, and bytes of their bodies together.
+CHUNK: Final = 200
+CHUNK_BYTES: Final = 8 * 1024 * 1024
+
+_PARTS: Final[tuple[tuple[str, Any], ...]] = (
+    ("revisions", Revision),
+    ("replays", Replay),
+    ("failures", ArchivedFailure),
+    ("actions", ArchiveAction),
+)
+_ORDER: Final = {
+    "revisions": "number",
+    "replays": "number",
+    "failures": "failed_at",
+    "actions": "at",
+}
+#: Columns that hold what a payload is made of.
+_SECRET: Final = frozenset({"body", "headers_raw"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A line that was not imported, and why."""
+
+    line: int
+    event: str
+    why: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Imported:
+    """What an import came to.
+
+    Attributes:
+        events: rows that were added, with all that belongs to them.
+        known: rows that were there with the very same content.
+        refused: lines that were left out; whatever was there is as it was.
+        stopped: the rest was left because somebody said so.
+    """
+
+    events: int = 0
+    known: int = 0
+    refused: list[Refused] = field(default_factory=list)
+    stopped: bool = False
+
+    @property
+    def done(self) -> int:
+        return self.events + self.known + len(self.refused)
+
+
+class _Wrong(Exception):
+    """A line cannot be imported."""
+
+
+# -- out ------------------------------------------------------------------------------------
+
+
+def export(rows: QuerySet[ArchivedEvent], *, raw: bool) -> Iterator[str]:
+    """Yield a line for each event, in the order of their ids, in bounded memory.
+
+    Args:
+        rows: which; read in pieces, so that an event that changes meanwhile may be left out.
+        raw: whether bodies and headers go along although payloads are redacted.
+    """
+    hidden = redaction.active() and not raw
+    last: UUID | None = None
+    # Only what is needed to cut them into pieces; the order is that of the primary key.
+    page = rows.order_by("pk")
+    while True:
+        after = page if last is None else page.filter(pk__gt=last)
+        found = list(after.values_list("pk", "body_size")[:CHUNK])
+        if not found:
+            return
+        for ids in _pieces(found):
+            for document in _documents(rows.db, ids, hidden=hidden):
+                yield json.dumps(document) + "\n"
+        last = found[-1][0]
+
+
+def _pieces(found: list[tuple[UUID, int]]) -> Iterator[list[UUID]]:
+    piece: list[UUID] = []
+    total = 0
+    for pk, size in found:
+        if piece and total + size > CHUNK_BYTES:
+            yield piece
+            piece, total = [], 0
+        piece.append(pk)
+        total += size
+    yield piece
+
+
+def _documents(using: str, ids: list[UUID], *, hidden: bool) -> Iterator[dict[str, Any]]:
+    events = ArchivedEvent.objects.using(using).filter(pk__in=ids).order_by("pk")
+    parts: dict[str, dict[UUID, list[Any]]] = {}
+    for name, model in _PARTS:
+        of: dict[UUID, list[Any]] = {}
+        found: Any = model.objects.using(using).filter(event_id__in=ids)
+        if model is Replay:
+            found = found.select_related("revision").defer("revision__body")
+        # In the order that they were made in, so that decisions of one moment keep theirs.
+        for each in found.order_by(_ORDER[name], "pk"):
+            of.setdefault(each.event_id, []).append(each)
+        parts[name] = of
+    for event in events:
+        document: dict[str, Any] = {"version": FORMAT, "kind": KIND, "redacted": hidden}
+        document["event"] = _columns(event, hidden=hidden)
+        if hidden:
+            document["payload"], document["problem"] = _redacted(event.name, event.payload)
+        for name, _ in _PARTS:
+            document[name] = [
+                _child(each, event, hidden=hidden) for each in parts[name].get(event.pk, ())
+            ]
+        yield document
+
+
+def _columns(row: models.Model, *, hidden: bool) -> dict[str, Any]:
+    """Return the columns of a row, as JSON has them."""
+    written: dict[str, Any] = {}
+    for column in _fields(type(row)):
+        if column.name == "event" or (hidden and column.name in _SECRET):
+            continue
+        value = getattr(row, column.attname)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            value = b64encode(bytes(value)).decode()
+        elif isinstance(value, datetime):
+            value = value.astimezone(UTC).isoformat()
+        elif isinstance(value, UUID):
+            value = str(value)
+        written[column.name] = value
+    return written
+
+
+def _fields(model: type[models.Model]) -> list[Any]:
+    """Return the columns of a model; a number that another database would give anew is none."""
+    found = model._meta.concrete_fields  # noqa: SLF001 - Django's public _meta
+    return [each for each in found if not isinstance(each, models.AutoField)]
+
+
+def _child(row: models.Model, event: ArchivedEvent, *, hidden: bool) -> dict[str, Any]:
+    written = _columns(row, hidden=hidden)
+    if isinstance(row, Replay):
+        # Ids of revisions are told too; the number is for people.
+        written["revision_number"] = row.revision.number if row.revision else None
+    if hidden and isinstance(row, Revision):
+        written["payload"], written["problem"] = _redacted(event.name, row.payload)
+    return written
+
+
+def _redacted(name: str, payload: Mapping[str, Any] | None) -> tuple[Any, str]:
+    if payload is None:
+        return None, "it cannot be decoded, so it cannot be redacted"
+    found = redaction.redacted(name, payload)
+    if found.payload is None:
+        return None, found.problem
+    try:
+        json.dumps(found.payload)
+    except (TypeError, ValueError, RecursionError) as exc:
+        return None, f"what the redaction hook returned is no JSON ({type(exc).__name__})"
+    return found.payload, ""
+
+
+# -- in -------------------------------------------------------------------------------------
+
+
+def load(
+    lines: Iterable[str],
+    *,
+    dry_run: bool = False,
+    progress: Callable[[Imported], object] = bool,
+    stop: Callable[[], bool] = bool,
+) -> Imported:
+    """Put exported events back, each in a transaction with all that belongs to it.
+
+    Args:
+        lines: as :func:`export` wrote them; empty ones are passed over.
+        dry_run: say what would come of it, change nothing.
+        progress: called after each line.
+        stop: asked before each line whether to end.
+
+    Raises:
+        DatabaseError: the database is away; what was imported stays.
+        ConfigurationError: nothing would be committed.
+    """
+    check_commits(states.database())
+    imported = Imported()
+    for number, text in enumerate(lines, 1):
+        if stop():
+            imported.stopped = True
+            break
+        if not text.strip():
+            continue
+        event = ""
+        try:
+            document = _read(text)
+            event = str(document["event"].get("id", ""))[:100]
+            if _put(document, dry_run=dry_run):
+                imported.events += 1
+            else:
+                imported.known += 1
+        except _Wrong as exc:
+            imported.refused.append(Refused(line=number, event=event, why=str(exc)))
+        progress(imported)
+    return imported
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise _Wrong(f"it is no JSON: {exc}") from exc
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise _Wrong("it is no archived event as `events_archive export` writes it")
+    if document.get("version") != FORMAT:
+        raise _Wrong(f"its version is {document.get('version')!r}; this one reads {FORMAT}")
+    if document.get("redacted"):
+        raise _Wrong(
+            "it was exported redacted, without its body; export it with --raw to import it"
+        )
+    parts = [document.get(name) for name, _ in _PARTS]
+    if not isinstance(document.get("event"), dict) or not all(
+        isinstance(part, list) and all(isinstance(each, dict) for each in part) for part in parts
+    ):
+        raise _Wrong("it lacks the event, or a list of what belongs to it")
+    return document
+
+
+def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
+    """Add an event; returns whether it was not there."""
+    event = _row(ArchivedEvent, document["event"])
+    if event.state not in State.values:
+        raise _Wrong(f"its state is {event.state!r}, which there is none of")
+    if event.state == State.QUEUED:
+        raise _Wrong(
+            "it was being published when it was exported, and the mirror would publish it again; "
+            "export it once more when that is over"
+        )
+    if event.body_size != len(event.body):
+        raise _Wrong(f"its body has {len(event.body)} bytes, and body_size is {event.body_size}")
+    rows: dict[str, list[Any]] = {
+        name: [_row(model, each, event) for each in document[name]] for name, model in _PARTS
+    }
+    _check_links(rows)
+    using = states.database()
+    try:
+        with transaction.atomic(using=using):
+            if ArchivedEvent.objects.using(using).filter(pk=event.pk).exists():
+                return _known(using, event.pk, document)
+            event.save(using=using, force_insert=True)
+            for name, model in _PARTS:
+                model.objects.using(using).bulk_create(rows[name])
+            if dry_run:
+                transaction.set_rollback(True, using=using)
+    except (DataError, IntegrityError, OverflowError) as exc:
+        text = str(exc).strip().partition("\n")[0]
+        raise _Wrong(f"the database refuses it ({type(exc).__name__}: {text})") from exc
+    return True
+
+
+def _known(using: str, pk: UUID, document: dict[str, Any]) -> bool:
+    [there] = _documents(using, [pk], hidden=False)
+    differs = [
+        name for name in there["event"] if there["event"][name] != document["event"].get(name)
+    ]
+    differs += [name for name, _ in _PARTS if there[name] != document[name]]
+    if differs:
+        raise _Wrong(f"the row is there with other content: {', '.join(differs)}")
+    return False
+
+
+def _row(model: type[M], columns: Mapping[str, Any], event: ArchivedEvent | None = None) -> M:
+    """Make a row of its columns; refuses what is missing, unknown, or of a wrong type."""
+    wanted: dict[str, Any] = {}
+    names = set()
+    for column in _fields(model):
+        if column.name == "event":
+            wanted["event"] = event
+            continue
+        names.add(column.name)
+        if column.name not in columns:
+            raise _Wrong(f"{column.name!r} is missing in a row of {model.__name__}")
+        wanted[column.attname] = _value(column, columns[column.name], model)
+    surplus = set(columns) - names - {"revision_number"}
+    if surplus:
+        raise _Wrong(f"{min(surplus)!r} is no column of {model.__name__}")
+    return model(**wanted)
+
+
+def _value(column: Any, value: Any, model: type[models.Model]) -> Any:
+    try:
+        if isinstance(column, models.BinaryField):
+            return b64decode(value, validate=True)
+        if column.is_relation:
+            column = column.target_field
+            if value is None:
+                return None
+        elif value is None and column.null:
+            return None
+        if value is None or isinstance(value, (dict, list)):
+            raise ValueError("it has no such value")
+        if isinstance(column, models.DateTimeField):
+            moment = datetime.fromisoformat(value)
+            if moment.tzinfo is None:
+                raise ValueError("it has no time zone")
+            return moment
+        if isinstance(column, (models.CharField, models.TextField)):
+            if not isinstance(value, str):
+                raise TypeError("it is no text")
+            if column.max_length and len(value) > column.max_length:
+                raise ValueError(f"it is longer than {column.max_length}")
+        return column.to_python(value)
+    except (ValueError, TypeError, ValidationError, OverflowError, binascii.Error) as exc:
+        raise _Wrong(f"{column.name!r} of a {model.__name__} is {value!r:.80}: {exc}") from exc
+
+
+def _check_links(rows: Mapping[str, list[Any]]) -> None:
+    """Refuse a row that points out of its own document."""
+    revisions = {each.pk for each in rows["revisions"]}
+    replays = {each.pk for each in rows["replays"]}
+    for name, attribute, known in (
+        ("replays", "revision_id", revisions),
+        ("failures", "replay_id", replays),
+        ("actions", "replay_id", replays),
+    ):
+        for each in rows[name]:
+            if (pk := getattr(each, attribute)) is not None and pk not in known:
+                raise _Wrong(f"one of its {name} belongs to {pk}, which is not in the line")

@@ -1,0 +1,420 @@
+"""Recovery: messages of a queue that nobody empties, such as the abyss, go into the archive.
+
+Raw: no body is decoded. Each message gets an archive copy as a worker would have made it; the copy
+is confirmed, then the message is acked. Whatever stops it between the two, the message is still in
+its queue, and its copy the next time says the same, of which the mirror makes the same row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from amqp import exceptions as amqp_errors
+from celery import Celery
+
+from ..broker import connection as connection_module
+from ..broker.batch_reader import Batch, Intake
+from ..broker.confirms import ConfirmChannel
+from ..broker.provisioning.amqp_api import Amqp
+from ..broker.topology import Names
+from ..conf import Settings
+from ..context import ReceivedEvent
+from ..declare.registry import Registry
+from ..exceptions import (
+    BrokerUnavailableError,
+    Malformed,
+    MessageTooLargeError,
+    PublishError,
+    PublishRefusedError,
+    TopologyError,
+)
+from ..message import archive_copies, decoding
+from ..message.headers import EVENT_ARCHIVE, EVENT_NAME, EVENT_OUTCOME, without_foreign_headers
+from ..message.messages import Message, Progress, Received
+from ..message.text import parse_moment
+
+logger = logging.getLogger(__name__)
+
+#: Messages that are published in one window of confirms, then acked: at most.
+BATCH: Final = 100
+#: Seconds without a message after which the queue is taken for empty, once all that were in it in
+#: the beginning have come.
+LULL: Final = 0.5
+#: Name of the worker in archive messages that are made here.
+WORKER: Final = "events_recover"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A queue before anything is taken out of it.
+
+    Attributes:
+        ready: messages that can be taken.
+        consumers: who else takes them.
+    """
+
+    queue: str
+    ready: int
+    consumers: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Recovered:
+    """What came of a queue.
+
+    Attributes:
+        reasons: messages that are in the archive now, by the archive's reason; ``passed on`` is
+            what was an archive message or an outcome already.
+        refused: why messages stay, one sentence each.
+        stopped: why the rest was not tried, ``""`` where it was.
+    """
+
+    reasons: Counter[str] = field(default_factory=Counter)
+    refused: list[str] = field(default_factory=list)
+    stopped: str = ""
+
+    @property
+    def total(self) -> int:
+        return self.reasons.total()
+
+
+def look(app: Celery, settings: Settings, queue: str = "", *, force: bool = False) -> Waiting:
+    """Say what is in a queue, and refuse one that nothing may be taken out of.
+
+    Args:
+        queue: the abyss unless given.
+        force: take a queue that somebody consumes.
+
+    Raises:
+        BrokerUnavailableError: no connection.
+        TopologyError: it is the archive itself, does not exist, may not be seen, or is consumed.
+    """
+    names = Names.of(settings)
+    queue = queue or names.abyss
+    if queue == names.archive:
+        raise TopologyError(
+            f"{queue!r} is the archive itself; run `manage.py events_mirror`, which empties it"
+        )
+    with connection_module.connection(app, timeout=settings.confirm_timeout) as connection:
+        try:
+            depth = Amqp(connection).depth(queue)
+        except amqp_errors.ChannelError as exc:
+            raise TopologyError(
+                f"queue {queue!r} may not be seen: {exc.reply_code} {exc.reply_text}; check the "
+                f"user's permissions, and whether it is another connection's own"
+            ) from exc
+    if depth is None:
+        remedy = (
+            "run `manage.py events_declare`"
+            if queue == names.abyss
+            else "`manage.py events_status` lists those of this service, by their whole names"
+        )
+        raise TopologyError(f"there is no queue {queue!r}; {remedy}")
+    if depth.consumers and not force:
+        raise TopologyError(
+            f"queue {queue!r} has {depth.consumers} consumer{'s' * (depth.consumers != 1)}, which "
+            f"would get some of its messages; stop them, or take what they do not get with --force"
+        )
+    return Waiting(queue=queue, ready=depth.ready, consumers=depth.consumers)
+
+
+def recover(
+    app: Celery,
+    settings: Settings,
+    registry: Registry,
+    queue: str = "",
+    *,
+    limit: int | None = None,
+    force: bool = False,
+    size: int = BATCH,
+    progress: Callable[[Recovered], object] = bool,
+    stop: Callable[[], bool] = bool,
+) -> Recovered:
+    """Take the messages out of a queue into the archive, until it is empty.
+
+    Args:
+        queue, force: as for :func:`look`.
+        limit: messages at most.
+        size: messages in one window of confirms at most.
+        progress: called after each window.
+        stop: asked before each window, and while it waits, whether to end.
+
+    Raises:
+        BrokerUnavailableError: the connection is lost; what is not acked stays in the queue.
+        TopologyError: as for :func:`look`, or the queue was deleted.
+    """
+    waiting = look(app, settings, queue, force=force)
+    done = Recovered()
+    copies = Copies(settings, registry, waiting.queue)
+    left = limit
+    window = size if limit is None else min(size, limit)
+    intake = Intake(
+        app,
+        waiting.queue,
+        size=window,
+        timeout=settings.confirm_timeout,
+        fast_paths=settings.fast_paths,
+    )
+    publisher = Publisher(app, timeout=settings.confirm_timeout)
+    try:
+        while left is None or left > 0:
+            if stop():
+                done.stopped = "somebody stopped it"
+                break
+            # A large body takes its time, and is no empty queue.
+            expected = done.total + len(done.refused) < waiting.ready
+            batch = intake.batch(wait=settings.confirm_timeout if expected else LULL, stop=stop)
+            if batch is None:
+                if not stop():
+                    break
+                continue
+            if left is not None and len(batch.messages) > left:
+                batch = _first(batch, left)
+            done.stopped = _archive(batch, copies, intake, publisher, done)
+            if left is not None:
+                left -= len(batch.messages)
+            progress(done)
+            if done.stopped:
+                break
+    except BrokerUnavailableError as exc:
+        done.stopped = str(exc)
+    finally:
+        publisher.close()
+        intake.close()
+    return done
+
+
+def _archive(
+    batch: Batch, copies: Copies, intake: Intake, publisher: Publisher, done: Recovered
+) -> str:
+    """Publish the copies of a batch, then ack those that were confirmed; returns why to stop."""
+    now = datetime.now(UTC)
+    built = [copies.build(received, now) for received in batch.messages]
+    errors = publisher.publish([message for _, message in built])
+    intake.ack(batch, [place for place, error in enumerate(errors) if error is None])
+    stop = ""
+    for (reason, _), error in zip(built, errors, strict=True):
+        if error is None:
+            done.reasons[reason] += 1
+            continue
+        done.refused.append(str(error))
+        logger.error("a message stays in %r: %s", copies.queue, error)
+        if not isinstance(error, _BLAMED):
+            stop = stop or str(error)
+    return stop
+
+
+#: Errors that blame one message; any other one means that the archive takes nothing now.
+_BLAMED: Final = (MessageTooLargeError, PublishRefusedError)
+
+
+class Publisher:
+    """Publishes to the archive, and lets no message that the broker refuses hold the others back.
+
+    Args:
+        timeout: seconds without any confirm.
+    """
+
+    def __init__(self, app: Celery, *, timeout: float) -> None:
+        self.app = app
+        self.timeout = timeout
+        self._channel = ConfirmChannel(app, timeout=timeout)
+
+    def publish(self, messages: Sequence[Message]) -> list[PublishError | None]:
+        """Publish; returns ``None`` or the error of each."""
+        errors = self._send(messages)
+        if not any(errors):
+            return errors
+        for place, message in enumerate(messages):
+            # What the broker refuses costs the channel and the answers of the others, and whom it
+            # means can only be told of one that is alone.
+            if errors[place] is not None:
+                errors[place] = self._alone(message)
+            if errors[place] is not None and not isinstance(errors[place], _BLAMED):
+                rest = errors[place]
+                return [*errors[:place], *(error and rest for error in errors[place:])]
+        return errors
+
+    def _alone(self, message: Message) -> PublishError | None:
+        error = self._send([message])[0]
+        if isinstance(error, PublishRefusedError):
+            # A header that cannot be written, though it could be read.
+            error = self._send([without_foreign_headers(message)])[0]
+        return error
+
+    def close(self) -> None:
+        self._channel.leave()
+
+    def _send(self, messages: Sequence[Message]) -> list[PublishError | None]:
+        if self._channel.broken:
+            self._channel.close()
+            self._channel = ConfirmChannel(self.app, timeout=self.timeout)
+        return self._channel.publish(messages, mandatory=True, timeout=self.timeout)
+
+
+def _first(batch: Batch, count: int) -> Batch:
+    return Batch(messages=batch.messages[:count], last=batch.last - len(batch.messages) + count)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Builds the archive messages of what was found in one queue. Pure.
+
+    Attributes:
+        queue: where it was found.
+    """
+
+    settings: Settings
+    registry: Registry
+    queue: str
+
+    def build(self, received: Received, now: datetime) -> tuple[str, Message]:
+        """Return the reason and the message."""
+        names = Names.of(self.settings)
+        if received.unreadable:
+            detail = f"it was found in {self.queue!r}; {received.unreadable}"
+            return "malformed", self._copy(received, "malformed", detail, now)
+        if passed := self._passed_on(received, names, now):
+            return "passed on", passed
+        deaths = _own_deaths(received, names)
+        at = max((moment for death in deaths if (moment := _at(death))), default=now)
+        came = _before(received, deaths, names, self.registry)
+        poison = bool(deaths)
+        reason = "poison" if poison else "recovered"
+        if poison:
+            way = " → ".join(dict.fromkeys((came.queue, *map(_queue, _in_order(deaths, names)))))
+            detail = (
+                f"it was found in {self.queue!r}: whoever took it gave no answer, until RabbitMQ "
+                f"gave up ({way})"
+            )
+        else:
+            detail = f"it was found in {self.queue!r} and taken into the archive by hand"
+        try:
+            event, progress, handler = self._whose(came, names)
+        except Malformed as exc:
+            detail = f"{detail}; {exc.detail}"
+            return reason, self._copy(came, reason, detail, min(at, now))
+        return reason, self._copy(came, reason, detail, min(at, now), event, progress, handler)
+
+    def _whose(self, came: Received, names: Names) -> tuple[ReceivedEvent, Progress, str | None]:
+        """Read event, progress and handler as the handler's worker would have.
+
+        Raises:
+            Malformed: it has no identity that can be read.
+        """
+        trusted = came.exchange in (names.return_, names.replay) or came.exchange.startswith(
+            names.infrastructure("delay.")
+        )
+        event, progress = decoding.identify(came, trusted=trusted)
+        handlers = self.registry.handlers
+        if trusted:
+            if progress.handler:
+                return event, progress, progress.handler
+            by_key = {handler.key: handler.name for handler in handlers.values()}
+            return event, progress, by_key.get(came.event_key)
+        if not came.exchange or came.routing_key == came.queue:
+            # Put there by hand, or nothing tells as what it was published.
+            found = came.headers.get(EVENT_NAME) or came.headers.get("task")
+            if isinstance(found, str) and found:
+                event = replace(event, name=found)
+        handler = self.registry.find(came.queue, event.name)
+        if handler is not None:
+            return event, progress, handler.name
+        # Its queue may be left of a handler that has another name today.
+        old = came.queue.removeprefix(names.handlers)
+        return event, progress, old if old in self.settings.renamed_handlers else None
+
+    def _passed_on(self, received: Received, names: Names, now: datetime) -> Message | None:
+        """Return what was in an archive before, as it was; ``None`` where it was not.
+
+        Of an event that its publisher gave such a header nothing is believed.
+        """
+        if received.exchange not in ("", names.archive):
+            return None
+        for header in (EVENT_ARCHIVE, EVENT_OUTCOME):
+            text = received.headers.get(header)
+            if isinstance(text, str) and text.startswith("{"):
+                copy = self._copy(received, "recovered", "", now)
+                headers = {**copy.headers, header: text}
+                if header == EVENT_OUTCOME:
+                    del headers[EVENT_ARCHIVE]
+                return replace(copy, headers=headers)
+        return None
+
+    def _copy(
+        self,
+        received: Received,
+        reason: str,
+        detail: str,
+        at: datetime,
+        event: ReceivedEvent | None = None,
+        progress: Progress | None = None,
+        handler: str | None = None,
+    ) -> Message:
+        return archive_copies.archive_copy(
+            received,
+            exchange=Names.of(self.settings).archive,
+            reason=reason,
+            detail=detail,
+            at=at,
+            worker=WORKER,
+            service=self.settings.service,
+            event=event,
+            progress=progress,
+            handler=handler,
+        )
+
+
+def _own_deaths(received: Received, names: Names) -> list[dict[str, Any]]:
+    """Return the deaths that only a message of our dead-letter chain has.
+
+    A delay that ends is one too, and says nothing. So does a header that a publisher wrote: what
+    was not moved by a dead letter still has the exchange that it was published to.
+    """
+    if received.exchange not in (names.graveyard, names.dead, names.abyss):
+        return []
+    return [death for death in received.deaths if death["reason"] in ("delivery_limit", "rejected")]
+
+
+def _before(
+    received: Received, deaths: Iterable[dict[str, Any]], names: Names, registry: Registry
+) -> Received:
+    """Return the message as it was in its handler's queue, as far as its deaths tell."""
+    known = registry.by_queue()
+    ours = [
+        death
+        for death in deaths
+        if death["queue"] in known or str(death["queue"]).startswith(names.handlers)
+    ]
+    # Its queue's name is what a handler's queue gives a dead letter for a routing key.
+    ours.sort(key=lambda death: death["queue"] != received.routing_key)
+    # What came back to the graveyard from a delay has died in no handler's queue.
+    returned = [death for death in deaths if death["exchange"] == names.return_]
+    for death in ours or returned:
+        keys = [key for key in death["routing_keys"] if key]
+        return replace(
+            received,
+            queue=str(death["queue"]),
+            exchange=str(death["exchange"] or ""),
+            routing_key=keys[0] if keys else received.routing_key,
+        )
+    return received
+
+
+def _in_order(deaths: Iterable[dict[str, Any]], names: Names) -> list[dict[str, Any]]:
+    """Sort deaths as they follow each other: RabbitMQ's order is not always newest first."""
+    chain = [names.graveyard, names.dead, names.abyss]
+    return sorted(deaths, key=lambda d: chain.index(d["queue"]) if d["queue"] in chain else -1)
+
+
+def _queue(death: dict[str, Any]) -> str:
+    return str(death["queue"])
+
+
+def _at(death: dict[str, Any]) -> datetime | None:
+    return parse_moment(death["at"])

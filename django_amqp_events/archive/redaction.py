@@ -1,0 +1,61 @@
+"""Redaction: the project's hook takes out of payloads what pages and exports must not show.
+
+``AMQP_EVENTS["REDACT"]`` names a callable that gets an event's name and a copy of its payload and
+returns what may be shown. A hook that fails hides the payload: nothing is shown on a guess.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from django.utils.module_loading import import_string
+from django.utils.translation import gettext_noop as _
+
+from .. import conf
+from ..lazy_messages import Sentence
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redacted:
+    """A payload as it may be shown.
+
+    Attributes:
+        payload: ``None`` where it is hidden.
+        problem: why it is, without anything of the payload.
+    """
+
+    payload: Mapping[str, Any] | None
+    problem: str = ""
+
+
+def active() -> bool:
+    """Say whether there is a hook, also where the rest of the settings is wrong."""
+    return bool(conf.load()[0].redact)
+
+
+def redacted(name: str, payload: Mapping[str, Any]) -> Redacted:
+    """Return the payload of an event as it may be shown; as it is where there is no hook."""
+    path = conf.load()[0].redact
+    if not path:
+        return Redacted(payload=payload)
+    try:
+        found = import_string(path)(name, deepcopy(dict(payload)))
+        if not isinstance(found, Mapping):
+            raise TypeError(f"it returned a {type(found).__name__}, not a dict")
+    except Exception as exc:  # noqa: BLE001 - a project's own code
+        # Its words may quote the payload.
+        kind = type(exc).__name__
+        logger.error("AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind)  # noqa: TRY400
+        problem = Sentence(
+            _("the redaction hook %(hook)s failed (%(error)s), so the payload is hidden"),
+            hook=path,
+            error=kind,
+        )
+        return Redacted(payload=None, problem=problem)
+    return Redacted(payload=found)

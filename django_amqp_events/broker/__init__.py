@@ -1,0 +1,1 @@
+"""RabbitMQ: connections, confirms, topology, provisioning, batch reading."""

@@ -1,0 +1,1 @@
+"""Optional fast paths through py-amqp."""

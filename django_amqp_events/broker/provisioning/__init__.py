@@ -1,0 +1,1 @@
+"""Compare what a service declares with what RabbitMQ has, and change it."""

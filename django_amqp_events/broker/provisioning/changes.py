@@ -1,0 +1,189 @@
+"""Apply a plan to the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from amqp import exceptions as amqp_errors
+from celery import Celery
+
+from ...conf import Settings
+from ...exceptions import TopologyDriftError, TopologyError
+from ..topology import (
+    Binding,
+    Exchange,
+    Queue,
+)
+from . import drift
+from .amqp_api import (
+    Amqp,
+    Request,
+    session,
+    to_bind,
+    to_declare,
+    to_unbind,
+)
+from .drift import (
+    Plan,
+    Step,
+)
+from .inspection import REMEDY
+from .management_api import ManagementApi
+from .replacement import Replacement
+
+# -- apply --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What became of a plan.
+
+    Attributes:
+        done: the steps that were carried out.
+        refused: steps that were left undone, each with the reason: queues that turned out to
+            hold messages or to have consumers. They are bound as before.
+    """
+
+    done: tuple[Step, ...] = ()
+    refused: tuple[tuple[Step, str], ...] = ()
+
+
+Progress = Callable[[Step, int, int], None]
+
+
+#: Steps that look before they leap; all others are requests that are sent ahead.
+_LATER: Final = frozenset({"recreate", "drain", "delete"})
+
+
+def apply(
+    app: Celery,
+    settings: Settings,
+    plan: Plan,
+    *,
+    api: ManagementApi | None = None,
+    progress: Progress | None = None,
+    notice: Callable[[str], None] | None = None,
+    wait: float = 0.0,
+    patience: float = 60.0,
+) -> Applied:
+    """Carry out a plan.
+
+    Args:
+        api: needed for steps that delete or recreate.
+        progress: called after each step with the step, its number and the number of steps.
+        notice: called with a sentence when something is waited for.
+        wait: seconds that a queue is given to run empty, and its consumers to leave.
+        patience: seconds to wait for fresh figures of the management API.
+
+    Raises:
+        TopologyDriftError: the plan has refusals; nothing was changed.
+        TopologyError: the broker refused a step; those before it are done.
+        BrokerUnavailableError: no connection, or it broke.
+    """
+    if plan.refusals:
+        raise TopologyDriftError("nothing was changed:" + joined(plan.refusals))
+    if not plan.steps:
+        return Applied()
+    done: list[Step] = []
+    refused: list[tuple[Step, str]] = []
+
+    def finish(step: Step, reason: str = "") -> None:
+        if reason:
+            refused.append((step, reason))
+        else:
+            done.append(step)
+        if progress is not None:
+            progress(step, len(done) + len(refused), len(plan.steps))
+
+    with session(app, settings) as amqp:
+        now = [step for step in plan.steps if step.action not in _LATER]
+        later = [step for step in plan.steps if step.action in _LATER]
+        answers = amqp.ask([_request(step) for step in now])
+        current = plan.steps[0]
+        try:
+            for current in now:
+                next(answers)
+                finish(current)
+            if not later:
+                return Applied(done=tuple(done))
+            current = later[0]
+            if api is None:
+                raise TopologyError(f"to {current} the management API is needed")
+            replacement = Replacement(
+                app,
+                settings,
+                plan.report.topology,
+                amqp,
+                api,
+                wait=wait,
+                patience=patience,
+                notice=notice,
+            )
+            _replace(replacement, amqp, plan, finish)
+        except amqp_errors.ChannelError as exc:
+            raise TopologyError(
+                f"RabbitMQ refused to {current}: {exc.reply_text}; {_hint(exc)}"
+            ) from exc
+    return Applied(done=tuple(done), refused=tuple(refused))
+
+
+def _request(step: Step) -> Request:
+    entity = step.item.entity
+    if not isinstance(entity, Binding):
+        return to_declare(entity)
+    return to_unbind(entity) if step.action == "unbind" else to_bind(entity)
+
+
+def _replace(
+    replacement: Replacement, amqp: Amqp, plan: Plan, finish: Callable[[Step, str], None]
+) -> None:
+    def steps(action: str) -> dict[str, Step]:
+        return {
+            step.item.name: step
+            for step in plan.steps
+            if step.action == action and isinstance(step.item.entity, Queue)
+        }
+
+    recreate = steps("recreate")
+    reasons = replacement.recreate(
+        [step.item.entity for step in recreate.values() if isinstance(step.item.entity, Queue)]
+    )
+    for name, step in recreate.items():
+        finish(step, reasons.get(name, ""))
+    for step in plan.steps:
+        if step.action == "drain":
+            for queue in plan.report.topology.queues:
+                if drift.shadow(plan.report.topology.names, queue.name) == step.item.name:
+                    replacement.drain(queue)
+            finish(step, "")
+    delete = steps("delete")
+    reasons = replacement.delete(delete)
+    for name, step in delete.items():
+        finish(step, reasons.get(name, ""))
+    for step in plan.steps:
+        if step.action == "delete" and isinstance(step.item.entity, Exchange):
+            finish(step, _delete_exchange(amqp, step.item.name))
+
+
+def _delete_exchange(amqp: Amqp, name: str) -> str:
+    try:
+        amqp.call(lambda channel: channel.exchange_delete(name, if_unused=True))
+    except amqp_errors.PreconditionFailed:
+        return "something is still bound to it"
+    return ""
+
+
+def _hint(exc: amqp_errors.ChannelError) -> str:
+    if isinstance(exc, amqp_errors.AccessRefused):
+        return (
+            "give this user the configure, write and read permissions, or have somebody else "
+            'declare and set AMQP_EVENTS["TOPOLOGY"] to "external"'
+        )
+    return f"look at the broker's log, then {REMEDY} again"
+
+
+def joined(lines: Sequence[str], limit: int = 8) -> str:
+    shown = [*lines[:limit], *([f"… and {len(lines) - limit} more"] if len(lines) > limit else [])]
+    return "".join(f"\n  - {line}" for line in shown)

@@ -1,0 +1,319 @@
+"""Declared beside found: states, differences, and the plan that brings the two together. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from ...conf import MAX_NAME
+from ..topology import (
+    Binding,
+    Exchange,
+    Names,
+    Queue,
+    Role,
+    Topology,
+)
+
+State = Literal["ok", "missing", "different", "stale", "unknown"]
+Kind = Literal["exchange", "queue", "binding"]
+Action = Literal["declare", "bind", "unbind", "delete", "recreate", "drain"]
+
+#: Keys of policies that would change what becomes of events: RabbitMQ takes the lower of a
+#: policy's and an argument's number, and a policy's word where the argument is not set.
+POLICY_CONFLICTS: Final = frozenset(
+    {
+        "dead-letter-exchange",
+        "dead-letter-routing-key",
+        "dead-letter-strategy",
+        "delivery-limit",
+        "expires",
+        "max-length",
+        "max-length-bytes",
+        "message-ttl",
+        "overflow",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One argument that is something else on the broker; texts, ``none`` where it is not set."""
+
+    argument: str
+    declared: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.argument} is {self.found}, declared is {self.declared}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One exchange, queue or binding and its state.
+
+    Attributes:
+        entity: as declared; as found on the broker where it is stale.
+        state: ``ok``; ``missing``; ``different`` (see *differences*); ``stale``: it belongs to
+            this service and is not declared any more; ``unknown``: it could not be seen.
+        differences: over plain AMQP only the first one, RabbitMQ tells no more.
+        note: a sentence for a person, or ``""``.
+    """
+
+    entity: Exchange | Queue | Binding
+    state: State
+    differences: tuple[Difference, ...] = ()
+    note: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        if isinstance(self.entity, Exchange):
+            return "exchange"
+        return "queue" if isinstance(self.entity, Queue) else "binding"
+
+    @property
+    def name(self) -> str:
+        """The entity's name; for a binding ``exchange → queue [routing key]``."""
+        if isinstance(self.entity, Binding):
+            key = f" [{self.entity.routing_key}]" if self.entity.routing_key else ""
+            return f"{self.entity.exchange} → {self.entity.queue}{key}"
+        return self.entity.name
+
+    @property
+    def role(self) -> Role | None:
+        return None if isinstance(self.entity, Binding) else self.entity.role
+
+    def __str__(self) -> str:
+        details = "; ".join([*map(str, self.differences), *([self.note] if self.note else [])])
+        return f"{self.kind} {self.name}: {self.state}{f' ({details})' if details else ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something about the broker itself, or a policy, that is wrong or cannot be seen.
+
+    Attributes:
+        severity: ``error`` where nothing may be declared before it is put right.
+    """
+
+    severity: Literal["error", "unknown"]
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What is on the broker beside what is declared.
+
+    Attributes:
+        items: exchanges, queues, bindings in the order in which they are declared, then
+            what is stale.
+        exact: the management API was read, so bindings and left-overs are known.
+        version: of RabbitMQ, as it says itself.
+    """
+
+    topology: Topology
+    items: tuple[Item, ...]
+    troubles: tuple[Trouble, ...] = ()
+    exact: bool = False
+    version: str = ""
+    vhost: str = "/"
+
+    def having(self, *states: State) -> tuple[Item, ...]:
+        """Return the items in one of *states*."""
+        return tuple(item for item in self.items if item.state in states)
+
+    @property
+    def errors(self) -> tuple[Trouble, ...]:
+        return tuple(trouble for trouble in self.troubles if trouble.severity == "error")
+
+    @property
+    def drifted(self) -> bool:
+        """Something is missing, different, stale or refused."""
+        return bool(self.errors or self.having("missing", "different", "stale"))
+
+    @property
+    def unknown(self) -> bool:
+        """Something could not be seen."""
+        return bool(self.having("unknown")) or any(
+            trouble.severity == "unknown" for trouble in self.troubles
+        )
+
+    @property
+    def result(self) -> Literal["identical", "drift", "unknown"]:
+        if self.drifted:
+            return "drift"
+        return "unknown" if self.unknown else "identical"
+
+    def lines(self, *states: State) -> list[str]:
+        """Describe the troubles that are errors, and the items in one of *states*."""
+        return [str(trouble) for trouble in self.errors] + [
+            str(item) for item in self.having(*states)
+        ]
+
+
+# -- what belongs to a service by name ----------------------------------------------------
+
+
+def shadow(names: Names, queue: str) -> str:
+    """Return the name of the queue that stands in for a handler's while that is recreated."""
+    rest = queue.removeprefix(names.handlers)
+    name = names.infrastructure(f"shadow.{rest}")
+    if len(name.encode()) > MAX_NAME:
+        name = names.infrastructure(f"shadow.{hashlib.sha256(rest.encode()).hexdigest()[:40]}")
+    return name
+
+
+_LEFT_OVER = re.compile(r"^(?:delay\.[1-9][0-9]*s|shadow\..+)$", re.DOTALL)
+
+
+def left_over_exchange(names: Names, name: str) -> bool:
+    """Say whether an exchange that is not declared was once declared by this service."""
+    own = names.infrastructure("")
+    return name.startswith(own) and bool(_LEFT_OVER.match(name.removeprefix(own)))
+
+
+def left_over_queue(names: Names, name: str, arguments: Mapping[str, Any]) -> bool:
+    """Say whether a queue that is not declared was once declared by this service.
+
+    A name alone proves nothing: ``billing.images`` may be a queue of the project's own Celery
+    tasks, or of a service ``images`` under the PREFIX ``billing.``. What was a handler's queue
+    dead-letters into this service's graveyard under its own name.
+    """
+    if name.startswith(names.handlers):
+        return (
+            arguments.get("x-dead-letter-exchange") == names.graveyard
+            and arguments.get("x-dead-letter-routing-key") == name
+        )
+    return left_over_exchange(names, name)
+
+
+# -- the plan -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One change, or one that may be none (a binding that plain AMQP cannot see)."""
+
+    action: Action
+    item: Item
+
+    def __str__(self) -> str:
+        kind = "" if self.item.kind == "binding" else f"{self.item.kind} "
+        return f"{self.action} {kind}{self.item.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What would be done, in order.
+
+    Attributes:
+        refusals: what RabbitMQ would refuse, or must not be done; with any of them nothing
+            is done at all.
+    """
+
+    report: Report
+    steps: tuple[Step, ...] = ()
+    refusals: tuple[str, ...] = ()
+
+
+def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = False) -> Plan:
+    """Decide what to do about a report.
+
+    Args:
+        delete_stale: delete what is not declared any more, where it turns out empty and unused.
+        recreate_empty: delete and declare again queues whose arguments are different, where
+            they turn out empty and unused. Both need a report of the management API.
+    """
+    names = report.topology.names
+    refusals = [str(trouble) for trouble in report.errors]
+    for wanted, option in ((delete_stale, "--delete-stale"), (recreate_empty, "--recreate-empty")):
+        if wanted and not report.exact:
+            refusals.append(
+                f"{option} needs the management API, which alone shows that a queue holds no "
+                f'message at all; set AMQP_EVENTS["MANAGEMENT_URL"]'
+            )
+    steps: list[Step] = []
+    recreated: set[str] = set()
+    for item in report.items:
+        match item.state:
+            case "missing":
+                steps.append(
+                    Step(action="bind" if item.kind == "binding" else "declare", item=item)
+                )
+            case "unknown" if item.kind == "binding":
+                steps.append(Step(action="bind", item=item))
+            case "different" if item.kind == "queue" and recreate_empty:
+                recreated.add(item.name)
+                steps.append(Step(action="recreate", item=item))
+            case "different":
+                refusals.append(f"{item}; {_immutable(item)}")
+            case "stale" if delete_stale and not is_shadow(names, item.name):
+                action: Action = "unbind" if item.kind == "binding" else "delete"
+                steps.append(Step(action=action, item=item))
+            case _:
+                pass
+    # A shadow is repaired whatever was asked for: it holds events that wait to be handled.
+    shadows = {item.name: item for item in report.having("stale") if item.kind != "binding"}
+    for queue in report.topology.queues:
+        left = shadows.get(shadow(names, queue.name))
+        if left is not None and queue.role == "handler" and queue.name not in recreated:
+            steps.append(Step(action="drain", item=left))
+    # Recreating binds, too.
+    steps = [
+        step
+        for step in steps
+        if not (isinstance(step.item.entity, Binding) and step.item.entity.queue in recreated)
+    ]
+    return Plan(
+        report=report,
+        steps=tuple(sorted(steps, key=lambda step: _rank(step, names))),
+        refusals=tuple(refusals),
+    )
+
+
+def is_shadow(names: Names, name: str) -> bool:
+    """Say whether an exchange or queue stands in for a handler's queue."""
+    return name.startswith(names.infrastructure("shadow."))
+
+
+def _rank(step: Step, names: Names) -> int:
+    # Bindings to the shared exchange come last: the first event that they bring finds its way
+    # back, its graveyard and its archive.
+    entity = step.item.entity
+    match step.action:
+        case "declare":
+            return 0 if isinstance(entity, Exchange) else 1
+        case "bind":
+            return 3 if isinstance(entity, Binding) and entity.exchange == names.events else 2
+        case "unbind":
+            return 4
+        case "recreate":
+            return 5
+        case "drain":
+            return 6
+        case "delete":
+            return 7 if isinstance(entity, Queue) else 8
+
+
+def _immutable(item: Item) -> str:
+    if item.role == "events":
+        return (
+            "other services share this exchange, so it is not ours to delete: choose another "
+            'AMQP_EVENTS["EXCHANGE"], or agree with them'
+        )
+    if item.kind == "exchange":
+        return (
+            "arguments cannot be changed: delete the exchange by hand (it holds no messages) "
+            "while no worker of this service runs, then run manage.py events_declare"
+        )
+    return (
+        "arguments cannot be changed: let it run empty, then run manage.py events_declare "
+        "--recreate-empty, or restore the setting that it was declared with"
+    )

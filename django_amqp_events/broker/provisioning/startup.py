@@ -1,0 +1,80 @@
+"""Verify or declare the topology when a worker starts, as ``TOPOLOGY`` says."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import Celery
+
+from ...conf import Settings
+from ...exceptions import BrokerRequirementError, TopologyDriftError
+from ..topology import (
+    Topology,
+)
+from .changes import Progress, apply, joined
+from .drift import (
+    Report,
+    plan,
+)
+from .inspection import REMEDY, inspect
+
+logger = logging.getLogger(__name__)
+
+
+# -- what a worker does -------------------------------------------------------------------
+
+
+def verify(app: Celery, settings: Settings, topology: Topology) -> Report:
+    """Make sure that the broker has what is declared; plain AMQP only, and nothing is changed.
+
+    What this user may not see is tolerated: with ``TOPOLOGY = "external"`` in silence, else with
+    a warning in the log.
+
+    Raises:
+        TopologyDriftError: exchanges or queues are missing or different; each is named.
+        BrokerRequirementError: the broker lacks a version or feature flag.
+        BrokerUnavailableError: no connection, or it broke.
+    """
+    report = inspect(app, settings, topology)
+    if report.errors:
+        raise BrokerRequirementError("; ".join(str(trouble) for trouble in report.errors))
+    lines = [str(item) for item in report.having("missing", "different") if item.kind != "binding"]
+    if lines:
+        raise TopologyDriftError(
+            f"the topology of service {settings.service!r} does not fit on vhost "
+            f"{report.vhost!r}; {REMEDY}:{joined(lines)}"
+        )
+    unseen = [item for item in report.having("unknown") if item.kind != "binding"]
+    if unseen and settings.topology != "external":
+        logger.warning(
+            "%d exchanges and queues of service %r could not be compared, the first: %s; "
+            'give the user configure permission, or set AMQP_EVENTS["TOPOLOGY"] to "external"',
+            len(unseen),
+            settings.service,
+            unseen[0],
+        )
+    return report
+
+
+def declare(
+    app: Celery, settings: Settings, topology: Topology, *, progress: Progress | None = None
+) -> Report:
+    """Declare what is missing, over plain AMQP; what is different is refused beforehand.
+
+    Returns:
+        the report from before.
+
+    Raises:
+        TopologyDriftError: something is different; nothing was changed.
+        TopologyError, BrokerUnavailableError: as :func:`apply`.
+    """
+    report = inspect(app, settings, topology)
+    apply(app, settings, plan(report), progress=progress)
+    return report
+
+
+def prepare(app: Celery, settings: Settings, topology: Topology) -> Report:
+    """Do what ``TOPOLOGY`` says when a worker starts; errors as :func:`verify`, :func:`declare`."""
+    if settings.topology == "auto":
+        return declare(app, settings, topology)
+    return verify(app, settings, topology)

@@ -1,0 +1,140 @@
+"""The pool of confirm channels of this process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+
+from celery import Celery
+
+from ..conf import Settings
+from ..exceptions import (
+    PublishError,
+)
+from ..message.messages import Message
+from .confirms import ConfirmChannel
+from .connection import celery_app, unavailable_errors
+
+
+class PublisherPool:
+    """Confirm channels of one process, for any number of threads, safe after a fork.
+
+    At most Celery's ``broker_pool_limit`` connections are open at a time, so that a web server
+    with a hundred threads does not storm the broker. As in Celery, ``None`` and 0 mean no limit
+    and a connection for every use.
+    """
+
+    def __init__(self, app: Celery, *, timeout: float) -> None:
+        self.app = app
+        self.timeout = timeout
+        self.limit: int = app.conf.broker_pool_limit or 0
+        # Reentrant: a signal handler may publish while its thread is in here.
+        self._changed = threading.Condition()
+        self._idle: list[ConfirmChannel] = []
+        # Weak: one that an exception out of a signal handler made us lose takes no place.
+        self._all: weakref.WeakSet[ConfirmChannel] = weakref.WeakSet()
+
+    def publish(self, messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
+        """Publish as :meth:`ConfirmChannel.publish` does, on a channel of the pool.
+
+        Waits at most ``timeout`` seconds for a connection to become free.
+        """
+        if not messages:
+            return []
+        channel = self._acquire()
+        if channel is None:
+            return unavailable_errors(
+                messages,
+                f"all {self.limit} connections to RabbitMQ were busy for {self.timeout:g} s; "
+                f"raise Celery's broker_pool_limit, or look why the broker is slow",
+            )
+        try:
+            return channel.publish(messages, mandatory=mandatory, timeout=self.timeout)
+        finally:
+            self._release(channel)
+
+    def _acquire(self) -> ConfirmChannel | None:
+        deadline = time.monotonic() + self.timeout
+        while True:
+            with self._changed:
+                while not self._idle and self.limit and len(self._all) >= self.limit:
+                    if not self._changed.wait(deadline - time.monotonic()):
+                        return None
+                if not self._idle:
+                    channel = ConfirmChannel(self.app, timeout=self.timeout)
+                    self._all.add(channel)
+                    return channel
+                channel = self._idle.pop()
+            if channel.healthy():
+                return channel
+            self._release(channel)
+
+    def _release(self, channel: ConfirmChannel) -> None:
+        keep = self.limit and not channel.broken
+        if not keep:
+            channel.leave()
+        with self._changed:
+            if keep:
+                self._idle.append(channel)
+            else:
+                self._all.discard(channel)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Close every idle connection; the pool can be used again afterwards."""
+        with self._changed:
+            idle, self._idle = self._idle, []
+        for channel in idle:
+            channel.leave()
+        with self._changed:
+            self._all.difference_update(idle)
+            self._changed.notify_all()
+
+    def forget_after_fork(self) -> None:
+        """Start anew in a child process."""
+        for channel in self._all:
+            channel.forget_after_fork()
+        self._changed = threading.Condition()
+        self._idle, self._all = [], weakref.WeakSet()
+
+
+_pools: dict[tuple[int, float], PublisherPool] = {}
+
+
+_pools_lock = threading.Lock()
+
+
+def publisher_pool(settings: Settings) -> PublisherPool:
+    """Return this process's pool for the project's Celery app."""
+    app = celery_app(settings)
+    key = (id(app), settings.confirm_timeout)
+    pool = _pools.get(key)
+    if pool is None or pool.app is not app:
+        with _pools_lock:
+            pool = _pools.get(key)
+            if pool is None or pool.app is not app:
+                pool = _pools[key] = PublisherPool(app, timeout=settings.confirm_timeout)
+    return pool
+
+
+def close_pools() -> None:
+    """Close the idle publishing connections of this process."""
+    for pool in list(_pools.values()):
+        pool.close()
+
+
+def _after_fork_in_child() -> None:
+    global _pools_lock  # noqa: PLW0603 - the parent's may be held by a thread that is not here
+    _pools_lock = threading.Lock()
+    for pool in _pools.values():
+        pool.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+atexit.register(close_pools)

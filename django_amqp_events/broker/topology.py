@@ -1,0 +1,255 @@
+"""What a service has on the broker, as plain data. The one place that knows names and arguments.
+
+Every rule is in docs/topology.md with its source; GROUND facts that a table cell rests on are
+tested on live brokers in tests/integration/test_topology.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from ..conf import Settings
+from ..declare.registry import Handler, Registry
+from ..declare.retry_policy import MINIMUM_DELAY
+
+#: A limit that nothing reaches. ``-1`` would mean "at once" on RabbitMQ 3.10, and leaving it
+#: out means 20 on 4.x: a queue that must never drop says a huge number.
+NO_LIMIT: Final = 2**31 - 1
+#: Deliveries beyond this send an event to the graveyard: limit N means N + 1 deliveries.
+DELIVERY_LIMIT: Final = 5
+# RabbitMQ 4.3 carries the delivery count through a dead letter, so limits along the chain
+# add up.
+GRAVEYARD_LIMIT: Final = 8
+DEAD_LIMIT: Final = 11
+#: Delay queues that every service has, in seconds: powers of two.
+POWER_DELAYS: Final = tuple(MINIMUM_DELAY << power for power in range(13))
+
+Role = Literal["events", "handler", "delay", "return", "replay", "archive", "graveyard", "dead",
+               "abyss"]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """An exchange; all are durable and never auto-deleted."""
+
+    name: str
+    type: Literal["topic", "direct", "fanout"]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    role: Role = "events"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A queue; all are durable, never exclusive, never auto-deleted."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    role: Role = "handler"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Binding:
+    """A binding from an exchange to a queue."""
+
+    exchange: str
+    queue: str
+    routing_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of a service's entities. Infrastructure has a colon, handlers have not."""
+
+    prefix: str
+    service: str
+    events: str
+
+    @classmethod
+    def of(cls, settings: Settings) -> Names:
+        return cls(settings.prefix, settings.service, settings.prefix + settings.exchange)
+
+    def infrastructure(self, what: str) -> str:
+        return f"{self.prefix}{self.service}:{what}"
+
+    @property
+    def handlers(self) -> str:
+        """What the names of all handler queues and keys begin with."""
+        return f"{self.prefix}{self.service}."
+
+    @property
+    def return_(self) -> str:
+        return self.infrastructure("return")
+
+    @property
+    def replay(self) -> str:
+        return self.infrastructure("replay")
+
+    @property
+    def archive(self) -> str:
+        return self.infrastructure("archive")
+
+    @property
+    def graveyard(self) -> str:
+        return self.infrastructure("graveyard")
+
+    @property
+    def dead(self) -> str:
+        return self.infrastructure("dead")
+
+    @property
+    def abyss(self) -> str:
+        return self.infrastructure("abyss")
+
+    def delay(self, seconds: int) -> str:
+        """Name of the exchange and queue for a delay.
+
+        The time to live is in the name: arguments are immutable, so another delay is
+        another queue and never a refused declare.
+        """
+        return self.infrastructure(f"delay.{seconds}s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Everything that a service declares, in the order in which it is declared."""
+
+    names: Names
+    exchanges: tuple[Exchange, ...]
+    queues: tuple[Queue, ...]
+    bindings: tuple[Binding, ...]
+    delays: tuple[int, ...]
+
+    def owns(self, name: str) -> bool:
+        """Say whether an exchange or queue of that name belongs to this service."""
+        return name.startswith((self.names.infrastructure(""), self.names.handlers))
+
+    def queue(self, name: str) -> Queue | None:
+        return next((queue for queue in self.queues if queue.name == name), None)
+
+
+def delays(registry: Registry) -> tuple[int, ...]:
+    """Return all delays that have a queue, in seconds, ascending.
+
+    Powers of two reach any delay in some hops; every exact delay that a policy asks for
+    has a queue of its own, so that one hop gives the declared backoff.
+    """
+    policies = {handler.policy for handler in registry.handlers.values()}
+    exact = {delay for policy in policies for delay in policy.distinct_delays()}
+    return tuple(sorted(exact.union(POWER_DELAYS)))
+
+
+def build(settings: Settings, registry: Registry) -> Topology:
+    """Describe the topology of this service."""
+    names = Names.of(settings)
+    quorum = settings.queue_type == "quorum"
+    all_delays = delays(registry)
+
+    def arguments(**extra: Any) -> dict[str, Any]:
+        # At-least-once dead-lettering needs a quorum queue, the strategy and reject-publish
+        # together; with one missing RabbitMQ falls back to at-most-once with a log line.
+        base: dict[str, Any] = {"x-queue-type": settings.queue_type}
+        for key, value in extra.items():
+            name = "x-" + key.replace("_", "-")
+            if value is None or (not quorum and key in _QUORUM_ONLY):
+                continue
+            base[name] = value
+        if quorum and "x-dead-letter-exchange" in base:
+            base["x-dead-letter-strategy"] = "at-least-once"
+            base["x-overflow"] = "reject-publish"
+        return base
+
+    exchanges = [
+        Exchange(name=names.events, type="topic", role="events"),
+        Exchange(name=names.archive, type="fanout", role="archive"),
+        Exchange(name=names.graveyard, type="fanout", role="graveyard"),
+        Exchange(name=names.dead, type="fanout", role="dead"),
+        Exchange(name=names.abyss, type="fanout", role="abyss"),
+        Exchange(
+            name=names.return_,
+            type="direct",
+            # A delayed event whose handler is gone is archived, not lost, and does not hold
+            # back the 31 behind it in the dead-letter worker's window.
+            arguments={"alternate-exchange": names.archive},
+            role="return",
+        ),
+        Exchange(name=names.replay, type="direct", role="replay"),
+    ]
+    ttl, max_length = settings.archive.ttl, settings.archive.max_length
+    queues = [
+        Queue(
+            name=names.archive,
+            arguments=arguments(
+                delivery_limit=NO_LIMIT,
+                message_ttl=None if ttl is None else round(ttl * 1000),
+                max_length=max_length,
+                overflow=None if max_length is None else "drop-head",
+            ),
+            role="archive",
+        ),
+        Queue(name=names.abyss, arguments=arguments(delivery_limit=NO_LIMIT), role="abyss"),
+        Queue(
+            name=names.dead,
+            arguments=arguments(delivery_limit=DEAD_LIMIT, dead_letter_exchange=names.abyss),
+            role="dead",
+        ),
+        Queue(
+            name=names.graveyard,
+            arguments=arguments(delivery_limit=GRAVEYARD_LIMIT, dead_letter_exchange=names.dead),
+            role="graveyard",
+        ),
+    ]
+    bindings = [
+        Binding(exchange=name, queue=name)
+        for name in (names.archive, names.abyss, names.dead, names.graveyard)
+    ]
+    bindings.append(
+        Binding(exchange=names.return_, queue=names.graveyard, routing_key=names.graveyard)
+    )
+    for queue, handlers in registry.by_queue().items():
+        queues.append(
+            Queue(
+                name=queue,
+                arguments=arguments(
+                    delivery_limit=DELIVERY_LIMIT,
+                    dead_letter_exchange=names.graveyard,
+                    dead_letter_routing_key=queue,
+                ),
+                role="handler",
+            )
+        )
+        for handler in handlers:
+            bindings.extend(_handler_bindings(names, handler))
+    for seconds in all_delays:
+        name = names.delay(seconds)
+        exchanges.append(Exchange(name=name, type="fanout", role="delay"))
+        queues.append(
+            Queue(
+                name=name,
+                arguments=arguments(message_ttl=seconds * 1000, dead_letter_exchange=names.return_),
+                role="delay",
+            )
+        )
+        bindings.append(Binding(exchange=name, queue=name))
+    return Topology(
+        names=names,
+        exchanges=tuple(exchanges),
+        queues=tuple(queues),
+        bindings=tuple(bindings),
+        delays=all_delays,
+    )
+
+
+_QUORUM_ONLY = frozenset({"delivery_limit"})
+
+
+def _handler_bindings(names: Names, handler: Handler) -> list[Binding]:
+    return [
+        *(
+            Binding(exchange=names.events, queue=handler.queue, routing_key=pattern)
+            for pattern in dict.fromkeys(handler.patterns)
+        ),
+        Binding(exchange=names.return_, queue=handler.queue, routing_key=handler.key),
+        Binding(exchange=names.replay, queue=handler.queue, routing_key=handler.key),
+    ]

@@ -1,0 +1,132 @@
+"""What the checks look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from celery import Celery
+from kombu.transport import supports_librabbitmq
+
+from ..broker import connection
+from ..conf import Problem, Settings
+from ..declare.registry import Registry
+from ..exceptions import ConfigurationError
+
+CELERY_OPTIONS: Final = (
+    "accept_content",
+    "broker_channel_error_retry",
+    "task_always_eager",
+    "task_default_queue",
+    "task_queues",
+    "task_routes",
+    "worker_cancel_long_running_tasks_on_connection_loss",
+    "worker_pool",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """A broker as the Celery app reaches it."""
+
+    transport: str
+    user: str
+    login_method: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """All that the checks look at.
+
+    Attributes:
+        celery: the Celery options that matter here; empty where there is no app to read.
+    """
+
+    settings: Settings
+    registry: Registry
+    celery: Mapping[str, Any] = field(default_factory=dict)
+    servers: frozenset[Server] = frozenset()
+    problems: tuple[Problem, ...] = ()
+
+
+Check = Callable[[Project], Iterable[Problem]]
+
+
+# -- the Celery app -----------------------------------------------------------------------
+
+
+def read_project(settings: Settings, declared: Registry) -> Project:
+    """Read what the checks need; what cannot be read is a problem of its own."""
+    project = Project(settings=settings, registry=declared)
+    if settings.backend != "amqp":
+        return project
+
+    def failed(code: str, message: str, hint: str) -> Project:
+        return Project(
+            settings=settings, registry=declared, problems=(Problem(code, message, hint),)
+        )
+
+    if not settings.celery_app and connection.is_fallback(connection.current_celery_app()):
+        return failed(
+            "E015",
+            "The project has no Celery app, so events have no broker and no worker.",
+            "Make one as Celery's guide for Django says, and import it in the project's "
+            '__init__.py; or name it: AMQP_EVENTS["CELERY_APP"] = "project.celery.app".',
+        )
+    try:
+        app = connection.celery_app(settings)
+    except ConfigurationError as exc:
+        return failed("E016", f"{exc}.", "Correct CELERY_APP, or leave it out for the current app.")
+    except Exception as exc:  # noqa: BLE001 - the user's module may raise anything
+        return failed(
+            "E016",
+            f'AMQP_EVENTS["CELERY_APP"] is {settings.celery_app!r}, whose import fails: '
+            f"{type(exc).__name__}: {exc}.",
+            "Correct the module that fails.",
+        )
+    try:
+        return Project(
+            settings=settings,
+            registry=declared,
+            celery={name: getattr(app.conf, name) for name in CELERY_OPTIONS},
+            servers=frozenset(_servers(app)),
+        )
+    except Exception as exc:  # noqa: BLE001 - configuration is read from the user's modules
+        return failed(
+            "E017",
+            f"The configuration of the Celery app {app.main!r} cannot be read: "
+            f"{type(exc).__name__}: {exc}.",
+            "Correct it; `celery -A … inspect ping` would fail as well.",
+        )
+
+
+def _servers(app: Celery) -> Iterator[Server]:
+    """Yield every broker that the app may connect to.
+
+    No kombu connection is made: it would import the transport's client library.
+    """
+    options = app.conf
+    for option in (options.broker_read_url, options.broker_write_url):
+        for url in connection.urls(option):
+            scheme, separator, _ = str(url).partition("://")
+            # As in kombu: the option wins, and a scheme may be written in capitals.
+            given = options.get("broker_transport") or (scheme.lower() if separator else "amqp")
+            transport = str(given)
+            if transport == "amqp" and supports_librabbitmq():
+                transport = "librabbitmq"
+            # py-amqp logs in as guest where nobody is named (amqp.Connection).
+            user = _url_user(str(url)) or options.get("broker_user") or "guest"
+            yield Server(
+                transport=transport,
+                user=str(user),
+                login_method=str(options.get("broker_login_method") or ""),
+            )
+
+
+def _url_user(url: str) -> str:
+    try:
+        return urlsplit(url).username or ""
+    except ValueError:
+        return ""

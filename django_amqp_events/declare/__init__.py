@@ -1,0 +1,1 @@
+"""What a service declares: events, handlers, retry policies, contracts. Pure."""

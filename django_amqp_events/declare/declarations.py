@@ -1,0 +1,93 @@
+"""What the decorators have declared in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.apps import apps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventDeclaration:
+    """What ``@event`` or ``EVENTS`` says: a name and, where there is one, its contract."""
+
+    name: str
+    contract: Callable[..., Any] | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerDeclaration:
+    """What ``@handler`` says, before settings are merged over it.
+
+    Attributes:
+        name: as given; ``""`` stands for ``app_label.function``.
+        target: the function or the Celery task class.
+        options: only those given, lower-case.
+    """
+
+    target: Callable[..., Any]
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        return dotted(self.target)
+
+
+# -- declarations -------------------------------------------------------------------------
+
+
+class _Declarations:
+    """What decorators have declared in this process, in order of import."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.events: list[EventDeclaration] = []
+        self.handlers: list[HandlerDeclaration] = []
+        #: Called after each change; the registry of this process forgets what it has built.
+        self.listeners: list[Callable[[], object]] = []
+
+    def _changed(self) -> None:
+        for listener in self.listeners:
+            listener()
+
+    def add_event(self, declaration: EventDeclaration) -> None:
+        with self._lock:
+            self.events.append(declaration)
+        self._changed()
+
+    def add_handler(self, declaration: HandlerDeclaration) -> None:
+        with self._lock:
+            self.handlers.append(declaration)
+        self._changed()
+
+    def snapshot(self) -> tuple[tuple[EventDeclaration, ...], tuple[HandlerDeclaration, ...]]:
+        with self._lock:
+            return tuple(self.events), tuple(self.handlers)
+
+    def restore(
+        self, state: tuple[tuple[EventDeclaration, ...], tuple[HandlerDeclaration, ...]]
+    ) -> None:
+        with self._lock:
+            self.events, self.handlers = list(state[0]), list(state[1])
+        self._changed()
+
+
+declarations = _Declarations()
+
+
+def dotted(target: Any) -> str:
+    """Return the dotted path of a function or class."""
+    return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', target)}"
+
+
+def default_name(target: Callable[..., Any]) -> str:
+    """Return ``app_label.function``; the first package stands in for a missing app."""
+    module = getattr(target, "__module__", "") or ""
+    config = apps.get_containing_app_config(module) if apps.apps_ready else None
+    label = config.label if config else module.partition(".")[0]
+    return f"{label}.{getattr(target, '__name__', 'handler')}"

@@ -1,0 +1,68 @@
+"""Event names and topic patterns."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from .. import conf
+
+# -- patterns -----------------------------------------------------------------------------
+
+
+def pattern_matches(pattern: str, name: str) -> bool:
+    """Say whether a topic pattern matches an event name, as RabbitMQ does."""
+    return patterns_overlap(pattern, name, literal=True)
+
+
+def patterns_overlap(first: str, second: str, *, literal: bool = False) -> bool:
+    """Say whether some event name is matched by both patterns.
+
+    ``*`` stands for one word, ``#`` for any number of words, none included.
+
+    Args:
+        literal: take *second* as a name, in which ``*`` and ``#`` mean nothing.
+    """
+    if not _wild(first) and (literal or not _wild(second)):
+        return first == second
+    left, right = tuple(first.split(".")), tuple(second.split("."))
+
+    @cache
+    def meet(i: int, j: int) -> bool:
+        hash_left = i < len(left) and left[i] == "#"
+        hash_right = not literal and j < len(right) and right[j] == "#"
+        if i == len(left) and j == len(right):
+            return True
+        if hash_left and (meet(i + 1, j) or (j < len(right) and meet(i, j + 1))):
+            return True
+        if hash_right and (meet(i, j + 1) or (i < len(left) and meet(i + 1, j))):
+            return True
+        if i == len(left) or j == len(right) or hash_left or hash_right:
+            return False
+        same = left[i] == right[j] or left[i] == "*" or (not literal and right[j] == "*")
+        return same and meet(i + 1, j + 1)
+
+    return meet(0, 0)
+
+
+def _wild(pattern: str) -> bool:
+    return "*" in pattern or "#" in pattern
+
+
+def pattern_problem(pattern: object) -> str | None:
+    """Say what is wrong with an event name or topic pattern, ``None`` if nothing is."""
+    if not isinstance(pattern, str) or not pattern:
+        return "it is not a text"
+    if len(pattern.encode("utf-8", "surrogatepass")) > conf.MAX_NAME:
+        return f"it takes more than AMQP's {conf.MAX_NAME} bytes"
+    for word in pattern.split("."):
+        if not word:
+            return "it has an empty word between dots"
+        if ("*" in word or "#" in word) and len(word) > 1:
+            return "* and # stand for whole words only"
+        if any(char.isspace() or ord(char) < 32 or "\ud800" <= char <= "\udfff" for char in word):
+            return "it has a space, a control character or a lone surrogate"
+    return None
+
+
+def is_pattern(name: str) -> bool:
+    return any(word in ("*", "#") for word in name.split("."))

@@ -1,0 +1,245 @@
+"""``@event`` and ``@handler``: what a user writes beside the code."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from uuid import UUID
+
+from asgiref.sync import sync_to_async
+
+from .conf import PublishMode, get_settings
+from .declare import contracts
+from .declare.declarations import (
+    EventDeclaration,
+    HandlerDeclaration,
+    declarations,
+    default_name,
+    dotted,
+)
+from .exceptions import ConfigurationError, DirectCallError
+from .publish import publisher
+from .publish.publisher import NO_OPTIONS, Options
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+C = TypeVar("C")
+
+
+class OptionWords(TypedDict, total=False):
+    """What ``using(…)`` takes; see :class:`publisher.Options`."""
+
+    mode: PublishMode | None
+    event_id: str | UUID | None
+    correlation_id: str | UUID | None
+    causation_id: str | UUID | None
+    headers: Mapping[str, str | int | float | bool]
+    using: str | None
+
+
+class Publishable(Generic[P]):
+    """An event and options, ready to be published."""
+
+    def __init__(
+        self, name: str, contract: Callable[P, Any] | None = None, options: Options = NO_OPTIONS
+    ) -> None:
+        self.name = name
+        self.contract = contract
+        self.options = options
+
+    def using(self, **options: Unpack[OptionWords]) -> Publishable[P]:
+        """Return the same event with options; see :class:`publisher.Options`.
+
+        Options go in front, so that they never meet names of the payload::
+
+            order_created.using(mode="immediate", event_id=…).publish(order_id=1)
+        """
+        given: dict[str, Any] = {
+            name: getattr(self.options, name)
+            for name in Options.__dataclass_fields__
+            if getattr(self.options, name) not in (None, {})
+        }
+        try:
+            return Publishable(self.name, self.contract, Options(**{**given, **options}))
+        except TypeError as exc:
+            raise ConfigurationError(
+                f"event {self.name!r}: {exc}; options are {', '.join(Options.__dataclass_fields__)}"
+            ) from exc
+
+    def publish(self, /, *args: P.args, **payload: P.kwargs) -> str:
+        """Validate and publish; see :func:`publisher.publish_event`.
+
+        Returns:
+            the event id.
+        """
+        full: Mapping[str, Any] = payload
+        if self.contract is not None:
+            full = contracts.bind_contract(self.name, self.contract, payload, *args)
+        elif args:
+            raise DirectCallError(
+                f"event {self.name!r} has no contract, so its payload is given by name"
+            )
+        return publisher.publish_event(self.name, full, options=self.options, validate=False)
+
+    async def apublish(self, /, *args: P.args, **payload: P.kwargs) -> str:
+        """Validate and publish from asynchronous code.
+
+        It runs in a thread: with ``outbox`` and ``on_commit`` in the thread of Django's
+        synchronous code, so that it sees the transaction; with ``immediate`` in any thread,
+        because all synchronous code of the process would wait for its confirm.
+        """
+        immediate = (self.options.mode or get_settings().publish) == "immediate"
+        # A partial, because a payload may have names of sync_to_async's own.
+        publish = functools.partial(self.publish, *args, **payload)
+        return await sync_to_async(publish, thread_sensitive=not immediate)()
+
+    def publish_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Publish many; see :func:`publisher.publish_many`."""
+        publisher.check_several(self.name, payloads)
+        bound = [
+            contracts.bind_contract(self.name, self.contract, payload)
+            if self.contract is not None
+            else payload
+            for payload in payloads
+        ]
+        return publisher.publish_many(self.name, bound, options=self.options, validate=False)
+
+    __call__ = publish
+
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        raise DirectCallError.of_event(self.name)
+
+    def apply_async(self, *args: Any, **kwargs: Any) -> Any:
+        raise DirectCallError.of_event(self.name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+class Event(Publishable[P]):
+    """A declared event. Calling it publishes it."""
+
+    def __init__(self, name: str, contract: Callable[P, Any]) -> None:
+        # First, because it copies the function's attributes, whatever their names.
+        functools.update_wrapper(self, contract)
+        super().__init__(name, contract)
+
+    @overload
+    def handler(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]
+    @overload
+    def handler(self, target: Callable[Q, R], /) -> HandlerFunction[Q, R]: ...
+    @overload
+    def handler(self, /, *, name: str = ..., **options: Any) -> Decorator: ...
+    def handler(
+        self, target: Callable[..., Any] | None = None, /, *, name: str = "", **options: Any
+    ) -> Any:
+        """Declare a handler of this event; options as in :func:`handler`."""
+        decorate = handler(self, name=name, **options)
+        return decorate if target is None else decorate(target)
+
+
+def event(name: str) -> Callable[[Callable[P, Any]], Event[P]]:
+    """Declare an event: the function's signature and body validate its payload.
+
+    A service that only handles the event may declare it too.
+
+    Args:
+        name: the event's full name, such as ``"shop.order.created"``.
+    """
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"@event needs the event's name, as in @event('shop.order.created'), not {name!r}"
+        )
+
+    def declare(contract: Callable[P, Any]) -> Event[P]:
+        if inspect.iscoroutinefunction(contract):
+            raise ConfigurationError(
+                f"the contract of {name!r} is {dotted(contract)}, which is async; its body would "
+                f"never run: write it as an ordinary function"
+            )
+        declarations.add_event(
+            EventDeclaration(name=name, contract=contract, source=dotted(contract))
+        )
+        return Event(name, contract)
+
+    return declare
+
+
+class HandlerFunction(Generic[P, R]):
+    """A declared handler. Calling it, and :meth:`apply`, run the function here and now."""
+
+    def __init__(self, declaration: HandlerDeclaration) -> None:
+        self._declaration = declaration
+        functools.update_wrapper(self, declaration.target)
+
+    @property
+    def name(self) -> str:
+        """The handler's name."""
+        return self._declaration.name or default_name(self._declaration.target)
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._declaration.target(*args, **kwargs)
+        return result
+
+    def apply(self, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Run it locally as a Celery task; returns Celery's EagerResult."""
+        from .worker.task import task_for
+
+        return task_for(self.name).apply(args=args, kwargs=dict(kwargs or {}))
+
+    def delay(self, *args: Any, **kwargs: Any) -> Any:
+        raise DirectCallError.of(self.name)
+
+    def apply_async(self, *args: Any, **kwargs: Any) -> Any:
+        raise DirectCallError.of(self.name)
+
+    def __repr__(self) -> str:
+        return f"<handler {self.name}>"
+
+
+class Decorator(Protocol):
+    """Makes a handler of a function; a Celery task class stays what it is."""
+
+    @overload
+    def __call__(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, target: Callable[Q, R], /) -> HandlerFunction[Q, R]: ...
+
+
+def handler(*events: str | Publishable[Any], name: str = "", **options: Any) -> Decorator:
+    """Declare a handler: of one event, of several, or of topic patterns.
+
+    Options are those of ``HANDLERS`` in lower case: ``max_retries``, ``retry_backoff``,
+    ``retry_backoff_max``, ``retry_jitter``, ``default_retry_delay``, ``autoretry_for``,
+    ``dont_autoretry_for``, ``time_limit``, ``soft_time_limit``, ``rate_limit``,
+    ``ignore_result``, ``queue``, ``strict``, ``bind``, ``once``, ``using``.
+
+    A function becomes a :class:`HandlerFunction`; a Celery task class stays what it is.
+
+    Args:
+        events: names, patterns such as ``"shop.order.*"``, or declared events.
+        name: the handler's name, ``app_label.function`` by default.
+    """
+    if not events or not all(isinstance(item, (str, Publishable)) for item in events):
+        raise ConfigurationError(
+            "@handler needs event names or patterns, as in @handler('shop.order.*'); without an "
+            "event write @some_event.handler"
+        )
+    names = tuple(item.name if isinstance(item, Publishable) else item for item in events)
+
+    def declare(target: Callable[..., Any]) -> Any:
+        if isinstance(target, HandlerFunction):
+            raise ConfigurationError(
+                f"{dotted(target)} is a handler already; give all its events to one decorator, "
+                f"as in @handler('shop.order.created', 'shop.order.paid')"
+            )
+        declaration = HandlerDeclaration(
+            target=target, name=name, options={**options, "events": names}
+        )
+        declarations.add_handler(declaration)
+        return target if inspect.isclass(target) else HandlerFunction(declaration)
+
+    return declare

@@ -1,0 +1,311 @@
+"""What is in the archive queue, read back: archived events and the outcomes of replays. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import blake2b, sha256
+from typing import Any, Final
+from uuid import UUID
+
+from ..context import ReceivedEvent
+from ..exceptions import Malformed
+from . import decoding
+from .headers import (
+    EVENT_ARCHIVE,
+    EVENT_HANDLER,
+    EVENT_OUTCOME,
+    EVENT_UNREADABLE,
+    of_the_broker,
+)
+from .messages import Received
+from .text import parse_moment, too_deep
+
+#: Files of installed packages and of Python itself.
+INSTALLED: Final = re.compile(r"(site|dist)-packages|/lib(64)?/python3|<frozen ")
+_LOCATION: Final = ("module", "line", "function")
+#: Entries of a header table that count deliveries: a short name, a type, a number.
+_COUNT: Final = re.compile(
+    rb"\x10x-(?:delivery|acquired)-count(?:[lLT].{8}|[iI].{4}|[sUu].{2}|[bB].)", re.DOTALL
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archived:
+    """An archived event.
+
+    Attributes:
+        reason: one word; see :func:`django_amqp_events.message.archive_copies.archive_copy`.
+        detail: one sentence for a person.
+        handler: the handler's name, ``None`` where nobody was found.
+        event: who it is, ``None`` where that could not be read.
+        exception: dotted class name of what was raised last, ``""`` where nothing was.
+        message: text of that exception.
+        traceback: its traceback, bounded.
+        attempts: how many times the handler was tried.
+        history: per attempt: attempt, time, worker, exception and first line.
+        first_failed_at, last_failed_at: aware.
+        queue: where it was last, ``""`` where that is not known.
+        frames: of the traceback, innermost last: ``file``, ``line``, ``function``, ``module``.
+        body, headers: raw, as they came to the handler's queue.
+        text: the ``event-archive`` header as it is in the message.
+        document: the same, read.
+    """
+
+    reason: str
+    detail: str = ""
+    handler: str | None = None
+    event: ReceivedEvent | None = None
+    exception: str = ""
+    message: str = ""
+    traceback: str = field(default="", repr=False)
+    attempts: int = 1
+    history: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    first_failed_at: datetime | None = None
+    last_failed_at: datetime | None = None
+    queue: str = ""
+    frames: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    body: bytes = field(default=b"", repr=False)
+    headers: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    content_type: str = ""
+    content_encoding: str = ""
+    text: str = field(default="", repr=False)
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def payload(self) -> Mapping[str, Any] | None:
+        """Its arguments by name, ``None`` where the body cannot be read; read anew each time."""
+        received = Received(
+            queue=self.queue,
+            exchange="",
+            routing_key="",
+            body=self.body,
+            headers=self.headers,
+            properties={
+                "content_type": self.content_type,
+                "content_encoding": self.content_encoding,
+            },
+        )
+        try:
+            return decoding.decode(received, len(self.body)).kwargs
+        except Malformed:
+            return None
+
+    @property
+    def location(self) -> str:
+        """The failing line: the innermost frame outside of installed packages."""
+        own = [frame for frame in self.frames if not INSTALLED.search(_word(frame.get("file")))]
+        for frame in (own or list(self.frames))[-1:]:
+            module, line, function = (_word(frame.get(key)) for key in _LOCATION)
+            return f"{module}:{line} in {function}"
+        return ""
+
+    def identity(self, service: str, salt: str = "") -> UUID:
+        """Return the id of the event, handler and body, the same however often it is read.
+
+        Two events that a publisher gave one id are told apart by their names and bodies. A message
+        without an id is told by all that is in it; of two that are alike *salt* makes two.
+        """
+        place = self.handler or f"queue {self.queue}"
+        who: tuple[str, ...]
+        if self.event is not None:
+            who = (self.event.service, self.event.id, self.event.name)
+        else:
+            who = (_lasting(self.headers), self.text, salt)
+        return _uuid(service, place, sha256(self.body).hexdigest(), *who)
+
+    def occurrence(self, identity: UUID) -> UUID:
+        """Return the id of this very failure, the same however often the message is read."""
+        replay_id = self.event.replay_id if self.event else None
+        return _uuid(identity.hex, replay_id or "", str(self.attempts), self.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a replay ended: with success, for a failure is an archived event.
+
+    Attributes:
+        outcome: ``succeeded``.
+        event: the event that was replayed; its ``replay_id`` says by which replay.
+    """
+
+    outcome: str
+    handler: str | None
+    event: ReceivedEvent
+    at: datetime | None
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+def read(received: Received) -> Archived | Outcome:
+    """Read a message of the archive queue; whatever it is, something is returned."""
+    if received.unreadable:
+        return Archived(
+            reason="unreadable",
+            detail=received.unreadable,
+            body=received.body,
+            headers=dict(received.headers),
+        )
+    event = _event(received)
+    outcome = _document(received, EVENT_OUTCOME)
+    # Whatever has a body is kept: such a header may be a publisher's.
+    if outcome and event is not None and not received.body:
+        return Outcome(
+            outcome=_text(outcome.get("outcome")) or "",
+            handler=_text(outcome.get("handler")),
+            event=replace(
+                event,
+                replay_id=_text(outcome.get("replay_id")),
+                attempt=_count(outcome.get("attempt")),
+            ),
+            at=parse_moment(outcome.get("at")),
+            document=outcome,
+        )
+    document = _document(received, EVENT_ARCHIVE)
+    headers = {key: value for key, value in received.headers.items() if not of_the_broker(key)}
+    content_type = _text(received.properties.get("content_type")) or ""
+    content_encoding = _text(received.properties.get("content_encoding")) or ""
+    if not document:
+        # The alternate exchange brought it here just as it was in its delay queue.
+        handler = _text(headers.get(EVENT_HANDLER))
+        return Archived(
+            reason="unknown",
+            detail="it came back from a delay and its handler is gone"
+            if handler
+            else "no worker of this service put it into the archive",
+            handler=handler,
+            event=event,
+            attempts=event.attempt if event else 1,
+            history=_history(received),
+            body=received.body,
+            headers=headers,
+            content_type=content_type,
+            content_encoding=content_encoding,
+        )
+    if event is not None:
+        # The publisher's headers are in the message as they came: only the document's count.
+        event = replace(
+            event,
+            name=_text(document.get("event_name")) or event.name,
+            attempt=_count(document.get("attempt")),
+            replay_id=_text(document.get("replay_id")),
+        )
+    exception = _mapping(document.get("exception"))
+    del headers[EVENT_ARCHIVE]
+    return Archived(
+        reason=_text(document.get("reason")) or "unknown",
+        detail=_text(document.get("detail")) or "",
+        handler=_text(document.get("handler")),
+        event=event,
+        exception=_text(exception.get("type")) or "",
+        message=_text(exception.get("message")) or "",
+        traceback=_text(document.get("traceback")) or "",
+        attempts=_count(document.get("attempt")),
+        history=_mappings(document.get("history")),
+        first_failed_at=parse_moment(document.get("first_failed_at")),
+        last_failed_at=parse_moment(document.get("last_failed_at")),
+        queue=_text(document.get("queue")) or "",
+        frames=_mappings(document.get("frames")),
+        body=received.body,
+        headers=headers,
+        content_type=content_type,
+        content_encoding=content_encoding,
+        text=str(received.headers[EVENT_ARCHIVE]),
+        document=document,
+    )
+
+
+def _document(received: Received, header: str) -> Mapping[str, Any] | None:
+    value = received.headers.get(header)
+    if not isinstance(value, str):
+        return None
+    try:
+        document = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    # Anybody who may publish to the archive's exchange can write anything here.
+    if not isinstance(document, dict) or too_deep(document):
+        return None
+    return document
+
+
+def _event(received: Received) -> ReceivedEvent | None:
+    try:
+        return decoding.identify(received, trusted=True)[0]
+    except Malformed:
+        pass
+    try:
+        return decoding.identify(received, trusted=False)[0]
+    except Malformed:
+        return None
+
+
+def _history(received: Received) -> tuple[Mapping[str, Any], ...]:
+    try:
+        return decoding.identify(received, trusted=True)[1].history
+    except Malformed:
+        return ()
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _mappings(value: object) -> tuple[Mapping[str, Any], ...]:
+    found = value if isinstance(value, list) else []
+    return tuple(item for item in found if isinstance(item, dict))
+
+
+def _lasting(headers: Mapping[str, Any]) -> str:
+    """Write headers without what the broker changes from delivery to delivery.
+
+    With its counts come new places in the table, so this is what is in them, in no order.
+    """
+    raw = headers.get(EVENT_UNREADABLE)
+    if isinstance(raw, bytes):
+        headers = {**headers, EVENT_UNREADABLE: _uncounted(raw)}
+    return "".join(sorted(repr(headers)))
+
+
+def _uncounted(raw: bytes) -> tuple[bytes, ...]:
+    """Cut encoded properties up, without the counts of deliveries and the table's length.
+
+    Properties: https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.6.1.
+    """
+    try:
+        (flags,) = struct.unpack_from(">H", raw)
+        at = 2
+        for flag in (0x8000, 0x4000):  # content type, content encoding: short texts
+            at += 1 + raw[at] if flags & flag else 0
+        table = b""
+        end = at
+        if flags & 0x2000:
+            (length,) = struct.unpack_from(">I", raw, at)
+            end = at + 4 + length
+            table = _COUNT.sub(b"", raw[at + 4 : end])
+    except (struct.error, IndexError):
+        return (raw,)
+    # A message without headers gets a table for the counts.
+    return (struct.pack(">H", flags & ~0x2000), raw[2:at], table, raw[end:])
+
+
+def _uuid(*parts: str) -> UUID:
+    # JSON, so that no text can be cut in another place than it was joined.
+    return UUID(bytes=blake2b(json.dumps(parts).encode(), digest_size=16).digest())
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _word(value: object) -> str:
+    if isinstance(value, int):
+        return str(value) if -(2**63) <= value < 2**63 else "?"
+    return value if isinstance(value, str) else "?"
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and 0 < value < 2**31 else 1

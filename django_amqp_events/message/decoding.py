@@ -1,0 +1,173 @@
+"""Read an event from a delivery."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from ..context import ReceivedEvent
+from ..exceptions import Malformed
+from .copies import MAX_HISTORY_BYTES
+from .headers import (
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    EVENT_ATTEMPT,
+    EVENT_CAUSATION_ID,
+    EVENT_CORRELATION_ID,
+    EVENT_DUE_AT,
+    EVENT_HANDLER,
+    EVENT_HISTORY,
+    EVENT_ID,
+    EVENT_NAME,
+    EVENT_PUBLISHED_AT,
+    EVENT_REPLAY_FORCED,
+    EVENT_REPLAY_ID,
+    EVENT_SERVICE,
+    IDENTITY_HEADERS,
+    foreign_headers,
+)
+from .messages import Payload, Progress, Received
+from .text import MAX_DEPTH, compact_json, count_brackets, has_surrogates, parse_moment, too_deep
+
+#: Longest event id or correlation id that is believed.
+MAX_ID: Final = 255
+
+
+# -- reading ------------------------------------------------------------------------------
+
+
+def decode(received: Received, max_body: int) -> Payload:
+    """Read the body of a delivery.
+
+    Raises:
+        Malformed: with what is wrong; the body is not decoded above *max_body* bytes.
+    """
+    if len(received.body) > max_body:
+        raise Malformed(f"the body has {len(received.body)} bytes, MAX_BODY is {max_body}")
+    content_type = received.properties.get("content_type")
+    if content_type != CONTENT_TYPE:
+        raise Malformed(f"the content type is {content_type!r}, not {CONTENT_TYPE!r}")
+    if received.headers.get("compression"):
+        raise Malformed(f"the body is compressed ({received.headers['compression']!r:.80})")
+    encoding = str(received.properties.get("content_encoding") or CONTENT_ENCODING).lower()
+    if encoding not in ("utf-8", "utf8", "us-ascii", "ascii"):
+        raise Malformed(f"the content encoding is {encoding!r:.80}, not 'utf-8'")
+    return decode_body(received.body)
+
+
+def decode_body(raw: bytes) -> Payload:
+    """Read a body that is JSON in UTF-8.
+
+    Raises:
+        Malformed: with what is wrong.
+    """
+    try:
+        body = _decode(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as exc:
+        raise Malformed(f"the body is no JSON in UTF-8: {exc}") from exc
+    if not isinstance(body, list) or len(body) != 3:
+        raise Malformed("the body is not [args, kwargs, embed] (Celery's protocol 2)")
+    args, kwargs, embed = body
+    if count_brackets(raw) > MAX_DEPTH and (too_deep(args) or too_deep(kwargs)):
+        raise Malformed(f"the body is nested deeper than {MAX_DEPTH}")
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise Malformed("the body's args are not a list, or its kwargs not an object")
+    if embed is not None and not isinstance(embed, dict):
+        raise Malformed("the body's embed is not an object")
+    return Payload(args=args, kwargs=kwargs)
+
+
+def _plain(value: dict[str, Any]) -> Any:
+    # kombu's encoder, used by plain Celery publishers, wraps dates, Decimal and UUID; a
+    # handler gets the same plain text whoever published.
+    if len(value) == 2 and "__type__" in value and "__value__" in value:
+        wrapped = value["__value__"]
+        if value["__type__"] == "uuid" and isinstance(wrapped, dict):
+            return str(UUID(hex=str(wrapped.get("hex"))))
+        return wrapped
+    return value
+
+
+#: Made once: json.loads() with a hook makes one for each call.
+_decode: Final = json.JSONDecoder(object_hook=_plain).decode
+
+
+def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progress]:
+    """Read who an event is and how far it has come.
+
+    Args:
+        trusted: the delivery came back to this service (its return or replay exchange, or
+            a dead letter), so our own progress headers are believed. A publisher could
+            write anything in them.
+
+    Raises:
+        Malformed: there is no event id or no name, or an identity header has a wrong type.
+    """
+    headers = received.headers
+    event_id = _identity(headers, EVENT_ID) or _identity(headers, "id")
+    if not event_id:
+        raise Malformed("the message has neither an event-id nor a Celery task id")
+    key = _identity({"routing-key": received.event_key}, "routing-key")
+    # What a retry could not carry back would be another event then.
+    name = (_identity(headers, EVENT_NAME) if trusted else key) or _identity(headers, "task") or key
+    if not name:
+        raise Malformed("the message has neither a routing key nor a Celery task name")
+    progress = Progress()
+    if trusted:
+        attempt = headers.get(EVENT_ATTEMPT, 1)
+        if isinstance(attempt, bool) or not isinstance(attempt, int) or not 1 <= attempt < 2**31:
+            raise Malformed(f"the event-attempt header is {attempt!r:.80}")
+        progress = Progress(
+            attempt=attempt,
+            due_at=parse_moment(headers.get(EVENT_DUE_AT)),
+            replay_id=_identity(headers, EVENT_REPLAY_ID) or None,
+            handler=_identity(headers, EVENT_HANDLER) or None,
+            history=_history(headers.get(EVENT_HISTORY)),
+        )
+    event = ReceivedEvent(
+        id=event_id,
+        name=name,
+        service=_identity(headers, EVENT_SERVICE),
+        published_at=parse_moment(headers.get(EVENT_PUBLISHED_AT)),
+        due_at=progress.due_at,
+        attempt=progress.attempt,
+        replay_id=progress.replay_id,
+        replay_forced=bool(progress.replay_id and headers.get(EVENT_REPLAY_FORCED) is True),
+        correlation_id=_identity(headers, EVENT_CORRELATION_ID) or event_id,
+        causation_id=_identity(headers, EVENT_CAUSATION_ID) or None,
+        headers=dict(foreign_headers(headers)),
+    )
+    return event, progress
+
+
+def _identity(headers: Mapping[str, Any], key: str) -> str:
+    value = headers.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > MAX_ID:
+        raise Malformed(f"the {key} header is {value!r:.80}, not a text of at most {MAX_ID}")
+    if not value.isascii() and has_surrogates(value):
+        raise Malformed(f"the {key} header is {value!r:.80}, which has a lone surrogate")
+    if "\0" in value and key in IDENTITY_HEADERS and key not in (EVENT_NAME, "task"):
+        # PostgreSQL keeps none: a replay would come with another id than the event had.
+        raise Malformed(f"the {key} header is {value!r:.80}, which has a NUL")
+    return value
+
+
+def _history(value: object) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(value, str) or len(value) > 4 * MAX_HISTORY_BYTES:
+        return ()
+    try:
+        entries = json.loads(value)
+    except (ValueError, RecursionError):
+        return ()
+    # Once more: what came as characters leaves as escapes, up to six times as long.
+    if (
+        not isinstance(entries, list)
+        or too_deep(entries)
+        or len(compact_json(entries)) > 4 * MAX_HISTORY_BYTES
+    ):
+        return ()
+    return tuple(entry for entry in entries if isinstance(entry, dict))

@@ -1,0 +1,265 @@
+"""Names of the headers on the wire, and which of them a copy carries."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from ..context import ReceivedEvent
+from ..exceptions import InvalidEventError
+from .messages import Message
+from .text import compact_json, has_surrogates, utc_text
+
+#: Version of the event message and of the archive message.
+FORMAT: Final = 1
+
+
+CONTENT_TYPE: Final = "application/json"
+
+
+CONTENT_ENCODING: Final = "utf-8"
+
+
+# Identity: written by the publisher, believed on every delivery.
+EVENT_FORMAT: Final = "event-format"
+
+
+EVENT_ID: Final = "event-id"
+
+
+EVENT_NAME: Final = "event-name"
+
+
+EVENT_SERVICE: Final = "event-service"
+
+
+EVENT_PUBLISHED_AT: Final = "event-published-at"
+
+
+EVENT_CORRELATION_ID: Final = "event-correlation-id"
+
+
+EVENT_CAUSATION_ID: Final = "event-causation-id"
+
+
+# Progress: written by this service's workers, believed only on what came back to them.
+EVENT_HANDLER: Final = "event-handler"
+
+
+EVENT_ATTEMPT: Final = "event-attempt"
+
+
+EVENT_DUE_AT: Final = "event-due-at"
+
+
+EVENT_REPLAY_ID: Final = "event-replay-id"
+
+
+EVENT_REPLAY_FORCED: Final = "event-replay-forced"
+
+
+EVENT_HISTORY: Final = "event-history"
+
+
+EVENT_ARCHIVE: Final = "event-archive"
+
+
+EVENT_OUTCOME: Final = "event-outcome"
+
+
+#: Headers and properties as bytes, in an archive message, where they could not be read.
+EVENT_UNREADABLE: Final = "event-unreadable"
+
+
+_PROGRESS = frozenset(
+    {
+        EVENT_HANDLER, EVENT_ATTEMPT, EVENT_DUE_AT, EVENT_REPLAY_ID, EVENT_REPLAY_FORCED,
+        EVENT_HISTORY,
+    }
+)  # fmt: skip
+
+
+IDENTITY_HEADERS = frozenset(
+    {
+        EVENT_ID, EVENT_NAME, EVENT_SERVICE, EVENT_PUBLISHED_AT, EVENT_CORRELATION_ID,
+        EVENT_CAUSATION_ID, "id", "task",
+    }
+)  # fmt: skip
+
+
+_OURS = _PROGRESS | {
+    EVENT_FORMAT,
+    EVENT_ID,
+    EVENT_NAME,
+    EVENT_SERVICE,
+    EVENT_PUBLISHED_AT,
+    EVENT_CORRELATION_ID,
+    EVENT_CAUSATION_ID,
+    EVENT_ARCHIVE,
+    EVENT_OUTCOME,
+    EVENT_UNREADABLE,
+}
+
+
+#: Headers that the broker writes and interprets; a copy must not carry them: up to 3.13 a
+#: republished x-death is believed, and CC routes the copy to another handler as well.
+_BROKER_HEADER = re.compile(
+    r"^(x-death|x-(first|last)-death-.*|x-delivery-count|x-acquired-count|CC|BCC|x-delay|"
+    r"x-opt-.*|x-received-from|x-match.*)$",
+    re.IGNORECASE,
+)
+
+
+#: Celery's headers; an event's copy gets fresh ones.
+_CELERY_HEADERS = frozenset(
+    {
+        "lang", "task", "id", "shadow", "eta", "expires", "group", "group_index", "retries",
+        "timelimit", "root_id", "parent_id", "argsrepr", "kwargsrepr", "origin", "ignore_result",
+        "stamped_headers", "stamps", "replaced_task_nesting", "meth", "compression",
+    }
+)  # fmt: skip
+
+
+#: All headers of a copy together stay below this many bytes; RabbitMQ's frame_max is 128 kB
+#: and a larger header frame closes the connection (501).
+MAX_HEADERS: Final = 60_000
+
+
+def of_the_broker(key: object) -> bool:
+    """Say whether a header is the broker's, which may be another one at the next delivery."""
+    return isinstance(key, str) and _BROKER_HEADER.match(key) is not None
+
+
+def check_headers(name: str, headers: Mapping[str, Any]) -> None:
+    """Refuse headers that a publisher may not set.
+
+    Raises:
+        InvalidEventError: names the header and the reason.
+    """
+    for key, value in headers.items():
+        if not isinstance(key, str) or not key or has_surrogates(key) or len(key.encode()) > 128:
+            raise InvalidEventError(
+                f"header {key!r} of event {name!r}: a header's name is text of 1 to 128 bytes"
+            )
+        if key.startswith("event-") or key in _CELERY_HEADERS or _BROKER_HEADER.match(key):
+            raise InvalidEventError(
+                f"header {key!r} of event {name!r} belongs to django_amqp_events, Celery or "
+                f"RabbitMQ; choose another name"
+            )
+        if not isinstance(value, (str, int, float, bool)):
+            raise InvalidEventError(
+                f"header {key!r} of event {name!r} is a {type(value).__name__}; a header is "
+                f"text, a number or a boolean"
+            )
+        if (isinstance(value, str) and has_surrogates(value)) or (
+            isinstance(value, int) and not -(2**63) <= value < 2**63
+        ):
+            raise InvalidEventError(
+                f"header {key!r} of event {name!r} has a lone surrogate, or a number that does "
+                f"not fit in 64 bits"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            # RabbitMQ answers with an internal error and closes the connection.
+            raise InvalidEventError(
+                f"header {key!r} of event {name!r} is {value!r}; a number is a finite one"
+            )
+    if table_size(headers) > MAX_HEADERS // 2:
+        raise InvalidEventError(
+            f"the headers of event {name!r} take more than {MAX_HEADERS // 2} bytes; put large "
+            f"values in the payload"
+        )
+
+
+def foreign_headers(headers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Yield the publisher's own headers: tracing and the like."""
+    for key, value in headers.items():
+        if (
+            isinstance(key, str)
+            and key not in _OURS
+            and key not in _CELERY_HEADERS
+            and not _BROKER_HEADER.match(key)
+        ):
+            yield key, value
+
+
+def identity_headers(event: ReceivedEvent) -> dict[str, Any]:
+    headers: dict[str, Any] = {
+        "lang": "py",
+        "task": event.name,
+        "id": event.id,
+        EVENT_FORMAT: FORMAT,
+        EVENT_ID: event.id,
+        EVENT_NAME: event.name,
+    }
+    optional = {
+        EVENT_SERVICE: event.service,
+        EVENT_PUBLISHED_AT: utc_text(event.published_at) if event.published_at else None,
+        EVENT_CORRELATION_ID: event.correlation_id,
+        EVENT_CAUSATION_ID: event.causation_id,
+    }
+    headers.update({key: value for key, value in optional.items() if value})
+    return headers
+
+
+def basic_properties(
+    message_id: str | None,
+    content_type: object = CONTENT_TYPE,
+    content_encoding: object = CONTENT_ENCODING,
+) -> dict[str, Any]:
+    properties: dict[str, Any] = {"delivery_mode": 2}
+    if message_id:
+        properties["message_id"] = message_id
+    if isinstance(content_type, str):
+        properties["content_type"] = content_type
+    if isinstance(content_encoding, str):
+        properties["content_encoding"] = content_encoding
+    return properties
+
+
+def with_foreign_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the publisher's headers to ours, small ones first, as far as they fit."""
+    room = MAX_HEADERS - table_size(ours)
+    kept: dict[str, Any] = {}
+    for key, value in sorted(
+        foreign_headers(theirs), key=lambda item: table_size({item[0]: item[1]})
+    ):
+        size = table_size({key: value})
+        if size > room:
+            break
+        room -= size
+        kept[key] = value
+    return {**kept, **ours}
+
+
+def table_size(value: object) -> int:
+    """Estimate the bytes of a header table on the wire, from above."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogatepass")) + 5
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return len(value) + 5
+    if isinstance(value, Mapping):
+        return 5 + sum(table_size(str(key)) + table_size(item) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return 5 + sum(table_size(item) for item in value)
+    return 16
+
+
+def without_foreign_headers(message: Message) -> Message:
+    """Return the message with our headers and Celery's identity only.
+
+    Of those only what a table holds without doubt; an archive message says what is gone.
+    """
+    kept = {
+        key: value
+        for key, value in message.headers.items()
+        if key in _OURS | {"lang", "task", "id"} and isinstance(value, (str, int, bytes))
+    }
+    if EVENT_ARCHIVE in kept and len(kept) < len(message.headers):
+        archive = json.loads(str(kept[EVENT_ARCHIVE]))
+        archive["cut"] = [*archive["cut"], *({"headers"} - set(archive["cut"]))]
+        kept[EVENT_ARCHIVE] = compact_json(archive)
+    return replace(message, headers=kept)

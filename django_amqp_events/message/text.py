@@ -1,0 +1,92 @@
+"""Text and times as messages carry them: bounded, and safe to log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+#: Deepest nesting of payloads and headers: what is deeper cannot be pickled for a pool's process
+#: (RecursionError, out of which a slot of the pool would not come back).
+MAX_DEPTH: Final = 200
+
+
+_CUT = "\n… cut by django_amqp_events …\n"
+
+
+def utc_text(moment: datetime) -> str:
+    """Write an aware datetime as ISO 8601 in UTC with microseconds and ``Z``."""
+    utc = moment.astimezone(UTC).replace(tzinfo=None)
+    return utc.isoformat(timespec="microseconds") + "Z"
+
+
+def parse_moment(value: object) -> datetime | None:
+    """Read what :func:`utc_text` wrote; ``None`` for anything that is not such a text."""
+    if not isinstance(value, str) or len(value) > 64:
+        return None
+    try:
+        moment = datetime.fromisoformat(value)
+        # At once: a publisher's 0001-01-01T00:00+14:00 has no time in UTC.
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def too_deep(value: Mapping[str, Any] | Sequence[Any]) -> bool:
+    """Say whether lists and dicts are nested deeper than :data:`MAX_DEPTH`, level by level."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, (dict, list, tuple))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def count_brackets(body: bytes) -> int:
+    """Return what the nesting cannot exceed, so that few bodies are looked through."""
+    return body.count(b"[") + body.count(b"{")
+
+
+def has_surrogates(text: str) -> bool:
+    return any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def bounded(text: str, limit: int) -> str:
+    """Cut the middle out of *text*: a traceback's ends say most."""
+    if len(text) <= limit:
+        return text
+    if limit <= 2 * len(_CUT):
+        return _CUT.strip()
+    half = (limit - len(_CUT)) // 2
+    return text[:half] + _CUT + text[-half:]
+
+
+def routing_key_text(text: str) -> str:
+    """Cut text to what a routing key has room for; a forged x-death can be longer."""
+    raw = text.encode("utf-8", "surrogatepass")
+    return text if len(raw) <= 255 else raw[:255].decode("utf-8", "ignore")
+
+
+def shown(text: str) -> str:
+    """Write a publisher's words for a log: no line of its own, nothing that a terminal obeys."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def compact_json(value: object) -> str:
+    # ASCII: a lone surrogate in an exception's text must not stop the message from leaving.
+    return json.dumps(value, separators=(",", ":"), default=str)
+
+
+def as_text(value: object) -> str | None:
+    return None if value is None else str(value)[:500]
+
+
+def as_texts(value: object) -> list[str | None]:
+    # Before the first death an x-death is whatever a publisher wrote.
+    return [as_text(item) for item in value[:8]] if isinstance(value, list) else []

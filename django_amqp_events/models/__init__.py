@@ -1,0 +1,39 @@
+"""The tables: archive, failure groups, replay batches, outbox, inbox, monitoring."""
+
+from __future__ import annotations
+
+from .archive import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision, State
+from .base import LENGTH, AppendOnly, AppendOnlyRows, Moment
+from .batches import ReplayBatch, ReplayBatchAction, ReplayBatchEvent
+from .groups import ArchiveTally, FailureGroup, GroupAction, TallyChange
+from .inbox import InboxEntry
+from .monitoring import Alert, Dashboard, Snapshot
+from .outbox import OutboxEvent
+from .text import clean, visible
+
+__all__ = [
+    "LENGTH",
+    "Alert",
+    "AppendOnly",
+    "AppendOnlyRows",
+    "ArchiveAction",
+    "ArchiveTally",
+    "ArchivedEvent",
+    "ArchivedFailure",
+    "Dashboard",
+    "FailureGroup",
+    "GroupAction",
+    "InboxEntry",
+    "Moment",
+    "OutboxEvent",
+    "Replay",
+    "ReplayBatch",
+    "ReplayBatchAction",
+    "ReplayBatchEvent",
+    "Revision",
+    "Snapshot",
+    "State",
+    "TallyChange",
+    "clean",
+    "visible",
+]

@@ -1,0 +1,179 @@
+"""Failure groups and their counts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_noop
+
+from ..lazy_messages import Sentence
+from .base import LENGTH, Moment
+from .text import visible
+
+
+class FailureGroup(models.Model):
+    """Failures that are alike: one handler, one exception, one place in the project's own code.
+
+    What it counts is told by :mod:`django_amqp_events.archive.groups.group_counts`: the columns
+    here are behind by
+    the rows of :class:`TallyChange` that nobody has added yet.
+
+    Attributes:
+        id: made of the next six
+        (:func:`django_amqp_events.archive.groups.fingerprint.fingerprint`).
+        algorithm: version of how it is made.
+        service, handler, exception, frame, reason: what its failures have in common; ``reason``
+            stands in where nothing was raised.
+        first_seen, last_seen: when an event of it failed, first and last.
+        open: events that are archived.
+        again: of these, the ones that were replayed before.
+        going: events that are queued or replaying.
+        put_right_at: when its last open event was settled; ``None`` while it has never been, or
+            somebody has restored one.
+        came_back_at: when it failed again after that; ``None`` while it is put right.
+        note, assignee, ticket: what people write; ``assignee`` is a user's name, ``ticket`` an
+            address.
+        edits: counts changes of these three: whoever writes names the one that he saw.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    algorithm = models.PositiveIntegerField()
+    service = models.CharField(max_length=LENGTH)
+    handler = models.CharField(max_length=LENGTH, blank=True)
+    exception = models.CharField(max_length=LENGTH, blank=True)
+    frame = models.CharField(_("failing function"), max_length=LENGTH, blank=True)
+    reason = models.CharField(max_length=32, blank=True)
+    first_seen = Moment(_("first seen"))
+    last_seen = Moment(_("last seen"))
+    # Signed: what is added up out of order may be below nothing for a moment.
+    open = models.IntegerField(default=0)
+    again = models.IntegerField(default=0)
+    going = models.IntegerField(default=0)
+    put_right_at = Moment(_("put right"), null=True, blank=True)
+    came_back_at = Moment(_("came back"), null=True, blank=True)
+    note = models.TextField(blank=True)
+    assignee = models.CharField(max_length=LENGTH, blank=True)
+    ticket = models.CharField(max_length=LENGTH, blank=True)
+    edits = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        verbose_name = _("failure group")
+        verbose_name_plural = _("failure groups")
+        ordering: ClassVar = ["-last_seen", "-pk"]
+        default_permissions = ("view",)
+        permissions: ClassVar = [
+            ("assign_failuregroup", "Can write note, assignee and ticket of failure groups"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["-last_seen", "-id"], name="amqp_group_seen"),
+            models.Index(fields=["handler", "-last_seen", "-id"], name="amqp_group_handler"),
+            models.Index(fields=["exception", "-last_seen", "-id"], name="amqp_group_exc"),
+            models.Index(fields=["assignee", "-last_seen", "-id"], name="amqp_group_assignee"),
+        ]
+
+    def __str__(self) -> str:
+        what = (self.exception or self.reason).rpartition(".")[2]
+        return Sentence(
+            gettext_noop("%(what)s in %(handler)s"),
+            what=visible(what),
+            handler=visible(self.handler) or _("no handler"),
+        )
+
+
+class GroupAction(models.Model):
+    """What somebody wrote or decided about a group. Rows are added, never changed.
+
+    Attributes:
+        action: ``note``, ``assign``, ``ticket``, ``replay``, ``discard``.
+        by: user name, or the command's.
+        text: what was written; of a decision, why.
+        events: how many it was done to, of a decision.
+    """
+
+    class Action(models.TextChoices):
+        NOTE = "note", _("note")
+        ASSIGN = "assign", _("assigned")
+        TICKET = "ticket", _("ticket")
+        REPLAY = "replay", _("replayed")
+        DISCARD = "discard", _("discarded")
+
+    group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
+    at = Moment()
+    action = models.CharField(max_length=16, choices=Action)
+    by = models.CharField(max_length=LENGTH, blank=True)
+    text = models.TextField(blank=True)
+    events = models.PositiveIntegerField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar = ["at", "pk"]
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.get_action_display()} by {self.by or 'nobody'}"
+
+
+class ArchiveTally(models.Model):
+    """What happened to the events of a group within an hour.
+
+    Attributes:
+        hour: its beginning, in UTC.
+        archived: failures that brought an event into the archive or kept it there, by when they
+            failed.
+        succeeded, discarded: events that came into this state.
+    """
+
+    # No constraint, here and below: the rows are made in each transaction, and go with the group.
+    group = models.ForeignKey(
+        FailureGroup, models.CASCADE, related_name="tally_set", db_constraint=False, db_index=False
+    )
+    hour = Moment()
+    archived = models.PositiveIntegerField(default=0)
+    succeeded = models.PositiveIntegerField(default=0)
+    discarded = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        default_permissions = ()
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["group", "hour"], name="amqp_tally_hour"),
+        ]
+        indexes: ClassVar = [models.Index(fields=["hour"], name="amqp_tally_by_hour")]
+
+    def __str__(self) -> str:
+        return f"{self.archived} archived at {self.hour:%Y-%m-%d %H:00}"
+
+
+class TallyChange(models.Model):
+    """What one transaction changed in the tallies of a group; added up and deleted soon after.
+
+    Rows are inserted only, so that nobody waits for anybody who counts for the same group.
+
+    Attributes:
+        at: when, of the change.
+        hour, archived, succeeded, discarded: as in :class:`ArchiveTally`.
+        open, again, going: what is to be added to those of the group.
+        first_at, last_at: of the failures among them.
+    """
+
+    group = models.ForeignKey(
+        FailureGroup, models.CASCADE, related_name="change_set", db_constraint=False, db_index=False
+    )
+    at = Moment()
+    hour = Moment()
+    open = models.IntegerField(default=0)
+    again = models.IntegerField(default=0)
+    going = models.IntegerField(default=0)
+    archived = models.PositiveIntegerField(default=0)
+    succeeded = models.PositiveIntegerField(default=0)
+    discarded = models.PositiveIntegerField(default=0)
+    first_at = Moment(null=True)
+    last_at = Moment(null=True)
+
+    class Meta:
+        ordering: ClassVar = ["pk"]
+        default_permissions = ()
+        indexes: ClassVar = [models.Index(fields=["group"], name="amqp_change_group")]
+
+    def __str__(self) -> str:
+        return f"{self.open:+} open at {self.at:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,47 @@
+"""The inbox: events that handlers with ``once`` have handled."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+from .base import LENGTH, Moment
+from .text import visible
+
+
+class InboxEntry(models.Model):
+    """A handler with ``once`` has handled an event; in the transaction of its effects.
+
+    Attributes:
+        id: made of service, handler, source, event id and name
+            (:func:`django_amqp_events.worker.once.key`); that there is one of each is what the
+            inbox
+            rests on.
+        source, event_id, name: of the event, for people.
+    """
+
+    id = models.UUIDField(primary_key=True, editable=False)
+    service = models.CharField(max_length=LENGTH)
+    handler = models.CharField(max_length=LENGTH)
+    source = models.CharField(_("published by"), max_length=LENGTH, blank=True)
+    event_id = models.CharField(_("event id"), max_length=LENGTH)
+    name = models.CharField(_("event"), max_length=LENGTH)
+    handled_at = Moment(_("handled"))
+
+    class Meta:
+        verbose_name = _("handled event")
+        verbose_name_plural = _("handled events")
+        ordering: ClassVar = ["-handled_at", "pk"]
+        default_permissions = ("view",)
+        indexes: ClassVar = [
+            models.Index(fields=["service", "handled_at"], name="amqp_inbox_handled"),
+            # Of equal ids, and on PostgreSQL of those that begin alike, whatever its collation.
+            models.Index(
+                fields=["event_id"], name="amqp_inbox_event_id", opclasses=["varchar_pattern_ops"]
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return visible(f"{self.name} ({self.event_id}) by {self.handler}")

@@ -1,0 +1,41 @@
+"""Text that every database takes, and that a page can show."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_HIDDEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ufeff\ufff9-\uffff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def clean(value: object, limit: int | None = None) -> str:
+    """Write text so that any database takes it: no NUL, no lone surrogates, bounded.
+
+    Characters that go are written as Python escapes, so that they can be seen.
+    """
+    text = "" if value is None else str(value)
+    text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+    if limit is not None and len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return text
+
+
+def visible(value: object, limit: int | None = None) -> str:
+    """Write text so that all of it can be seen, and none of it makes the rest lie.
+
+    Controls, bidirectional overrides, what has no width and lone surrogates become Python escapes.
+    """
+    text = "" if value is None else str(value)
+    if limit is not None and len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return _HIDDEN.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def _escape(found: re.Match[str]) -> str:
+    number = ord(found[0])
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

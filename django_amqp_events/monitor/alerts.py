@@ -1,0 +1,327 @@
+"""Alerts: somebody is told once that a trouble began, and once that it is over.
+
+Each trouble that lasts is one row (:class:`~django_amqp_events.models.Alert`), which a unique
+constraint allows once while it is open: of any number of processes that see it, the one whose row
+it is sends the signal, and the e-mail where ``AMQP_EVENTS["ALERTS"]["MAIL"]`` asks for it. Should
+that process die in between, the row says what nobody was told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from django.core.mail import mail_admins
+from django.db import IntegrityError, router, transaction
+from django.db.models import Q, QuerySet
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import override
+
+from .. import signals
+from ..conf import Settings, get_settings
+from ..models import (
+    LENGTH,
+    Alert,
+    FailureGroup,
+    Snapshot,
+    clean,
+    visible,
+)
+
+logger = logging.getLogger(__name__)
+
+#: What each kind is called, in e-mails and on pages.
+KINDS: Final[Mapping[str, Any]] = {
+    "growth": _("Many events are archived"),
+    "mirror_lag": _("The archive is not mirrored"),
+    "outbox_lag": _("Events wait in the outbox"),
+    "abyss": _("Poison is in the abyss"),
+    "broker_away": _("RabbitMQ is away"),
+    "broker_alarm": _("RabbitMQ blocks publishers"),
+    "stale": _("Nobody takes the figures of the dashboard"),
+    "group_new": _("A new kind of failure"),
+    "group_back": _("A kind of failure came back"),
+}
+#: Of which the key is a group's id, and the text begins with the group's name and a colon.
+OF_GROUPS: Final = ("group_new", "group_back")
+#: For how long a group of failures is news to somebody who has not been told yet, and how many are
+#: told at a time: a release may break everything at once.
+NEWS: Final = timedelta(hours=1)
+GROUPS: Final = 10
+#: Which trouble: its kind, and which one of that kind.
+Which = tuple[str, str]
+
+
+def database() -> str:
+    """Return the alias of the alerts' table."""
+    return router.db_for_write(Alert)
+
+
+def open_alerts(service: str) -> QuerySet[Alert]:
+    """Return what lasts, the newest first."""
+    return Alert.objects.using(database()).filter(service=service, ended__isnull=True)
+
+
+def consider(
+    kind: str,
+    key: str = "",
+    text: str = "",
+    *,
+    now: datetime,
+    troubled: bool = True,
+    settings: Settings | None = None,
+) -> bool:
+    """Tell that there is a trouble, or that there is none; returns whether that was news.
+
+    Call it as often as you look: what is known already is told to nobody again.
+
+    Args:
+        kind: one of :data:`KINDS`, or a word of your own.
+        key: which one of its kind.
+        text: what it is and what to do, for a person.
+        troubled: ``False`` ends the alert, where there is one.
+        settings: of the service; this process's unless given.
+
+    Raises:
+        DatabaseError: the database is away; nobody was told.
+    """
+    settings = settings or get_settings()
+    key = clean(key, LENGTH)
+    same = open_alerts(settings.service).filter(kind=kind, key=key)
+    if not troubled:
+        found = same.first()
+        # Whoever's UPDATE it is tells it.
+        if found is None or not same.filter(pk=found.pk).update(ended=now):
+            return False
+        found.ended = now
+        _tell(found, settings)
+        return True
+    text = clean(text)
+    if same.update(last=now, text=text):
+        return False
+    alert = Alert(service=settings.service, kind=kind, key=key, since=now, last=now, text=text)
+    try:
+        with transaction.atomic(using=database()):
+            alert.save(using=database(), force_insert=True)
+    except IntegrityError:
+        # Another process was faster, and has told it.
+        return False
+    _tell(alert, settings)
+    return True
+
+
+def settle(
+    judged: Mapping[Which, str | None], *, now: datetime, settings: Settings | None = None
+) -> int:
+    """Tell what is new of what :func:`judge` found; returns how much that was.
+
+    One query while there is no trouble and was none.
+
+    Args:
+        judged: the text of each trouble, ``None`` where there is none. What is not in it is not
+            known now, and stays as it is.
+    """
+    settings = settings or get_settings()
+    known = set(open_alerts(settings.service).values_list("kind", "key"))
+    news = 0
+    for (kind, key), text in judged.items():
+        if text is not None or (kind, clean(key, LENGTH)) in known:
+            news += consider(
+                kind, key, text or "", now=now, troubled=text is not None, settings=settings
+            )
+    return news
+
+
+def judge(document: Mapping[str, Any], settings: Settings) -> dict[Which, str | None]:
+    """Say what of a snapshot's document is a trouble; pure.
+
+    Returns:
+        as :func:`settle` takes it. Where the broker was away nothing is said of its queues.
+    """
+    limits = settings.alerts
+    broker, archive = document["broker"], document["archive"]
+    found: dict[Which, str | None] = {("stale", ""): None}
+    if limits.away is not None and _above(broker.get("away"), limits.away):
+        found["broker_away", ""] = f"{broker['error']}. Events wait in the outbox meanwhile."
+    elif limits.away is None or not broker.get("error"):
+        found["broker_away", ""] = None
+    if broker.get("alarms") is not None:
+        found["broker_alarm", ""] = (
+            f"{', '.join(broker['alarms'])}: nothing is published until it is over. Give the "
+            f"broker memory or disk, or let consumers empty its queues."
+            if broker["alarms"]
+            else None
+        )
+    new = archive.get("new_hour")
+    found["growth", ""] = (
+        f"More than {limits.growth} events came into the archive within an hour. Look at the "
+        f"archived events in the admin."
+        if _above(new, limits.growth)
+        else None
+    )
+    lag = document["mirror"].get("lag")
+    if lag is not None or limits.mirror_lag is None:
+        found["mirror_lag", ""] = (
+            f"Messages wait in the archive queue for {_seconds(lag)}. Look at the log of "
+            f"events_mirror, or start another one."
+            if _above(lag, limits.mirror_lag)
+            else None
+        )
+    for each in document["outbox"]:
+        lag = each.get("lag")
+        if lag is not None or limits.outbox_lag is None:
+            found["outbox_lag", each["database"]] = (
+                f"The oldest event in the outbox of database {each['database']!r} waits for "
+                f"{_seconds(lag)}: {each['meaning']}"
+                if _above(lag, limits.outbox_lag)
+                else None
+            )
+    for name, queue in document["queues"].items():
+        if queue.get("role") == "abyss" and queue.get("ready") is not None:
+            found["abyss", name] = queue.get("meaning") if queue["severity"] == "error" else None
+    return found
+
+
+def judge_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
+    """Say which groups of failures are news: new, or back after they were put right.
+
+    Told as long as it is not older than :data:`NEWS`. An alert of either kind lasts until nothing
+    of its group is open or on its way any more, and its text follows the group. One of a new group
+    that was put right and came back meanwhile, between two looks, is over, and another begins.
+
+    Returns:
+        as :func:`settle` takes it, :data:`GROUPS` news at most: the others are told by the next
+        looks. Three queries.
+
+    Raises:
+        DatabaseError: the database is away.
+    """
+    told = open_alerts(settings.service).filter(kind__in=OF_GROUPS)
+    known = list(told.values_list("kind", "key", "since", "text"))
+    ids = [pk for _, key, *_ in known if (pk := _uuid(key)) is not None]
+    groups = FailureGroup.objects.using(router.db_for_write(FailureGroup)).filter(
+        service=settings.service
+    )
+    # As they were added up last, which the mirror does every few seconds.
+    unsettled = groups.filter(Q(open__gt=0) | Q(going__gt=0), pk__in=ids)
+    lasting = {str(group.pk): group for group in unsettled} if settings.alerts.groups else {}
+    found: dict[Which, str | None] = {}
+    back = 0
+    for kind, key, since, text in known:
+        group = lasting.get(key)
+        if group is None:
+            found[kind, key] = None
+        elif (
+            kind == "group_new"
+            and back < GROUPS
+            and group.came_back_at
+            and group.came_back_at > max(since, now - NEWS)
+        ):
+            found |= {(kind, key): None, ("group_back", key): _of_group(group)}
+            back += 1
+        elif clean(_of_group(group)) != text:
+            found[kind, key] = _of_group(group)
+    if not settings.alerts.groups:
+        return found
+    news = groups.filter(
+        Q(came_back_at__gt=now - NEWS) | Q(put_right_at=None, first_seen__gt=now - NEWS),
+        open__gt=0,
+    ).exclude(pk__in=ids)
+    for group in news.order_by("first_seen", "pk")[: GROUPS - back]:
+        kind = "group_new" if group.came_back_at is None else "group_back"
+        found[kind, str(group.pk)] = _of_group(group)
+    return found
+
+
+def _of_group(group: FailureGroup) -> str:
+    return (
+        f"{group}: {group.exception or group.reason} at {group.frame or 'no known function'}, "
+        f"{group.open} open. Look at the failure groups in the admin."
+    )
+
+
+def _uuid(key: str) -> UUID | None:
+    try:
+        return UUID(key)
+    except ValueError:
+        return None
+
+
+def stale(settings: Settings, now: datetime) -> bool:
+    """Tell where nobody takes figures any more; for a process that does not take them itself.
+
+    Returns:
+        whether it is so. That it is over is told by whoever takes figures again.
+    """
+    if settings.alerts.stale is None:
+        return False
+    newest = (
+        Snapshot.objects.using(router.db_for_write(Snapshot))
+        .filter(service=settings.service)
+        .order_by("-at")
+        .values_list("at", flat=True)
+        .first()
+    )
+    if newest is not None and now - newest <= timedelta(seconds=settings.alerts.stale):
+        return False
+    since = "There are none yet" if newest is None else f"The newest are of {newest:%Y-%m-%d %H:%M}"
+    text = f"{since} (UTC). Start events_mirror, or events_worker, which runs it."
+    consider("stale", "", text, now=now, settings=settings)
+    return True
+
+
+def title(alert: Alert) -> str:
+    """Name an alert in a line."""
+    what = str(KINDS.get(alert.kind, alert.kind))
+    # Nobody knows a group by its id.
+    which = alert.text.partition(": ")[0] if alert.kind in OF_GROUPS else alert.key
+    return visible(f"{what}: {which}" if which else what)
+
+
+def told(alert: Alert) -> str:
+    """Return the text of an alert, whoever's names are in it."""
+    return visible(alert.text, 2_000)
+
+
+def _tell(alert: Alert, settings: Settings) -> None:
+    """Send signal and e-mail; what fails of it is logged, and disturbs nobody."""
+    over = alert.ended is not None
+    # Who gets it speaks no known language, and its text is English.
+    with override(None):
+        name = title(alert)
+    logger.log(
+        logging.INFO if over else logging.WARNING,
+        "alert %s: %s: %s",
+        "over" if over else "raised",
+        name,
+        visible(alert.text, 300),
+    )
+    signal = signals.alert_ended if over else signals.alert_raised
+    # Django logs what a receiver raises.
+    signal.send_robust(
+        settings.service, kind=alert.kind, key=alert.key, text=alert.text, since=alert.since
+    )
+    if not settings.alerts.mail:
+        return
+    # A header is one line.
+    subject = " ".join(f"{settings.service}: {'over: ' if over else ''}{name}".split())
+    lines = [told(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
+    if alert.ended is not None:
+        lines.append(f"Over since {alert.ended:%Y-%m-%d %H:%M:%S} UTC.")
+    try:
+        mail_admins(subject, "\n".join(lines))
+    except Exception:
+        logger.exception("the e-mail about an alert could not be sent")
+
+
+def _above(value: float | None, limit: float | None) -> bool:
+    return value is not None and limit is not None and value > limit
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

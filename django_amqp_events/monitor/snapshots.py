@@ -1,0 +1,293 @@
+"""Snapshots: what broker, archive and outbox look like, taken again and again, for pages to show.
+
+A page never waits for a broker: it shows the newest snapshot and how old that is. They are taken by
+a thread of ``events_mirror`` with a database connection of its own; of several mirrors, the one
+whose turn comes first. Whatever is away is part of the picture, and disturbs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from celery import Celery
+from django.db import Error, connections, router
+from django.db.models import QuerySet
+
+from ..archive import states
+from ..broker.provisioning import inspection
+from ..broker.provisioning.management_api import ManagementApiError
+from ..broker.topology import Topology
+from ..conf import Settings
+from ..exceptions import AmqpEventsError
+from ..models import Snapshot, visible
+from ..publish import outbox
+from . import alerts, queue_status, statistics
+from .queue_status import Status
+
+logger = logging.getLogger(__name__)
+
+#: Version of the document.
+FORMAT: Final = 1
+#: Seconds between snapshots.
+EVERY: Final = 30.0
+#: Seconds between comparisons of the topology with the broker's, which take longer.
+COMPARE: Final = 600.0
+#: Seconds that whoever stops the watcher waits for it; a broker may take longer to answer.
+PATIENCE: Final = 2.0
+#: Differences that a snapshot names.
+NAMED: Final = 50
+
+
+def rows(service: str) -> QuerySet[Snapshot]:
+    """Return the snapshots of a service, the newest first."""
+    using = router.db_for_write(Snapshot)
+    return Snapshot.objects.using(using).filter(service=service).order_by("-at")
+
+
+@dataclass(slots=True)
+class Camera:
+    """Takes snapshots, and remembers what the next one needs of the last.
+
+    Attributes:
+        last: the document of the newest snapshot, ``None`` before the first one.
+    """
+
+    app: Celery
+    settings: Settings
+    topology: Topology
+    last: Mapping[str, Any] | None = None
+
+    def take(self, now: datetime) -> Snapshot:
+        """Look at everything; the snapshot is not saved. Its document has
+
+        ``broker``
+            ``error`` (``""`` where it answered), ``away`` (seconds that it has not), ``seen_at``;
+            ``version``, ``vhost``, ``exact`` and ``alarms`` where known; ``api_error``.
+        ``queues``
+            by name: role, severity, meaning, state, ready, unacked, total, consumers, published,
+            delivered; what is not known is left out. None while the broker is away.
+        ``consumed``
+            when each queue was last seen with a consumer, by name.
+        ``drift``
+            of the last comparison: ``at``, ``result``, ``items`` (texts), ``queues`` (text by
+            name). ``{}`` before the first.
+        ``archive``, ``outbox``, ``mirror``
+            figures of the database; ``mirror.lag`` in seconds is an upper bound: how long ago the
+            archive queue was seen without waiting messages, or the newest event in the database
+            has failed.
+
+        Raises:
+            Error: the database is away.
+        """
+        last = self.last or {}
+        status, broker = self._ask(now, last.get("broker", {}))
+        queues = _queues(status) if status else {}
+        consumed = dict(last.get("consumed", {}))
+        consumed |= {name: now for name, each in queues.items() if each.get("consumers")}
+        standing = statistics.standing(now, statistics.CAP)
+        document: dict[str, Any] = {
+            "version": FORMAT,
+            "broker": broker,
+            "queues": queues,
+            "consumed": {name: at for name, at in consumed.items() if not queues or name in queues},
+            "drift": self._drift(last.get("drift", {}), now) if status else last.get("drift", {}),
+            "archive": {**asdict(standing), "new_hour": self._new_hour(now)},
+            "outbox": self._outbox(now),
+            "mirror": self._mirror(queues, last.get("mirror", {}), now),
+        }
+        text = json.dumps(document, default=_text, separators=(",", ":"))
+        self.last = json.loads(text)
+        return Snapshot(
+            at=now,
+            service=self.settings.service,
+            seen=status is not None,
+            open=standing.open,
+            document=text,
+        )
+
+    def _ask(
+        self, now: datetime, before: Mapping[str, Any]
+    ) -> tuple[Status | None, dict[str, Any]]:
+        """Return the broker's queues, and what there is to say of the broker itself."""
+        told: dict[str, Any] = {"error": "", "away": 0.0, "seen_at": now}
+        try:
+            try:
+                api = inspection.management(self.app, self.settings)
+                status = queue_status.status(self.app, self.settings, self.topology, api=api)
+                if api is not None:
+                    told["alarms"] = api.alarms()
+            except ManagementApiError as exc:
+                # AMQP tells less, but it tells.
+                told["api_error"] = visible(exc, 500)
+                status = queue_status.status(self.app, self.settings, self.topology)
+        except Exception as exc:
+            if not isinstance(exc, AmqpEventsError):
+                logger.exception("the broker's figures cannot be read")
+            since = before.get("seen_at") or now
+            return None, {
+                "error": visible(exc, 500) or type(exc).__name__,
+                "away": (now - _moment(since)).total_seconds(),
+                "seen_at": since,
+            }
+        told |= {"version": status.version, "vhost": status.vhost, "exact": status.exact}
+        return status, told
+
+    def _drift(self, before: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
+        if before and now - _moment(before["at"]) < timedelta(seconds=COMPARE):
+            return before
+        try:
+            api = inspection.management(self.app, self.settings)
+            report = inspection.inspect(self.app, self.settings, self.topology, api=api)
+        except Exception as exc:
+            if not isinstance(exc, AmqpEventsError):
+                logger.exception("the topology cannot be compared")
+            return {"at": now, "result": "unknown", "items": [visible(exc, 500)], "queues": {}}
+        different = report.having("missing", "different", "stale")
+        result = "drift" if report.drifted else "unknown" if report.unknown else "ok"
+        return {
+            "at": now,
+            "result": result,
+            "items": [visible(each, 500) for each in (*report.troubles, *different)][:NAMED],
+            "queues": {each.name: visible(each, 500) for each in different if each.kind == "queue"},
+        }
+
+    def _new_hour(self, now: datetime) -> int:
+        # One more than what is too much.
+        cap = max(statistics.READ, (self.settings.alerts.growth or 0) + 1)
+        return statistics.new_since(now - statistics.HOUR, cap, looked=max(statistics.CAP, cap))
+
+    def _outbox(self, now: datetime) -> list[dict[str, Any]]:
+        if self.settings.backend != "amqp":
+            return []
+        found = []
+        for each in outbox.look(self.settings):
+            told: dict[str, Any] = {
+                "database": each.alias,
+                "severity": each.severity,
+                "meaning": visible(each.meaning, 500),
+            }
+            if isinstance(each, outbox.Waiting):
+                lag = (now - each.oldest).total_seconds() if each.oldest else 0.0
+                told |= {"total": each.total, "oldest": each.oldest, "lag": max(0.0, lag)}
+            found.append(told)
+        return found
+
+    def _mirror(
+        self, queues: Mapping[str, Any], before: Mapping[str, Any], now: datetime
+    ) -> dict[str, Any]:
+        ready = queues.get(self.topology.names.archive, {}).get("ready")
+        if ready is None:
+            return {"empty_at": before.get("empty_at", now)}
+        if not ready:
+            return {"empty_at": now, "waiting": 0, "lag": 0.0}
+        empty_at = _moment(before.get("empty_at", now))
+        # The queue keeps the order, so what waits there is younger than what has come out of it.
+        newest = (
+            states.rows()
+            .filter(last_failed_at__lte=now)
+            .order_by("-last_failed_at", "-pk")
+            .values_list("last_failed_at", flat=True)
+            .first()
+        )
+        since = max(empty_at, newest) if newest else empty_at
+        return {
+            "empty_at": empty_at,
+            "waiting": ready,
+            "lag": max(0.0, (now - since).total_seconds()),
+        }
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Takes a snapshot every :data:`EVERY` seconds in a thread of its own, until it is stopped.
+
+    Args:
+        every: seconds between snapshots.
+        tell: called with a sentence when figures cannot be stored, and when they can again.
+    """
+
+    camera: Camera
+    every: float = EVERY
+    tell: Callable[[str], object] = logger.info
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _failed: bool = False
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="amqp-events-figures", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; one that a broker keeps waiting ends with its process."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(PATIENCE)
+
+    def look(self, now: datetime | None = None) -> Snapshot | None:
+        """Take and store a snapshot, and tell of what is a trouble.
+
+        Returns:
+            ``None`` where another process has just taken one.
+
+        Raises:
+            Error: the database is away.
+        """
+        now = now or datetime.now(UTC)
+        settings = self.camera.settings
+        newest = rows(settings.service).first()
+        if newest is not None:
+            # Clocks differ by a little, and so do their ticks.
+            if timedelta() <= now - newest.at < timedelta(seconds=self.every * 0.8):
+                return None
+            last = newest.about
+            self.camera.last = last if last.get("version") == FORMAT else None
+        taken = self.camera.take(now)
+        taken.save(using=router.db_for_write(Snapshot), force_insert=True)
+        document = self.camera.last
+        if document is not None:
+            found = {**alerts.judge(document, settings), **alerts.judge_groups(settings, now)}
+            alerts.settle(found, now=now, settings=settings)
+        return taken
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.look()
+            except Exception as exc:
+                if not self._failed:
+                    if not isinstance(exc, Error):
+                        logger.exception("the figures of the dashboard cannot be taken")
+                    text = visible(exc, 200).partition("\n")[0]
+                    self.tell(f"the figures of the dashboard cannot be stored ({text})")
+                self._failed = True
+            else:
+                if self._failed:
+                    self.tell("the figures of the dashboard are stored again")
+                self._failed = False
+            finally:
+                # A connection that sleeps for so long is of use to nobody, nor one that broke.
+                connections.close_all()
+            if self._stopping.wait(self.every):
+                return
+
+
+def _queues(status: Status) -> dict[str, dict[str, Any]]:
+    found = {}
+    for queue in status.queues:
+        told = {key: value for key, value in asdict(queue).items() if value is not None}
+        found[told.pop("name")] = told
+    return found
+
+
+def _moment(value: datetime | str) -> datetime:
+    return value if isinstance(value, datetime) else datetime.fromisoformat(value)
+
+
+def _text(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

@@ -1,0 +1,147 @@
+"""Figures of the archive in the database: what is open, how old, how much came and went.
+
+Each is one query that an index bounds and that ends at a cap, so that a page costs the same with a
+million rows as with a hundred.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, Final
+
+from django.db.models import Count, Q, QuerySet
+
+from ..archive import states
+from ..archive.groups import group_counts
+from ..models import FailureGroup, State
+
+#: Rows that are counted at most, by whoever is no page.
+CAP: Final = 100_000
+#: Rows that a page counts or reads at most, the newest.
+READ: Final = 5_000
+#: Failures among which a page looks for events that are new, the newest: when a large batch has
+#: failed again, none of very many is new.
+LOOKED: Final = 2 * READ
+HOUR: Final = timedelta(hours=1)
+DAY: Final = timedelta(days=1)
+#: Edges of the histogram of ages.
+AGES: Final = (HOUR, 6 * HOUR, DAY, 3 * DAY, 7 * DAY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is open.
+
+    Attributes:
+        open: archived events that nobody has dealt with, up to the cap.
+        capped: there are more.
+        ages: of them, by :data:`AGES`: younger than the first edge, than the second, … and older.
+            Of the newest where there are more than the cap.
+        oldest: when the one that waits longest has failed.
+        unconfirmed: events whose last replay the broker did not confirm, up to the cap.
+        new_hour, new_day: events that failed for good for the first time in the last hour and in
+            the last 24 hours, up to :data:`READ`; among the last :data:`LOOKED` failures.
+    """
+
+    open: int = 0
+    capped: bool = False
+    ages: tuple[int, ...] = (0,) * (len(AGES) + 1)
+    oldest: datetime | None = None
+    unconfirmed: int = 0
+    new_hour: int = 0
+    new_day: int = 0
+
+
+def standing(now: datetime | None = None, cap: int = READ) -> Standing:
+    """Count what is open, up to *cap*; five queries.
+
+    Raises:
+        DatabaseError: the database is away.
+    """
+    now = now or datetime.now(UTC)
+    found = states.rows().filter(state=State.ARCHIVED)
+    edges = [Q(last_failed_at__gt=now - age) for age in AGES]
+    bounds = [edges[0], *(~before & here for before, here in pairwise(edges)), ~edges[-1]]
+    newest = found.order_by("-last_failed_at", "-pk").only("pk", "last_failed_at")
+    counted: dict[str, int] = newest[: cap + 1].aggregate(
+        total=Count("pk"),
+        **{f"age_{place}": Count("pk", filter=bound) for place, bound in enumerate(bounds)},
+    )
+    first = found.order_by("last_failed_at", "pk").values_list("last_failed_at", flat=True).first()
+    total = counted["total"]
+    return Standing(
+        open=min(total, cap),
+        capped=total > cap,
+        ages=tuple(counted[f"age_{place}"] for place in range(len(bounds))),
+        oldest=first,
+        unconfirmed=capped(states.rows().filter(unconfirmed=True), cap),
+        new_hour=new_since(now - HOUR, READ, LOOKED),
+        new_day=new_since(now - DAY, READ, LOOKED),
+    )
+
+
+def capped(rows: QuerySet[Any], cap: int) -> int:
+    """Count rows, up to *cap*."""
+    return rows.order_by()[:cap].count()
+
+
+def new_since(since: datetime, cap: int, looked: int) -> int:
+    """Count events that failed for good for the first time since then, up to *cap*.
+
+    Args:
+        looked: the newest failures among which they are looked for, at most.
+    """
+    # No event fails last before it fails first: the index of the one bounds the other.
+    failed = states.rows().filter(last_failed_at__gte=since).only("pk", "first_failed_at")
+    newest = failed.order_by("-last_failed_at", "-pk")[:looked]
+    counted: int = newest.aggregate(new=Count("pk", filter=Q(first_failed_at__gte=since)))["new"]
+    return min(counted, cap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """What came and went, hour by hour, as the tallies have it.
+
+    Attributes:
+        hours: when each of them begins, oldest first; the last one goes on.
+        archived: failures that brought an event into the archive or back there, for each hour.
+        succeeded, discarded: events that became so.
+    """
+
+    hours: tuple[datetime, ...]
+    archived: tuple[int, ...]
+    succeeded: tuple[int, ...]
+    discarded: tuple[int, ...]
+
+
+def series(now: datetime | None = None, *, hours: int = 24) -> Series:
+    """Read what became of the archive in the last hours; one query.
+
+    Raises:
+        DatabaseError: the database is away.
+    """
+    last = group_counts.hour_of(now or datetime.now(UTC))
+    begins = tuple(last - HOUR * back for back in reversed(range(hours)))
+    totals = group_counts.totals(since=begins[0], using=states.database())
+
+    def each(name: str) -> tuple[int, ...]:
+        return tuple(totals[hour][name] if hour in totals else 0 for hour in begins)
+
+    return Series(
+        hours=begins,
+        archived=each("archived"),
+        succeeded=each("succeeded"),
+        discarded=each("discarded"),
+    )
+
+
+def top_groups(number: int = 10) -> list[FailureGroup]:
+    """Return the groups with the most open events, as they were added up last; one query.
+
+    Raises:
+        DatabaseError: the database is away.
+    """
+    found = FailureGroup.objects.using(states.database()).filter(open__gt=0)
+    return list(found.order_by("-open", "-last_seen", "-pk")[:number])

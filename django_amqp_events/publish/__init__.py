@@ -1,0 +1,1 @@
+"""Publishing: publisher, outbox, direct publisher, relay."""

@@ -1,0 +1,492 @@
+"""Publishing: from a name and a payload to a confirmed message."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+from billiard.exceptions import SoftTimeLimitExceeded
+from django.db import connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.dispatch import Signal
+from django.utils.module_loading import import_string
+
+from ..broker.publisher_pool import publisher_pool
+from ..conf import (
+    PUBLISH_MODES,
+    PublishMode,
+    Settings,
+    get_settings,
+)
+from ..context import current_event
+from ..declare.contracts import REMEMBERED, bind_contract
+from ..declare.patterns import is_pattern, pattern_problem
+from ..declare.registry import get_registry
+from ..exceptions import (
+    ConfigurationError,
+    InvalidEventError,
+    MessageTooLargeError,
+    PublishError,
+    UnroutableError,
+)
+from ..message import decoding, encoding
+from ..message.headers import check_headers
+from ..message.messages import Message
+from ..signals import event_published, event_unrouted
+from . import outbox
+from .direct_publisher import Courier, courier
+from .outbox import Row
+
+logger = logging.getLogger(__name__)
+
+
+class Backend(Protocol):
+    """Where published messages go."""
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool
+    ) -> Sequence[PublishError | None]:
+        """Publish *messages*; one entry per message, ``None`` where it was accepted."""
+
+    def now(self) -> datetime:
+        """Return the time, aware; events are stamped with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What ``using(…)`` says about one publish.
+
+    Attributes:
+        mode: ``outbox``, ``on_commit`` or ``immediate``; the setting ``PUBLISH`` where it is
+            ``None``.
+        event_id: an id of one's own, which makes a repeat recognisable.
+        correlation_id, causation_id: taken from the event that is being handled, if any.
+        headers: further headers, such as tracing.
+        using: database alias whose transaction the event belongs to: whose outbox it is in, or
+            whose commit ``on_commit`` waits for. The setting ``DATABASE`` where it is ``None``.
+    """
+
+    mode: PublishMode | None = None
+    event_id: str | None = None
+    correlation_id: str | None = None
+    causation_id: str | None = None
+    headers: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    using: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode is not None and self.mode not in PUBLISH_MODES:
+            raise ConfigurationError(
+                f"the publish mode is {self.mode!r}; it is one of {', '.join(PUBLISH_MODES)}"
+            )
+        for name in ("event_id", "correlation_id", "causation_id"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            value = str(value)
+            if not value or len(value.encode("utf-8", "surrogatepass")) > decoding.MAX_ID:
+                raise InvalidEventError(
+                    f"{name} is {value!r:.80}; it is a text of 1 to {decoding.MAX_ID} bytes"
+                )
+            if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
+                raise InvalidEventError(
+                    f"{name} is {value!r:.80}; it has a NUL or a lone surrogate, which no "
+                    f"database keeps"
+                )
+            object.__setattr__(self, name, value)
+
+
+NO_OPTIONS: Final = Options()
+
+
+def publish_event(
+    name: str, payload: Mapping[str, Any], *, options: Options = NO_OPTIONS, validate: bool = True
+) -> str:
+    """Publish an event whose name is known only at run time.
+
+    Args:
+        name: the event's full name, such as ``"shop.order.created"``.
+        payload: its arguments by name.
+        options: see :class:`Options`.
+        validate: check the payload against the contract, where this service knows one.
+
+    Returns:
+        the event id.
+
+    Raises:
+        InvalidEventError: the payload does not fit; nothing was published.
+        PublishError: one of its subclasses; with ``on_commit`` raised after the commit, and with
+            ``outbox`` only what is wrong with the event itself, never the broker.
+        ConfigurationError: AMQP_EVENTS is not set or wrong.
+        OutboxError: the outbox has no table, or a transaction is open on another database.
+    """
+    return publish_many(name, [payload], options=options, validate=validate)[0]
+
+
+def publish_many(
+    name: str,
+    payloads: Iterable[Mapping[str, Any]],
+    *,
+    options: Options = NO_OPTIONS,
+    validate: bool = True,
+) -> list[str]:
+    """Publish many events of one name, with a window of unconfirmed messages.
+
+    All payloads are validated before the first message leaves. With the outbox all are written
+    or none. In the other modes nothing is rolled back: where some fail, the first error is raised,
+    with ``errors`` on it: all errors by event id.
+
+    Returns:
+        the event ids, in order.
+
+    Raises:
+        as :func:`publish_event`.
+    """
+    check_several(name, payloads)
+    settings = get_settings()
+    target, watch = _target(settings)
+    published_at = target.now()
+    messages: list[Message] = []
+    for payload in payloads:
+        messages.append(
+            _message(
+                settings, name, payload, options, published_at,
+                validate=validate, checked=bool(messages),
+            )
+        )  # fmt: skip
+    if options.event_id is not None and len(messages) > 1:
+        raise InvalidEventError("one event_id cannot stand for several events; leave it out")
+    mode = options.mode or settings.publish
+    if not messages:
+        return []
+    if mode == "outbox" and not _diversions and settings.backend == "amqp":
+        _to_outbox(settings, messages, options)
+    elif mode != "immediate":
+        connection = transaction.get_connection(options.using or settings.database)
+        before = None if _diversions else _waiting_before(connection)
+        if isinstance(before, Pending) and before.backend is target and before.mode == mode:
+            before.messages += messages
+        else:
+            pending = Pending(messages=messages, backend=target, mode=mode, connection=connection)
+            watch(pending)
+            if _unused(connection):
+                pending()
+            else:
+                connection.on_commit(pending)
+    else:
+        pending = Pending(messages=messages, backend=target, mode=mode)
+        watch(pending)
+        pending()
+    return [message.event_id for message in messages]
+
+
+def check_several(name: str, payloads: object) -> None:
+    """Refuse what is one payload, or none, in the place of many.
+
+    Raises:
+        InvalidEventError: it is so.
+    """
+    if isinstance(payloads, (Mapping, str, bytes)) or not isinstance(payloads, Iterable):
+        raise InvalidEventError(
+            f"publish_many() of event {name!r} was given a {type(payloads).__name__}; it takes a "
+            f"list of payloads, and publish() takes one"
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Pending:
+    """Messages that are built and validated; calling it publishes them, once.
+
+    Also the callback that waits for a commit, which is how tests recognise it.
+
+    Attributes:
+        backend: where they go; settled when the event was published, not at the commit.
+        connection: the database connection whose commit they wait for, if any.
+        called: whether it was called; again does nothing.
+    """
+
+    messages: list[Message]
+    backend: Backend
+    mode: PublishMode
+    connection: BaseDatabaseWrapper | None = None
+    called: bool = False
+
+    @property
+    def waiting(self) -> bool:
+        """Say whether it waits for a commit: neither published nor rolled back."""
+        if self.called or self.connection is None:
+            return False
+        return any(entry[1] is self for entry in self.connection.run_on_commit)
+
+    def __call__(self) -> None:
+        if self.called:
+            return
+        self.called = True
+        settings = get_settings()
+        errors = self.backend.publish(self.messages, mandatory=settings.unrouted != "ignore")
+        failed: dict[str, PublishError] = {}
+        for message, outcome in zip(self.messages, errors, strict=True):
+            error = outcome
+            if isinstance(error, UnroutableError):
+                _announce(event_unrouted, settings, message)
+                if settings.unrouted == "warn":
+                    logger.warning("%s", error)
+                    error = None
+                elif settings.unrouted == "ignore":
+                    error = None
+            elif error is None:
+                _announce(event_published, settings, message)
+            if error is not None:
+                failed[message.event_id] = error
+        if failed and self.mode == "outbox":
+            # A backend for tests or development: with a broker the row would wait.
+            for error in failed.values():
+                logger.error("%s", error)
+        elif failed:
+            first = next(iter(failed.values()))
+            first.errors = failed
+            # Once: a broker that is away fails ten thousand of them alike.
+            logger.error(
+                "%d of %d events were not confirmed: %s", len(failed), len(self.messages), first
+            )
+            if len(failed) > 1:
+                first.add_note(f"{len(failed)} of {len(self.messages)} events failed; see .errors")
+            raise first
+
+
+def _unused(connection: BaseDatabaseWrapper) -> bool:
+    """Say whether no transaction can be open, because this thread has not used the database.
+
+    ``on_commit`` would connect to it only to find that out: a connection per thread that publishes.
+    """
+    return (
+        connection.connection is None
+        and not connection.in_atomic_block
+        and bool(connection.settings_dict["AUTOCOMMIT"])
+    )
+
+
+def _waiting_before(connection: BaseDatabaseWrapper) -> Pending | Delivery | None:
+    """Return what was published last in this transaction and shares its fate, if anything.
+
+    Django drops the callbacks after one that raises: events of their own callbacks would be lost
+    without a name when the first of them fails.
+    """
+    if not connection.in_atomic_block or not connection.run_on_commit:
+        return None
+    savepoints, last = connection.run_on_commit[-1][:2]
+    if not isinstance(last, (Pending, Delivery)) or last.called:
+        return None
+    # A savepoint that was released is rolled back with what it lies in, and no more by itself.
+    active = set(connection.savepoint_ids)
+    return last if active.intersection(savepoints) == active else None
+
+
+# -- the outbox ------------------------------------------------------------------------------
+
+#: Events of one transaction, and bytes of their bodies, that are published from memory after its
+#: commit; the rest is read again, by a relay.
+KEPT: Final = 5_000
+
+
+KEPT_BYTES: Final = 16 * 1024 * 1024
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Delivery:
+    """Rows of one transaction; calling it after the commit hands them to the courier, once.
+
+    Attributes:
+        began: monotonic time before the first row was written.
+        size: bytes of the bodies.
+    """
+
+    rows: list[Row]
+    alias: str
+    began: float
+    courier: Courier
+    size: int = 0
+    called: bool = False
+
+    def __call__(self) -> None:
+        if self.called:
+            return
+        self.called = True
+        try:
+            self.courier.deliver(self.rows, alias=self.alias, began=self.began)
+        except SoftTimeLimitExceeded:
+            # It is not about the events: the handler that has committed has run for too long.
+            raise
+        except Exception:
+            # The caller has committed, and the rows are safe.
+            logger.exception("%d events wait in the outbox for a relay", len(self.rows))
+
+
+def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options) -> None:
+    """Write messages into the outbox, and see that they are published after the commit."""
+    ours = courier(settings)
+    alias = outbox.alias_for(settings, options.using)
+    connection = connections[alias]
+    before = _waiting_before(connection)
+    if not isinstance(before, Delivery) or before.courier is not ours:
+        before = None
+    kept = len(before.rows) if before else 0
+    # With transactions by hand (autocommit is off) nobody says when it has committed.
+    by_hand = not connection.in_atomic_block and not connection.get_autocommit()
+    size = sum(len(message.body) for message in messages) + (before.size if before else 0)
+    held = not by_hand and kept + len(messages) <= KEPT and size <= KEPT_BYTES
+    began = time.monotonic()
+    rows = outbox.insert(messages, alias=alias, service=settings.service, held=held)
+    if not held:
+        return
+    if before is not None:
+        before.rows += rows
+        before.size = size
+        return
+    delivery = Delivery(rows=rows, alias=alias, began=began, courier=ours, size=size)
+    if connection.in_atomic_block:
+        connection.on_commit(delivery)
+    else:
+        delivery()
+
+
+def _announce(signal: Signal, settings: Settings, message: Message) -> None:
+    # Robust: what a receiver raises must not look like a publish that failed.
+    signal.send_robust(settings.service, event_id=message.event_id, name=message.name)
+
+
+#: Names that were found to be good.
+_good_names: set[str] = set()
+
+
+def _check_name(name: str) -> None:
+    if isinstance(name, str) and name in _good_names:
+        return
+    wrong = pattern_problem(name)
+    if wrong or is_pattern(name):
+        raise InvalidEventError(
+            f"{name!r:.80} is no event name: {wrong or 'it has * or # in it'}; use words with "
+            f"dots between them, such as shop.order.created"
+        )
+    if len(_good_names) >= REMEMBERED:
+        _good_names.clear()
+    _good_names.add(name)
+
+
+def _message(
+    settings: Settings,
+    name: str,
+    payload: Mapping[str, Any],
+    options: Options,
+    published_at: datetime,
+    *,
+    validate: bool,
+    checked: bool = False,
+) -> Message:
+    """Validate a payload and build its message.
+
+    Args:
+        checked: name and headers were, with the message before.
+    """
+    if not checked:
+        _check_name(name)
+    if not isinstance(payload, Mapping) or not all(isinstance(key, str) for key in payload):
+        raise InvalidEventError(
+            f"the payload of event {name!r} is not a dict with names as keys: {payload!r:.80}"
+        )
+    known = get_registry().events.get(name) if validate else None
+    if known is not None and known.contract is not None:
+        payload = bind_contract(name, known.contract, payload)
+    if not checked:
+        check_headers(name, options.headers)
+    event_id = options.event_id or str(uuid4())
+    body = encoding.encode_payload(name, payload)
+    if len(body) > settings.max_body:
+        raise MessageTooLargeError(
+            f"event {name!r} has {len(body)} bytes, MAX_BODY is {settings.max_body}; publish a "
+            f"reference to the data",
+            event_id=event_id,
+            event_name=name,
+        )
+    cause = current_event()
+    return encoding.event_message(
+        exchange=settings.prefix + settings.exchange,
+        name=name,
+        body=body,
+        event_id=event_id,
+        service=settings.service,
+        published_at=published_at,
+        correlation_id=options.correlation_id or (cause.correlation_id if cause else None),
+        causation_id=options.causation_id or (cause.id if cause else None),
+        headers=options.headers,
+    )
+
+
+class AmqpBackend:
+    """Publishes to RabbitMQ, confirmed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool
+    ) -> Sequence[PublishError | None]:
+        return publisher_pool(self.settings).publish(messages, mandatory=mandatory)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+
+#: Dotted paths, imported when first used: publishing to RabbitMQ needs no in-memory broker.
+BACKENDS: Final[Mapping[str, str]] = {
+    "amqp": "django_amqp_events.publish.publisher.AmqpBackend",
+    "memory": "django_amqp_events.memory.MemoryBackend",
+    "inline": "django_amqp_events.memory.InlineBackend",
+}
+
+
+_instances: dict[str, Backend] = {}
+
+
+Watch = Callable[[Pending], object]
+
+
+_diversions: list[tuple[Backend, Watch]] = []
+
+
+def backend(settings: Settings) -> Backend:
+    """Return the backend of this process."""
+    found = _instances.get(settings.backend)
+    if found is None or getattr(found, "settings", settings) is not settings:
+        found = _instances[settings.backend] = import_string(BACKENDS[settings.backend])(settings)
+    return found
+
+
+def _target(settings: Settings) -> tuple[Backend, Watch]:
+    return _diversions[-1] if _diversions else (backend(settings), _unwatched)
+
+
+def _unwatched(pending: Pending) -> None:
+    """Nobody looks."""
+
+
+@contextmanager
+def diverted(to: Backend, watch: Watch = _unwatched) -> Iterator[None]:
+    """Publish to another backend for the time of a block, in all threads (tests).
+
+    What is published in the block goes there, even where its commit comes later.
+
+    Args:
+        watch: called with each :class:`Pending` before it is published or waits for a commit.
+    """
+    diversion = (to, watch)
+    _diversions.append(diversion)
+    try:
+        yield
+    finally:
+        _diversions.remove(diversion)

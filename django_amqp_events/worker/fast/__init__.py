@@ -1,0 +1,1 @@
+"""Optional fast paths of workers; each can be deleted without touching its neighbours."""

@@ -1,0 +1,158 @@
+"""The watch: names handlers that do not end, in the log, by a signal and in `inspect stats`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from celery import Celery, bootsteps
+from celery.worker import state
+from click import Option
+from django.db import close_old_connections
+
+from .. import signals
+from ..conf import get_settings
+from ..declare.registry import Handler
+from .request import EventRequest
+from .settlement import HOLD
+
+logger = logging.getLogger(__name__)
+
+#: The worker option; ``celery worker`` has it where the project calls :func:`add_options`.
+OPTION: Final = "--events-hang-after"
+#: Seconds between looks, at the most.
+LOOK: Final = 5.0
+
+
+def add_options(app: Celery) -> None:
+    """Give the workers of *app* the option ``--events-hang-after SECONDS``."""
+    options = app.user_options["worker"]
+    if not any(OPTION in getattr(option, "opts", ()) for option in options):
+        options.add(
+            Option(
+                [OPTION],
+                type=float,
+                help="Report handlers that run for longer than this many seconds; 0: none. By "
+                "default their time limit, or what is safely below RabbitMQ's consumer timeout.",
+            )
+        )
+
+
+def ask(app: Celery, service: str, timeout: float) -> list[dict[str, Any]]:
+    """Ask all workers for the runs of a service that hang; each says ``worker`` too.
+
+    Args:
+        timeout: seconds that is waited for answers. A solo worker gives none while it handles.
+    """
+    answers = app.control.inspect(timeout=timeout).stats() or {}
+    return [
+        {"worker": worker, **found}
+        for worker, told in sorted(answers.items())
+        for found in told.get("amqp_events_hanging", ())
+        if found.get("service") == service
+    ]
+
+
+class Watch(bootsteps.StartStopStep):
+    """Looks at the runs in hand from a thread of its own, whatever the main thread does.
+
+    It ends nothing: in prefork that is for time limits, and elsewhere nobody can.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+    label = "AMQP events watch"
+
+    def __init__(self, c: Any, events_hang_after: float | None = None, **kwargs: Any) -> None:
+        self.hang_after = events_hang_after
+        self._reported: WeakKeyDictionary[EventRequest, float] = WeakKeyDictionary()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        super().__init__(c, **kwargs)
+
+    def start(self, c: Any) -> None:
+        if self.hang_after == 0 or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="amqp-events-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self, c: Any) -> None:
+        """Go on: what hangs in a warm shutdown keeps the worker from its end."""
+
+    terminate = stop
+
+    def shutdown(self, c: Any) -> None:
+        self._stopping.set()
+
+    def info(self, c: Any) -> dict[str, Any]:
+        """What ``inspect stats`` shows."""
+        return {
+            "amqp_events_hanging": [
+                {
+                    "service": get_settings().service,
+                    "handler": request.name,
+                    "event": request.delivery.known[0].id,
+                    "name": request.delivery.known[0].name,
+                    "seconds": round(seconds),
+                    "process": request.worker_pid,
+                }
+                for request, seconds in self.hanging()
+            ]
+        }
+
+    def limit(self, handler: Handler) -> float:
+        """Return the seconds after which a run of *handler* is called hanging."""
+        return self.hang_after or handler.time_limit or handler.soft_time_limit or HOLD
+
+    def hanging(self) -> Iterator[tuple[EventRequest, float]]:
+        """Return the runs that go on for longer than they should, and for how long."""
+        try:
+            requests = tuple(state.active_requests)
+        except RuntimeError:  # it changed meanwhile; the next look is soon
+            return
+        now = time.time()
+        for request in requests:
+            if not isinstance(request, EventRequest) or not request.time_start:
+                continue
+            if request.delivery.settled:
+                continue
+            seconds = now - request.time_start
+            if seconds > self.limit(request.delivery.known[1]):
+                yield request, seconds
+
+    def _run(self) -> None:
+        look = min(LOOK, self.hang_after / 4) if self.hang_after else LOOK
+        while not self._stopping.wait(look):
+            try:
+                for request, seconds in self.hanging():
+                    self._report(request, seconds)
+            except Exception:
+                logger.exception("the watch for handlers that hang failed; it looks again")
+
+    def _report(self, request: EventRequest, seconds: float) -> None:
+        """Say it once, and again each time that it has gone on for twice as long."""
+        if seconds < self._reported.get(request, 0.0):
+            return
+        self._reported[request] = 2 * seconds
+        event, handler = request.delivery.known
+        logger.error(
+            "%s has not ended after %d s, in process %s: give its calls time-outs, or the handler "
+            "a time limit",
+            request.delivery.title,
+            seconds,
+            request.worker_pid or os.getpid(),
+        )
+        heard = signals.event_hanging.send_robust(
+            get_settings().service,
+            handler=handler.name,
+            event=event,
+            seconds=seconds,
+            pid=request.worker_pid or os.getpid(),
+        )
+        if heard:
+            close_old_connections()

@@ -1,0 +1,163 @@
+"""What a verdict publishes, and what it announces. Pure but for the signals.
+
+The worker's settlement and the in-memory broker carry out verdicts with the same copies.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from .. import signals
+from ..broker.topology import Names
+from ..conf import Settings
+from ..context import ReceivedEvent
+from ..declare.registry import Handler
+from ..declare.retry_policy import hop
+from ..message import archive_copies, copies, text
+from ..message.messages import Message, Received
+from .dispatch import Reading
+from .verdict import Verdict
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """Builds what a verdict publishes. Pure but for the time, which is an argument.
+
+    Attributes:
+        worker: name of the worker, for history and archive.
+        delays: the declared delays in seconds.
+        home: the queue that retries come back to, ``""`` for that of their handlers.
+    """
+
+    settings: Settings
+    names: Names
+    delays: tuple[int, ...]
+    worker: str
+    home: str = ""
+
+    def build(self, reading: Reading, verdict: Verdict, now: datetime) -> Message | None:
+        """Return the message of *verdict*, ``None`` where nothing is to be published."""
+        event, handler = reading.event, reading.handler
+        if verdict.kind == "handled":
+            if event is None or handler is None or event.replay_id is None:
+                return None
+            return archive_copies.outcome_message(
+                event,
+                exchange=self.names.archive,
+                handler=handler.name,
+                service=self.settings.service,
+                outcome="succeeded",
+                at=now,
+                worker=self.worker,
+            )
+        if verdict.kind == "retry":
+            event, handler = reading.known
+            history = reading.progress.history
+            if verdict.failure is not None:
+                history = copies.remember(
+                    reading.progress, verdict.failure, at=now, worker=self.worker
+                )
+            return self.delayed(
+                reading.received,
+                event,
+                handler,
+                attempt=reading.progress.attempt + 1,
+                due_at=verdict.due_at or now,
+                history=history,
+                now=now,
+            )
+        if verdict.kind == "archive":
+            progress = reading.progress
+            if verdict.failure is not None and handler is not None:
+                history = copies.remember(progress, verdict.failure, at=now, worker=self.worker)
+                progress = replace(progress, history=history)
+            return archive_copies.archive_copy(
+                reading.received,
+                exchange=self.names.archive,
+                reason=verdict.reason,
+                detail=verdict.detail,
+                at=now,
+                worker=self.worker,
+                service=self.settings.service,
+                event=event,
+                progress=progress,
+                handler=handler.name if handler else progress.handler,
+                failure=verdict.failure,
+            )
+        return None
+
+    def postponed(self, reading: Reading, now: datetime) -> Message:
+        """Return the copy that goes round again because the event is not due yet."""
+        event, handler = reading.known
+        progress = reading.progress
+        return self.delayed(
+            reading.received,
+            event,
+            handler,
+            attempt=progress.attempt,
+            due_at=progress.due_at or now,
+            history=progress.history,
+            now=now,
+        )
+
+    def delayed(
+        self,
+        received: Received,
+        event: ReceivedEvent,
+        handler: Handler,
+        *,
+        attempt: int,
+        due_at: datetime,
+        history: tuple[Any, ...],
+        now: datetime,
+    ) -> Message:
+        seconds = hop((due_at - now).total_seconds(), self.delays)
+        return copies.retry_copy(
+            received,
+            event,
+            exchange=self.names.delay(seconds),
+            routing_key=self.home or handler.key,
+            handler=handler.name,
+            attempt=attempt,
+            due_at=due_at,
+            replay_id=event.replay_id,
+            history=history,
+        )
+
+
+def announce(
+    service: str, reading: Reading, verdict: Verdict | None, *, with_traceback: bool = False
+) -> bool:
+    """Log and send the signal of what has become of a delivery; receivers cannot change it.
+
+    Args:
+        with_traceback: log the traceback too, where Celery's own log goes nowhere.
+
+    Returns:
+        whether anybody listened, who may have left a database connection behind.
+    """
+    if verdict is None or verdict.kind not in ("retry", "archive"):
+        return False
+    exception = verdict.failure.first_line if verdict.failure else verdict.detail
+    handler = reading.handler.name if reading.handler else None
+    extra: dict[str, Any]
+    if verdict.kind == "retry":
+        signal, extra = signals.event_retried, {"due_at": verdict.due_at}
+    else:
+        signal, extra = signals.event_archived, {"reason": verdict.reason}
+        why = exception or verdict.detail
+        if with_traceback and verdict.failure is not None and verdict.failure.traceback:
+            why = f"{verdict.detail}\n{verdict.failure.traceback.rstrip()}"
+        # Line by line: an exception may say what a publisher has said.
+        why = "\n".join(map(text.shown, why.split("\n")))
+        logger.error("archived %s (%s): %s", reading.title, verdict.reason, why)
+    return bool(
+        signal.send_robust(
+            service, handler=handler, event=reading.event, exception=exception, **extra
+        )
+    )
