@@ -50,7 +50,7 @@ from django_amqp_events.models import (  # noqa: E402
     ReplayBatchEvent,
 )
 from django_amqp_events.monitor import snapshots, statistics  # noqa: E402
-from tests.unit import admin_world as world  # noqa: E402
+from tests.unit.admin import admin_world as world  # noqa: E402
 
 LIMIT = 200.0
 RUNS = 5

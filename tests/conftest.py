@@ -117,7 +117,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 #: What takes long begins first: what is short fills the gaps at the end.
-LONG = ("acceptance/test_demo.py", "faults", "browser", "acceptance", "test_", "integration")
+LONG = (
+    "acceptance/example/test_demo.py",
+    "faults",
+    "browser",
+    "acceptance",
+    "test_",
+    "integration",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,7 +34,12 @@ from ..exceptions import (
     TopologyError,
 )
 from ..message import archive_copies, decoding
-from ..message.headers import EVENT_ARCHIVE, EVENT_NAME, EVENT_OUTCOME, without_foreign_headers
+from ..message.headers import (
+    EVENT_ARCHIVE,
+    EVENT_NAME,
+    EVENT_OUTCOME,
+    without_foreign_headers,
+)
 from ..message.messages import Message, Progress, Received
 from ..message.text import parse_moment
 

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from celery import Celery
 
 from ..conf import Settings
-from ..exceptions import (
-    PublishError,
-)
+from ..exceptions import PublishError
 from ..message.messages import Message
 from .confirms import ConfirmChannel
 from .connection import celery_app, unavailable_errors

@@ -1,7 +1,7 @@
 """What a service has on the broker, as plain data. The one place that knows names and arguments.
 
 Every rule is in docs/topology.md with its source; GROUND facts that a table cell rests on are
-tested on live brokers in tests/integration/test_topology.py.
+tested on live brokers in tests/integration/broker/test_topology.py.
 """
 
 from __future__ import annotations

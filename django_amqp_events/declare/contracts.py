@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..exceptions import (
-    InvalidEventError,
-)
+from ..exceptions import InvalidEventError
 from .declarations import dotted
 
 #: Names and contracts that are remembered at most: some are made at run time.

@@ -21,8 +21,19 @@ from ..conf import (
     Settings,
 )
 from ..exceptions import ConfigurationError
-from .declarations import EventDeclaration, HandlerDeclaration, declarations, default_name, dotted
-from .patterns import is_pattern, pattern_matches, pattern_problem, patterns_overlap
+from .declarations import (
+    EventDeclaration,
+    HandlerDeclaration,
+    declarations,
+    default_name,
+    dotted,
+)
+from .patterns import (
+    is_pattern,
+    pattern_matches,
+    pattern_problem,
+    patterns_overlap,
+)
 from .retry_policy import RetryPolicy
 
 

@@ -19,8 +19,20 @@ from .headers import (
     of_the_broker,
     table_size,
 )
-from .messages import Failure, Message, Progress, Received, task_id
-from .text import as_text, bounded, compact_json, routing_key_text, utc_text
+from .messages import (
+    Failure,
+    Message,
+    Progress,
+    Received,
+    task_id,
+)
+from .text import (
+    as_text,
+    bounded,
+    compact_json,
+    routing_key_text,
+    utc_text,
+)
 
 MAX_TRACEBACK: Final = 20_000
 

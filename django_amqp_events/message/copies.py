@@ -18,7 +18,13 @@ from .headers import (
     identity_headers,
     with_foreign_headers,
 )
-from .messages import Failure, Message, Progress, Received, task_id
+from .messages import (
+    Failure,
+    Message,
+    Progress,
+    Received,
+    task_id,
+)
 from .text import compact_json, utc_text
 
 MAX_HISTORY_ENTRIES: Final = 20

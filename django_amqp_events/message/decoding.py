@@ -29,7 +29,14 @@ from .headers import (
     foreign_headers,
 )
 from .messages import Payload, Progress, Received
-from .text import MAX_DEPTH, compact_json, count_brackets, has_surrogates, parse_moment, too_deep
+from .text import (
+    MAX_DEPTH,
+    compact_json,
+    count_brackets,
+    has_surrogates,
+    parse_moment,
+    too_deep,
+)
 
 #: Longest event id or correlation id that is believed.
 MAX_ID: Final = 255

@@ -21,7 +21,12 @@ from .headers import (
     basic_properties,
 )
 from .messages import Message
-from .text import MAX_DEPTH, count_brackets, too_deep, utc_text
+from .text import (
+    MAX_DEPTH,
+    count_brackets,
+    too_deep,
+    utc_text,
+)
 
 # -- publishing ---------------------------------------------------------------------------
 

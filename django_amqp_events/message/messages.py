@@ -10,7 +10,12 @@ from hashlib import sha1
 from typing import Any, Final
 from uuid import UUID
 
-from .text import as_text, as_texts, parse_moment, utc_text
+from .text import (
+    as_text,
+    as_texts,
+    parse_moment,
+    utc_text,
+)
 
 #: Celery's native delayed delivery puts 28 one-bit words before the routing key
 #: (kombu.transport.native_delayed_delivery.calculate_routing_key).

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from .archive import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision, State
-from .base import LENGTH, AppendOnly, AppendOnlyRows, Moment
+from .archive import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    Revision,
+    State,
+)
+from .base import (
+    LENGTH,
+    AppendOnly,
+    AppendOnlyRows,
+    Moment,
+)
 from .batches import ReplayBatch, ReplayBatchAction, ReplayBatchEvent
-from .groups import ArchiveTally, FailureGroup, GroupAction, TallyChange
+from .groups import (
+    ArchiveTally,
+    FailureGroup,
+    GroupAction,
+    TallyChange,
+)
 from .inbox import InboxEntry
 from .monitoring import Alert, Dashboard, Snapshot
 from .outbox import OutboxEvent

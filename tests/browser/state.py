@@ -27,7 +27,7 @@ from django_amqp_events.models import (
     ReplayBatchEvent,
     State,
 )
-from tests.unit import admin_world as world
+from tests.unit.admin import admin_world as world
 
 MISTAKES = (
     # exception, message, location, what the handler's own function is called

@@ -18,7 +18,7 @@ from tests.web_settings import WEB
 
 settings.configure(
     **WEB,
-    ROOT_URLCONF="tests.unit.admin_world",
+    ROOT_URLCONF="tests.unit.admin.admin_world",
     DATABASES={"default": json.loads(os.environ["DATABASE"])},
     AMQP_EVENTS={
         "SERVICE": "billing",
@@ -43,7 +43,7 @@ def prepare() -> None:
     from django.contrib.auth.models import User
     from django.core.management import call_command
 
-    from tests.unit import admin_world
+    from tests.unit.admin import admin_world
 
     call_command("migrate", verbosity=0)
     for name in ("ada", "bob"):

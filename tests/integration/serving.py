@@ -17,7 +17,7 @@ from uuid import UUID
 
 import django_amqp_events
 from broker import free_ports
-from tests.unit.admin_world import Page
+from tests.unit.admin.admin_world import Page
 
 from .wire import until
 

@@ -5,12 +5,12 @@ exists before it validates those of one that does not (rabbit_channel.erl, ``que
 rabbit_amqqueue.erl, ``assert_equivalence`` and ``check_declare_arguments``). A redeclare that
 carries one more argument, invalid and meaningless for these queue types, is therefore answered
 with ok (identical), with "inequivalent arg" (different) or with "invalid arg" (missing), and can
-never create a queue. tests/integration/test_topology.py pins it.
+never create a queue. tests/integration/broker/test_topology.py pins it.
 
 A service has thousands of queues and bindings, so requests are sent ahead of their answers. A
 channel is answered in order; what it refuses closes it, and RabbitMQ ignores what comes after that
 (rabbit_channel.erl, ``handle_method`` of a closing channel): requests behind a refused one are not
-carried out, and are sent again. tests/integration/test_topology.py pins that too.
+carried out, and are sent again. tests/integration/broker/test_topology.py pins that too.
 """
 
 from __future__ import annotations

@@ -11,11 +11,7 @@ from celery import Celery
 
 from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
-from ..topology import (
-    Binding,
-    Exchange,
-    Queue,
-)
+from ..topology import Binding, Exchange, Queue
 from . import drift
 from .amqp_api import (
     Amqp,
@@ -25,10 +21,7 @@ from .amqp_api import (
     to_declare,
     to_unbind,
 )
-from .drift import (
-    Plan,
-    Step,
-)
+from .drift import Plan, Step
 from .inspection import REMEDY
 from .management_api import ManagementApi
 from .replacement import Replacement

@@ -20,10 +20,7 @@ from ..topology import (
     Topology,
 )
 from . import drift
-from .amqp_api import (
-    requirements,
-    session,
-)
+from .amqp_api import requirements, session
 from .drift import (
     Difference,
     Item,

@@ -8,14 +8,9 @@ from celery import Celery
 
 from ...conf import Settings
 from ...exceptions import BrokerRequirementError, TopologyDriftError
-from ..topology import (
-    Topology,
-)
+from ..topology import Topology
 from .changes import Progress, apply, joined
-from .drift import (
-    Report,
-    plan,
-)
+from .drift import Report, plan
 from .inspection import REMEDY, inspect
 
 logger = logging.getLogger(__name__)

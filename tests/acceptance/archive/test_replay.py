@@ -1,0 +1,195 @@
+"""Replays from one end to the other: real workers, a real mirror, processes that are killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from django_amqp_events.message import messages
+from django_amqp_events.message.messages import Message
+
+from ..conftest import Make
+from ..harness import Eyes, Service, until
+from ..replaying import (
+    fix,
+    make,
+    mirror,
+    mirror_once,
+    mirrored,
+    replay,
+    row,
+    rows,
+    wait_for,
+)
+
+# Many processes, one after the other.
+pytestmark = pytest.mark.timeout(300)
+
+ACT, SHARED, BULK = "replays.act", "replays.shared", "replays.bulk"
+FAILING, KEPT = "testproject.failing", "testproject.kept"
+
+
+@pytest.fixture
+def replays(fresh_eyes: Eyes, service: Make) -> Service:
+    return make(service, fresh_eyes)
+
+
+def replayed(service: Service, event_id: str, **wanted: Any) -> list[dict[str, Any]]:
+    """Runs of replays."""
+    return [line for line in service.runs(event_id, **wanted) if line["replay"]]
+
+
+# -- end to end ---------------------------------------------------------------------------
+
+
+def test_an_event_fails_is_archived_replayed_and_succeeds(
+    fresh_eyes: Eyes, replays: Service
+) -> None:
+    """Before the fix a replay fails again, on the same row; after it it succeeds, by a retry.
+
+    The retry that lies between waits in a delay queue, and is of the same replay.
+    """
+    worker = replays.worker("threads", 2)
+    mirror(replays)
+    event_id = fresh_eyes.event(ACT, {"plan": ["fail", "unless:fixed"]})
+    (first,) = wait_for(replays, state="archived")
+    assert (first["attempts"], first["replays"], first["exception"]) == (
+        2,
+        0,
+        "ValueError",
+    )
+    assert replay(replays) == {"published": 1, "returned": [], "skipped": [], "stopped": ""}
+    (second,) = wait_for(replays, state="archived", replays=1)
+    assert (second["id"], second["attempts"], second["failures"]) == (first["id"], 4, 2)
+    assert second["replay_set"][0]["outcome"] == "failed"
+    fix(replays)
+    replay(replays)
+    (third,) = wait_for(replays, state="succeeded")
+    assert (third["id"], third["replays"], third["attempts"]) == (first["id"], 2, 4)
+    assert [each["outcome"] for each in third["replay_set"]] == ["failed", "succeeded"]
+    lines = replays.runs(event_id)
+    assert [line["attempt"] for line in lines] == [1, 2] * 3
+    ids = [each["id"] for each in third["replay_set"]]
+    assert [line["replay"] for line in lines] == [None, None, ids[0], ids[0], ids[1], ids[1]]
+    logged = [line for line in worker.log.splitlines() if f"({event_id}) for" in line]
+    received = [line.endswith(", replayed") for line in logged if " received, attempt " in line]
+    assert received == [False] * 2 + [True] * 4
+    fresh_eyes.empty("replays.testproject.act", "replays:archive")
+
+
+def test_only_the_handler_that_failed_sees_the_replay(
+    fresh_eyes: Eyes, service: Make, replays: Service
+) -> None:
+    """Three handlers of one event, in two services."""
+    watching = service(fresh_eyes, "watching", handlers="watching")
+    watching.declare()
+    watching.worker("threads", 1)
+    replays.worker("threads", 2)
+    event_id = fresh_eyes.event(SHARED, {"plan": ["unless:fixed"]})
+    until(lambda: watching.runs(event_id, "end"))
+    until(lambda: len(replays.runs(event_id)) == 2)
+    found = mirrored(replays, 2, state="archived")
+    assert [(each["handler"], each["state"]) for each in found] == [
+        (FAILING, "archived"),
+        (KEPT, "archived"),
+    ]
+    fix(replays)
+    replay(replays, handler=FAILING)
+    until(lambda: replays.runs(event_id, "end", handler=FAILING))
+    mirrored(replays, state="succeeded")
+    states = {each["handler"]: each["state"] for each in rows(replays)}
+    assert states == {FAILING: "succeeded", KEPT: "archived"}
+    calls = Counter(line["handler"] for line in [*replays.runs(event_id), *watching.runs(event_id)])
+    assert calls == {FAILING: 2, KEPT: 1, "testproject.watch": 1}
+
+
+def test_an_event_whose_body_was_too_large(fresh_eyes: Eyes, service: Make) -> None:
+    """It is skipped with the remedy, and replayed when that was done."""
+    strict = make(service, fresh_eyes, events={"MAX_BODY": 2000})
+    worker = strict.worker("threads", 1)
+    event_id = fresh_eyes.event(ACT, {"plan": ["ok"], "text": "x" * 3000})
+    until(lambda: fresh_eyes.ready("replays:archive"))
+    mirror_once(strict)
+    assert row(strict)["reason"] == "malformed"
+    report = replay(strict)
+    assert report is not None
+    assert "MAX_BODY is 2000; raise it first" in report["skipped"][0]
+    worker.stop()
+    broad = service(fresh_eyes, "replays", handlers="replays", where=strict.where)
+    broad.worker("threads", 1)
+    report = replay(broad)
+    assert report is not None
+    assert report["published"] == 1
+    until(lambda: broad.runs(event_id, "end"))
+    mirrored(broad, state="succeeded")
+
+
+def test_a_body_that_cannot_be_read_is_not_replayed(fresh_eyes: Eyes, replays: Service) -> None:
+    replays.worker("threads", 1)
+    message = fresh_eyes.message(ACT, {})
+    fresh_eyes.send(
+        Message(
+            exchange="events",
+            routing_key=ACT,
+            body=b"\xff\x00 no JSON",
+            headers=message.headers,
+            properties=message.properties,
+            event_id=message.event_id,
+            name=ACT,
+        )
+    )
+    until(lambda: fresh_eyes.ready("replays:archive"))
+    mirror_once(replays)
+    report = replay(replays)
+    assert report is not None
+    assert "its body cannot be read" in report["skipped"][0]
+    assert row(replays)["state"] == "archived"
+
+
+def test_a_handler_that_was_renamed(fresh_eyes: Eyes, service: Make) -> None:
+    """The event failed under the old name; its replay is handled, and reported, under the new."""
+
+    def deployed(name: str, **more: Any) -> Service:
+        handlers = {
+            name: {
+                "EVENTS": ["replays.renamed"],
+                "HANDLER": "testproject.renaming.plain",
+                "MAX_RETRIES": 0,
+            }
+        }
+        options: dict[str, Any] = {"handlers": "renaming", "events": {"HANDLERS": handlers, **more}}
+        made: Service = make(service, fresh_eyes, where=where, **options)
+        return made
+
+    where = None
+    before = deployed("billing.old")
+    where = before.where
+    worker = before.worker("threads", 1)
+    event_id = fresh_eyes.event("replays.renamed", {"plan": ["unless:fixed"]})
+    until(lambda: fresh_eyes.ready("replays:archive"))
+    mirror_once(before)
+    worker.stop()
+    unaware = deployed("billing.new")
+    report = replay(unaware)
+    assert report is not None
+    assert "no handler is named 'billing.old'" in report["skipped"][0]
+    assert "RENAMED_HANDLERS" in report["skipped"][0]
+    after = deployed("billing.new", RENAMED_HANDLERS={"billing.old": "billing.new"})
+    after.worker("threads", 1)
+    report = replay(after)
+    assert report is not None
+    assert report["published"] == 1
+    until(lambda: len(replayed(after, event_id)) == 1)
+    (failed,) = mirrored(after, state="archived", failures=2)
+    (first,) = failed["replay_set"]
+    assert (failed["state"], failed["handler"], first["handler"]) == (
+        "archived", "billing.old", "billing.new"
+    )  # fmt: skip
+    fix(after)
+    replay(after)
+    (done,) = mirrored(after, state="succeeded")
+    assert done["id"] == failed["id"]
+    second = done["replay_set"][1]
+    assert second["task_id"] == messages.task_id("tests", event_id, "billing.new", second["id"])

@@ -1,0 +1,218 @@
+"""Replays whose processes are killed at each step: the row says what is known, and goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from uuid import uuid4
+
+import pytest
+
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.message import (
+    archive_copies,
+    copies,
+    decoding,
+    encoding,
+)
+from django_amqp_events.message.messages import Message, Progress, Received
+from tests.conftest import Database
+
+from ..conftest import Make
+from ..harness import Eyes, Service, until
+from ..replaying import (
+    make,
+    mirror,
+    mirror_once,
+    mirrored,
+    replay,
+    resume,
+    row,
+    rows,
+    wait_for,
+)
+
+# Many processes, one after the other.
+pytestmark = pytest.mark.timeout(300)
+
+BULK = "replays.bulk"
+BEFORE_PUBLISH = "publisher.AmqpBackend.publish = die"
+BEFORE_NOTED = "lifecycle.published = die"
+
+
+@pytest.fixture
+def mended(fresh_eyes: Eyes, service: Make, archive_database: Database) -> Service:
+    """A service whose archive is in the database of this test; one event failed, and is mended."""
+    environ = {"TESTPROJECT_DATABASE": archive_database.json}
+    made = make(service, fresh_eyes, environ=environ)
+    fresh_eyes.send(archived(1))
+    mirror_once(made)
+    assert row(made)["state"] == "archived"
+    return made
+
+
+def archived(number: int) -> Message:
+    """What a worker archives of an event that `bulk` could not handle."""
+    message = encoding.event_message(
+        exchange="events",
+        name=BULK,
+        body=encoding.encode_payload(BULK, {"number": number}),
+        event_id=f"event-{number}",
+        service="tests",
+        published_at=datetime.now(UTC),
+    )
+    delivery = Received(
+        queue="replays.testproject.bulk",
+        exchange="events",
+        routing_key=BULK,
+        body=message.body,
+        headers=message.headers,
+        properties=message.properties,
+    )
+    return archive_copies.archive_copy(
+        delivery,
+        exchange="replays:archive",
+        reason="exhausted",
+        at=datetime.now(UTC),
+        worker="celery@one",
+        service="replays",
+        event=decoding.identify(delivery, trusted=False)[0],
+        progress=Progress(handler="testproject.bulk"),
+        handler="testproject.bulk",
+    )
+
+
+QUEUE = "replays.testproject.bulk"
+
+
+def test_killed_between_claim_and_publish(fresh_eyes: Eyes, mended: Service) -> None:
+    """The row says *queued*, nothing is on its way; taken up again, it runs once."""
+    assert replay(mended, BEFORE_PUBLISH) is None
+    left = row(mended)
+    assert (left["state"], left["replays"]) == ("queued", 1)
+    assert left["replay_set"][0]["outcome"] == "queued"
+    assert fresh_eyes.ready(QUEUE) == 0
+    assert resume(mended, lease=60) == 0, "it may be alive"
+    report = replay(mended, state="queued")
+    assert report is not None
+    assert report["skipped"] == ["it is queued"]
+    assert resume(mended) == 1
+    assert fresh_eyes.ready(QUEUE) == 1
+    assert row(mended)["state"] == "replaying"
+    assert resume(mended) == 0
+    mended.worker("threads", 1)
+    until(lambda: mended.runs("event-1", "end"))
+    (done,) = mirrored(mended, state="succeeded")
+    (only,) = done["replay_set"]
+    assert (done["state"], only["id"]) == ("succeeded", left["replay_set"][0]["id"])
+    assert only["publishes"] == 2, "tries, of which one came to nothing"
+    assert [line["replay"] for line in mended.runs("event-1")] == [only["id"]]
+
+
+def test_killed_between_publish_and_note(fresh_eyes: Eyes, mended: Service) -> None:
+    """The row says *queued* although it is on its way: it may run twice, under one replay id."""
+    assert replay(mended, BEFORE_NOTED) is None
+    left = row(mended)
+    assert left["state"] == "queued"
+    assert fresh_eyes.ready(QUEUE) == 1
+    assert resume(mended) == 1
+    assert fresh_eyes.ready(QUEUE) == 2
+    mended.worker("threads", 1)
+    until(lambda: len(mended.runs("event-1", "end")) == 2)
+    (done,) = mirrored(mended, state="succeeded")
+    (only,) = done["replay_set"]
+    assert (done["state"], done["replays"], only["publishes"]) == ("succeeded", 1, 2)
+    assert {line["replay"] for line in mended.runs("event-1")} == {left["replay_set"][0]["id"]}
+
+
+def test_killed_between_publish_and_note_while_a_worker_is_there(
+    fresh_eyes: Eyes, mended: Service
+) -> None:
+    """The outcome is faster than the lease: the row is settled, nothing is published again."""
+    mended.worker("threads", 1).wait_ready()
+    assert replay(mended, BEFORE_NOTED) is None
+    until(lambda: mended.runs("event-1", "end"))
+    (done,) = mirrored(mended, state="succeeded")
+    assert (done["state"], done["replay_set"][0]["outcome"]) == ("succeeded", "succeeded")
+    assert resume(mended) == 0
+    assert len(mended.runs("event-1")) == 1
+
+
+def test_the_mirror_takes_up_what_was_left(fresh_eyes: Eyes, mended: Service) -> None:
+    """By itself, after the lease."""
+    assert replay(mended, BEFORE_PUBLISH) is None
+    mended.worker("threads", 1)
+    running = mirror(mended)
+    (done,) = wait_for(mended, state="succeeded")
+    assert done["replay_set"][0]["publishes"] == 2
+    assert len(mended.runs("event-1")) == 1
+    until(lambda: "published again" in running.log)
+
+
+#: Dies when half of the third chunk is confirmed.
+IN_THE_MIDDLE = """
+publish, windows = publisher.AmqpBackend.publish, []
+def half(self, messages, *, mandatory):
+    windows.append(len(messages))
+    if len(windows) < 3:
+        return publish(self, messages, mandatory=mandatory)
+    publish(self, messages[:100], mandatory=mandatory)
+    die()
+publisher.AmqpBackend.publish = half
+"""
+
+
+def test_killed_in_the_middle_of_a_thousand(
+    fresh_eyes: Eyes, service: Make, archive_database: Database
+) -> None:
+    """400 are on their way, 200 queued (half of them published), 400 were not touched."""
+    environ = {"TESTPROJECT_DATABASE": archive_database.json}
+    replays = make(service, fresh_eyes, environ=environ)
+    fresh_eyes.send(*[archived(number) for number in range(1000)])
+    mirror_once(replays)
+    assert replay(replays, IN_THE_MIDDLE) is None
+    left = rows(replays)
+    assert Counter(each["state"] for each in left) == {
+        "replaying": 400,
+        "queued": 200,
+        "archived": 400,
+    }
+    assert fresh_eyes.ready(QUEUE) == 500
+    ids = {each["id"]: each["replay_set"][0]["id"] for each in left if each["replays"]}
+    assert resume(replays) == 200
+    report = replay(replays)
+    assert report == {"published": 400, "returned": [], "skipped": [], "stopped": ""}
+    assert fresh_eyes.ready(QUEUE) == 1100
+    replays.worker("threads", 4)
+    until(lambda: len(replays.ledger(what="end")) == 1100, 120)
+    done = mirrored(replays, 1000, state="succeeded")
+    assert all(len(each["replay_set"]) == 1 for each in done)
+    assert {each["id"]: each["replay_set"][0]["id"] for each in done} | ids == {
+        each["id"]: each["replay_set"][0]["id"] for each in done
+    }
+    calls = Counter((line["event"], line["replay"]) for line in replays.ledger(what="start"))
+    assert Counter(calls.values()) == {1: 900, 2: 100}
+    assert len({event for event, _ in calls}) == 1000, "no event under two replay ids"
+
+
+def test_an_outcome_of_nobody_changes_nothing(fresh_eyes: Eyes, mended: Service) -> None:
+    """Anybody who may publish there can write one; it is counted, and no row is touched."""
+    message = copies.replay_copy(
+        Received(
+            queue=QUEUE, exchange="", routing_key=BULK,
+            body=encoding.encode_payload(BULK, {"number": 1}), headers={},
+            properties={"content_type": "application/json", "content_encoding": "utf-8"},
+        ),
+        ReceivedEvent(id="event-1", name=BULK, service="tests"),
+        exchange="replays:replay",
+        routing_key=QUEUE,
+        handler="testproject.bulk",
+        replay_id=str(uuid4()),
+    )  # fmt: skip
+    before = row(mended)
+    mended.worker("threads", 1)
+    fresh_eyes.send(message)
+    until(lambda: mended.runs("event-1", "end"))
+    until(lambda: fresh_eyes.ready("replays:archive"))
+    assert "1 outcome of an unknown replay" in mirror_once(mended)
+    assert row(mended) == before

@@ -1,0 +1,303 @@
+"""`make demo`, as a user runs it: what it says is so, and nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from http.cookiejar import CookieJar
+from pathlib import Path
+from urllib.parse import urlencode
+from urllib.request import HTTPCookieProcessor, OpenerDirector, ProxyHandler, build_opener
+
+import pytest
+
+from tests.conftest import Vhost
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = [sys.executable, "-m", "example_project.demo"]
+RUN = ROOT / ".run" / "demo"
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("demo")]
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Without AMQP_URL: the demo has a node of its own."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AMQP_", "DJANGO_"))}
+    return kept | more
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(*arguments: str, **more: str) -> subprocess.Popen[str]:
+        child = subprocess.Popen(
+            [*COMMAND, *arguments],
+            cwd=ROOT,
+            env=environment(**more),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        running.append(child)
+        return child
+
+    yield begin
+    for child in running:
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+
+
+def ours() -> dict[int, str]:
+    """Processes that belong to a demo of this checkout: by their environment or command line."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            if str(RUN).encode() in text and state not in "ZX":
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def eventually_nothing() -> bool:
+    deadline = time.monotonic() + 15
+    while ours() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not ours()
+
+
+def account(out: str, archived: str) -> tuple[int, int, int]:
+    """Accepted, handled and archived of the line that sums up; none waits, none is lost."""
+    sums = re.search(
+        rf"(\d+) accepted - (\d+) handled - (\d+) {archived} - 0 waiting = lost 0\n", out
+    )
+    assert sums, out
+    first, second, third = map(int, sums.groups())
+    return first, second, third
+
+
+def wait_for(child: subprocess.Popen[str], text: str) -> str:
+    assert child.stdout is not None
+    seen = ""
+    for line in child.stdout:
+        seen += line
+        if text in line:
+            return seen
+    pytest.fail(f"{text!r} did not come:\n{seen}")
+
+
+def test_everything_that_was_accepted_is_accounted_for(start: Start) -> None:
+    child = start("--orders", "75")
+    out, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, out
+    accepted, handled, archived = account(out, "archived")
+    assert accepted == handled + archived
+    assert archived == 2
+    assert "In the archive: 2 rows in the services' databases, 0 messages in the queues" in out
+    # A handler's own failures, and nobody else's: these fail for good in the first 75 lines.
+    assert "TaxError: there is no tax rate for the country 'HR'" in out
+    assert re.search(r"register_sale .*exhausted +4 +TaxOfficeUnavailable", out), out
+    assert "the customer has no email" in out
+    assert re.search(r"all \d+ retries: none early", out), out
+    waited = re.findall(r"(\d) s +(\d+\.\d+) s", out.partition("One event and its schedule")[2])
+    assert [int(declared) for declared, _ in waited] == [1, 2, 4]
+    assert all(float(seconds) >= int(declared) for declared, seconds in waited), out
+    # The fix, and the replay in the admin.
+    assert re.search(r"billing +2 events published", out), out
+    assert re.search(r"shop +nothing is in the archive", out), out
+    replayed = out.partition("In the archive, after the replay")[2]
+    assert (
+        len(re.findall(r"^  billing invoices\.\w+ .* 1  succeeded$", replayed, re.MULTILINE)) == 2
+    ), out
+    final, settled, open_ = account(out, "archived and open")
+    # An order more is invoiced, and the shop hears of it.
+    assert (final, settled, open_) == (accepted + 1, accepted + 1, 0)
+    assert "Nothing was lost." in out
+    assert "none is left" in out
+    assert ours() == {}
+
+
+def test_a_broken_promise_is_seen(start: Start) -> None:
+    """What the archive says is not enough, and what the ledger has forgotten is lost."""
+    child = start("--orders", "75")
+    wait_for(child, "Release 2 mends")
+    with closing(sqlite3.connect(RUN / "billing.sqlite3", timeout=30)) as db, db:
+        claimed = db.execute(
+            "UPDATE django_amqp_events_archivedevent SET state = 'succeeded' "
+            "WHERE handler = 'invoices.issue_invoice' RETURNING event_id"
+        ).fetchall()
+        forgotten = db.execute(
+            "DELETE FROM ledger_attempt WHERE id = (SELECT MIN(id) FROM ledger_attempt "
+            "WHERE handler = 'invoices.book_revenue') RETURNING event_id"
+        ).fetchall()
+    out, _ = child.communicate(timeout=240)
+    assert child.returncode == 1, out
+    assert "2 events are lost" in out
+    assert [len(claimed), len(forgotten)] == [1, 1]
+    assert f"invoices.issue_invoice {claimed[0][0]}" in out
+    assert f"invoices.book_revenue {forgotten[0][0]}" in out
+    assert ours() == {}
+
+
+@pytest.mark.parametrize("moment", ["broker ", "workers "])
+def test_an_interrupted_demo_leaves_nothing(start: Start, moment: str) -> None:
+    """With the admin sites running too it is what `make serve` ends with, below."""
+    child = start("--orders", "20")
+    wait_for(child, moment)
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert ours() == {}
+
+
+def test_a_killed_demo_leaves_nothing(start: Start) -> None:
+    child = start()
+    wait_for(child, "orders ")
+    child.kill()
+    child.wait()
+    assert eventually_nothing(), ours()
+
+
+def test_a_broker_that_is_away_is_named_with_a_remedy(start: Start) -> None:
+    child = start(AMQP_URL="amqp://nobody:nothing@127.0.0.1:1/")
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 2
+    assert "Remedy: correct AMQP_URL" in out
+    assert "Traceback" not in out
+
+
+def test_a_kept_demo_on_the_broker_of_others_is_cleared_away_by_stop(
+    start: Start, fresh_vhost: Vhost
+) -> None:
+    """Without a management API there is no vhost of its own, so it stays below a prefix."""
+    child = start("--keep", "--orders", "5", AMQP_URL=fresh_vhost.url)
+    out, _ = child.communicate(timeout=240)
+    try:
+        assert child.returncode == 0, out
+        assert "prefix demo-" in out
+        assert "make demo ARGS=--stop" in out
+        second = start()
+        second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert ours(), "the second one must not have ended it"
+    finally:
+        stopped = start("--stop")
+        stopped.communicate(timeout=60)
+    assert stopped.returncode == 0
+    assert eventually_nothing(), ours()
+    node = fresh_vhost.node
+    queues = node.http("GET", f"/api/queues/{fresh_vhost.path}?columns=name")
+    exchanges = node.http("GET", f"/api/exchanges/{fresh_vhost.path}?columns=name")
+    left = [one["name"] for one in [*queues, *exchanges] if one["name"].startswith("demo-")]
+    assert left == []
+
+
+# -- make serve ---------------------------------------------------------------------------------
+
+
+def log_in(address: str, user: str, password: str) -> OpenerDirector:
+    jar = CookieJar()
+    browser = build_opener(ProxyHandler({}), HTTPCookieProcessor(jar))
+    page = browser.open(f"{address}login/", timeout=30).read().decode()
+    token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
+    assert token, page
+    login = {"username": user, "password": password, "csrfmiddlewaretoken": token[1]}
+    browser.open(f"{address}login/?next=/admin/", urlencode(login).encode(), timeout=30).close()
+    # Two services on one host: neither may log the other one's user out.
+    assert len({cookie.name for cookie in jar} & {"sessionid", "csrftoken"}) == 0
+    return browser
+
+
+REPLAY = """
+import sys
+from example_project.demo.person import Person
+person = Person(sys.argv[1])
+print(*person.replay_everything(person.log_in(*sys.argv[2:]), "seen enough"))
+"""
+
+
+def test_what_is_served_waits_for_a_person_and_ends(start: Start) -> None:
+    server = start("--serve", "--orders", "60")
+    out = wait_for(server, "make serve ARGS=--stop")
+    addresses = dict(
+        re.findall(r"^  (shop|billing) +(http://127\.0\.0\.1:\d+/admin/)$", out, re.MULTILINE)
+    )
+    login = re.search(r"user (\w+), password (\S+)$", out, re.MULTILINE)
+    assert login, out
+    assert account(out, "archived")[2] == 1
+    for service, address in addresses.items():
+        browser = log_in(address, *login.groups())
+        page = browser.open(f"{address}django_amqp_events/archivedevent/", timeout=30)
+        text = page.read().decode()
+        assert f"Example: {service}" in text
+        assert ("there is no tax rate" in text) == (service == "billing")
+        style = re.search(r'href="(/static/[^"]+\.css)"', text)
+        assert style
+        css = browser.open(address.replace("/admin/", style[1]), timeout=30)
+        assert css.headers["Content-Type"] == "text/css"
+        for answer in (page, css):
+            answer.close()
+    fixed = start("--fix")
+    told, _ = fixed.communicate(timeout=120)
+    assert fixed.returncode == 0, told
+    replay = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            REPLAY,
+            addresses["billing"],
+            *login.groups(),
+        ],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert replay.returncode == 0, replay.stderr
+    assert "1 event published" in replay.stdout
+    wait_for(server, "open in the archive: shop 0, billing 0")
+    server.send_signal(signal.SIGINT)
+    server.communicate(timeout=60)
+    assert server.returncode == 0
+    assert ours() == {}
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_what_is_served_in_the_background_ends_by_stop_and_with_its_server(
+    start: Start, end: str
+) -> None:
+    assert start("--fix").wait(60) == 2
+    begun = start("--serve", "--keep", "--orders", "3")
+    out, _ = begun.communicate(timeout=240)
+    assert begun.returncode == 0, out
+    assert "What to try" in out
+    if end == "stop":
+        second = start()
+        second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert ours(), "the second one must not have ended it"
+        stopped = start("--stop")
+        stopped.communicate(timeout=90)
+        assert stopped.returncode == 0
+        assert ours() == {}
+    else:
+        server = json.loads((RUN / "kept.json").read_text())["server"]["pid"]
+        os.kill(server, signal.SIGKILL)
+        assert eventually_nothing(), ours()

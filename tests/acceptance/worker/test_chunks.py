@@ -1,0 +1,272 @@
+"""Several fresh events in one job of a pool process: as if each had been alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+from broker import BrokerError
+from django_amqp_events.conf import FAST_PATHS
+from django_amqp_events.message.messages import task_id
+
+from ..conftest import Make
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
+
+pytestmark = pytest.mark.timeout(240)
+
+ACT = "core.act"
+QUEUE = "core.testproject.act"
+#: Prefetched for each process, so that much waits for it.
+MANY = ("--prefetch-multiplier", "20", "-Q", QUEUE)
+#: Enough for the worker to know how long the handler takes.
+LEARN = 40
+
+
+@pytest.fixture
+def core(service: Make, fresh_eyes: Eyes) -> Service:
+    made = service(fresh_eyes)
+    made.declare()
+    return made
+
+
+def publish(eyes: Eyes, *plans: list[str]) -> list[str]:
+    messages = [eyes.message(ACT, {"plan": plan}) for plan in plans]
+    eyes.send(*messages)
+    return [message.event_id for message in messages]
+
+
+def handed(core: Service) -> dict[str, int]:
+    """Jobs and events that the worker has given to its pool."""
+    said = core.control("inspect", "stats", "--json")
+    stats: dict[str, Any] = json.loads(said[said.index("{") :])
+    (found,) = [stat["amqp_events"]["chunks"] for stat in stats.values()]
+    assert isinstance(found, dict)
+    return found
+
+
+def learn(core: Service, eyes: Eyes, concurrency: int = 1) -> Worker:
+    """Start a worker that knows how long its handler takes."""
+    ids = publish(eyes, *[["ok"]] * LEARN)
+    worker = core.worker("prefork", concurrency, *MANY).wait_ready()
+    until(lambda: ended(core) >= set(ids), 60)
+    return worker
+
+
+def ended(core: Service) -> set[str]:
+    return {line["event"] for line in core.ledger(what="end")}
+
+
+def counts(core: Service, what: str) -> dict[str, int]:
+    return dict(Counter(line["event"] for line in core.ledger(what=what)))
+
+
+def test_a_backlog_goes_in_few_jobs(core: Service, fresh_eyes: Eyes) -> None:
+    ids = publish(fresh_eyes, *[["ok"]] * 300)
+    core.worker("prefork", 2, *MANY).wait_ready()
+    until(lambda: ended(core) >= set(ids), 60)
+    fresh_eyes.empty(QUEUE)
+    assert counts(core, "start") == counts(core, "end") == dict.fromkeys(ids, 1)
+    told = handed(core)
+    assert told["events"] == 300
+    assert told["jobs"] < 200
+
+
+def test_it_can_be_switched_off(service: Make, fresh_eyes: Eyes) -> None:
+    others = [path for path in FAST_PATHS if path != "chunks"]
+    core = service(fresh_eyes, events={"FAST_PATHS": others})
+    core.declare()
+    (event_id,) = publish(fresh_eyes, ["ok"])
+    core.worker("prefork", 1, *MANY).wait_ready()
+    until(lambda: core.runs(event_id, "end"))
+    said = core.control("inspect", "stats", "--json")
+    assert '"chunks": null' in said
+    assert '"reads": true' in said
+
+
+def test_what_fails_in_the_middle_is_retried_and_what_stands_behind_it_is_run(
+    core: Service, fresh_eyes: Eyes
+) -> None:
+    learn(core, fresh_eyes)
+    plans = [["fail", "ok"] if number % 7 == 3 else ["ok"] for number in range(60)]
+    ids = publish(fresh_eyes, *plans)
+    until(lambda: ended(core) >= set(ids), 60)
+    fresh_eyes.empty(QUEUE)
+    runs = counts(core, "start")
+    assert [runs[event_id] for event_id in ids] == [len(plan) for plan in plans]
+    assert set(counts(core, "end").values()) == {1}
+
+
+@pytest.mark.parametrize("deed", ["kill", "exit"])
+def test_what_ends_the_process_is_delivered_again_and_nothing_else(
+    core: Service, fresh_eyes: Eyes, deed: str
+) -> None:
+    """Those before it are settled, those behind it have not begun: neither is in doubt."""
+    learn(core, fresh_eyes)
+    deadly = {20, 45}
+    plans = [[deed, "ok"] if number in deadly else ["ok"] for number in range(60)]
+    ids = publish(fresh_eyes, *plans)
+    victims = {ids[number] for number in deadly}
+    others = set(ids) - victims
+    # Each time it is delivered it ends a process, until the broker takes it away.
+    until(lambda: fresh_eyes.ready("core:graveyard") == len(victims), 60)
+    until(lambda: ended(core) >= others, 60)
+    fresh_eyes.empty(QUEUE)
+    runs = counts(core, "start")
+    assert {event_id: runs[event_id] for event_id in others} == dict.fromkeys(others, 1)
+    assert not any(
+        line["redelivered"] for line in core.ledger(what="start") if line["event"] in others
+    )
+    assert {runs[event_id] for event_id in victims} == {6}
+    assert not ended(core) & victims
+
+
+def test_what_hangs_holds_nobody_up(core: Service, fresh_eyes: Eyes) -> None:
+    """All others end beside it, in the other process, each once."""
+    worker = learn(core, fresh_eyes, concurrency=2)
+    plans = [["sleep:30"] if number == 5 else ["ok"] for number in range(40)]
+    ids = publish(fresh_eyes, *plans)
+    until(lambda: ended(core) >= {*ids} - {ids[5]}, 25)
+    assert ids[5] not in ended(core)
+    until(lambda: ids[5] in ended(core), 60)
+    assert set(counts(core, "end").values()) == set(counts(core, "start").values()) == {1}
+    worker.stop()
+    fresh_eyes.empty(QUEUE)
+
+
+def test_hanging_in_both_processes_loses_and_doubles_nothing(
+    core: Service, fresh_eyes: Eyes
+) -> None:
+    worker = learn(core, fresh_eyes, concurrency=2)
+    plans = [["sleep:0.2"] if number % 9 == 5 else ["ok"] for number in range(200)]
+    ids = publish(fresh_eyes, *plans)
+    until(lambda: ended(core) >= set(ids), 60)
+    assert set(counts(core, "end").values()) == set(counts(core, "start").values()) == {1}
+    worker.stop()
+    fresh_eyes.empty(QUEUE)
+
+
+def test_one_is_terminated_by_remote_control(core: Service, fresh_eyes: Eyes) -> None:
+    """Its neighbours are handled; it is archived as revoked."""
+    learn(core, fresh_eyes)
+    plans = [["sleep:60"] if number == 4 else ["ok"] for number in range(20)]
+    ids = publish(fresh_eyes, *plans)
+    until(lambda: core.runs(ids[4]))
+    number = task_id("tests", ids[4], "testproject.act", None)
+    fresh_eyes.app.control.terminate(number, signal="SIGKILL")
+    entry = Archive(fresh_eyes).wait(ids[4])
+    assert entry["reason"] == "revoked"
+    others = {*ids} - {ids[4]}
+    until(lambda: ended(core) >= others, 60)
+    assert set(counts(core, "start").values()) == {1}
+    fresh_eyes.empty(QUEUE)
+
+
+def test_a_cold_shutdown_archives_nothing(core: Service, fresh_eyes: Eyes) -> None:
+    """What it ends is delivered again, whatever the worker took for running."""
+    worker = learn(core, fresh_eyes)
+    for number in range(4):
+        ids = publish(fresh_eyes, *[["sleep:0.009"]] * 60)
+        until(partial(core.runs, ids[7 * number + 5]), 30)
+        worker.signal(signal.SIGQUIT)
+        worker.wait(30)
+        worker = core.worker("prefork", 1, *MANY).wait_ready()
+        until(lambda: ended(core) >= set(ids), 60)  # noqa: B023
+    fresh_eyes.empty(QUEUE)
+    assert Archive(fresh_eyes).collect() == []
+
+
+def test_remote_control_ends_the_one_that_it_names(core: Service, fresh_eyes: Eyes) -> None:
+    """Or nothing, where that has ended meanwhile: never a neighbour in the same process."""
+    learn(core, fresh_eyes)
+    archive, doomed = Archive(fresh_eyes), set()
+    for number in range(4):
+        ids = publish(fresh_eyes, *[["sleep:0.009"]] * 60)
+        until(partial(core.runs, ids[10 * number + 5]), 30)
+        chosen = ids[10 * number + 8]
+        doomed.add(chosen)
+        name = task_id("tests", chosen, "testproject.act", None)
+        fresh_eyes.app.control.terminate(name, signal="SIGKILL")
+        until(lambda: ended(core) >= {*ids} - doomed, 60)  # noqa: B023
+    fresh_eyes.empty(QUEUE)
+    assert {entry["event_id"] for entry in archive.collect()} <= doomed
+
+
+@pytest.mark.parametrize("handler", ["act", "rated"])
+def test_one_that_goes_alone_is_terminated_by_remote_control(
+    service: Make, fresh_eyes: Eyes, handler: str
+) -> None:
+    """With a limit of time or of its rate it is in no chunk."""
+    limits = {"task_annotations": {"testproject.act": {"time_limit": 60}}}
+    options = service(fresh_eyes, "options", handlers="options", celery=limits)
+    options.declare()
+    options.worker("prefork", 2, "-Q", f"options.testproject.{handler}").wait_ready()
+    event_id = fresh_eyes.event(f"options.{handler}", {"plan": ["sleep:60"]})
+    until(lambda: options.runs(event_id))
+    number = task_id("tests", event_id, f"testproject.{handler}", None)
+    fresh_eyes.app.control.terminate(number, signal="SIGKILL")
+    assert Archive(fresh_eyes, "options").wait(event_id)["reason"] == "revoked"
+
+
+def test_a_warm_shutdown_that_is_cut_short_runs_nothing_again(
+    core: Service, fresh_eyes: Eyes
+) -> None:
+    """What had ended is acked, although the one behind it in the same process goes on."""
+    for _ in range(3):
+        worker = learn(core, fresh_eyes)
+        plans = [["ok"]] * 16 + [["sleep:8"]] + [["ok"]] * 20
+        ids = publish(fresh_eyes, *plans)
+        until(partial(core.runs, ids[16]), 30)
+        worker.signal(signal.SIGTERM)
+        # Long before the one that runs has ended, and those behind it begin.
+        until(lambda: fresh_eyes.totals()[QUEUE] == 1 + 20, 6, "what has ended is acked")
+        before = ended(core)
+        assert ids[16] not in before
+        worker.kill()
+        worker = core.worker("prefork", 1, *MANY).wait_ready()
+        until(lambda: ended(core) >= set(ids), 60)  # noqa: B023
+        worker.stop()
+        assert {counts(core, "end")[event_id] for event_id in before} == {1}
+    fresh_eyes.empty(QUEUE)
+
+
+def test_ordinary_tasks_keep_no_event_from_its_turn(core: Service, fresh_eyes: Eyes) -> None:
+    """Both wait for the same processes: neither is served twice as often as the other."""
+    publish(fresh_eyes, *[["sleep:0.02"]] * 60)
+    core.python(
+        "from testproject.celery import app\n"
+        "for _ in range(200): app.send_task('testproject.tasks.nap', [0.05], queue='ordinary')"
+    )
+    # As many of each are taken in advance.
+    core.worker("prefork", 2, "--prefetch-multiplier", "16", "-Q", f"{QUEUE},ordinary").wait_ready()
+    until(lambda: len(core.ledger(what="end")) >= 40, 60)
+    fortieth = sorted(line["at"] for line in core.ledger(what="end"))[39]
+    naps = [line for line in core.ledger(what="nap") if line["at"] <= fortieth]
+    assert 10 < len(naps) < 100
+
+
+def test_the_connection_is_lost(core: Service, fresh_eyes: Eyes) -> None:
+    """What is in hand is delivered again; what had its ack is not."""
+    eyes = fresh_eyes
+    learn(core, eyes)
+    ids = publish(eyes, *[["ok"]] * 200)
+    until(lambda: len(ended(core)) > LEARN + 20)
+    for connection in until(eyes.connections):
+        with suppress(BrokerError):  # the first one may have taken others along
+            eyes.cut(connection)
+    until(lambda: ended(core) >= set(ids), 90)
+    eyes.empty(QUEUE)
+    again = {event_id for event_id, count in counts(core, "end").items() if count > 1}
+    in_hand = {line["event"] for line in core.ledger(what="start") if line["redelivered"]}
+    assert again <= in_hand

@@ -1,0 +1,57 @@
+"""Handlers that outlast the broker's consumer timeout."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker import Node
+
+from ..conftest import Make
+from ..harness import Archive, Eyes, until
+from ..isolation import Supervisor, fewer_deliveries, reaper
+
+pytestmark = pytest.mark.timeout(300)
+
+ACT = "core.act"
+#: Processes or threads.
+POOLS = {"prefork": 6, "threads": 4, "solo": 1}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_what_outlasts_it(pool: str, private_node: Node, node_eyes: Eyes, service: Make) -> None:
+    """The broker takes it back again and again; alone it has less time, and is archived."""
+    # Who looks at the timeout is the channel up to RabbitMQ 4.2, and then the queue.
+    for key, milliseconds in (
+        ("consumer_timeout", 4000),
+        ("channel_tick_interval", 500),
+        ("quorum_tick_interval", 500),
+    ):
+        private_node.ctl("eval", f"application:set_env(rabbit, {key}, {milliseconds}).")
+    eyes = node_eyes
+    core = service(
+        eyes,
+        name=f"core{pool}",
+        celery={"worker_cancel_long_running_tasks_on_connection_loss": True},
+    )
+    queue = f"{core.name}.testproject.act"
+    core.declare()
+    # In solo each lasts as long as the handler.
+    fewer_deliveries(eyes, f"^{queue}$", 3)
+    slow = eyes.event(ACT, {"plan": ["sleep:8"]})
+    main = Supervisor(lambda: core.worker(pool, POOLS[pool], "-Q", queue))
+    beside = Supervisor(lambda: reaper(core, "--time-limit", "1"))
+    archive = Archive(eyes, core.name)
+    try:
+        healthy = [eyes.event(ACT, {"plan": ["ok"]}) for _ in range(12)]
+        entry = archive.wait(slow, 300)
+        until(lambda: all(core.runs(event_id, "end") for event_id in healthy), 60)
+        until(lambda: not any(eyes.totals(core.name).values()), 60, "nothing is left")
+        after = eyes.event(ACT, {"plan": ["ok"]})
+        until(lambda: core.runs(after, "end"), 60, "the worker goes on")
+    finally:
+        main.kill()
+        beside.kill()
+    assert entry["reason"] == "poison"
+    assert "had not ended after 1 seconds" in entry["detail"]
+    assert entry["deaths"][0]["queue"] == queue
+    assert len(archive.collect()) == 1

@@ -1,0 +1,245 @@
+"""Workers that stop, are killed, or lose a child: nothing is lost, and what doubles is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from django_amqp_events.message import messages as messages_module
+
+from ..conftest import Make
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
+
+POOLS = ("prefork", "threads", "solo")
+ACT = "core.act"
+QUEUE = "core.testproject.act"
+
+
+def publish(eyes: Eyes, number: int, *plan: str) -> list[str]:
+    messages = [eyes.message(ACT, {"plan": list(plan)}) for _ in range(number)]
+    eyes.send(*messages)
+    return [message.event_id for message in messages]
+
+
+def ended(service: Service, ids: list[str]) -> bool:
+    return {line["event"] for line in service.ledger(what="end")} >= set(ids)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_warm_shutdown(pool: str, fresh_eyes: Eyes, service: Make) -> None:
+    """What was finished is never run again; retries on their way are neither lost nor doubled."""
+    eyes, core = fresh_eyes, service(fresh_eyes)
+    core.declare()
+    worker = core.worker(pool, 1 if pool == "solo" else 3, "-Q", QUEUE)
+    failing = publish(eyes, 5, "fail", "ok")
+    until(lambda: len(core.ledger(what="start", attempt=1)) >= 2)
+    slow = publish(eyes, 6, "sleep:0.7")
+    until(lambda: any(line["event"] in slow for line in core.ledger(what="start")))
+    assert worker.stop() == 0
+    finished = {line["event"] for line in core.ledger(what="end")}
+    started = {line["event"] for line in core.ledger(what="start")}
+    begun = {event_id for event_id in slow if event_id in started}
+    assert begun, "nothing was in progress"
+    assert begun <= finished, "a warm shutdown lets the handlers finish"
+    core.worker("threads", 8, "-Q", QUEUE)
+    until(lambda: ended(core, failing + slow), 30)
+    eyes.empty(QUEUE)
+    ends = Counter(line["event"] for line in core.ledger(what="end"))
+    assert ends == dict.fromkeys(failing + slow, 1)
+    for event_id in slow:
+        assert len(core.runs(event_id)) == 1
+    for event_id in failing:
+        assert [line["attempt"] for line in core.runs(event_id)] == [1, 2]
+    assert not Archive(eyes).collect()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_killed_worker_loses_nothing(pool: str, fresh_eyes: Eyes, service: Make) -> None:
+    """SIGKILL with events in flight, failing ones among them: each is handled in the end."""
+    eyes, core = fresh_eyes, service(fresh_eyes)
+    core.declare()
+    worker = core.worker(pool, 1 if pool == "solo" else 3, "-Q", QUEUE)
+    ids = publish(eyes, 30, "sleep:0.05") + publish(eyes, 10, "fail", "ok")
+    until(lambda: len(core.ledger(what="start")) >= 8)
+    worker.kill()
+    before = {line["event"] for line in core.ledger(what="start")}
+    core.worker("threads", 8, "-Q", QUEUE)
+    until(lambda: ended(core, ids), 30)
+    eyes.empty(QUEUE)
+    starts = Counter((line["event"], line["attempt"]) for line in core.ledger(what="start"))
+    doubled = {event_id for (event_id, _), count in starts.items() if count > 1}
+    assert doubled <= before, "only what was in hand may run twice"
+    assert max(starts.values()) <= 2
+    assert not Archive(eyes).collect()
+    assert eyes.totals()["core:graveyard"] == 0
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_handler_that_takes_the_worker_with_it(
+    pool: str, fresh_eyes: Eyes, service: Make
+) -> None:
+    """Without children a dying handler ends the worker; the next one gets the event again."""
+    eyes, core = fresh_eyes, service(fresh_eyes)
+    core.declare()
+    worker = core.worker(pool, 1)
+    (event_id,) = publish(eyes, 1, "exit_once:worker")
+    assert worker.wait() == 3
+    core.worker("threads", 1)
+    until(lambda: ended(core, [event_id]))
+    first, second = core.runs(event_id)
+    assert (first["attempt"], second["attempt"]) == (1, 1)
+    assert (first["redelivered"], second["redelivered"]) == (False, True)
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_a_handler_that_exits_as_if_it_were_terminated(
+    pool: str, fresh_eyes: Eyes, service: Make
+) -> None:
+    """The exit code is what billiard's signal handler exits with: nobody has a verdict."""
+    eyes, core = fresh_eyes, service(fresh_eyes)
+    core.declare()
+    worker = core.worker(pool, 1, "-Q", QUEUE)
+    _, healthy = publish(eyes, 1, "sysexit:-200") + publish(eyes, 1, "ok")
+    until(lambda: eyes.totals()["core:graveyard"] == 1, 30, "it is left to the reaper")
+    until(lambda: ended(core, [healthy]))
+    eyes.empty(QUEUE)
+    assert worker.stop() == 0
+
+
+def test_solo_answers_before_the_next_run(fresh_eyes: Eyes, service: Make) -> None:
+    """Its main thread is in the next handler, for an hour or until that ends the worker."""
+    eyes, core = fresh_eyes, service(fresh_eyes)
+    core.declare()
+    handled, failing = publish(eyes, 1, "ok") + publish(eyes, 1, "countdown:600")
+    rubbish = eyes.message(ACT, {}, event_id="rubbish")
+    eyes.send(dataclasses.replace(rubbish, body=b"{"))
+    (held,) = publish(eyes, 1, "file:go")
+    worker = core.worker("solo", 1, "-Q", QUEUE)
+    until(lambda: core.runs(held), 30)
+    until(lambda: eyes.totals()[QUEUE] == 1, 20, "the others are acked")
+    worker.kill()
+    (core.where / "go").touch()
+    core.worker("threads", 1, "-Q", QUEUE)
+    until(lambda: ended(core, [held]), 30)
+    eyes.empty(QUEUE)
+    starts = Counter(line["event"] for line in core.ledger(what="start"))
+    assert starts == {handled: 1, failing: 1, held: 2}
+    assert sum(eyes.totals("core:delay").values()) == 1
+    assert len(Archive(eyes).of("rubbish")) == 1
+
+
+@pytest.mark.parametrize("pool", ["threads", "solo"])
+def test_what_is_finished_outlives_the_next_that_kills(
+    pool: str, fresh_eyes: Eyes, service: Make
+) -> None:
+    """All is in hand and read, so that the ack is not lost on its way: the kernel sends it."""
+    eyes, core = fresh_eyes, service(fresh_eyes)
+    core.declare()
+    (failing,) = publish(eyes, 1, "fail", "ok")
+    (first,) = publish(eyes, 1, "kill_once:first")
+    assert core.worker(pool, 1, "-Q", QUEUE).wait() == -signal.SIGKILL
+    until(lambda: eyes.ready(QUEUE) == 2, 20, "the retry and the killer are back")
+    (handled,) = publish(eyes, 1, "ok")
+    (second,) = publish(eyes, 1, "kill_once:second")
+    assert core.worker(pool, 1, "-Q", QUEUE).wait() == -signal.SIGKILL
+    core.worker(pool, 1, "-Q", QUEUE)
+    until(lambda: ended(core, [failing, handled, first, second]), 30)
+    eyes.empty(QUEUE, "core:delay.1s")
+    starts = Counter((line["event"], line["attempt"]) for line in core.ledger(what="start"))
+    assert starts == {
+        (failing, 1): 1, (failing, 2): 1, (handled, 1): 1, (first, 1): 2, (second, 1): 2,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prefork(eyes: Eyes, module_service: Make) -> Service:
+    """A prefork worker for all tests of this module that only kill its children."""
+    core = module_service(eyes)
+    core.declare()
+    # Celery replaces dead children every five seconds: enough of them to die one after another.
+    core.worker("prefork", 8, "-Q", QUEUE).wait_ready()
+    return core
+
+
+def test_beyond_the_delivery_limit(prefork: Service, eyes: Eyes) -> None:
+    """Six deliveries, then the graveyard, with its death in it; a neighbour is not touched."""
+    (event_id,) = publish(eyes, 1, "kill")
+    (neighbour,) = publish(eyes, 1, "ok")
+    until(lambda: eyes.ready("core:graveyard"), 40)
+    (dead,) = eyes.take("core:graveyard")
+    assert dead.headers["event-id"] == event_id
+    assert dead.headers["x-death"][0]["queue"] == QUEUE
+    assert dead.headers["x-death"][0]["reason"] == "delivery_limit"
+    assert dead.delivery_info["routing_key"] == QUEUE
+    runs = prefork.runs(event_id)
+    assert len(runs) == 6
+    assert {line["attempt"] for line in runs} == {1}, "being killed is no attempt"
+    until(lambda: ended(prefork, [neighbour]))
+    assert not Archive(eyes).of(event_id)
+
+
+def test_requeued_for_ever(prefork: Service, eyes: Eyes) -> None:
+    """Reject(requeue=True) each time ends in the graveyard too."""
+    (event_id,) = publish(eyes, 1, "requeue")
+    until(lambda: eyes.ready("core:graveyard"), 20)
+    (dead,) = eyes.take("core:graveyard")
+    assert dead.headers["event-id"] == event_id
+    assert len(prefork.runs(event_id)) == 6
+
+
+def task_id(event_id: str, handler: str = "testproject.act") -> str:
+    return messages_module.task_id("tests", event_id, handler, None)
+
+
+def revoke(eyes: Eyes, name: str, **options: Any) -> None:
+    answers = eyes.app.control.revoke(name, reply=True, timeout=5, limit=1, **options)
+    assert answers, "the worker did not answer"
+
+
+def test_revoked_before_it_starts(prefork: Service, eyes: Eyes) -> None:
+    """Celery alone would ack it away; here it is in the archive, and it did not run."""
+    message = eyes.message(ACT, {"plan": ["ok"]})
+    revoke(eyes, task_id(message.event_id))
+    eyes.send(message)
+    entry = Archive(eyes).wait(message.event_id)
+    assert entry["reason"] == "revoked"
+    assert not prefork.runs(message.event_id)
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGKILL"])
+def test_terminated_while_it_runs(prefork: Service, eyes: Eyes, number: str) -> None:
+    (event_id,) = publish(eyes, 1, "sleep:30")
+    until(lambda: prefork.runs(event_id))
+    revoke(eyes, task_id(event_id), terminate=True, signal=number)
+    entry = Archive(eyes).wait(event_id)
+    assert entry["reason"] == "revoked"
+    (after,) = publish(eyes, 1, "ok")
+    until(lambda: ended(prefork, [after]))
+    eyes.empty(QUEUE)
+    assert len(prefork.runs(event_id)) == 1
+    assert not prefork.runs(event_id, "end")
+
+
+def test_a_child_killed_from_outside(prefork: Service, eyes: Eyes) -> None:
+    """What the kernel's memory killer does: the event is run again, as the same attempt."""
+    import os
+
+    (event_id,) = publish(eyes, 1, "file:go")
+    (line,) = until(lambda: prefork.runs(event_id))
+    os.kill(line["pid"], signal.SIGKILL)
+    until(lambda: len(prefork.runs(event_id)) == 2)
+    (prefork.where / "go").touch()
+    until(lambda: ended(prefork, [event_id]))
+    first, second = prefork.runs(event_id)
+    assert (first["attempt"], second["attempt"]) == (1, 1)
+    assert second["redelivered"]
+    assert second["pid"] != first["pid"]

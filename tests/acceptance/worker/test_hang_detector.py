@@ -1,0 +1,111 @@
+"""Handlers that do not end are named: in the log, by a signal, and to who asks the worker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from ..conftest import Make
+from ..harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
+from .test_children import events_worker
+
+pytestmark = pytest.mark.timeout(240)
+
+ACT = "core.act"
+QUEUE = "core.testproject.act"
+
+
+@pytest.fixture
+def core(service: Make, fresh_eyes: Eyes) -> Service:
+    made = service(fresh_eyes)
+    made.declare()
+    return made
+
+
+def hang(core: Service, eyes: Eyes, worker: Worker) -> str:
+    """Let a handler hang beside one that does not, until it is reported; return its event's id."""
+    eyes.event(ACT, {"plan": ["ok"]})
+    event_id = eyes.event(ACT, {"plan": ["file:go"]})
+    until(lambda: core.runs(event_id, "hanging"), 40, "it is reported")
+    (start,) = core.runs(event_id)
+    first = core.runs(event_id, "hanging")[0]
+    assert first["handler"] == "testproject.act"
+    assert first["worker_pid"] == start["pid"]
+    assert first["seconds"] >= 1
+    assert f"event 'core.act' ({event_id}) for testproject.act has not ended after" in worker.log
+    assert f"in process {start['pid']}" in worker.log
+    return event_id
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_what_hangs_is_named_and_not_ended(pool: str, core: Service, fresh_eyes: Eyes) -> None:
+    worker = core.worker(pool, 2, "-Q", QUEUE, "--events-hang-after", "1").wait_ready()
+    event_id = hang(core, fresh_eyes, worker)
+    # Not at each look: again when it has gone on for twice as long.
+    until(lambda: len(core.runs(event_id, "hanging")) == 2, 30, "it is reported again")
+    first, second = core.runs(event_id, "hanging")
+    assert second["seconds"] >= 2 * first["seconds"]
+    if pool != "solo":  # whose main thread answers nobody meanwhile
+        assert [line["event"] for line in stats(core, worker)] == [event_id]
+    if pool == "prefork":  # one is enough: the command asks for the same
+        code, told = status(core)
+        assert code == 1
+        (line,) = json.loads(told)["hanging"]
+        assert (line["event"], line["handler"]) == (event_id, "testproject.act")
+        assert line["worker"] == f"{worker.name}@localhost"
+        assert (
+            f"event 'core.act' ({event_id}), process {line['process']}" in status(core, "text")[1]
+        )
+    (core.where / "go").touch()
+    until(lambda: core.runs(event_id, "end"), 20, "it goes on")
+    fresh_eyes.empty(QUEUE)
+    assert {line["event"] for line in core.ledger(what="hanging")} == {event_id}
+    if pool != "solo":
+        assert not stats(core, worker)
+    if pool == "prefork":
+        code, told = status(core)
+        assert (code, json.loads(told)["hanging"]) == (0, [])
+
+
+def status(core: Service, form: str = "json") -> tuple[int, str]:
+    """What ``events_status --workers`` exits with and says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "events_status", "--workers", "5", "--format", form],
+        env=core.env(),
+        cwd=core.where,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def stats(core: Service, worker: Worker) -> list[dict[str, Any]]:
+    # Asked by its name, nobody waits for others.
+    answer = core.control(
+        "inspect", "stats", "--json", "--destination", f"{worker.name}@localhost", seconds=20
+    )
+    (told,) = json.loads(answer[answer.index("{") : answer.rindex("}") + 1]).values()
+    hanging: list[dict[str, Any]] = told["amqp_events_hanging"]
+    return hanging
+
+
+def test_events_worker_has_the_option_too(core: Service, fresh_eyes: Eyes) -> None:
+    worker = events_worker(core, "--no-mirror", "--no-reaper", "--hang-after", "1").wait_ready()
+    hang(core, fresh_eyes, worker)
+    (core.where / "go").touch()
+
+
+def test_switched_off(core: Service, fresh_eyes: Eyes) -> None:
+    worker = core.worker("threads", 2, "-Q", QUEUE, "--events-hang-after", "0").wait_ready()
+    assert stats(core, worker) == []

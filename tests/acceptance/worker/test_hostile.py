@@ -1,0 +1,158 @@
+"""Messages that no well-meaning client writes: each is archived, and the worker goes on."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import amqp
+import pytest
+
+from django_amqp_events.message.headers import EVENT_UNREADABLE
+
+from ..conftest import Make
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
+
+ACT = "core.act"
+QUEUE = "core.testproject.act"
+BODY = b'[[],{"plan":["ok"]},{}]'
+
+
+def short(text: bytes) -> bytes:
+    return bytes([len(text)]) + text
+
+
+def long(text: bytes) -> bytes:
+    return b"S" + struct.pack(">I", len(text)) + text
+
+
+def nested(depth: int) -> bytes:
+    value = b"t\x01"
+    for _ in range(depth):
+        value = b"A" + struct.pack(">I", len(value)) + value
+    return value
+
+
+def properties(*headers: tuple[bytes, bytes], message_id: bytes = b"") -> bytes:
+    """Encode properties by hand: content type, encoding, headers, delivery mode, message id."""
+    table = b"".join(short(key) + value for key, value in headers)
+    return (
+        struct.pack(">H", 0xF080)
+        + short(b"application/json")
+        + short(b"utf-8")
+        + struct.pack(">I", len(table))
+        + table
+        + b"\x02"
+        + short(message_id)
+    )
+
+
+def identity(event_id: bytes, *more: tuple[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"event-id", long(event_id)), *more)
+
+
+def put(eyes: Eyes, raw: bytes, body: bytes = BODY, key: bytes = ACT.encode()) -> None:
+    """Publish with properties and routing key byte for byte."""
+    channel = eyes.channel()
+    channel.confirm_select()
+    message = amqp.Message(body)
+    message._serialize_properties = lambda: raw
+    arguments = struct.pack(">H", 0) + short(b"events") + short(key) + b"\0"
+    channel.connection.frame_writer(
+        1, channel.channel_id, amqp.spec.Basic.Publish, arguments, message
+    )
+    channel.wait(amqp.spec.Basic.Ack)
+    channel.close()
+
+
+@pytest.fixture
+def core(fresh_eyes: Eyes, service: Make) -> Service:
+    core = service(fresh_eyes)
+    core.declare()
+    # No event of a handler's name has these bytes, but a pattern's may.
+    channel = fresh_eyes.channel()
+    channel.queue_bind(QUEUE, "events", "core.odd.*")
+    channel.close()
+    return core
+
+
+def archived(eyes: Eyes, number: int) -> list[dict[str, Any]]:
+    archive = Archive(eyes)
+    until(lambda: len(archive.collect()) >= number, what=f"{number} archived")
+    return archive.collect()
+
+
+def goes_on(core: Service, eyes: Eyes, worker: Any, ids: Iterable[int] = range(4)) -> None:
+    """More events than the pool has processes are handled, nothing is left anywhere."""
+    events = [eyes.event(ACT, {"plan": ["ok"]}) for _ in ids]
+    until(lambda: all(core.runs(event_id, "end") for event_id in events))
+    eyes.empty(QUEUE)
+    assert worker.alive
+    assert worker.log.count("Connected to") == 1
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_properties_that_cannot_be_read(fresh_eyes: Eyes, core: Service, pool: str) -> None:
+    """py-amqp raises over each of them while it reads the socket, which ended the worker."""
+    milliseconds = b"T" + struct.pack(">Q", 1_700_000_000_000_000)
+    raws = [
+        properties(*identity(b"1", (b"at", milliseconds))),
+        properties(*identity(b"2", (b"at", b"T" + struct.pack(">q", -62_135_596_800)))),
+        properties(*identity(b"3"), message_id=b"\xff\xfe"),
+        properties(*identity(b"4", (b"deep", nested(2000)))),
+        properties(*identity(b"5", (b"deep", nested(300)))),
+    ]
+    worker = core.worker(pool, 1 if pool == "solo" else 2).wait_ready()
+    for raw in raws:
+        put(fresh_eyes, raw)
+    put(fresh_eyes, properties(*identity(b"6")), key=b"core.odd.\xff\xfe")
+    entries = archived(fresh_eyes, len(raws) + 1)
+    assert [entry["message"].body for entry in entries] == [BODY] * 6
+    unreadable = {bytes(e["message"].headers[EVENT_UNREADABLE]) for e in entries[:-1]}
+    # From 4.0 on RabbitMQ writes the fields of a table in an order of its own.
+    assert {bytes(sorted(raw)) for raw in unreadable} == {bytes(sorted(raw)) for raw in raws}
+    assert {entry["reason"] for entry in entries[:-1]} == {"malformed"}
+    assert all("cannot be read" in entry["detail"] for entry in entries[:-1])
+    assert entries[-1]["reason"] == "unknown"
+    assert entries[-1]["routing_key"] == "core.odd.\\xff\\xfe"
+    goes_on(core, fresh_eyes, worker)
+
+
+def test_a_payload_that_cannot_be_given_to_the_pool(fresh_eyes: Eyes, core: Service) -> None:
+    """Pickling it raised, out of which no slot of the pool came back."""
+    worker = core.worker("prefork", 1).wait_ready()
+    for depth in range(860, 960, 10):
+        body = b'[[],{"plan":["ok"],"case":' + b"[" * depth + b"]" * depth + b"},{}]"
+        put(fresh_eyes, properties(*identity(b"%d" % depth)), body)
+    assert {entry["reason"] for entry in archived(fresh_eyes, 10)} == {"malformed"}
+    goes_on(core, fresh_eyes, worker)
+
+
+def test_an_id_that_is_no_text(fresh_eyes: Eyes, core: Service) -> None:
+    """No copy of it could be built: handled never, archived never, its place never free."""
+    worker = core.worker("threads", 1).wait_ready()
+    put(fresh_eyes, properties(*identity(b"\xed\xa0\x80")))
+    put(fresh_eyes, properties(*identity(b"\xed\xa0\x80")), b"rubbish")
+    assert {entry["reason"] for entry in archived(fresh_eyes, 2)} == {"malformed"}
+    goes_on(core, fresh_eyes, worker)
+
+
+def test_names_that_differ_at_their_end_only(fresh_eyes: Eyes, service: Make) -> None:
+    """Their consumers have different tags; equal ones cost the connection, again and again."""
+    common = "n" * 120
+    options = {"EVENTS": ["core.long"], "HANDLER": "testproject.core.act", "BIND": True}
+    core = service(
+        fresh_eyes, events={"HANDLERS": {f"{common}.a": options, f"{common}.b": options}}
+    )
+    core.declare()
+    worker = core.worker("threads", 2).wait_ready()
+    event_id = fresh_eyes.event("core.long", {"plan": ["ok"]})
+    until(lambda: len(core.runs(event_id, "end")) == 2)
+    goes_on(core, fresh_eyes, worker)

@@ -1,0 +1,378 @@
+"""Messages put by a stranger where only the service itself and the broker publish.
+
+RabbitMQ's permissions keep strangers out of there (docs/hostile.md); one who is in can forge what
+he likes, but he stops nothing, and nothing that he writes vanishes unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.message import archive_copies
+from django_amqp_events.message.messages import Received
+
+from ..conftest import Make
+from ..harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
+from .test_hostile_table import (
+    ACT,
+    FAR,
+    HANDLED,
+    LEAVE_OUT,
+    MIB,
+    ODD,
+    QUEUE,
+    REFUSED,
+    REPLAY,
+    Case,
+    forged,
+    migrate,
+    mirror,
+    plan,
+    put,
+    reaper,
+    rows,
+    text,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+SLOW = "core.testproject.slow"
+WAITING, ABYSS, LOGGED = "waiting", "abyss", "logged"
+AGAIN = plan("fail", "ok")
+
+
+def case(name: str, *ends: str, **more: Any) -> Case:
+    return Case(name=name, ends=ends or (HANDLED,), key=more.pop("key", QUEUE).encode(), **more)
+
+
+def died(**changes: Any) -> dict[str, Any]:
+    return {**forged(QUEUE), "exchange": "events", "routing-keys": [ACT], **changes}
+
+
+def archive_header(**changes: Any) -> dict[str, Any]:
+    return {"event-archive": json.dumps({"version": 1, "reason": "failed", **changes})}
+
+
+def outcome(replay_id: str) -> dict[str, Any]:
+    return {"event-outcome": json.dumps({"outcome": "succeeded", "replay_id": replay_id})}
+
+
+#: By exchange; ends that depend on the broker's version are joined by ``|``.
+DOORS: dict[str, list[Case]] = {
+    "core:delay.1s": [
+        case("known"),
+        case("nobody", "malformed", bare=True),
+        case("other-key", "unknown", key="core.nobody"),
+        case("odd-key", "unknown", key=ODD),
+        case("no-headers", "unknown", key="x", bare=True),
+        case("rubbish", "malformed", body=text("%")),
+        case("x-death-text", headers={"x-death": "x"}, body=AGAIN),
+        case("x-death-types", headers={"x-death": [{"queue": [1], "time": "x", "count": "x"}]}),
+    ],
+    "core:return": [
+        case("known"),
+        case("retried", body=AGAIN),
+        case("attempt-negative", "malformed", headers={"event-attempt": -(10**6)}),
+        case("attempt-text", "malformed", headers={"event-attempt": "x"}),
+        case("attempt-last", "exhausted", headers={"event-attempt": 2**31 - 1}, body=plan("fail")),
+        case("due-late", WAITING, headers={"event-due-at": FAR}),
+        case("due-early", headers={"event-due-at": "0001-01-01T00:00:00Z"}),
+        case("handler-of-another-queue", "unknown", headers={"event-handler": "testproject.once"}),
+        case("handler-gone", "unknown", headers={"event-handler": ODD}),
+        case("handler-list", "malformed", headers={"event-handler": [1]}),
+        # It succeeds, and says so of a replay that nobody asked for.
+        case("replay-of-nobody", HANDLED, LOGGED, headers={"event-replay-id": REPLAY}),
+        # The report of that is a row (below, "nothing"): it can be of no replay of ours.
+        case("replay-no-uuid", headers={"event-replay-id": ODD}),
+        case("history-deep", headers={"event-history": "[" * 5000}, body=AGAIN),
+        case("history-long", body=AGAIN,
+             headers={"event-history": json.dumps([{"at": "你" * 15_000}], ensure_ascii=False)}),
+        case("name-odd", headers={"event-name": ODD}, body=AGAIN),
+        case("other-key", "unknown", key="core.nobody"),
+        case("other-key-archive", "poison", key="core.nobody",
+             headers=archive_header(reason="poison")),
+        case("graveyard", "unknown", key="core:graveyard"),
+        case("graveyard-handler", key="core:graveyard",
+             headers={"event-handler": "testproject.act"}),
+    ],
+    "core:replay": [
+        case("known"),
+        case("retried", body=AGAIN),
+        case("other-key", REFUSED, key="core.nobody"),
+    ],
+    "core:archive": [
+        case("event", "unknown"),
+        # And the report of "replay-no-uuid", which has no body either.
+        case("nothing", "unknown", "unreadable", bare=True, body=lambda mark: b"",
+             properties={"content_type": LEAVE_OUT, "content_encoding": LEAVE_OUT}),
+        case("rubbish", "unknown", bare=True, body=text("\0\ud800 %")),
+        case("header-text", "unknown", headers={"event-archive": "x"}),
+        case("header-number", "unknown", headers={"event-archive": 5}),
+        case("header-deep", "unknown",
+             headers={"event-archive": '{"reason":' + "[" * 900 + "]" * 900 + "}"}),
+        case("header-types", "unknown", headers=archive_header(
+            reason=5, detail=[], handler={}, event_name=7, attempt="x", replay_id=[], worker=None,
+            exception="x", frames=[1, {"file": 5}], traceback={}, history=[1, {"at": []}],
+            deaths="x", first_failed_at=5, last_failed_at="9999-12-31T23:59:59Z", queue=[])),
+        case("header-odd", "failed", headers=archive_header(
+            detail=ODD + "\ud800", handler=ODD, event_name=ODD, queue=ODD, replay_id=ODD,
+            exception={"type": ODD, "message": ODD * 1000}, attempt=10**30,
+            first_failed_at="0001-01-01T00:00:00Z", last_failed_at="1000-01-01T00:00:00Z")),
+        case("header-long", "failed", headers=archive_header(detail="x" * 90_000)),
+        case("reason-long", "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…", headers=archive_header(
+            reason="x" * 10_000)),
+        # With a body it is an event, whatever the header says.
+        case("outcome-of-nobody", "unknown", headers=outcome(REPLAY)),
+        case("outcome-no-uuid", "unknown|unreadable", headers=outcome(ODD)),
+        case("outcome-of-no-event", "unknown", bare=True, headers=outcome(REPLAY)),
+        case("outcome-deep", "unknown", headers={"event-outcome": "[" * 900 + "]" * 900}),
+        case("unreadable", "unreadable", raw=((b"at", b"T" + struct.pack(">Q", 10**18)),)),
+        case("id-number", "unknown", headers={"event-id": 5}),
+        case("id-surrogate", "unknown", headers={"event-id": "\ud800"}),
+        case("large", "unknown", body=lambda mark: mark.encode().ljust(15 * MIB)),
+    ],
+    "core:graveyard": [
+        case("event", "unknown"),
+        case("nothing", "malformed", bare=True),
+        case("rubbish", "malformed", body=text("%"), bare=True),
+        case("known", "handled|unknown", headers={"x-death": [died()]}),
+        case("x-death-types", "unknown", headers={"x-death": ["x", {"queue": [QUEUE]}]}),
+        case("x-death-key-long", "malformed|unknown",
+             headers={"x-death": [died(**{"routing-keys": ["é" * 300], "exchange": "é" * 900})]}),
+        # From no exchange: the default one, and the task's name says whose it is.
+        case("x-death-no-keys", "handled|unknown",
+             headers={"x-death": [died(**{"routing-keys": 5, "exchange": {}})]}),
+        case("kills", "poison|unknown", headers={"x-death": [died()]}, body=plan("kill")),
+        case("unreadable", "malformed", raw=((b"at", b"T" + struct.pack(">Q", 10**18)),)),
+    ],
+    "core:dead": [
+        case("event", "poison"),
+        case("nothing", "poison", bare=True, body=text("nothing %")),
+        case("x-death", "poison", headers={"x-death": [died()]}),
+        case("unreadable", "poison", raw=((b"at", b"T" + struct.pack(">Q", 10**18)),)),
+    ],
+    "core:abyss": [
+        case("event", ABYSS),
+        case("nothing", ABYSS, bare=True, body=text("%")),
+    ],
+    # The default exchange: straight on a queue.
+    "": [
+        case("archive", "unknown", key="core:archive"),
+        case("graveyard", "unknown", key="core:graveyard"),
+        case("dead", "poison", key="core:dead"),
+        case("abyss", ABYSS, key="core:abyss"),
+        # It comes back with the delay queue's name for a key, which is nobody's.
+        case("delay", "unknown", key="core:delay.1s"),
+    ],
+}  # fmt: skip
+
+
+def replayed(core: Service, eyes: Eyes) -> str:
+    """Archive, mirror and replay an event whose queue nobody consumes; returns the replay's id."""
+    event = ReceivedEvent(id="replayed", name="core.act.slow", service="tests")
+    delivery = Received(
+        queue=SLOW, exchange="events", routing_key=event.name, body=plan("ok")("replayed"),
+        headers={"event-id": event.id}, properties={"content_type": "application/json"},
+    )  # fmt: skip
+    eyes.send(
+        archive_copies.archive_copy(
+            delivery, exchange="core:archive", reason="failed", at=datetime.now(UTC), worker="w",
+            service="core", event=event, handler="testproject.slow",
+        )
+    )  # fmt: skip
+    until(lambda: rows(core), 20, "it is mirrored")
+    core.python(
+        "from django_amqp_events import replay\n"
+        "from django_amqp_events.models import ArchivedEvent\n"
+        "row = ArchivedEvent.objects.get()\n"
+        "report = replay.replay({row.pk: row.version}, by='ada')\n"
+        "assert report.published == [row.pk], report"
+    )
+    return str(replay_of(core)["id"])
+
+
+def replay_of(core: Service) -> dict[str, Any]:
+    connection = sqlite3.connect(core.where / "db.sqlite3", timeout=20)
+    connection.row_factory = sqlite3.Row
+    try:
+        (row,) = connection.execute("SELECT * FROM django_amqp_events_replay")
+        return dict(row)
+    finally:
+        connection.close()
+
+
+def test_what_is_put_behind_the_handlers_is_seen(fresh_eyes: Eyes, service: Make) -> None:
+    eyes = fresh_eyes
+    core = service(eyes)
+    core.declare()
+    migrate(core)
+    mirroring = mirror(core)
+    replay_id = replayed(core, eyes)
+    worker = core.worker("threads", 2, "-X", SLOW).wait_ready()
+    processes = [worker, mirroring, reaper(core)]
+
+    # A stranger's word about a replay that is on its way, where strangers may publish.
+    forgeries = [
+        case("outcome", headers=outcome(replay_id), key=ACT),
+        case("replay-id", headers={"event-replay-id": replay_id,
+                                   "event-handler": "testproject.slow"}, key=ACT),
+        case("replay-id-retried", headers={"event-replay-id": replay_id}, body=AGAIN, key=ACT),
+    ]  # fmt: skip
+    expected: dict[str, tuple[str, ...]] = {}
+    bodies: dict[str, bytes] = {}
+    healthy: list[str] = []
+    surprises: list[str] = []
+    for exchange, found_there in {**DOORS, "events": forgeries}.items():
+        for each in found_there:
+            mark = f"{exchange}/{each.name}"
+            bodies[mark] = each.body(mark)
+            taken = put(eyes, exchange, each.key, each.wire(mark), bodies[mark])
+            if taken is (each.ends == (REFUSED,)):
+                surprises.append(mark)
+            expected[mark] = each.ends if taken else ()
+            healthy.append(eyes.event(ACT, {"plan": ["ok"], "case": f"healthy {mark}"}))
+            healthy.append(eyes.event(ACT, {"plan": ["fail", "ok"], "case": f"again {mark}"}))
+    assert not surprises, "taken or refused by the broker, unlike the table"
+    published = sum(map(len, expected.values()))
+
+    def ended() -> dict[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = {mark: [] for mark in expected}
+        for line in core.ledger(what="end"):
+            if line.get("case") in found:
+                found[line["case"]].append(HANDLED)
+        marks = {body: mark for mark, body in bodies.items()}
+        for row in rows(core):
+            if (mark := marks.get(bytes(row["body"]))) is not None:
+                found[mark].append(row["reason"])
+        return {mark: tuple(ends) for mark, ends in found.items()}
+
+    def elsewhere() -> Counter[str]:
+        totals = eyes.totals("core:")
+        # One message is in two places while it is copied, so this is asked for at the end.
+        return Counter({
+            WAITING: sum(count for name, count in totals.items() if name.startswith("core:delay.")),
+            ABYSS: totals["core:abyss"],
+        })  # fmt: skip
+
+    def logged() -> int:
+        said = [line for line in mirroring.log.splitlines() if "does not know" in line]
+        return sum(int(line.split()[0]) for line in said)
+
+    def through() -> bool:
+        count = sum(map(len, ended().values())) + sum(elsewhere().values()) + logged()
+        done = {line["event"] for line in core.ledger(what="end")}
+        return count >= published and done >= set(healthy)
+
+    def wrong() -> dict[str, Any]:
+        quiet = {WAITING, ABYSS, LOGGED}
+        return {
+            mark: (expected[mark], ends)
+            for mark, ends in ended().items()
+            if not _fits(ends, [end for end in expected[mark] if end not in quiet])
+        }
+
+    try:
+        until(through, 90, "everything has ended")
+    except AssertionError:
+        raise AssertionError(f"{wrong()}, {elsewhere()}, {logged()}") from None
+    eyes.empty("core:archive", "core:graveyard", "core:dead", QUEUE)
+    assert not wrong()
+    counted = Counter(end for ends in expected.values() for end in ends)
+    until(
+        lambda: (
+            (elsewhere()[WAITING], elsewhere()[ABYSS], logged())
+            == (counted[WAITING], counted[ABYSS], counted[LOGGED])
+        ),
+        20,
+        "what waits, and what only the log knows",
+    )
+    # The true replay still waits for its handler.
+    assert replay_of(core)["outcome"] == "published"
+    (row,) = [row for row in rows(core) if row["event_id"] == "replayed"]
+    assert row["state"] == "replaying"
+    assert eyes.ready(SLOW) == 1
+    assert all(process.alive for process in processes), [p.name for p in processes if not p.alive]
+    assert worker.log.count("Connected to") == 1
+    handled = Counter(line["event"] for line in core.ledger(what="end"))
+    assert {event: handled[event] for event in healthy} == dict.fromkeys(healthy, 1)
+    for process in processes:
+        assert process.stop() == 0
+
+
+def _fits(ends: Iterable[str], wanted: Iterable[str]) -> bool:
+    ends, wanted = sorted(ends), sorted(wanted)
+    return len(ends) == len(wanted) and all(
+        end in want.split("|") for end, want in zip(ends, wanted, strict=True)
+    )
+
+
+# -- memory
+
+
+def peaks(worker: Worker) -> dict[int, int]:
+    """The largest resident size so far in MiB, of a process and its children."""
+    found = {}
+    for pid in (worker.pid, *worker.children()):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                found[pid] = int(line.split()[1]) // 1024
+    return found
+
+
+def test_memory_stays_bounded(fresh_eyes: Eyes, service: Make) -> None:
+    """Each bomb is a gigabyte when inflated, and each list of lists about as much when decoded."""
+    eyes = fresh_eyes
+    core = service(eyes)
+    core.declare()
+    migrate(core)
+    worker = core.worker("prefork", 2).wait_ready()
+    processes = [worker, mirror(core), reaper(core)]
+    first = eyes.event(ACT, {"plan": ["ok"]})
+    until(lambda: core.runs(first, "end"))
+    before = {process.name: peaks(process) for process in processes}
+
+    deflate = zlib.compressobj(9)
+    bomb = b"".join(deflate.compress(b"\0" * MIB) for _ in range(1024)) + deflate.flush()
+    assert len(bomb) < 1.1 * MIB
+    bomb = bomb[: MIB - 100]
+    lists = b'[[],{"a":[' + b"[]," * (5 * MIB - 40) + b"[]]},{}]"
+    number = 0
+    for exchange, key in (("events", ACT), ("core:archive", "x"), ("core:graveyard", QUEUE)):
+        for content, times in ((bomb, 8), (lists, 4)):
+            for _ in range(times):
+                number += 1
+                packed = content is bomb
+                each = Case(
+                    name="bomb",
+                    headers={"compression": "application/x-gzip"} if packed else {},
+                    properties={"content_encoding": "gzip"} if packed else {},
+                )
+                body = content + b" " * number
+                assert put(eyes, exchange, key.encode(), each.wire(f"bomb {number}"), body)
+    until(lambda: len(rows(core)) == number, 90, "all are archived")
+    last = eyes.event(ACT, {"plan": ["ok"]})
+    until(lambda: core.runs(last, "end"))
+    for process in processes:
+        after = peaks(process)
+        grown = {pid: after[pid] - before[process.name][pid] for pid in after}
+        print(f"{process.name}: {before[process.name]} grew by {grown} MiB")
+        assert after.keys() == before[process.name].keys()
+        # A few bodies of 15 MiB, never the gigabyte.
+        assert max(grown.values()) < 400, (process.name, grown)
+        assert process.stop() == 0

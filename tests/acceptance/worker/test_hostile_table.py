@@ -1,0 +1,571 @@
+"""The table of hostile messages: what each one is, and where it ends.
+
+Every case is put on the shared exchange and straight on a handler's queue, with a healthy event and
+an ordinary task behind it, before a worker, a reaper and a mirror. At the end everything that the
+broker took is accounted for, by event: handled once, or one row of the database with the raw bytes
+and a reason; and the processes are still those that were started.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import sqlite3
+import struct
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import amqp
+import pytest
+
+from ..conftest import Make
+from ..harness import (
+    STARTED,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+ACT = "core.act"
+QUEUE = "core.testproject.act"
+MIB = 1024 * 1024
+HANDLED = "handled"
+REFUSED = "refused"
+#: Told from words that only look odd.
+ODD = "\0 \x1b[31m\r\n \u202e\u2066 <script>alert(1)</script> {{ 7*7 }} '; DROP TABLE x; --"
+
+Headers = Mapping[str, Any]
+
+
+def plan(*steps: str, **more: Any) -> Callable[[str], bytes]:
+    """A good body, with the case's name in it."""
+    return lambda mark: json.dumps(
+        [[], {"plan": list(steps), "case": mark, **more}, {}], separators=(",", ":")
+    ).encode()
+
+
+def text(template: str) -> Callable[[str], bytes]:
+    """A body written by hand; ``%`` is the case's name."""
+    return lambda mark: template.replace("%", mark).encode("utf-8", "surrogatepass")
+
+
+def behind(body: bytes) -> Callable[[str], bytes]:
+    """Bytes, with the case's name behind them."""
+    return lambda mark: body + mark.encode()
+
+
+def padded(size: int) -> Callable[[str], bytes]:
+    """A good body of so many bytes."""
+    return lambda mark: plan("ok")(mark).ljust(size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A hostile message.
+
+    Attributes:
+        ends: where each copy of it ends: ``handled``, ``refused`` by the broker, or the reason of
+            its row.
+        direct: the same where it is put on the queue itself, if that differs; ``None``: not done.
+        headers: beside those of an event; ``None`` as a value takes one of them out.
+        raw: headers with types that py-amqp does not write, by hand.
+        bare: no headers but these.
+    """
+
+    name: str
+    ends: tuple[str, ...] = (HANDLED,)
+    direct: tuple[str, ...] | None = ()
+    body: Callable[[str], bytes] = field(default_factory=lambda: plan("ok"))
+    headers: Headers = field(default_factory=dict)
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    raw: tuple[tuple[bytes, bytes], ...] = ()
+    bare: bool = False
+    key: bytes = ACT.encode()
+
+    def wire(self, mark: str) -> bytes:
+        """Its properties as they go on the wire."""
+        mine = {"event-id": mark, "task": ACT}
+        ours: dict[str, Any] = dict(self.headers) if self.bare else {**mine, **self.headers}
+        table = amqp.serialization.dumps(
+            "F", [{key: value for key, value in ours.items() if value is not LEAVE_OUT}]
+        )[4:] + b"".join(short(key) + value for key, value in self.raw)
+        given = {
+            "content_type": "application/json",
+            "content_encoding": "utf-8",
+            "delivery_mode": 2,
+            **self.properties,
+        }
+        given = {key: value for key, value in given.items() if value is not LEAVE_OUT}
+        rest = amqp.Message(b"", **given)._serialize_properties()
+        if not table:
+            return bytes(rest)
+        # The table stands behind content type and encoding.
+        (flags,) = struct.unpack(">H", rest[:2])
+        at = 2
+        for bit in (0x8000, 0x4000):
+            at += 1 + rest[at] if flags & bit else 0
+        size = struct.pack(">I", len(table))
+        return bytes(struct.pack(">H", flags | 0x2000) + rest[2:at] + size + table + rest[at:])
+
+
+LEAVE_OUT: Any = object()
+
+
+def short(value: bytes) -> bytes:
+    return bytes([len(value)]) + value
+
+
+class Touch:
+    """Pickled, it makes a file where it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.path), "w")
+
+
+BOMB = zlib.compress(b"\0" * (256 * MIB), 9)
+DEEP = "[" * 300 + "]" * 300
+EMBED = {
+    "callbacks": [{"task": "testproject.tasks.ordinary", "args": ["callback"], "options": {}}],
+    "errbacks": [{"task": "testproject.tasks.ordinary", "args": ["errback"], "options": {}}],
+    "chain": [{"task": "testproject.tasks.ordinary", "args": ["chain"], "options": {}}],
+    "chord": {"task": "testproject.tasks.ordinary", "args": ["chord"], "options": {}},
+}
+DIED = {
+    "queue": QUEUE,
+    "reason": "expired",
+    "count": 7,
+    "exchange": "core:return",
+    "routing-keys": [QUEUE],
+    "time": datetime(2026, 1, 1, tzinfo=UTC),
+}
+FAR = "2126-01-01T00:00:00Z"
+REPLAY = "3f1c2c9e-0000-4000-8000-000000000002"
+
+
+def forged(queue: str) -> dict[str, Any]:
+    return {**DIED, "queue": queue}
+
+
+def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
+    """All cases. *trap* is a file that must not be made, *user* who publishes to which *broker*."""
+    evil = pickle.dumps(Touch(trap))
+    yaml = f"!!python/object/apply:builtins.open ['{trap}', 'w'] # "
+    bad, args, unknown, no = ("malformed",), ("arguments",), ("unknown",), ("refused",)
+
+    def header(name: str, value: Any, *ends: str, **more: Any) -> Case:
+        label = more.pop("label", name)
+        return Case(name=f"header-{label}", headers={name: value}, ends=ends or (HANDLED,), **more)
+
+    def body(name: str, content: Callable[[str], bytes], *ends: str, **more: Any) -> Case:
+        return Case(name=f"body-{name}", body=content, ends=ends or bad, **more)
+
+    def content(kind: Any, encoding: Any = "utf-8", of: Any = None, **more: Any) -> Case:
+        return Case(
+            name=f"content-{ascii(kind)[:30]}-{encoding!a}",
+            properties={"content_type": kind, "content_encoding": encoding},
+            body=of or plan("ok"),
+            **{"ends": bad, **more},
+        )
+
+    again = plan("fail", "ok")
+    return [
+        # -- who it is
+        Case(name="nothing", bare=True, ends=bad,
+             properties={"content_type": LEAVE_OUT, "content_encoding": LEAVE_OUT}),
+        Case(name="no-headers", bare=True, ends=bad),
+        Case(name="celery-id", bare=True, headers={"id": "celery-id", "task": ACT}),
+        *(
+            header("event-id", value, "malformed", label=f"event-id-{label}")
+            for label, value in {
+                "number": 7, "list": ["x"], "table": {"x": 1}, "boolean": True, "long": "x" * 300,
+                "bytes": b"\xff\xfe", "surrogate": "\ud800", "decimal": Decimal("1.5"),
+                "time": datetime(2026, 1, 1, tzinfo=UTC),
+            }.items()
+        ),
+        *(
+            header("event-id", value, "malformed", label=f"event-id-{label}")
+            for label, value in {"empty": "", "null": None}.items()
+        ),
+        header("event-id", f"odd {ODD[1:]}", label="event-id-odd"),
+        header("event-id", "a\0b", "malformed", label="event-id-nul"),
+        header("event-correlation-id", ["x"], "malformed"),
+        header("event-correlation-id", f"c {ODD[1:]}", label="correlation-odd"),
+        header("event-correlation-id", f"c {ODD}", "malformed", label="correlation-nul"),
+        header("event-causation-id", 5, "malformed"),
+        header("event-service", {"x": 1}, "malformed"),
+        header("event-service", ODD[1:], label="service-odd"),
+        header("event-service", ODD, "malformed", label="service-nul"),
+        header("event-published-at", 10**15),
+        header("event-published-at", "0001-01-01T00:00+14:00", label="published-early"),
+        header("event-format", 99),
+        header("task", "os.system", direct=unknown),
+        header("task", ["x"], direct=unknown, label="task-list"),
+        header("task", "x" * 100_000, direct=unknown, label="task-long"),
+        header("task", LEAVE_OUT, direct=unknown, label="task-none"),
+        header("event-name", "core.act.once", direct=unknown),
+        # -- what only this service writes
+        *(
+            header(name, value, label=f"{name}-{number}", body=again)
+            for number, (name, value) in enumerate(
+                [
+                    ("event-attempt", -(10**6)), ("event-attempt", 2**31 - 1),
+                    ("event-attempt", "x"), ("event-due-at", FAR), ("event-due-at", -5),
+                    ("event-handler", "testproject.once"), ("event-handler", [1]),
+                    ("event-replay-id", REPLAY), ("event-replay-id", {"x": 1}),
+                    ("event-history", "[" * 5000), ("event-history", 5),
+                    ("event-archive", '{"reason": "poison"}'), ("event-archive", [1]),
+                    ("event-outcome", json.dumps({"outcome": "succeeded", "replay_id": REPLAY})),
+                    ("event-unreadable", "x"),
+                ]
+            )
+        ),
+        # -- what only the broker writes
+        header("x-death", "x", body=again, label="x-death-text"),
+        header("x-death", [1, "x", [{}]], body=again, label="x-death-list"),
+        header("x-death", [{"queue": [1], "reason": {}, "time": "x", "count": "x"}], body=again,
+               label="x-death-types"),
+        header("x-death", [forged(QUEUE)], body=again, label="x-death-handler"),
+        header("x-death", [forged("core:delay.1s"), forged("core:graveyard")], body=again,
+               label="x-death-delay"),
+        Case(name="header-x-first-death", body=again,
+             headers={"x-first-death-queue": QUEUE, "x-first-death-reason": 5,
+                      "x-last-death-exchange": "core:return"}),
+        header("x-delivery-count", 10**6, body=again),
+        header("x-acquired-count", 10**6, body=again),
+        header("CC", ["core.act.once"], HANDLED, "unknown", direct=None),
+        header("CC", ["core.testproject.once"], direct=(HANDLED, "unknown"), label="CC-queue"),
+        header("CC", 5, *no, direct=no, label="CC-number"),
+        header("BCC", ["core.act.once"], HANDLED, "unknown", direct=None),
+        header("x-delay", -1000),
+        # -- what Celery would do
+        *(
+            header(name, value, label=f"celery-{name}-{number}")
+            for number, (name, value) in enumerate(
+                [
+                    ("timelimit", [1, None]), ("timelimit", "x"), ("eta", "garbage"), ("eta", FAR),
+                    ("eta", 5), ("expires", "2001-01-01T00:00:00Z"), ("expires", -1),
+                    ("expires", "garbage"), ("stamps", "x"), ("stamped_headers", [5]),
+                    ("ignore_result", "no"), ("group", 5), ("group_index", "x"), ("retries", "x"),
+                    ("retries", 10**9), ("root_id", 5), ("parent_id", {}), ("lang", 5),
+                    ("shadow", 5), ("argsrepr", b"\xff"), ("kwargsrepr", 5), ("origin", []),
+                    ("meth", "x"), ("replaced_task_nesting", "x"), ("delivery_info", 5),
+                    ("reply_to", 5), ("id", 5),
+                ]
+            )
+        ),
+        # -- content
+        content("application/x-python-serialize", "binary", lambda mark: evil + mark.encode()),
+        content("application/x-python-serialize", "utf-8", lambda mark: evil + mark.encode()),
+        content("application/data", "binary", lambda mark: evil + mark.encode()),
+        content("pickle", "binary", lambda mark: evil + mark.encode()),
+        content("application/json", "binary", lambda mark: evil + mark.encode()),
+        content("application/x-yaml", "utf-8", lambda mark: (yaml + mark).encode()),
+        content("application/x-msgpack", "binary", behind(b"\x93\x90\x80\x80")),
+        content("text/plain"),
+        content("APPLICATION/JSON"),
+        content("application/json; charset=utf-8"),
+        Case(name="content-none", properties={"content_type": LEAVE_OUT}, ends=bad),
+        content("\ud800"),
+        content("application/json", "utf-16"),
+        content("application/json", "gzip"),
+        content("application/json", "\0"),
+        Case(name="encoding-none", properties={"content_encoding": LEAVE_OUT}),
+        *(
+            header("compression", value, "malformed", label=f"compression-{value}")
+            for value in ("application/x-gzip", "application/x-bz2", "zstd", "unknown", 5)
+        ),
+        header("compression", "application/x-gzip", "malformed", label="gzip-bomb",
+               body=behind(BOMB)),
+        # -- bodies
+        body("empty", lambda mark: b""),
+        body("space", lambda mark: b" " * (1 + len(mark))),
+        body("truncated", text('[[],{"plan":["ok"],"case":"%"')),
+        body("deep", text("[" * 100_000 + "%")),
+        body("deep-closed", text("[" * 50_000 + "]" * 50_000 + "%")),
+        body("deep-300", text('[[],{"plan":["ok"],"case":"%","x":' + DEEP + "},{}]")),
+        body("deep-150", text('[[],{"plan":["ok"],"case":"%","x":' + "[" * 150 + "]" * 150
+                              + "},{}]"), HANDLED),
+        body("latin", lambda mark: f'[[],{{"plan":["é"],"case":"{mark}"}},{{}}]'.encode("latin-1")),
+        body("utf-16", lambda mark: plan("ok")(mark).decode().encode("utf-16")),
+        body("bom", lambda mark: b"\xef\xbb\xbf" + plan("ok")(mark)),
+        body("surrogate-bytes", text('[[],{"plan":["ok"],"case":"%","x":"\ud800"},{}]')),
+        body("surrogate-escape", text('[[],{"plan":["ok"],"case":"%","x":"\\ud800"},{}]'), HANDLED),
+        body("nul", text('[[],{"plan":["ok"],"case":"%","x":"\\u0000"},{}]'), HANDLED),
+        body("odd", plan("ok", x=ODD), HANDLED),
+        body("behind", text('[[],{"plan":["ok"],"case":"%"},{}] x')),
+        body("single-quotes", text("[[],{'plan':['ok'],'case':'%'},{}]")),
+        body("digits", text('[[],{"plan":["ok"],"case":"%","x":' + "9" * 5000 + "},{}]")),
+        body("nan", text('[[],{"plan":["ok"],"case":"%","x":[NaN,Infinity,1e999]},{}]'), HANDLED),
+        body("twice", text('[[],{"case":"x","plan":["ok"],"case":"%"},{}]'), HANDLED),
+        body("bad-uuid", text('[[],{"x":{"__type__":"uuid","__value__":{"hex":"%"}}},{}]')),
+        body("no-type", plan("ok", x={"__type__": [], "__value__": 1}), HANDLED),
+        body("null", text("null     \n\n%".replace("%", "")), direct=None),
+        body("string", text('"%"')),
+        body("one-element", text('[["%"]]')),
+        body("two-elements", text('[[],{"plan":["ok"],"case":"%"}]')),
+        body("four-elements", text('[[],{"plan":["ok"],"case":"%"},{},{}]')),
+        body("protocol-1", text('{"task":"core.act","id":"%","args":[],"kwargs":{"plan":["ok"]}}')),
+        body("args-1", text('{"args":1,"x":"%"}')),
+        body("kwargs-list", text("[[],[],{}]      \t"), direct=None),
+        body("args-table", text('[{"x":"%"},{},{}]')),
+        body("embed-list", text('[[],{"plan":["ok"],"case":"%"},[]]')),
+        body("embed-text", text('[[],{"plan":["ok"],"case":"%"},"x"]')),
+        body("embed-null", text('[[],{"plan":["ok"],"case":"%"},null]'), HANDLED),
+        body("embed", text('[[],{"plan":["ok"],"case":"%"},' + json.dumps(EMBED) + "]"), HANDLED),
+        body("missing", text('[[],{"case":"%"},{}]'), *args),
+        body("surplus-positional", text('[[["ok"],"%",1,2,3],{},{}]'), *args),
+        body("positional", text('[[["ok"],"%"],{},{}]'), HANDLED),
+        body("both", text('[[["ok"],"%"],{"plan":["ok"]},{}]'), *args),
+        body("surplus", plan("ok", self=1, cls=2, args=3, __class__=4, **{"": 5, "a b": 6, ODD: 7}),
+             HANDLED),
+        body("wrong-type", text('[[],{"plan":5,"case":"%"},{}]'), "exhausted"),
+        body("odd-words", plan(f"fail:{ODD}\ud800"), "exhausted"),
+        body("limit", padded(MIB), HANDLED),
+        body("above", padded(MIB + 1)),
+        body("15-mib", padded(15 * MIB), direct=None),
+        # -- properties
+        Case(name="expiration-0", properties={"expiration": "0"}),
+        Case(name="expiration-later", properties={"expiration": "60000"}, body=again),
+        Case(name="expiration-word", properties={"expiration": "x"}, ends=no),
+        Case(name="priority", properties={"priority": 255}, body=again),
+        Case(name="user-id", properties={"user_id": user}, body=again),
+        Case(name="user-id-other", properties={"user_id": "root"}, ends=no),
+        Case(name="transient", properties={"delivery_mode": 1}),
+        Case(name="words", properties={
+            "reply_to": ODD, "correlation_id": ODD, "type": ODD, "app_id": ODD,
+            "cluster_id": ODD, "message_id": ODD, "timestamp": 253_370_764_800}),
+        # -- headers as such
+        header("big", "x" * 100_000),
+        header("big", "x" * 100_000, "malformed", label="big-bad", body=text("%")),
+        Case(name="headers-too-big", headers={"big": "x" * 140_000}, ends=no),
+        Case(name="headers-nan", headers={"nan": float("nan")}, ends=no),
+        Case(name="headers-many", headers={f"h{n}": n for n in range(8000)}, body=again),
+        Case(name="headers-odd", body=again,
+             headers={ODD: ODD, "\ud800": "\ud800", "k" * 255: 1, "d": Decimal("0.001"),
+                      "void": None, "time": datetime(2026, 1, 1, tzinfo=UTC),
+                      "deep": [[[{"x": [{}]}]]], "bytes": b"\xff\0"}),
+        Case(name="headers-numbers", body=again, raw=(
+            (b"b", b"b\xff"), (b"B", b"B\xff"), (b"s", b"s\xff\xff"), (b"u", b"u\xff\xff"),
+            (b"I", b"I\xff\xff\xff\xff"), (b"i", b"i\xff\xff\xff\xff"), (b"l", b"l" + b"\xff" * 8),
+            (b"f", b"f\x7f\x7f\xff\xff"), (b"x", b"x\0\0\0\x02\xff\0"), (b"D", b"D\xff\x80\0\0\0"),
+        )),
+        Case(name="headers-key", ends=(HANDLED,), raw=((b"\xff\xfe", b"t\x01"),), body=again),
+        Case(name="headers-key-bad", ends=bad, raw=((b"\xff\xfe", b"t\x01"),), body=text("%")),
+        # RabbitMQ 4 passes on one header of each name, 3.10 all of them.
+        Case(name="headers-id-twice", raw=((b"event-id", b"I\0\0\0\x05"),),
+             ends=bad if broker < (4, 0) else (HANDLED,)),
+        Case(name="headers-type", raw=((b"x", b"?????"),), ends=no),
+        # -- routing keys
+        Case(name="key-native-delay", key=b"0." * 28 + ACT.encode(), direct=None, body=again),
+        Case(name="key-native-delay-29", key=b"1." * 29 + ACT.encode(), ends=unknown, direct=None),
+        Case(name="key-other", key=b"evil.core.act", ends=unknown, direct=None),
+        Case(name="key-surrogate", key=b"core.odd.\xed\xa0\x80", ends=bad, direct=None),
+        Case(name="key-bytes", key=b"core.odd.\xff\xfe", ends=unknown, direct=None),
+        Case(name="key-long", key=b"core.odd." + b"x" * 246, ends=unknown, direct=None),
+        Case(name="key-odd", key=b"core.odd.\0\x1b\n<b>", ends=unknown, direct=None),
+    ]  # fmt: skip
+
+
+# -- the processes
+
+
+def command(service: Service, name: str, *arguments: str, ready: str) -> Worker:
+    """Start one of our commands and wait until it is there."""
+    log_path = service.where / f"{name}-{len(STARTED)}.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "django", name, *arguments],
+            env=service.env(),
+            cwd=service.where,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    worker = Worker(process, log_path, name)
+    STARTED.append(worker)
+
+    def there() -> bool:
+        assert worker.alive, worker.log
+        return ready in worker.log
+
+    until(there, 40, f"{name} is ready")
+    return worker
+
+
+def migrate(service: Service) -> None:
+    service.python("from django.core.management import call_command; call_command('migrate')")
+
+
+def mirror(service: Service) -> Worker:
+    return command(service, "events_mirror", ready="mirroring core:archive")
+
+
+def reaper(service: Service) -> Worker:
+    return command(service, "events_reaper", ready=" ready.")
+
+
+def rows(service: Service) -> list[dict[str, Any]]:
+    """The mirror's rows, read without Django."""
+    connection = sqlite3.connect(service.where / "db.sqlite3", timeout=20)
+    connection.row_factory = sqlite3.Row
+    connection.text_factory = lambda value: value.decode("utf-8", "surrogateescape")
+    try:
+        found = connection.execute("SELECT * FROM django_amqp_events_archivedevent")
+        return [dict(row) for row in found]
+    finally:
+        connection.close()
+
+
+def release(eyes: Eyes) -> tuple[int, ...]:
+    """What the broker says of its version."""
+    channel = eyes.channel()
+    told = channel.connection.server_properties["version"]
+    channel.close()
+    return tuple(int(part) for part in re.findall(r"\d+", told)[:2])
+
+
+def put(eyes: Eyes, exchange: str, key: bytes, wire: bytes, body: bytes) -> bool:
+    """Publish byte for byte; returns whether the broker took it."""
+    try:
+        channel = eyes.channel()
+        returned: list[Any] = []
+        channel.events["basic_return"].add(lambda *args: returned.append(args))
+        channel.confirm_select()
+        message = amqp.Message(body)
+        message._serialize_properties = lambda: wire
+        # Ticket, exchange, routing key, mandatory.
+        arguments = struct.pack(">H", 0) + short(exchange.encode()) + short(key) + b"\x01"
+        channel.connection.frame_writer(
+            1, channel.channel_id, amqp.spec.Basic.Publish, arguments, message
+        )
+        channel.wait(amqp.spec.Basic.Ack)
+        channel.close()
+    except (amqp.exceptions.AMQPError, OSError):
+        return False
+    return not returned
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, pool: str) -> None:
+    eyes = fresh_eyes
+    core = service(eyes)
+    core.declare()
+    migrate(core)
+    channel = eyes.channel()
+    # No event of a handler's name looks like these, but a pattern's may.
+    for pattern in ("core.odd.*", "#.core.act"):
+        channel.queue_bind(QUEUE, "events", pattern)
+    channel.close()
+    worker = core.worker(pool, 2).wait_ready()
+    processes = [worker, mirror(core), reaper(core)]
+    children = worker.children()
+    trap = core.where / "trap"
+
+    expected: dict[str, Counter[str]] = {}
+    bodies: dict[str, bytes] = {}
+    healthy: list[str] = []
+    surprises: list[str] = []
+    refused = 0
+    for case in cases(trap, urlsplit(eyes.url).username or "", release(eyes)):
+        for door in ("events", "queue"):
+            ends = case.ends if door == "events" else case.direct or case.ends
+            if door == "queue" and (case.direct is None or case.key != ACT.encode()):
+                continue
+            mark = f"{case.name}/{door}"
+            assert mark not in expected, mark
+            bodies[mark] = case.body(mark)
+            exchange, key = ("events", case.key) if door == "events" else ("", QUEUE.encode())
+            taken = put(eyes, exchange, key, case.wire(mark), bodies[mark])
+            if taken is (ends == (REFUSED,)):
+                surprises.append(mark)
+            expected[mark] = Counter(ends if taken else ())
+            refused += not taken
+            healthy.append(eyes.event(ACT, {"plan": ["ok"], "case": f"healthy {mark}"}))
+    core.python(
+        "from testproject.tasks import ordinary\n"
+        f"[ordinary.delay(f'task {{n}}') for n in range({len(expected)})]"
+    )
+    assert not surprises, "taken or refused by the broker, unlike the table"
+    published = sum(sum(ends.values()) for ends in expected.values())
+    assert len(expected) >= 200
+
+    def found() -> dict[str, Counter[str]]:
+        """What has become of each case so far."""
+        ended: dict[str, Counter[str]] = {mark: Counter() for mark in expected}
+        for line in core.ledger(what="end"):
+            if (case := line.get("case")) in ended:
+                ended[case][HANDLED] += 1
+        by_body: dict[bytes, Counter[str]] = {}
+        for row in rows(core):
+            by_body.setdefault(bytes(row["body"]), Counter())[row["reason"]] += 1
+        for mark, content in bodies.items():
+            ended[mark] += by_body.get(content, Counter())
+        # The body of no case is another one's, but an empty one has no name in it.
+        ended["body-empty/events"] = ended["body-empty/queue"] = Counter(
+            {reason: count // 2 for reason, count in by_body.get(b"", Counter()).items()}
+        )
+        return ended
+
+    def through() -> bool:
+        ended = found()
+        return (
+            sum(sum(ends.values()) for ends in ended.values()) >= published
+            and len(core.ledger(what="ordinary")) >= len(expected)
+            and len({line["event"] for line in core.ledger(what="end")} & set(healthy))
+            == len(healthy)
+        )
+
+    try:
+        until(through, 90, "everything has ended")
+    except AssertionError:
+        ended = found()
+        wrong = {m: (dict(expected[m]), dict(ended[m])) for m in ended if ended[m] != expected[m]}
+        raise AssertionError(f"expected and found: {wrong}") from None
+    eyes.empty(*[name for name in eyes.totals("core") if "delay" not in name], seconds=30)
+
+    ended = found()
+    wrong = {m: (dict(expected[m]), dict(ended[m])) for m in ended if ended[m] != expected[m]}
+    assert not wrong
+    # Counted once more, from the other side: nothing was made of nothing.
+    handled = core.ledger(what="end")
+    archived = rows(core)
+    assert published + len(healthy) == len(handled) + len(archived)
+    assert len(expected) == len(core.ledger(what="ordinary"))
+    assert Counter(line["event"] for line in handled if line["event"] in set(healthy)) == Counter(
+        healthy
+    )
+    assert all(row["reason"] and row["detail"] for row in archived)
+    assert {row["state"] for row in archived} == {"archived"}
+    # No payload was run, no callback, no later attempt than the policy's.
+    assert not trap.exists()
+    assert {line["task"][:4] for line in core.ledger(what="ordinary")} == {"task"}
+    assert {line["attempt"] for line in handled} <= {1, 2}
+    assert {line["handler"] for line in handled} == {"testproject.act"}
+    # And nobody noticed.
+    assert all(process.alive for process in processes), [p.name for p in processes if not p.alive]
+    assert worker.children() == children
+    assert worker.log.count("Connected to") == 1
+    assert eyes.totals("core:abyss") == {"core:abyss": 0}
+    print(
+        f"{pool}: {len(expected)} hostile messages, {refused} refused by the broker, "
+        f"{len(archived)} archived, {len(handled) - len(healthy)} handled, {len(healthy)} healthy"
+    )
+    for process in processes:
+        assert process.stop() == 0

@@ -1,0 +1,133 @@
+"""``once`` with real workers that die: the effects in the database are there once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from postgresql import Postgres
+
+from tests.conftest import postgres_settings, sqlite_settings
+
+from ..conftest import Make
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
+
+pytestmark = pytest.mark.timeout(240)
+
+ACT = "effects.act"
+QUEUE = "core.testproject.act"
+
+
+class Effects:
+    """The table that the handler writes to, on another alias than default."""
+
+    def __init__(self, core: Service, alias: str) -> None:
+        self.core = core
+        self.alias = alias
+
+    def rows(self) -> Counter[str]:
+        """How often each event has had its effect."""
+        return Counter(json.loads(self._ask("SELECT event FROM effects")))
+
+    def entries(self) -> int:
+        found: list[int] = json.loads(
+            self._ask("SELECT count(*) FROM django_amqp_events_inboxentry")
+        )
+        return found[0]
+
+    def _ask(self, query: str) -> str:
+        return self.core.python(
+            f"import json\nfrom django.db import connections\n"
+            f"cursor = connections[{self.alias!r}].cursor()\ncursor.execute({query!r})\n"
+            f"print(json.dumps([row[0] for row in cursor.fetchall()]))"
+        )
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def effects(
+    request: pytest.FixtureRequest, fresh_eyes: Eyes, service: Make, tmp_path: Any
+) -> Effects:
+    if request.param == "sqlite":
+        database = sqlite_settings(tmp_path / "effects.sqlite3")
+    else:
+        server: Postgres = request.getfixturevalue("private_postgres")
+        database = postgres_settings(server)
+    core = service(
+        fresh_eyes,
+        handlers="effects",
+        celery={"worker_lost_wait": 1},
+        environ={
+            "TESTPROJECT_DATABASES": json.dumps({"books": database}),
+            "TESTPROJECT_ALIAS": "books",
+        },
+    )
+    core.python(
+        "from django.core.management import call_command\n"
+        "from django.db import connections\n"
+        "from testproject.effects import TABLE\n"
+        "call_command('migrate', database='books', verbosity=0)\n"
+        "connections['books'].cursor().execute(TABLE)"
+    )
+    core.declare()
+    return Effects(core, "books")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_killed_before_the_commit_and_after_it(
+    pool: str, effects: Effects, fresh_eyes: Eyes
+) -> None:
+    """The one runs again, the other is found to be done."""
+    eyes, core = fresh_eyes, effects.core
+    before = eyes.event(ACT, {"plan": ["kill_once:before"]})
+    worker = core.worker(pool, 2, "-Q", QUEUE)
+    if pool != "prefork":
+        assert worker.wait(60) == -9
+        worker = core.worker(pool, 2, "-Q", QUEUE)
+    until(lambda: core.runs(before, "end"), 60, "it is run again")
+    assert len(core.runs(before)) == 2
+    eyes.empty(QUEUE)
+    (core.where / "die-after").touch()
+    after = eyes.event(ACT, {"plan": ["ok"]})
+    if pool != "prefork":
+        assert worker.wait(60) == -9
+        worker = core.worker(pool, 2, "-Q", QUEUE)
+    until(lambda: f"({after}) is not run again" in worker.log, 60, "it is skipped")
+    eyes.empty(QUEUE)
+    assert len(core.runs(after)) == 1, "the handler was not called again"
+    assert effects.rows() == {before: 1, after: 1}
+    assert effects.entries() == 2
+    assert not Archive(eyes).collect()
+
+
+def test_two_deliveries_at_the_same_time(effects: Effects, fresh_eyes: Eyes) -> None:
+    """Two workers have the same event in hand: one effect."""
+    eyes, core = fresh_eyes, effects.core
+    for _ in range(2):
+        core.worker("prefork", 2, "-Q", QUEUE).wait_ready()
+    messages = [eyes.message(ACT, {"plan": ["sleep:0.2"]}) for _ in range(10)]
+    for message in messages:
+        eyes.send(message, message)
+    ids = [message.event_id for message in messages]
+    until(lambda: {line["event"] for line in core.ledger(what="end")} == set(ids), 60)
+    eyes.empty(QUEUE, *(f"core:delay.{n}s" for n in (1, 2, 4)), seconds=40)
+    assert effects.rows() == dict.fromkeys(ids, 1)
+    assert effects.entries() == len(ids)
+    assert not Archive(eyes).collect()
+
+
+def test_what_failed_is_rolled_back_and_tried_again(effects: Effects, fresh_eyes: Eyes) -> None:
+    eyes, core = fresh_eyes, effects.core
+    core.worker("prefork", 2, "-Q", QUEUE)
+    raises = eyes.event(ACT, {"plan": ["fail", "sysexit", "ok"]})
+    asks = eyes.event(ACT, {"plan": ["retry_no_throw", "ok"]})
+    until(lambda: core.runs(raises, "end") and len(core.runs(asks, "end")) == 2, 60)
+    eyes.empty(QUEUE)
+    assert [line["attempt"] for line in core.runs(raises)] == [1, 2, 3]
+    assert effects.rows() == {raises: 1, asks: 1}

@@ -1,0 +1,214 @@
+"""What Celery's configuration may say, and may not: annotations, limits, results, databases."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from django_amqp_events.message import messages as messages_module
+
+from ..conftest import Make
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
+
+ACT, RATED, QUERY = "options.act", "options.rated", "options.query"
+
+
+def make(service: Make, eyes: Eyes, **options: object) -> Service:
+    made: Service = service(eyes, "options", handlers="options", **options)
+    made.declare()
+    return made
+
+
+def publish(eyes: Eyes, number: int, *plan: str, event: str = ACT) -> list[str]:
+    messages = [eyes.message(event, {"plan": list(plan)}) for _ in range(number)]
+    eyes.send(*messages)
+    return [message.event_id for message in messages]
+
+
+def ended(service: Service, handler: str, ids: list[str]) -> bool:
+    lines = service.ledger(what="end", handler=f"testproject.{handler}")
+    return {line["event"] for line in lines} >= set(ids)
+
+
+def test_nothing_in_the_configuration_changes_settlement(fresh_eyes: Eyes, service: Make) -> None:
+    """Annotations and task_* settings that would ack a lost event; time limits still work."""
+    eyes = fresh_eyes
+    danger = {
+        "acks_late": False,
+        "reject_on_worker_lost": False,
+        "acks_on_failure_or_timeout": True,
+        "acks_on_timeout": True,
+        "autoretry_for": [],
+        "Request": "celery.worker.request:Request",
+        "Strategy": "celery.worker.strategy:default",
+    }
+    options = make(
+        service, eyes,
+        celery={
+            "task_annotations": {"*": danger, "testproject.act": {**danger, "time_limit": 8}},
+            "task_acks_late": False,
+            "task_reject_on_worker_lost": False,
+            "task_acks_on_failure_or_timeout": True,
+            "task_retry_on_worker_lost": True,
+            "task_ignore_result": True,
+        },
+    )  # fmt: skip
+    # The limit is longer than Celery takes to notice that a child was killed (5 s): otherwise
+    # the killed run may count as one that ran out of time.
+    options.worker("prefork", 4, "-Q", "options.testproject.act")
+    (lost,) = publish(eyes, 1, "kill_once:x")
+    (failed,) = publish(eyes, 1, "fail", "ok")
+    (late,) = publish(eyes, 1, "deaf:60", "ok")
+    until(lambda: ended(options, "act", [lost, failed, late]), 30)
+    assert [line["attempt"] for line in options.runs(lost)] == [1, 1]
+    assert [line["attempt"] for line in options.runs(failed)] == [1, 2]
+    assert [line["attempt"] for line in options.runs(late)] == [1, 2]
+    eyes.empty("options.testproject.act")
+    # Nobody published to the shared exchange: the other handler of the event has one copy each.
+    assert eyes.ready("options.testproject.kept") == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--max-tasks-per-child", "5"),
+        ("--max-memory-per-child", "1"),
+        ("--autoscale", "6,1"),
+        ("--prefetch-multiplier", "1"),
+    ],
+    ids=lambda arguments: arguments[0].strip("-"),
+)
+def test_limits_of_the_pool(fresh_eyes: Eyes, service: Make, arguments: tuple[str, str]) -> None:
+    """Children that are replaced all the time, or come and go: each event runs once."""
+    eyes = fresh_eyes
+    options = make(service, eyes)
+    # One megabyte is less than a child needs: each is replaced after one event.
+    number = 12 if "--max-memory-per-child" in arguments else 60
+    options.worker("prefork", 2, "-Q", "options.testproject.act", *arguments)
+    ids = publish(eyes, number, "ok")
+    until(lambda: ended(options, "act", ids), 60)
+    eyes.empty("options.testproject.act")
+    assert Counter(line["event"] for line in options.ledger(what="start")) == dict.fromkeys(ids, 1)
+    if arguments[0].startswith("--max-"):
+        pids = Counter(line["pid"] for line in options.ledger(what="start"))
+        assert max(pids.values()) <= (5 if arguments[1] == "5" else 1)
+
+
+def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
+    """Held back, in order to be run once each; a warm shutdown gives back what was not."""
+    eyes = fresh_eyes
+    options = make(service, eyes)
+    worker = options.worker("threads", 8, "-Q", "options.testproject.rated")
+    ids = publish(eyes, 16, "ok", event=RATED)
+    until(lambda: len(options.ledger(what="end")) >= 5)
+    assert worker.stop() == 0
+    done = len(options.ledger(what="end"))
+    options.worker("threads", 8, "-Q", "options.testproject.rated")
+    until(lambda: ended(options, "rated", ids), 30)
+    eyes.empty("options.testproject.rated")
+    lines = options.ledger(what="start")
+    assert Counter(line["event"] for line in lines) == dict.fromkeys(ids, 1)
+    first = [line["at"] for line in lines[:done]]
+    # A bucket of one token: n runs take (n - 1) / 5 seconds at least.
+    assert first[-1] - first[0] >= (len(first) - 2) / 5
+
+
+def results(service: Service) -> dict[str, list[str]]:
+    printed = service.python(
+        "import json\n"
+        "from django_celery_results.models import TaskResult\n"
+        "rows = TaskResult.objects.values_list('task_id', 'status', 'result', 'traceback')\n"
+        "print('ROWS', json.dumps({row[0]: row[1:] for row in rows}))"
+    )
+    found: dict[str, list[str]] = json.loads(printed.partition("ROWS ")[2])
+    return found
+
+
+def task_id(event_id: str, handler: str) -> str:
+    return messages_module.task_id("tests", event_id, f"testproject.{handler}", None)
+
+
+def test_a_result_per_handler_for_failures(fresh_eyes: Eyes, service: Make) -> None:
+    """django-celery-results has the real exception under an id of each handler's own."""
+    eyes = fresh_eyes
+    options = make(service, eyes, celery={"result_backend": "django-db", "result_extended": True})
+    options.python(
+        "from django.core.management import call_command as c\nc('migrate', verbosity=0)"
+    )
+    options.worker("prefork", 2, "-Q", "options.testproject.act,options.testproject.kept")
+    (good,) = publish(eyes, 1, "ok")
+    (bad,) = publish(eyes, 1, "fail:the real one")
+    (twice,) = publish(eyes, 1, "fail:first", "ok")
+    archive = Archive(eyes, "options")
+    # Two handlers: both archive `bad`, `kept` archives `twice`.
+    until(lambda: len(archive.collect()) == 3, 30)
+    until(lambda: ended(options, "act", [good, twice]))
+    rows = results(options)
+    assert rows[task_id(good, "kept")][0] == "SUCCESS"
+    assert "did ok" in rows[task_id(good, "kept")][1]
+    assert task_id(good, "act") not in rows, "successes are not stored by default"
+    for handler in ("act", "kept"):
+        status, result, traceback = rows[task_id(bad, handler)]
+        assert status == "FAILURE"
+        assert json.loads(result)["exc_type"] == "ValueError"
+        assert "the real one" in result
+        assert "steps.py" in traceback
+    assert task_id(twice, "act") not in rows, "a retry leaves no result behind"
+    assert rows[task_id(twice, "kept")][0] == "FAILURE"
+    assert len(rows) == 4
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_result_store_that_fails_changes_nothing(
+    fresh_eyes: Eyes, service: Make, pool: str
+) -> None:
+    """The tables are missing: every store raises, every verdict stands."""
+    eyes = fresh_eyes
+    options = make(service, eyes, celery={"result_backend": "django-db"})
+    worker = options.worker(pool, 2, "-Q", "options.testproject.act,options.testproject.kept")
+    (good,) = publish(eyes, 1, "ok")
+    (bad,) = publish(eyes, 1, "fail")
+    archive = Archive(eyes, "options")
+    until(lambda: len(archive.of(bad)) == 2, 40)
+    until(lambda: ended(options, "act", [good]) and ended(options, "kept", [good]))
+    eyes.empty("options.testproject.act", "options.testproject.kept")
+    assert not archive.of(good)
+    assert {entry["exception"]["type"] for entry in archive.of(bad)} == {"ValueError"}
+    runs = Counter((line["event"], line["handler"]) for line in options.ledger(what="start"))
+    assert set(runs.values()) == {1, 2}
+    assert runs[bad, "testproject.act"] == 2
+    assert worker.alive
+    assert "no such table" in worker.log, "the store did fail"
+
+
+@pytest.mark.parametrize("reuse", [None, 4])
+def test_database_connections(fresh_eyes: Eyes, service: Make, reuse: int | None) -> None:
+    """Closed after each task, or after CELERY_DB_REUSE_MAX of them, as Celery's fixup does."""
+    eyes = fresh_eyes
+    options = make(service, eyes, celery={"CELERY_DB_REUSE_MAX": reuse})
+    worker = options.worker("threads", 2, "-Q", "options.testproject.query").wait_ready()
+    for _ in range(6):
+        (event_id,) = publish(eyes, 1, "ok", event=QUERY)
+        until(lambda: ended(options, "query", [event_id]))  # noqa: B023
+    eyes.empty("options.testproject.query")
+
+    def open_files() -> int:
+        count = 0
+        for link in Path(f"/proc/{worker.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                count += str(link.readlink()).endswith("db.sqlite3")
+        return count
+
+    if reuse is None:
+        until(lambda: open_files() == 0, 5, "every connection is closed")
+    else:
+        assert open_files() in (1, 2), "connections stay open for the next task"

@@ -1,0 +1,209 @@
+"""Ordinary tasks of the same Celery app go on undisturbed, and Celery's remote control works."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from django_amqp_events.worker.bootstrap import pool_problem
+
+from ..conftest import Make
+from ..harness import Eyes, Service, until
+
+ONE, TWO = "mixed.testproject.one", "mixed.testproject.two"
+ALL = {ONE, TWO, *(f"mixed.testproject.{name}" for name in ("source", "sink", "calls"))}
+
+
+def started(service: Service, name: str) -> list[dict[str, Any]]:
+    return service.ledger(what="ordinary", task=name)
+
+
+def call(eyes: Eyes, queue: str, task: str, name: str, **options: Any) -> float:
+    """Send an ordinary task as a client of the project would; return when."""
+    at = time.time()
+    eyes.app.send_task(f"testproject.tasks.{task}", args=[name], queue=queue, **options)
+    return at
+
+
+@pytest.fixture(scope="module")
+def mixed(eyes: Eyes, module_service: Make) -> Service:
+    """A worker with beat in it, for events and ordinary tasks."""
+    schedule = {"tick": {"task": "testproject.tasks.ordinary", "schedule": 1.0, "args": ["beat"]}}
+    mixed = module_service(eyes, "mixed", handlers="mixed", celery={"beat_schedule": schedule})
+    mixed.declare()
+    mixed.worker("prefork", 4, "--beat", "--schedule", str(mixed.where / "beat")).wait_ready()
+    return mixed
+
+
+def test_ordinary_tasks_run_in_the_same_worker(mixed: Service, eyes: Eyes) -> None:
+    call(eyes, "ordinary", "ordinary", "plain")
+    at = call(eyes, "ordinary", "ordinary", "later", countdown=1)
+    call(eyes, "ordinary", "retried", "retried")
+    event_id = eyes.event("mixed.one", {"plan": ["fail", "ok"]})
+    until(lambda: started(mixed, "plain") and started(mixed, "later"))
+    until(lambda: len(started(mixed, "retried")) == 3)
+    until(lambda: mixed.runs(event_id, "end"))
+    assert started(mixed, "later")[0]["at"] >= at + 1
+    assert [line["retries"] for line in started(mixed, "retried")] == [0, 1, 2]
+    until(lambda: len(started(mixed, "beat")) >= 2)
+
+
+def test_a_handler_starts_an_ordinary_task(mixed: Service, eyes: Eyes) -> None:
+    event_id = eyes.event("mixed.calls", {"plan": ["ok"]})
+    until(lambda: started(mixed, "from a handler"))
+    assert len(until(lambda: mixed.runs(event_id))) == 1
+
+
+def test_publishing_inside_a_handler(mixed: Service, eyes: Eyes) -> None:
+    """The new event knows its cause and shares its correlation id."""
+    first = eyes.event("mixed.source", {"plan": ["ok"]}, correlation_id="the-whole-story")
+    (line,) = until(lambda: mixed.ledger(what="published", event=first))
+    assert line["bound"] == first
+    assert line["elsewhere"] == [None], "another thread has no event in hand"
+    (sink,) = until(lambda: mixed.runs(line["id"]))
+    assert (sink["causation"], sink["correlation"]) == (first, "the-whole-story")
+
+
+def test_inspect(mixed: Service, eyes: Eyes) -> None:
+    """Handlers in progress are seen as tasks with the handler's name."""
+    event_id = eyes.event("mixed.one", {"plan": ["file:inspected"]})
+    until(lambda: mixed.runs(event_id))
+    inspect = eyes.app.control.inspect(timeout=10, limit=1)
+    (active,) = inspect.active().values()
+    assert [task["name"] for task in active] == ["testproject.one"]
+    (reserved,) = inspect.reserved().values()
+    assert isinstance(reserved, list)
+    (stats,) = inspect.stats().values()
+    assert stats["pool"]["max-concurrency"] == 4
+    (registered,) = inspect.registered().values()
+    assert "testproject.one" in " ".join(registered)
+    (queues,) = inspect.active_queues().values()
+    assert [queue["name"] for queue in queues] == ["ordinary"]
+    (mixed.where / "inspected").touch()
+    until(lambda: mixed.runs(event_id, "end"))
+
+
+def test_cancel_and_add_consumer(mixed: Service, eyes: Eyes) -> None:
+    """Remote control of a handler's queue, without a 406 and without a lost connection."""
+    worker_log = next(mixed.where.glob("*.log"))
+    control = eyes.app.control
+    until(lambda: eyes.consumers(TWO) == 1)
+    assert control.cancel_consumer(TWO, reply=True, timeout=10, limit=1)
+    until(lambda: eyes.consumers(TWO) == 0)
+    event_id = eyes.event("mixed.two", {"plan": ["ok"]})
+    assert control.cancel_consumer(TWO, reply=True, timeout=10, limit=1), "again is harmless"
+    other = eyes.event("mixed.one", {"plan": ["ok"]})
+    until(lambda: mixed.runs(other, "end"))
+    assert not mixed.runs(event_id)
+    for _ in range(2):
+        assert control.add_consumer(TWO, reply=True, timeout=10, limit=1)
+    until(lambda: mixed.runs(event_id, "end"))
+    assert eyes.consumers(TWO) == 1
+    log = worker_log.read_text()
+    assert "PRECONDITION" not in log
+    assert "onnection to broker lost" not in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ours"),
+    [
+        (("-Q", "images"), set()),
+        (("-Q", TWO), {TWO}),
+        (("-Q", f"images,{TWO}"), {TWO}),
+        (("-X", f"{ONE},{TWO}"), ALL - {ONE, TWO}),
+        ((), ALL),
+    ],
+    ids=["another queue", "one of ours", "one of each", "without two of ours", "all"],
+)
+def test_choosing_queues(
+    fresh_eyes: Eyes, service: Make, arguments: tuple[str, ...], ours: set[str]
+) -> None:
+    """A worker consumes what -Q and -X say, ordinary queues and handlers' queues alike."""
+    eyes = fresh_eyes
+    mixed = service(eyes, "mixed", handlers="mixed")
+    mixed.declare()
+    theirs = {"-Q": set(arguments[-1].split(",")) - ALL if arguments else set()}.get(
+        arguments[0] if arguments else "", {"ordinary"}
+    )
+    mixed.worker("threads", 2, *arguments).wait_ready()
+    until(lambda: all(eyes.consumers(queue) == 1 for queue in ours | theirs))
+    for queue in theirs:
+        call(eyes, queue, "ordinary", queue)
+    until(lambda: {line["task"] for line in mixed.ledger(what="ordinary")} == theirs)
+    for queue in (ALL | {"ordinary", "images"}) - ours - theirs:
+        assert eyes.consumers(queue) == 0, queue
+    ids = {queue: eyes.event(f"mixed.{queue[-3:]}", {"plan": ["ok"]}) for queue in (ONE, TWO)}
+    for queue in ours & set(ids):
+        until(lambda: mixed.runs(ids[queue], "end"))  # noqa: B023
+    for queue in set(ids) - ours:
+        assert not mixed.runs(ids[queue])
+    if not ours:
+        # Asked for later: ours to answer here too, or Celery would declare it its own way.
+        (worker,) = mixed.where.glob("*.log")
+        assert eyes.app.control.add_consumer(ONE, reply=True, timeout=10, limit=1)
+        until(lambda: mixed.runs(ids[ONE], "end"))
+        assert "PRECONDITION" not in worker.read_text()
+
+
+def test_quorum_queues_with_native_delayed_delivery(fresh_eyes: Eyes, service: Make) -> None:
+    """The project's own countdowns go through Celery's delay queues, our events through ours."""
+    eyes = fresh_eyes
+    mixed = service(eyes, "mixed", handlers="mixed", celery={"quorum_queues": ["project.own"]})
+    mixed.declare()
+    mixed.worker("prefork", 2).wait_ready()
+    event_id = eyes.event("mixed.one", {"plan": ["fail", "ok"]})
+    at = time.time()
+    printed = mixed.python(
+        "from testproject import app\n"
+        "from testproject.tasks import ordinary\n"
+        "import json\n"
+        "ordinary.apply_async(['delayed'], countdown=2, queue='project.own')\n"
+        "print('QUEUES', json.dumps(list(app.amqp.queues)))"
+    )
+    until(lambda: started(mixed, "delayed"))
+    assert started(mixed, "delayed")[0]["at"] >= at + 2
+    until(lambda: mixed.runs(event_id, "end"))
+    assert [line["attempt"] for line in mixed.runs(event_id)] == [1, 2]
+    assert any(name.startswith("celery_delayed_") for name in eyes.totals()), "it was native"
+    queues = json.loads(printed.partition("QUEUES ")[2])
+    assert "project.own" in queues
+    assert not ALL & set(queues)
+
+
+def test_task_queues_that_name_one_of_ours_are_refused(fresh_eyes: Eyes, service: Make) -> None:
+    eyes = fresh_eyes
+    mixed = service(eyes, "mixed", handlers="mixed", celery={"quorum_queues": [ONE]})
+    mixed.declare()
+    worker = mixed.worker("threads", 1)
+    assert worker.wait() != 0
+    assert "take the handlers' queues out of it" in worker.log
+
+
+@pytest.mark.parametrize("name", ["gevent", "eventlet"])
+def test_green_pools_are_refused_with_a_reason(name: str) -> None:
+    problem = pool_problem(f"celery.concurrency.{name}:TaskPool")
+    assert problem.startswith(f"the {name} pool is not supported")
+    assert "prefork, threads or solo" in problem
+
+
+def test_a_supported_pool_is_not_refused() -> None:
+    for pool in ("prefork", "thread", "solo"):
+        assert not pool_problem(f"celery.concurrency.{pool}:TaskPool")
+
+
+def test_a_worker_with_a_green_pool_does_not_start(fresh_eyes: Eyes, service: Make) -> None:
+    """Celery's own refusal comes first where gevent is missing; a stand-in for it does not."""
+    green = {"CELERY_CUSTOM_WORKER_POOL": "testproject.gevent:TaskPool"}
+    mixed = service(fresh_eyes, "mixed", handlers="mixed", environ=green)
+    mixed.declare()
+    worker = mixed.worker("custom", 1)
+    assert worker.wait() != 0
+    assert "the gevent pool is not supported" in worker.log
+    assert fresh_eyes.consumers(ONE) == 0
+    other = mixed.worker("custom", 1, "-Q", "images").wait_ready()
+    assert fresh_eyes.app.control.add_consumer(ONE, reply=True, timeout=10, limit=1)
+    until(lambda: "not consuming" in other.log)
+    assert fresh_eyes.consumers(ONE) == 0

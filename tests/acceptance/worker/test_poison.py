@@ -1,0 +1,213 @@
+"""Every way to die: the poison is archived with its death history, its neighbours are handled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.conftest import Vhost
+
+from ..cgroup import MemoryLimit, memory_limit
+from ..conftest import Make
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    until,
+)
+from ..isolation import Supervisor, fewer_deliveries, reaper
+
+pytestmark = pytest.mark.timeout(500)
+
+ACT = "core.act"
+#: Processes or threads.
+POOLS = {"prefork": 6, "threads": 4, "solo": 1}
+#: Of what kills, before it is run alone. Each takes a whole worker where there are no children,
+#: so there it is half of what a service has; `test_deaths` counts six.
+DELIVERIES = {"prefork": 6, "threads": 3, "solo": 3}
+
+#: What ends a process, and says nothing: poison when it does so alone, too.
+DEADLY = {
+    "kill": "kill",
+    "exit": "exit",
+    "segfault": "segfault",
+    "oom": "oom",
+    "crowd": "kill_crowd",
+}
+#: What says something, whatever it is: a verdict like any other.
+SPOKEN = {"sysexit": "sysexit", "memory": "memory", "unpicklable": "unpicklable"}
+#: Only where there are time limits.
+LIMITS = {"soft limit": "sleep:60", "hard limit": "deaf:60"}
+NEIGHBOURS = 12
+
+
+@dataclass
+class Story:
+    """What became of one batch of events in one pool."""
+
+    pool: str
+    core: Service
+    deadly: dict[str, str]
+    spoken: dict[str, str]
+    limits: dict[str, str]
+    neighbours: list[str]
+    passing: list[str]
+    entries: dict[str, list[dict[str, Any]]]
+    deaths: int
+    kills: int | None
+    left: dict[str, int]
+
+
+@pytest.fixture(scope="class")
+def story(request: pytest.FixtureRequest, vhost: Vhost, module_service: Make) -> Iterator[Story]:
+    pool: str = request.cls.pool
+    name = f"core{pool}"
+    eyes = Eyes(vhost.node, vhost.name)
+    with memory_limit(64_000_000) as limit:
+        core = module_service(
+            eyes,
+            # How long the pool waits for the result of a child that is gone.
+            celery={"worker_lost_wait": 1},
+            environ={"TESTPROJECT_CGROUP": str(limit.path) if limit else ""},
+            name=name,
+        )
+        yield tell(pool, core, eyes, limit)
+    eyes.close()
+
+
+def tell(pool: str, core: Service, eyes: Eyes, limit: MemoryLimit | None) -> Story:
+    """Publish everything at once to one worker, with a reaper beside it, and wait for the end."""
+    core.declare()
+    deliveries = DELIVERIES[pool]
+    fewer_deliveries(eyes, rf"^{core.name}\.testproject\.", deliveries)
+
+    def publish(name: str, *plan: str) -> str:
+        return eyes.event(name, {"plan": list(plan)})
+
+    neighbours = [publish(ACT, "sleep:0.05") for _ in range(NEIGHBOURS)]
+    passing = [publish(ACT, "fail", "ok") for _ in range(3)]
+    spoken = {way: publish(ACT, step) for way, step in SPOKEN.items()}
+    limits: dict[str, str] = {}
+    if pool == "prefork":
+        limits = {way: publish("core.act.limited", step) for way, step in LIMITS.items()}
+    queues = ",".join(f"{core.name}.testproject.{handler}" for handler in ("act", "limited"))
+    main = Supervisor(lambda: core.worker(pool, POOLS[pool], "-Q", queues))
+    beside = Supervisor(lambda: reaper(core))
+    archive = Archive(eyes, core.name)
+    good = {*neighbours, *passing}
+
+    def done() -> bool:
+        archived = {entry["event_id"] for entry in archive.collect()}
+        ended = {line["event"] for line in core.ledger(what="end")}
+        return archived >= bad and ended >= good
+
+    def killed(event_id: str) -> bool:
+        return len(core.runs(event_id)) >= deliveries
+
+    deadly: dict[str, str] = {}
+    try:
+        for way, step in DEADLY.items():
+            if way == "crowd" or pool != "prefork":
+                # This one takes all others with it, as each does where there are no children:
+                # those before it have died of themselves by then.
+                until(lambda: all(map(killed, deadly.values())), 90, "those before it kill")
+            deadly[way] = publish(ACT, step)
+        bad = {*deadly.values(), *spoken.values(), *limits.values()}
+        until(done, 240, "the bad are archived and the good are handled")
+        until(lambda: not any(eyes.totals(core.name).values()), 30, "nothing is left")
+        # The main worker goes on.
+        after = publish(ACT, "ok")
+        until(lambda: core.runs(after, "end"), 60, "the worker goes on")
+        until(lambda: not any(eyes.totals(core.name).values()), 30, "and acks")
+    finally:
+        main.kill()
+        beside.kill()
+    entries: dict[str, list[dict[str, Any]]] = {}
+    for entry in archive.collect():
+        entries.setdefault(entry["event_id"], []).append(entry)
+    return Story(
+        pool=pool,
+        core=core,
+        deadly=deadly,
+        spoken=spoken,
+        limits=limits,
+        neighbours=neighbours,
+        passing=passing,
+        entries=entries,
+        deaths=main.deaths,
+        kills=limit.kills if limit else None,
+        left=eyes.totals(core.name),
+    )
+
+
+class Ways:
+    """What is true in each pool; a class for each, so that they are shared out."""
+
+    pool: str
+
+    @pytest.mark.parametrize("way", DEADLY)
+    def test_poison_is_archived_with_its_deaths(self, story: Story, way: str) -> None:
+        event_id = story.deadly[way]
+        (entry,) = story.entries[event_id]
+        assert entry["reason"] == "poison"
+        assert entry["handler"] == "testproject.act"
+        assert entry["queue"] == f"{story.core.name}.testproject.act"
+        (death,) = entry["deaths"]
+        assert death["queue"] == f"{story.core.name}.testproject.act"
+        assert death["reason"] == "delivery_limit"
+        runs = story.core.runs(event_id)
+        assert not story.core.runs(event_id, "end")
+        # All deliveries, and two where it is alone; being killed is no attempt. One more was seen
+        # once, of a segfault in prefork on a busy machine: why is not known.
+        assert 2 < len(runs) <= DELIVERIES[self.pool] + 3
+        assert {line["attempt"] for line in runs} == {1}
+
+    def test_the_kernel_killed_it(self, story: Story) -> None:
+        event_id = story.deadly["oom"]
+        hits = story.core.runs(event_id, "limited")
+        assert hits
+        if story.kills is not None:
+            assert DELIVERIES[self.pool] <= story.kills <= len(hits)
+
+    @pytest.mark.parametrize("way", SPOKEN)
+    def test_what_says_something_has_its_attempts(self, story: Story, way: str) -> None:
+        event_id = story.spoken[way]
+        entries = story.entries[event_id]
+        assert {entry["reason"] for entry in entries} == {"exhausted"}
+        # One, but for a worker that is killed between the confirm of the copy and its ack, or
+        # while the ack is on its way: chance, where `test_deaths` leaves none to it.
+        assert len(entries) <= 3
+        assert {line["attempt"] for line in story.core.runs(event_id)} == {1, 2, 3}
+
+    def test_time_limits_are_verdicts(self, story: Story) -> None:
+        for event_id in story.limits.values():
+            for entry in story.entries[event_id]:
+                assert entry["reason"] == "exhausted"
+                assert entry["exception"]["type"].endswith("TimeLimitExceeded")
+            assert {line["attempt"] for line in story.core.runs(event_id)} == {1, 2}
+
+    def test_neighbours_are_handled_and_keep_their_retries(self, story: Story) -> None:
+        ended = {line["event"] for line in story.core.ledger(what="end")}
+        assert ended >= {*story.neighbours, *story.passing}
+        assert not {*story.neighbours, *story.passing} & set(story.entries)
+        for event_id in story.passing:
+            assert {line["attempt"] for line in story.core.runs(event_id)} == {1, 2}
+
+    def test_the_worker_was_killed_and_nothing_loops(self, story: Story) -> None:
+        assert story.deaths >= 1
+        assert not any(story.left.values()), story.left
+
+
+class TestPrefork(Ways):
+    pool = "prefork"
+
+
+class TestThreads(Ways):
+    pool = "threads"
+
+
+class TestSolo(Ways):
+    pool = "solo"

@@ -1,0 +1,221 @@
+"""The reaper: what nobody answered for is run alone; only what dies alone is poison."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ..conftest import Make
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
+from ..isolation import reaper
+
+pytestmark = pytest.mark.timeout(240)
+
+ACT = "core.act"
+QUEUE = "core.testproject.act"
+#: Deliveries without an answer after which the broker takes a message from its handler's queue.
+LOSSES = 6
+#: Where the broker moves a message to that was delivered too often.
+BEHIND = {"core:graveyard": ("core:dead",), "core:dead": ("core:abyss",)}
+
+
+@pytest.fixture
+def core(service: Make, fresh_eyes: Eyes) -> Service:
+    made = service(fresh_eyes)
+    made.declare()
+    return made
+
+
+def bury(core: Service, eyes: Eyes, *plans: list[str]) -> list[str]:
+    """Bring events to the graveyard as the broker does: deliveries that end without an answer."""
+    ids = []
+    for plan in plans:
+        ids.append(eyes.event(ACT, {"plan": plan}))
+        for _ in range(LOSSES):
+            lose(eyes, QUEUE)
+    until(lambda: eyes.ready("core:graveyard") == len(plans), 20, "they are in the graveyard")
+    return ids
+
+
+def lose(eyes: Eyes, queue: str) -> None:
+    """Take a delivery and go without an answer."""
+    channel = eyes.channel()
+    channel.auto_decode = False
+    until(lambda: channel.basic_get(queue), 10, "a delivery")
+    channel.close()
+
+
+def deliveries(eyes: Eyes, queue: str) -> int:
+    """How often the first message of a queue, which died in a handler's, was delivered there."""
+    channel = eyes.channel()
+    message = channel.basic_get(queue)
+    channel.close()
+    count = int(message.headers.get("x-delivery-count", 0))
+    # RabbitMQ 4.3 goes on with the count of the queue where it died.
+    if "x-acquired-count" in message.headers:
+        return count - LOSSES
+    # 4.0 begins anew, but shows the count of that queue until a delivery from here was lost.
+    return 0 if count == LOSSES else count
+
+
+def dies(core: Service, eyes: Eyes, queue: str) -> Worker:
+    """Run a reaper until what it finds in *queue* has killed it; the message is back or further."""
+    before = eyes.ready(queue)
+    assert before == 1
+    worker = reaper(core)
+    assert worker.wait(60) == -9
+    worker.kill()
+    back(eyes, queue)
+    return worker
+
+
+def back(eyes: Eyes, queue: str) -> None:
+    """Wait until the broker has a message of *queue* again, there or behind it."""
+    until(lambda: any(eyes.ready(name) for name in (queue, *BEHIND[queue])), 20)
+
+
+def test_what_kills_the_reaper_while_it_reads_is_forwarded_undecoded(service, fresh_eyes):
+    eyes = fresh_eyes
+    core = service(eyes, environ={"TESTPROJECT_DIES": "reading"})
+    core.declare()
+    (victim,) = bury(core, eyes, ["ok"])
+    for _ in range(2):
+        if eyes.ready("core:graveyard"):
+            dies(core, eyes, "core:graveyard")
+    # The other times a plain loss, which is the same to the broker.
+    while eyes.ready("core:graveyard"):
+        lose(eyes, "core:graveyard")
+        until(lambda: eyes.ready("core:graveyard") + eyes.ready("core:dead"), 20)
+    assert eyes.ready("core:dead") == 1
+    reaper(core)
+    entry = Archive(eyes).wait(victim, 40)
+    assert entry["reason"] == "poison"
+    assert entry["handler"] == "testproject.act"
+    assert entry["queue"] == QUEUE
+    assert {death["queue"] for death in entry["deaths"]} == {QUEUE, "core:graveyard"}
+    assert not core.ledger()
+    eyes.empty("core:graveyard", "core:dead", "core:abyss", QUEUE)
+
+
+@pytest.mark.parametrize("dies_while", ["reading forwarding", "reading forwarding uncounted"])
+def test_what_cannot_even_be_forwarded_ends_in_the_abyss(service, fresh_eyes, dies_while):
+    eyes = fresh_eyes
+    core = service(eyes, environ={"TESTPROJECT_DIES": dies_while})
+    core.declare()
+    (victim,) = bury(core, eyes, ["ok"])
+    innocent = ""
+    for queue in ("core:graveyard", "core:dead"):
+        if queue == "core:dead":
+            (innocent,) = bury(core, eyes, ["ok"])
+        for _ in range(2):
+            if eyes.ready(queue):
+                dies(core, eyes, queue)
+        while eyes.ready(queue):
+            lose(eyes, queue)
+            back(eyes, queue)
+    assert eyes.ready("core:abyss") == 1
+    # Nobody consumes it: peeking as often as one likes loses nothing.
+    for _ in range(25):
+        lose(eyes, "core:abyss")
+    until(lambda: eyes.ready("core:abyss") == 1, 20)
+    (message,) = eyes.take("core:abyss")
+    assert message.headers["event-id"] == victim
+    assert {death["queue"] for death in message.headers["x-death"]} == {
+        QUEUE,
+        "core:graveyard",
+        "core:dead",
+    }
+    assert message.delivery_info["routing_key"] == QUEUE
+    assert not core.ledger()
+    # Nobody had another one in hand while that ended reapers.
+    assert deliveries(eyes, "core:graveyard") == 0
+    sound = service(eyes, where=core.where)
+    reaper(sound)
+    until(lambda: core.runs(innocent, "end"), 40, "it is run")
+
+
+def test_the_innocent_are_handled_and_only_the_poison_is_archived(core, fresh_eyes):
+    eyes = fresh_eyes
+    kill, ok, retry = bury(core, eyes, ["kill"], ["ok"], ["fail", "ok"])
+    worker = reaper(core).wait_ready()
+    entry = Archive(eyes).wait(kill, 90)
+    assert entry["reason"] == "poison"
+    assert entry["handler"] == "testproject.act"
+    assert entry["queue"] == QUEUE
+    assert {death["queue"] for death in entry["deaths"]} == {QUEUE}
+    assert entry["deaths"][0]["reason"] == "delivery_limit"
+    until(lambda: len(core.ledger(what="end")) == 2, 60, "both others are handled")
+    assert [line["attempt"] for line in core.runs(ok)] == [1]
+    # Its retry came back to where it is alone.
+    assert [line["attempt"] for line in core.runs(retry)] == [1, 2]
+    assert len(core.runs(kill)) == 2
+    eyes.empty("core:graveyard", "core:dead", "core:abyss", QUEUE)
+    assert worker.alive
+    assert worker.stop() == 0
+
+
+def test_what_kills_the_reaper_is_archived_undecoded(core, fresh_eyes):
+    eyes = fresh_eyes
+    (victim,) = bury(core, eyes, ["sleep:60"])
+    for _ in range(2):
+        worker = reaper(core).wait_ready()
+        until(lambda: core.runs(victim), 30, "it is in hand")
+        worker.kill()
+        for path in core.where.glob("ledger.*.jsonl"):
+            path.unlink()
+        back(eyes, "core:graveyard")
+    # As often as this broker delivers it: RabbitMQ 4.3 counts on from the handler's queue.
+    while eyes.ready("core:graveyard"):
+        lose(eyes, "core:graveyard")
+        back(eyes, "core:graveyard")
+    reaper(core).wait_ready()
+    entry = Archive(eyes).wait(victim, 30)
+    assert entry["reason"] == "poison"
+    assert entry["handler"] == "testproject.act"
+    assert {death["queue"] for death in entry["deaths"]} == {QUEUE, "core:graveyard"}
+    assert not core.runs(victim)
+
+
+def test_the_reaper_ends_with_its_parent(core):
+    log = core.where / "reaper.log"
+    program = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'django', 'events_reaper', '--parent',"
+        " str(os.getpid())], start_new_session=True)\n"
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with (
+        log.open("wb") as err,
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={**core.env(), "TESTPROJECT_OUTLIVES": "1"},
+            cwd=core.where,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+        ) as parent,
+    ):
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        until(lambda: " ready." in log.read_text(errors="replace"), 40, "it runs")
+        parent.kill()
+    until(lambda: not _alive(pid), 30, "it has ended")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,256 @@
+"""Connections that break, brokers that go, queues that are not there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from broker import Node
+from tests.integration.wire import Proxy
+
+from ..conftest import Make
+from ..harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
+
+ACT, ONCE = "core.act", "core.act.once"
+NAMES = ("act", "once", "picky", "limited", "slow", "strict", "coroutine")
+QUEUES = tuple(f"core.testproject.{name}" for name in NAMES)
+
+
+def each_once(eyes: Eyes) -> bool:
+    """Say whether every handler's queue has one consumer."""
+    return all(eyes.consumers(queue) == 1 for queue in QUEUES)
+
+
+def ended(service: Service, ids: list[str]) -> bool:
+    return {line["event"] for line in service.ledger(what="end")} >= set(ids)
+
+
+def publish(eyes: Eyes, number: int, *plan: str) -> list[str]:
+    messages = [eyes.message(ACT, {"plan": list(plan)}) for _ in range(number)]
+    eyes.send(*messages)
+    return [message.event_id for message in messages]
+
+
+@dataclass
+class Side:
+    """One pool's service on a vhost of its own, and what was published to it."""
+
+    eyes: Eyes
+    core: Service
+    worker: Worker
+    waiting: list[str]
+    in_hand: list[str]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("how", ["stop", "kill"])
+def test_the_broker_goes_and_comes_back(private_node: Node, service: Make, how: str) -> None:
+    """Every queue is consumed again, once; in hand, waiting and new events are all handled.
+
+    All pools at once: a broker takes its time to come back.
+    """
+    sides = []
+    for pool in ("prefork", "threads", "solo"):
+        private_node.add_vhost(f"{pool}-{how}")
+        eyes = Eyes(private_node, f"{pool}-{how}")
+        cancel = {"worker_cancel_long_running_tasks_on_connection_loss": pool == "prefork"}
+        core = service(eyes, celery=cancel)
+        sides.append(Side(eyes, core, core.worker(pool, 2), [], []))
+    for side in sides:
+        until(lambda: each_once(side.eyes), 40)  # noqa: B023
+        side.waiting = publish(side.eyes, 3, "fail", "fail", "ok")
+    for side in sides:
+        until(lambda: len(side.core.ledger(what="start")) >= 3)  # noqa: B023
+        side.in_hand = publish(side.eyes, 2, "sleep:1.5")
+    for side in sides:
+        until(lambda: any(side.core.runs(event_id) for event_id in side.in_hand))  # noqa: B023
+        side.eyes.close()
+    if how == "kill":
+        private_node.kill()
+    else:
+        private_node.stop()
+    private_node.start_again()
+    for side in sides:
+        until(lambda: each_once(side.eyes), 60, "every queue has one consumer")  # noqa: B023
+        new = publish(side.eyes, 5, "ok")
+        everything = side.waiting + side.in_hand + new
+        # RabbitMQ repeats a dead-lettering that found its target's queue not started yet after
+        # three minutes (dead_letter_worker_publisher_confirm_timeout).
+        until(lambda: ended(side.core, everything), 240)  # noqa: B023
+        side.eyes.empty(*QUEUES)
+        assert each_once(side.eyes)
+        finished = Counter(line["event"] for line in side.core.ledger(what="end"))
+        assert all(finished[event_id] == 1 for event_id in new)
+        assert max(finished.values()) <= 2
+        for event_id in side.waiting:
+            assert {line["attempt"] for line in side.core.runs(event_id)} == {1, 2, 3}
+        assert side.worker.alive
+        side.eyes.close()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_all_queues_are_consumed_at_once(fresh_eyes: Eyes, service: Make, pool: str) -> None:
+    """An idle worker does not wait for its event loop's next turn before each queue."""
+    core = service(fresh_eyes)
+    core.declare()
+    core.worker(pool, 1).wait_ready()
+    until(lambda: each_once(fresh_eyes), 3)
+
+
+def consuming(eyes: Eyes) -> str:
+    """Name of the worker's consuming connection."""
+
+    def find() -> str:
+        for consumer in eyes.http("GET", "/api/consumers/{vhost}"):
+            # An empty list where the channel has just gone.
+            if consumer["queue"]["name"] in QUEUES and consumer["channel_details"]:
+                return str(consumer["channel_details"]["connection_name"])
+        return ""
+
+    return until(find)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_the_consuming_connection_is_cut(fresh_eyes: Eyes, service: Make, pool: str) -> None:
+    """Consumed again, once each; what was in hand is delivered again, its first run is void."""
+    eyes = fresh_eyes
+    core = service(eyes, celery={"worker_cancel_long_running_tasks_on_connection_loss": True})
+    core.declare()
+    core.worker(pool, 2)
+    until(lambda: each_once(eyes), 30)
+    for round_ in range(2):
+        (event_id,) = publish(eyes, 1, f"file_fail:go{round_}", "ok")
+        until(lambda: core.runs(event_id))  # noqa: B023
+        name = consuming(eyes)
+        eyes.cut({"name": name})
+        until(lambda: each_once(eyes) and consuming(eyes) != name, 30)  # noqa: B023
+        (core.where / f"go{round_}").touch()
+        until(lambda: ended(core, [event_id]), 30)  # noqa: B023
+        eyes.empty(*QUEUES, "core:delay.1s")
+        attempts = Counter(line["attempt"] for line in core.runs(event_id))
+        assert attempts == {1: 2, 2: 1}, "the lost run published no copy of its own"
+
+
+def test_the_broker_is_gone_without_a_word(fresh_eyes: Eyes, service: Make) -> None:
+    """Nothing comes through any more but on new connections: the worker notices, and makes them."""
+    eyes = fresh_eyes
+    with Proxy.to(eyes.url) as proxy:
+        core = service(
+            eyes,
+            celery={
+                "broker_heartbeat": 1,
+                "worker_cancel_long_running_tasks_on_connection_loss": True,
+            },
+        )
+        core.declare()
+        core.url = proxy.url
+        core.worker("threads", 2)
+        until(lambda: each_once(eyes), 30)
+        (event_id,) = publish(eyes, 1, "file_fail:go", "ok")
+        until(lambda: core.runs(event_id))
+        proxy.forget()
+        (core.where / "go").touch()
+        until(lambda: ended(core, [event_id]), 30, "the worker goes on")
+        eyes.empty(*QUEUES, "core:delay.1s")
+
+
+def test_a_queue_is_deleted_and_declared_again(fresh_eyes: Eyes, service: Make) -> None:
+    eyes = fresh_eyes
+    core = service(eyes)
+    core.declare()
+    worker = core.worker("threads", 2)
+    until(lambda: each_once(eyes), 30)
+    eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[0]}")
+    until(lambda: f"queue '{QUEUES[0]}' is missing" in worker.log)
+    other = eyes.event(ONCE, {"plan": ["ok"]})
+    until(lambda: core.runs(other, "end"), what="the rest goes on")
+    core.declare()
+    until(lambda: each_once(eyes), 20)
+    (event_id,) = publish(eyes, 1, "ok")
+    until(lambda: core.runs(event_id, "end"))
+    assert "onnection to broker lost" not in worker.log
+
+
+def test_a_queue_that_somebody_else_consumes_alone(fresh_eyes: Eyes, service: Make) -> None:
+    """RabbitMQ refuses and closes the channel: tried again until it is free, with all others."""
+    eyes = fresh_eyes
+    core = service(eyes, events={"TOPOLOGY": "external"})
+    core.declare()
+    # Quorum queues take no notice of an exclusive consumer.
+    eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[2]}")
+    eyes.http("PUT", f"/api/queues/{{vhost}}/{QUEUES[2]}", {"durable": True})
+    channel = eyes.channel()
+    channel.basic_consume(QUEUES[2], exclusive=True)
+    worker = core.worker("threads", 2)
+    until(lambda: "ACCESS_REFUSED" in worker.log, 20)
+    channel.close()
+    until(lambda: each_once(eyes), 30)
+    (event_id,) = publish(eyes, 1, "ok")
+    until(lambda: core.runs(event_id, "end"))
+
+
+def test_a_missing_queue_at_the_start(fresh_eyes: Eyes, service: Make) -> None:
+    """TOPOLOGY external: it is reported and looked for, while the rest is handled."""
+    eyes = fresh_eyes
+    core = service(eyes, events={"TOPOLOGY": "external"})
+    core.declare()
+    eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[0]}")
+    worker = core.worker("prefork", 2)
+    until(lambda: f"queue '{QUEUES[0]}' is missing" in worker.log, 30)
+    assert "events_declare" in worker.log
+    other = eyes.event(ONCE, {"plan": ["ok"]})
+    until(lambda: core.runs(other, "end"))
+    assert eyes.declared(QUEUES[0]) is None, "external never declares"
+    eyes.close()
+
+    def channels() -> int:
+        return sum(channel["vhost"] == eyes.vhost for channel in eyes.http("GET", "/api/channels"))
+
+    def looks() -> int:
+        return worker.log.count(f"queue '{QUEUES[0]}' is missing")
+
+    until(lambda: looks() >= 2)
+    before = channels()
+    until(lambda: looks() >= 4, 20)
+    assert channels() <= before, "the channel that RabbitMQ closed is opened again, not one more"
+    core.declare()
+    until(lambda: each_once(eyes), 20)
+    (event_id,) = publish(eyes, 1, "ok")
+    until(lambda: core.runs(event_id, "end"))
+
+
+@pytest.mark.parametrize("wrong", ["nothing declared", "one missing", "one different"])
+def test_verify_refuses_to_start(fresh_eyes: Eyes, service: Make, wrong: str) -> None:
+    """A worker on a topology that does not fit would lose events: it says what to run."""
+    eyes = fresh_eyes
+    core = service(eyes, events={"TOPOLOGY": "verify"})
+    if wrong != "nothing declared":
+        core.declare()
+        eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[0]}")
+    if wrong == "one different":
+        body = {"durable": True, "arguments": {"x-queue-type": "quorum"}}
+        eyes.http("PUT", f"/api/queues/{{vhost}}/{QUEUES[0]}", body)
+    before = set(eyes.totals("core"))
+    worker = core.worker("threads", 1)
+    assert worker.wait() == 1
+    assert "events_declare" in worker.log
+    assert ("core:archive" if wrong == "nothing declared" else QUEUES[0]) in worker.log
+    assert set(eyes.totals("core")) == before, "verify declares nothing"
+
+
+def test_verify_starts_on_what_fits_and_auto_declares(fresh_eyes: Eyes, service: Make) -> None:
+    eyes = fresh_eyes
+    auto = service(eyes, events={"TOPOLOGY": "auto"})
+    worker = auto.worker("threads", 1)
+    until(lambda: each_once(eyes), 30)
+    assert worker.stop() == 0
+    verify = service(eyes, events={"TOPOLOGY": "verify"})
+    verify.worker("threads", 1)
+    until(lambda: each_once(eyes), 30)

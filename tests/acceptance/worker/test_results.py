@@ -1,0 +1,157 @@
+"""django-celery-results as result backend: what it has of a run, of a replay, of two handlers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from django_amqp_events.message import messages
+
+from ..conftest import Make
+from ..harness import Eyes, Service, until
+from ..replaying import (
+    fix,
+    migrate,
+    mirrored,
+    replay,
+)
+
+# Many processes, one after the other.
+pytestmark = pytest.mark.timeout(300)
+
+SHARED = "replays.shared"
+FAILING, KEPT = "testproject.failing", "testproject.kept"
+BACKEND = {"result_backend": "django-db", "result_extended": True}
+
+
+def results(service: Service) -> dict[str, tuple[str, str, str]]:
+    """Status, name and result of each TaskResult by its id."""
+    printed = service.python(
+        "import json\n"
+        "from django_celery_results.models import TaskResult\n"
+        "rows = TaskResult.objects.values_list('task_id', 'status', 'task_name', 'result')\n"
+        "print('ROWS', json.dumps([list(row) for row in rows]))"
+    )
+    found, _ = json.JSONDecoder().raw_decode(printed.partition("ROWS ")[2])
+    assert len({each[0] for each in found}) == len(found)
+    return {each[0]: tuple(each[1:]) for each in found}
+
+
+def stored(service: Service, number: int) -> dict[str, tuple[str, str, str]]:
+    """Wait until there are so many results."""
+
+    def enough() -> dict[str, tuple[str, str, str]]:
+        found = results(service)
+        return found if len(found) >= number else {}
+
+    found = until(enough, 30, f"{number} results")
+    assert len(found) == number, found
+    return found
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_one_result_per_event_handler_and_replay(
+    fresh_eyes: Eyes, service: Make, pool: str
+) -> None:
+    """Failures all, successes where the handler asks for it; never one for two handlers."""
+    eyes = fresh_eyes
+    replays = service(eyes, "replays", handlers="replays", celery=BACKEND)
+    replays.declare()
+    migrate(replays)
+    replays.worker(pool, 2)
+    eyes.event(SHARED, {"plan": ["unless:fixed"]})
+    first = {each["handler"]: each for each in mirrored(replays, 2, state="archived")}
+    found = stored(replays, 2)
+    assert set(found) == {first[FAILING]["task_id"], first[KEPT]["task_id"]}
+    for handler in (FAILING, KEPT):
+        status, name, result = found[first[handler]["task_id"]]
+        assert (status, name) == ("FAILURE", handler)
+        assert "fixed is not there" in result
+
+    report = replay(replays)
+    assert report is not None
+    assert report["published"] == 2
+    again = {each["handler"]: each for each in mirrored(replays, 2, state="archived", failures=2)}
+    found = stored(replays, 4)
+    for handler in (FAILING, KEPT):
+        (failed,) = again[handler]["replay_set"]
+        assert failed["task_id"] != again[handler]["task_id"] == first[handler]["task_id"]
+        assert found[failed["task_id"]][:2] == ("FAILURE", handler)
+
+    before = found
+    fix(replays)
+    replay(replays)
+    done = {each["handler"]: each for each in mirrored(replays, 2, state="succeeded")}
+    found = stored(replays, 5)
+    asked, unasked = (done[handler]["replay_set"][1]["task_id"] for handler in (KEPT, FAILING))
+    assert found[asked][:2] == ("SUCCESS", KEPT)
+    assert "did unless:fixed" in found[asked][2]
+    assert unasked not in found
+    assert {key: value for key, value in found.items() if key != asked} == before
+
+
+def test_the_result_of_a_replay_is_of_todays_handler(fresh_eyes: Eyes, service: Make) -> None:
+    eyes = fresh_eyes
+
+    def deployed(name: str, **more: Any) -> Service:
+        handlers = {
+            name: {
+                "EVENTS": ["replays.renamed"],
+                "HANDLER": "testproject.renaming.plain",
+                "MAX_RETRIES": 0,
+                "IGNORE_RESULT": False,
+            }
+        }
+        made: Service = service(
+            eyes,
+            "replays",
+            handlers="renaming",
+            celery=BACKEND,
+            events={"HANDLERS": handlers, **more},
+            where=where,
+        )
+        made.declare()
+        return made
+
+    where = None
+    old = deployed("billing.old")
+    where = old.where
+    migrate(old)
+    worker = old.worker("threads", 1)
+    event_id = eyes.event("replays.renamed", {"plan": ["unless:fixed"]})
+    mirrored(old, state="archived")
+    worker.stop()
+    new = deployed("billing.new", RENAMED_HANDLERS={"billing.old": "billing.new"})
+    new.worker("threads", 1)
+    fix(new)
+    replay(new)
+    (done,) = mirrored(new, state="succeeded")
+    (only,) = done["replay_set"]
+    found = stored(new, 2)
+    assert only["task_id"] == messages.task_id("tests", event_id, "billing.new", only["id"])
+    assert found[only["task_id"]][:2] == ("SUCCESS", "billing.new")
+    assert found[done["task_id"]][:2] == ("FAILURE", "billing.old")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_result_store_that_is_away_changes_nothing(
+    fresh_eyes: Eyes, service: Make, pool: str
+) -> None:
+    """Every store raises; event, archive, replay and outcome go their way."""
+    eyes = fresh_eyes
+    replays = service(eyes, "replays", handlers="replays", celery=BACKEND)
+    replays.declare()
+    replays.python(
+        "from django.core.management import call_command as c\n"
+        "c('migrate', 'django_amqp_events', verbosity=0)"
+    )
+    worker = replays.worker(pool, 2)
+    eyes.event(SHARED, {"plan": ["unless:fixed"]})
+    mirrored(replays, 2, state="archived")
+    fix(replays)
+    replay(replays)
+    mirrored(replays, 2, state="succeeded", replays=1)
+    assert "no such table" in worker.log, "the store did fail"
+    assert worker.alive

@@ -1,0 +1,205 @@
+"""Workers that are stopped under load: what has finished is never run again, nothing is lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import state_of, stopped
+
+from ..conftest import Make
+from ..harness import (
+    Archive,
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+ACT = "core.act"
+QUEUE = "core.testproject.act"
+POOLS = (("prefork", 3), ("threads", 4), ("solo", 1))
+RESTARTS = 10
+#: Events that are published before each stop; a worker is stopped with many of them waiting.
+EVENTS = 60
+
+
+def again(service: Service, what: str = "end") -> dict[str, int]:
+    """Events that have more than one such line, and how many."""
+    lines = Counter(line["event"] for line in service.ledger(what=what))
+    return {event_id: count for event_id, count in lines.items() if count > 1}
+
+
+class Load:
+    """Short events, published before each stop; it knows all their ids."""
+
+    def __init__(self, eyes: Eyes, service: Service, seed: str) -> None:
+        self.eyes = eyes
+        self.service = service
+        self.chance = random.Random(seed)
+        self.ids: list[str] = []
+
+    def ended(self) -> int:
+        """How many runs have ended, by the ledger."""
+        files = self.service.where.glob("ledger.*.jsonl")
+        return sum(path.read_bytes().count(b'"what": "end"') for path in files)
+
+    def stop(self, worker: Worker, number: int = signal.SIGTERM) -> int:
+        """Publish, stop a worker while it handles, at a random moment; return its exit code."""
+        enough = self.ended() + self.chance.randrange(5, EVENTS // 2)
+        messages = [self.eyes.message(ACT, {"plan": ["ok"]}) for _ in range(EVENTS)]
+        self.eyes.send(*messages)
+        self.ids += [message.event_id for message in messages]
+        until(lambda: self.ended() >= enough, 40, "events are handled")
+        worker.signal(number)
+        return worker.wait(60)
+
+    def all_handled(self) -> bool:
+        return {line["event"] for line in self.service.ledger(what="end")} >= set(self.ids)
+
+
+@pytest.mark.parametrize(("pool", "concurrency"), POOLS)
+def test_ten_rolling_restarts_under_load(
+    pool: str, concurrency: int, fresh_eyes: Eyes, service: Make
+) -> None:
+    eyes, core = fresh_eyes, service(fresh_eyes)
+    core.declare()
+    load = Load(eyes, core, f"restarts {pool}")
+    worker = core.worker(pool, concurrency, "-Q", QUEUE).wait_ready()
+    following = core.worker(pool, concurrency, "-Q", QUEUE)
+    for _ in range(RESTARTS):
+        following.wait_ready()
+        # Starts while the others work.
+        third = core.worker(pool, concurrency, "-Q", QUEUE)
+        assert load.stop(worker) == 0
+        worker, following = following, third
+    until(load.all_handled, 60)
+    assert worker.stop() == 0
+    assert following.wait_ready().stop() == 0
+    assert not again(core, "start")
+    assert not again(core, "end")
+    # The management API is seconds behind.
+    until(lambda: sum(eyes.totals("core").values()) == 0, 30, "nothing is left")
+    assert not Archive(eyes).collect()
+
+
+@pytest.mark.parametrize("soft", [0, 3])
+@pytest.mark.parametrize(("pool", "concurrency"), POOLS)
+def test_cold_and_soft_shutdowns(
+    pool: str, concurrency: int, soft: int, fresh_eyes: Eyes, service: Make
+) -> None:
+    """SIGQUIT: what has finished is not run again, what is ended in its midst is; none is lost.
+
+    Only prefork can end a run; in the others it goes on, and its verdict counts.
+    """
+    eyes = fresh_eyes
+    core = service(eyes, celery={"worker_soft_shutdown_timeout": soft})
+    core.declare()
+    worker = core.worker(pool, concurrency, "-Q", QUEUE).wait_ready()
+    done = [eyes.event(ACT, {"plan": ["ok"]}) for _ in range(20)]
+    until(lambda: len(core.ledger(what="end")) == len(done))
+    eyes.empty(QUEUE)
+    held = eyes.event(ACT, {"plan": ["file:go"]})
+    until(lambda: core.runs(held), what="it is in hand")
+    short = eyes.event(ACT, {"plan": ["sleep:1"]})
+    if pool != "solo":
+        until(lambda: core.runs(short), what="it is in hand too")
+    worker.signal(signal.SIGQUIT)
+    if pool != "prefork":
+        until(lambda: "Ctrl+C again" in worker.log)
+        (core.where / "go").touch()
+    worker.wait(60)
+    (core.where / "go").touch()
+    second = core.worker("threads", 2, "-Q", QUEUE).wait_ready()
+    ids = [*done, held, short]
+    until(lambda: {line["event"] for line in core.ledger(what="end")} == set(ids), 40)
+    eyes.empty("core")
+    assert not again(core)
+    expected = dict.fromkeys(ids, 1)
+    if pool == "prefork":
+        expected[held] = 2
+        expected[short] = 1 if soft else 2
+    assert Counter(line["event"] for line in core.ledger(what="start")) == expected
+    assert not Archive(eyes).collect()
+    assert second.stop() == 0
+
+
+def test_a_solo_worker_begins_nothing_when_it_is_asked_to_stop(
+    fresh_eyes: Eyes, service: Make
+) -> None:
+    """What it has read ahead is given back, also what comes while Celery's other steps stop."""
+    eyes, core = fresh_eyes, service(fresh_eyes, celery={"worker_prefetch_multiplier": 8})
+    core.declare()
+    ids = [eyes.message(ACT, {"plan": ["file:go"]}) for _ in range(8)]
+    eyes.send(*ids)
+    worker = core.worker("solo", 1, "-Q", QUEUE).wait_ready()
+    until(lambda: core.ledger(what="start"))
+    worker.signal(signal.SIGTERM)
+    until(lambda: not pending(worker.pid, signal.SIGTERM), what="the signal has come")
+    (core.where / "go").touch()
+    assert worker.wait(30) == 0
+    assert len(core.ledger(what="start")) == 1
+    following = core.worker("solo", 1, "-Q", QUEUE).wait_ready()
+    until(lambda: len(core.ledger(what="end")) == len(ids), 40)
+    assert following.stop() == 0
+    assert not again(core, "start")
+
+
+@pytest.mark.parametrize("impatient", [False, True])
+def test_a_cold_shutdown_while_a_large_event_is_handed_over(
+    fresh_eyes: Eyes, service: Make, impatient: bool
+) -> None:
+    """The pool process has a part of it: it gets the rest, or would be waited for for ever.
+
+    Somebody impatient sends the signal twice, and the worker ends once.
+    """
+    # By default Celery's sys.stderr is no file.
+    eyes, core = fresh_eyes, service(fresh_eyes, celery={"worker_redirect_stdouts": True})
+    core.declare()
+    worker = core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
+    small = eyes.event(ACT, {"plan": ["ok"]})
+    until(lambda: core.ledger(what="end"))
+    [child] = worker.children()
+    with stopped(child):
+        large = eyes.event(ACT, {"plan": ["ok"], "case": "x" * 900_000})
+        until(lambda: large in worker.log, what="it is received")
+        until(lambda: state_of(worker.pid) == "S", what="no more of it can be written")
+        worker.signal(signal.SIGQUIT)
+        until(lambda: not pending(worker.pid, signal.SIGQUIT), what="the signal has come")
+        if impatient:
+            worker.signal(signal.SIGQUIT)
+            until(lambda: "is under way" in worker.log, what="it has come twice")
+    worker.wait(30)
+    following = core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
+    until(lambda: {line["event"] for line in core.ledger(what="end")} == {small, large}, 40)
+    assert following.stop() == 0
+
+
+def test_a_cold_shutdown_while_an_event_is_handed_to_a_thread(
+    fresh_eyes: Eyes, service: Make
+) -> None:
+    """Whoever hands it over holds the lock of the pool that is shut down."""
+    eyes, core = fresh_eyes, service(fresh_eyes)
+    core.declare()
+    quitting = service(eyes, environ={"TESTPROJECT_QUIT_AFTER": "3"})
+    quitting.where = core.where
+    worker = quitting.worker("threads", 4, "-Q", QUEUE).wait_ready()
+    ids = {eyes.event(ACT, {"plan": ["ok"]}) for _ in range(5)}
+    worker.wait(30)
+    following = core.worker("threads", 4, "-Q", QUEUE).wait_ready()
+    until(lambda: {line["event"] for line in core.ledger(what="end")} == ids, 40)
+    assert following.stop() == 0
+    assert not again(core, "end")
+
+
+def pending(pid: int, number: int) -> bool:
+    """Say whether a process has a signal that it has not dealt with."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [line.split()[1] for line in status.splitlines() if line[:6] in ("SigPnd", "ShdPnd")]
+    return any(int(mask, 16) & 1 << number - 1 for mask in masks)

@@ -1,0 +1,238 @@
+"""Workers that cannot start, that give up, and that are not let in: exit codes and reasons."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+
+from broker import Node
+
+from ..conftest import Make
+from ..harness import (
+    Eyes,
+    Service,
+    Worker,
+    until,
+)
+from ..isolation import reaper
+from .test_children import events_worker
+
+ACT = "core.act"
+ALONE = ("--no-mirror", "--no-relay", "--no-batches", "--no-reaper")
+
+
+def starts(service: Service, what: str) -> Worker:
+    """Start a worker in one of the ways that there are."""
+    if what == "events_worker":
+        return events_worker(service, *ALONE)
+    return reaper(service) if what == "events_reaper" else service.worker("solo", 1)
+
+
+def logged_in(core: Service, user: str, password: str) -> Service:
+    """Let a service log in as somebody else."""
+    given = urlsplit(core.url)
+    core.url = given._replace(netloc=f"{user}:{password}@{given.hostname}:{given.port}").geturl()
+    return core
+
+
+def new_user(node: Node, password: str, permissions: str) -> str:
+    """Return the name of a user of the test's own, also where it is run once more."""
+    name = f"user-{uuid4().hex[:8]}"
+    node.ctl("add_user", name, password)
+    node.ctl("set_permissions", name, *[permissions] * 3)
+    return name
+
+
+def critical(worker: Worker) -> list[str]:
+    return [line for line in worker.log.splitlines() if "CRITICAL/" in line]
+
+
+@pytest.mark.parametrize("what", ["events_worker", "events_reaper"])
+def test_one_that_does_not_start_has_an_exit_code(
+    fresh_eyes: Eyes, service: Make, what: str
+) -> None:
+    """A supervisor that restarts what fails must not take it for one that was asked to end."""
+    core = service(fresh_eyes, events={"TOPOLOGY": "verify"})
+    worker = starts(core, what)
+    assert worker.wait(60) == 1
+    (line,) = critical(worker)
+    assert "does not start" in line
+    assert "events_declare" in line
+
+
+def test_one_that_was_asked_to_end_has_none(fresh_eyes: Eyes, service: Make) -> None:
+    core = service(fresh_eyes)
+    worker = events_worker(core, *ALONE).wait_ready()
+    assert worker.stop() == 0
+
+
+def test_an_option_that_celery_does_not_know(fresh_eyes: Eyes, service: Make) -> None:
+    worker = events_worker(service(fresh_eyes), *ALONE, "--", "--nonsense")
+    assert worker.wait(60) == 1
+    assert "CommandError: celery worker: No such option" in worker.log
+    assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("url", ["ampq://localhost//", "redis://localhost/0"])
+@pytest.mark.parametrize("what", ["events_worker", "events_reaper"])
+def test_a_url_that_is_not_of_rabbitmq(
+    fresh_eyes: Eyes, service: Make, what: str, url: str
+) -> None:
+    core: Service = service(fresh_eyes, "core")
+    core.url = url
+    worker = starts(core, what)
+    assert worker.wait(60) == 1
+    assert "CommandError: " in worker.log
+    assert "events need RabbitMQ (amqp://…) and py-amqp" in worker.log
+    assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("what", ["worker", "events_worker", "events_reaper"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [("password", "check user and password"), ("vhost", "does not open the vhost")],
+)
+def test_one_that_is_not_let_in_does_not_start(
+    fresh_eyes: Eyes, service: Make, what: str, change: str, says: str
+) -> None:
+    """With ``broker_channel_error_retry`` Celery alone would ask five times a second for ever."""
+    core: Service = service(
+        fresh_eyes, celery={"broker_channel_error_retry": True, "task_track_started": False}
+    )
+    given = urlsplit(core.url)
+    if change == "password":
+        secret = str(given.password)
+        core.url = core.url.replace(f":{secret}@", f":not-{secret}@")
+    else:
+        core.url = given._replace(path="/there-is-none").geturl()
+    worker = starts(core, what)
+    assert worker.wait(60) == 1
+    (line,) = critical(worker)
+    assert "this worker does not start" in line
+    assert says in line
+
+
+def test_one_whose_password_is_changed_waits_until_it_is_let_in(
+    private_node: Node, node_eyes: Eyes, service: Make
+) -> None:
+    """It asks seldom, ends when it is told to, and goes on with what came meanwhile."""
+    node = private_node
+    user = new_user(node, "first", ".*")
+    core = logged_in(service(node_eyes), user, "first")
+    workers = [events_worker(core, *ALONE).wait_ready(), core.worker("solo", 1).wait_ready()]
+    node.ctl("change_password", user, "second")
+    node.ctl("close_all_user_connections", user, "the password was changed")
+    for worker in workers:
+        until(lambda: worker.log.count("the next try is in") >= 3, 60)  # noqa: B023
+        assert "the next try is in 4 s" in worker.log
+        assert not critical(worker)
+    stopped, goes_on = workers
+    assert stopped.stop(20) == 0
+    message = node_eyes.message(ACT, {"plan": ["ok"]})
+    node_eyes.send(message)
+    node.ctl("change_password", user, "first")
+    until(lambda: core.runs(message.event_id, "end"), 90, "it was let in again")
+    assert goes_on.stop() == 0
+
+
+def test_one_without_permissions_asks_seldom_and_says_why(
+    private_node: Node, node_eyes: Eyes, service: Make
+) -> None:
+    """It may log in and nothing else: the refusal comes on a channel."""
+    node = private_node
+    user = new_user(node, "secret", "^$")
+    core = logged_in(service(node_eyes), user, "secret")
+    worker = events_worker(core, *ALONE)
+    until(lambda: worker.log.count("check the user's permissions on this vhost") >= 3, 90)
+    assert "the next try is in 4 s" in worker.log
+    assert not critical(worker)
+    node.ctl("set_permissions", user, ".*", ".*", ".*")
+    worker.wait_ready(60)
+    assert worker.stop() == 0
+
+
+def test_one_that_may_not_declare_does_not_start(
+    private_node: Node, node_eyes: Eyes, service: Make
+) -> None:
+    """Without remote control, which is refused first, the topology is what is asked for."""
+    user = new_user(private_node, "secret", "^$")
+    core = service(node_eyes, celery={"worker_enable_remote_control": False})
+    worker = events_worker(logged_in(core, user, "secret"), *ALONE)
+    assert worker.wait(60) == 1
+    (line,) = critical(worker)
+    assert "this worker does not start" in line
+    assert "give this user the configure, write and read permissions" in line
+
+
+def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
+    private_node: Node, node_eyes: Eyes, service: Make
+) -> None:
+    """Its refusal closes the channel of all of them: with each one they would be delivered anew."""
+    queue = "core.testproject.strict"
+    user = new_user(private_node, "secret", ".*")
+    readable = f"^(?!{re.escape(queue)}$).*$"
+    private_node.ctl("set_permissions", user, ".*", ".*", readable)
+    core = service(node_eyes, events={"TOPOLOGY": "verify"})
+    core.declare()
+    logged_in(core, user, "secret")
+    waiting = [node_eyes.event(ACT, {"plan": ["ok"]}) for _ in range(20)]
+    strict = node_eyes.event("core.strict", {"plan": ["ok"]})
+    worker = events_worker(core, *ALONE)
+    until(lambda: worker.log.count(f"queue '{queue}' cannot be consumed") >= 2, 60)
+    assert "Give this user the read permission" in worker.log
+    assert worker.log.count("the next try is in") == 1, "one connection was lost for it"
+    until(lambda: all(core.runs(event_id, "end") for event_id in waiting))
+    assert strict not in worker.log
+    private_node.ctl("set_permissions", user, ".*", ".*", ".*")
+    until(lambda: strict in worker.log and "Task testproject.strict[" in worker.log, 60)
+    assert f"queue '{queue}' is there, consuming it" in worker.log
+    assert worker.stop() == 0
+
+
+def test_with_several_brokers_the_refusal_of_one_ends_nothing(
+    fresh_eyes: Eyes, service: Make
+) -> None:
+    core: Service = service(fresh_eyes, celery={"broker_channel_error_retry": True})
+    given = urlsplit(core.url)
+    away = given._replace(netloc=f"{given.username}:x@127.0.0.1:1").geturl()
+    core.url = f"{away};{core.url.replace(str(given.password), 'wrong')}"
+    worker = events_worker(core, *ALONE)
+    until(lambda: worker.log.count("check user and password") >= 2, 60)
+    assert not critical(worker)
+    assert worker.stop() == 0
+
+
+def test_a_worker_of_other_queues_says_so(fresh_eyes: Eyes, service: Make) -> None:
+    worker = service(fresh_eyes).worker("solo", 1, "-Q", "others").wait_ready()
+    assert "this worker consumes no handler's queue, as its -Q and -X say" in worker.log
+
+
+def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, service: Make) -> None:
+    """Celery's default is a hundred tries; a number that somebody has set is taken."""
+    core: Service = service(fresh_eyes, celery={"broker_connection_max_retries": 100})
+    given = urlsplit(core.url)
+    core.url = given._replace(netloc=f"{given.username}:x@127.0.0.1:1").geturl()
+    patient = events_worker(core, *ALONE)
+    until(lambda: "(1/inf)" in patient.log, 30)
+    patient.kill()
+    impatient: Service = service(fresh_eyes, celery={"broker_connection_max_retries": 1})
+    impatient.url = core.url
+    worker = events_worker(impatient, *ALONE)
+    assert worker.wait(60) == 1
+
+
+@pytest.mark.parametrize(("pool", "shared"), [("prefork", True), ("solo", False)])
+def test_a_pools_processes_share_what_was_loaded(
+    fresh_eyes: Eyes, service: Make, pool: str, shared: bool
+) -> None:
+    """No collection looks at it: each page that one writes to is copied for each process."""
+    core = service(fresh_eyes)
+    core.declare()
+    core.worker(pool, 1).wait_ready()
+    event_id = fresh_eyes.event(ACT, {"plan": ["frozen"]})
+    until(lambda: core.runs(event_id, "end"))
+    (line,) = core.ledger(what="frozen")
+    assert (line["objects"] > 10_000) is shared

@@ -1,0 +1,480 @@
+"""The outbox's decisions against a real broker, on SQLite and PostgreSQL, and who is faster."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import connections
+from django.db.models.functions import Now
+from django.test import Client, override_settings
+
+from django_amqp_events import Options, handler
+from django_amqp_events.admin.decisions import freeze
+from django_amqp_events.archive import replay
+from django_amqp_events.conf import get_settings
+from django_amqp_events.exceptions import PublishTimeoutError
+from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent
+from django_amqp_events.publish import outbox, publisher
+from django_amqp_events.publish.outbox import Answer, Row
+from django_amqp_events.publish.relay import Counts, Relay
+from django_amqp_events.testing import override_events
+from django_amqp_events.worker import once
+from tests.conftest import Database, Vhost, routed_by
+from tests.unit.admin import admin_world as world
+
+from .. import wire as wire_module
+from ..archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
+from ..conftest import Service
+from ..wire import ACK, Wire, until
+
+ALIAS = "archive"
+NAME = "shop.order.created"
+
+
+@pytest.fixture
+def wire(vhost: Vhost, archive_database: Database) -> Iterator[Wire]:
+    with (
+        override_settings(**world.SETTINGS),
+        Wire.on(vhost.url, PUBLISH="outbox", DATABASE=ALIAS, UNROUTED="hold") as wire,
+    ):
+        yield wire
+
+
+@pytest.fixture
+def ada(wire: Wire) -> Client:
+    return world.client_of(User.objects.create_superuser("ada"))
+
+
+def table() -> Any:
+    return OutboxEvent.objects.using(ALIAS)
+
+
+def leave(count: int = 1, **columns: Any) -> list[OutboxEvent]:
+    """Commit events whose publish has failed, and that are tried again in an hour."""
+    settings = get_settings()
+    now = publisher.backend(settings).now()
+    messages = [
+        publisher._message(settings, NAME, {"n": n}, Options(), now, validate=True)
+        for n in range(count)
+    ]
+    made = [
+        row.id for row in outbox.insert(messages, alias=ALIAS, service=settings.service, held=False)
+    ]
+    failed = {"attempts": 1, "error": "no queue is bound", "due_at": Now() + timedelta(hours=1)}
+    table().filter(pk__in=made).update(**{**failed, **columns})
+    return list(table().filter(pk__in=made).order_by("pk"))
+
+
+def relay(**options: Any) -> Counts:
+    """Run a relay until nothing is due."""
+    return Relay(
+        app=wire_module.app, settings=get_settings(), alias=ALIAS, tell=lambda _: None, **options
+    ).run(until_empty=True)
+
+
+def post(client: Client, decision: str, *rows: OutboxEvent) -> list[str]:
+    data = {"seen": freeze({row.pk: 0 for row in rows}), "reason": "mended"}
+    address = f"/admin/django_amqp_events/outboxevent/decide/{decision}/"
+    response = client.post(address, data, follow=True)
+    assert response.status_code == 200
+    return [str(each) for each in response.context["messages"]]
+
+
+def in_threads(*works: Callable[[], object]) -> list[threading.Thread]:
+    def closing(work: Callable[[], object]) -> None:
+        try:
+            work()
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=closing, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def join(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+# -- publish now, discard, restore -----------------------------------------------------------------
+
+
+def test_publish_now_is_published_by_the_next_relay(wire: Wire, ada: Client) -> None:
+    wire.unbind()
+    [row] = leave(1, attempts=0, due_at=Now())
+    assert relay() == Counts(failed=1)
+    wire.channel.queue_bind(wire.queue, wire.exchange, "#")
+    assert relay() == Counts(), "it waits for its next try"
+    assert post(ada, "publish", row) == ["1 event due now: a relay publishes what RabbitMQ takes."]
+    assert relay() == Counts(published=1)
+    assert wire.ids() == [row.event_id]
+    # The row is gone, who asked for it is not.
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.get_change_message()) == (str(row.pk), "Publish now: mended")
+    assert "it has been published" in post(ada, "publish", row)[0]
+
+
+def test_what_is_discarded_is_not_published_until_it_is_restored(wire: Wire, ada: Client) -> None:
+    [row] = leave()
+    assert post(ada, "discard", row) == ["1 event discarded."]
+    kept = table().get()
+    assert (kept.discarded_by, kept.discard_reason, bytes(kept.body)) == ("ada", "mended", row.body)
+    assert outbox.try_now([row.pk], alias=ALIAS) == 0
+    assert relay() == Counts()
+    state = outbox.waiting(ALIAS, "shop")
+    assert (state.total, state.severity, state.meaning) == (0, "ok", "empty")
+    post(ada, "restore", row)
+    assert relay() == Counts(published=1)
+    assert wire.ids() == [row.event_id]
+
+
+def test_what_a_relay_publishes_at_this_moment_is_left_to_it(wire: Wire, ada: Client) -> None:
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)
+    [row] = leave(1, due_at=Now())
+    proxy.hold = {ACK}
+    threads = in_threads(relay)
+    until(lambda: table().filter(claim__isnull=False).exists(), "a relay has it in hand")
+    for decision in ("publish", "discard", "restore"):
+        [told] = post(ada, decision, row)
+        assert "waits for RabbitMQ's confirm" in told
+    proxy.release()
+    join(threads)
+    assert not table().exists()
+    assert wire.ids() == [row.event_id]
+    assert not LogEntry.objects.exists()
+
+
+def test_whoever_is_faster_each_event_is_published_once_or_discarded(wire: Wire) -> None:
+    rows = leave(120)
+    ids = [row.pk for row in rows]
+    given_up: Counter[str] = Counter()
+    ended = threading.Event()
+
+    def discard(by: str, wanted: list[UUID]) -> None:
+        for pk in wanted:
+            given_up[by] += outbox.discard([pk], alias=ALIAS, by=by)
+
+    def publish() -> None:
+        for pk in ids:
+            outbox.try_now([pk], alias=ALIAS)
+
+    def relaying() -> None:
+        Relay(
+            app=wire_module.app,
+            settings=get_settings(),
+            alias=ALIAS,
+            tell=lambda _: None,
+            stop=ended.is_set,
+        ).run()
+
+    relays = in_threads(relaying, relaying)
+    join(
+        in_threads(
+            publish,
+            lambda: discard("ada", ids[::-1]),
+            lambda: discard("bob", ids[::-2]),
+        )
+    )
+    until(lambda: not table().filter(discarded_at__isnull=True).exists(), "the rest is published")
+    ended.set()
+    join(relays)
+    discarded = Counter(table().values_list("discarded_by", flat=True))
+    assert discarded == +given_up, "none is discarded twice"
+    left = set(table().values_list("event_id", flat=True))
+    wanted = {row.event_id for row in rows}
+    published = wire.take(about=len(wanted - left))
+    found = Counter(message.properties["message_id"] for message in published)
+    assert set(found) == wanted - left, "none is both, or neither"
+    assert set(found.values()) <= {1}
+
+
+@pytest.mark.parametrize("by_a_relay", [True, False])
+def test_a_late_note_does_not_bring_back_what_was_discarded(wire: Wire, by_a_relay: bool) -> None:
+    [row] = leave(1, due_at=Now(), attempts=0)
+    if by_a_relay:
+        held = outbox.claim(ALIAS, "shop", limit=1, failed=False)
+    else:
+        held = [Row(row.pk, outbox._message(row.event_id, NAME, "", row.envelope, b""))]
+        table().update(due_at=Now() + timedelta(seconds=outbox.LEASE))
+    assert outbox.discard([row.pk], alias=ALIAS) == 0, "it is in hand"
+    # Whoever has it stood still for longer than its lease.
+    table().update(due_at=Now() - timedelta(seconds=1))
+    assert outbox.discard([row.pk], alias=ALIAS, by="ada", reason="x") == 1
+    before = table().values().get()
+    outbox.failed(ALIAS, [Answer(held[0], PublishTimeoutError("late"))])
+    outbox.release(ALIAS, held)
+    outbox.renew(ALIAS, held)
+    assert table().values().get() == before
+    assert relay() == Counts()
+    # What RabbitMQ confirmed is published, whatever was decided since.
+    outbox.confirmed(ALIAS, held)
+    assert not table().exists()
+
+
+# -- pages on each database ------------------------------------------------------------------------
+
+
+def test_pages_on_each_database(wire: Wire, ada: Client) -> None:
+    [failed] = leave()
+    [late] = leave(1, due_at=Now() - timedelta(hours=1), service="old")
+    [gone] = leave()
+    outbox.discard([gone.pk], alias=ALIAS, by="ada", reason="x")
+    address = "/admin/django_amqp_events/outboxevent/"
+
+    def listed(**query: str) -> set[UUID]:
+        response = ada.get(address, query)
+        assert response.status_code == 200
+        return {row.pk for row in response.context["cl"].result_list}
+
+    assert listed() == {failed.pk, late.pk}
+    assert listed(state="overdue") == {late.pk}
+    assert listed(state="discarded") == {gone.pk}
+    assert listed(state="failed") == {failed.pk, late.pk}
+    assert listed(service="old") == {late.pk}
+    assert listed(name=NAME) == {failed.pk, late.pk}
+    assert listed(q=gone.event_id[:8]) == {gone.pk}
+    assert listed(q=str(gone.pk)) == {gone.pk}
+    words = world.Page(ada.get(f"{address}{late.pk}/change/").content.decode()).words
+    assert "events_relay --service old" in words
+    assert '"n": 0' in words
+    seen = freeze({row.pk: 0 for row in (failed, late, gone)})
+    words = world.Page(ada.get(f"{address}decide/discard/", {"seen": seen}).content.decode()).words
+    assert "Discard 2 events?" in words
+    entry = InboxEntry.objects.using(ALIAS).create(
+        pk=uuid4(), service="shop", handler="books.write", event_id="Order-7", name=NAME,
+        handled_at=datetime.now(UTC),
+    )  # fmt: skip
+    for query, found in (({}, True), ({"q": "Order"}, True), ({"q": "order"}, False)):
+        response = ada.get("/admin/django_amqp_events/inboxentry/", query)
+        rows = list(response.context["cl"].result_list)
+        assert rows == ([entry] if found else []), query
+
+
+def test_each_database_that_has_an_outbox_has_its_list(wire: Wire, ada: Client) -> None:
+    [here] = leave()
+    copied = table().values().get()
+    there = OutboxEvent(**{**copied, "id": outbox.new_id()})
+    address = "/admin/django_amqp_events/outboxevent/"
+    with routed_by():
+        try:
+            there.save(using="default", force_insert=True)
+            for query, row in (({}, here), ({"database": "default"}, there)):
+                response = ada.get(address, query)
+                assert [each.pk for each in response.context["cl"].result_list] == [row.pk]
+                titles = [each.title for each in response.context["cl"].filter_specs]
+                assert "database" in titles
+            assert ada.get(address, {"database": "nowhere"}).context["cl"].result_count == 0
+            words = ada.get(f"{address}{there.pk}/change/").content.decode()
+            assert "<code>default</code>" in words
+            assert post(ada, "discard", here, there) == ["2 events discarded."]
+            for alias, row in ((ALIAS, here), ("default", there)):
+                kept = OutboxEvent.objects.using(alias).get()
+                assert (kept.pk, kept.discarded_by) == (row.pk, "ada")
+        finally:
+            OutboxEvent.objects.using("default").all().delete()
+
+
+# -- a service that was renamed --------------------------------------------------------------------
+
+
+def test_what_a_renamed_service_left_is_told_and_published(wire: Wire) -> None:
+    wire.configure(PUBLISH="outbox", DATABASE=ALIAS, SERVICE="old")
+    rows = leave(3, due_at=Now() - timedelta(minutes=5), attempts=0)
+    wire.configure(PUBLISH="outbox", DATABASE=ALIAS, SERVICE="shop")
+    mine = leave(1, due_at=Now(), attempts=0)
+    assert relay() == Counts(published=1)
+    assert wire.ids() == [mine[0].event_id]
+    [state] = outbox.look(get_settings())
+    assert state.severity == "error"
+    assert "3 of 'old' are due and no relay takes them" in state.meaning
+    assert "events_relay --service old" in state.meaning
+    out = io.StringIO()
+    call_command("events_relay", "--service", "old", "--until-empty", stdout=out)
+    assert "relaying the outbox of old" in out.getvalue()
+    assert "3 events published" in out.getvalue()
+    messages = wire.take(about=3)
+    assert {message.properties["message_id"] for message in messages} == {
+        row.event_id for row in rows
+    }
+    # They are that service's still.
+    assert {message.headers["event-service"] for message in messages} == {"old"}
+    [state] = outbox.look(get_settings())
+    assert (state.severity, state.meaning) == ("ok", "empty")
+
+
+def test_rows_of_another_service_that_has_its_relays_are_no_error(wire: Wire) -> None:
+    leave(1, service="billing")
+    [state] = outbox.look(get_settings())
+    assert (state.severity, state.meaning) == (
+        "ok",
+        "others are of services that share the table: billing (1)",
+    )
+
+
+def test_events_relay_refuses_what_is_no_name(wire: Wire) -> None:
+    for wrong in ("", "a.b", "a b"):
+        with pytest.raises(CommandError, match="a service's name is letters"):
+            call_command("events_relay", "--service", wrong, "--until-empty")
+
+
+def test_archived_events_of_the_old_name_can_be_replayed_once_they_are_the_new_ones(
+    service: Callable[..., Service], fresh_vhost: Vhost, archive_database: Database
+) -> None:
+    handlers = {"send_invoice": [NAME]}
+    old = service(fresh_vhost, SERVICE="old", HANDLERS=handlers)
+    old.declare()
+    publish(old, archived(received("order-1", queue="old.send_invoice"), service="old"))
+    mirror_all(old)
+    row = ArchivedEvent.objects.get()
+    assert (row.service, row.handler) == ("old", "send_invoice")
+    new = service(fresh_vhost, SERVICE="new", HANDLERS=handlers)
+    new.declare()
+    [left] = replay.replay({row.pk: row.version}, by="ada", reason="").skipped
+    assert "of the service 'old'" in left.why
+    # What docs/outbox.md says.
+    ArchivedEvent.objects.filter(service="old", state="archived").update(service="new")
+    assert replay.replay({row.pk: row.version}, by="ada", reason="").published == [row.pk]
+    [message] = new.take_all("new.send_invoice")
+    assert message.headers["event-id"] == "order-1"
+    row.refresh_from_db()
+    publish(new, outcome(row, message.headers["event-replay-id"]))
+    mirror_all(new)
+    assert ArchivedEvent.objects.get().state == "succeeded"
+
+
+# -- retention -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def books(archive_database: Database) -> Iterator[None]:
+    with override_events(SERVICE="billing", AUTODISCOVER=[], DATABASE=ALIAS):
+
+        @handler(
+            NAME, name="books.write", once=True, max_retries=10, retry_backoff=500_000,
+            retry_backoff_max=500_000,
+        )  # fmt: skip
+        def write(**payload: Any) -> None: ...
+
+        yield
+
+
+def prune(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command("events_prune", *arguments, stdout=out)
+    return out.getvalue()
+
+
+def test_discarded_events_of_the_outbox_go_when_they_are_old(books: None) -> None:
+    fields = {
+        "service": "billing", "event_id": "x", "name": NAME, "exchange": "events",
+        "envelope": "{}", "body": b"", "size": 0, "attempts": 1,
+        "created_at": Now() - timedelta(days=400), "due_at": Now() + timedelta(hours=1),
+    }  # fmt: skip
+    discarded = {"fresh": 89, "old": 91}
+    for name, days in discarded.items():
+        for service in ("billing", "shop"):
+            table().create(
+                **{**fields, "service": service, "event_id": name, "discard_reason": "x"},
+                pk=outbox.new_id(),
+                discarded_at=Now() - timedelta(days=days),
+            )
+    table().create(pk=outbox.new_id(), **{**fields, "event_id": "waits"})
+    before = table().count()
+    assert "outbox     1 discarded event would be deleted, kept 90d" in prune("--dry-run")
+    assert table().count() == before
+    assert "outbox     kept for ever" in prune("--discarded", "never")
+    assert "outbox     1 discarded event deleted, kept 90d" in prune("--batch-size", "1")
+    left = set(table().values_list("service", "event_id"))
+    assert left == {("billing", "fresh"), ("billing", "waits"), ("shop", "fresh"), ("shop", "old")}
+    assert "outbox     2 discarded events deleted" in prune(
+        "--service", "shop", "--discarded", "1d"
+    )
+    assert set(table().values_list("service", "event_id")) == {
+        ("billing", "fresh"), ("billing", "waits"),
+    }  # fmt: skip
+
+
+def test_one_that_is_restored_meanwhile_stays(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    [row] = leave()
+    outbox.discard([row.pk], alias=ALIAS)
+    table().update(discarded_at=Now() - timedelta(days=400))
+    plain = outbox._delete
+
+    def later(found: Any, ids: Any) -> int:
+        assert ids == [row.pk]
+        outbox.restore(ids, alias=ALIAS)
+        return plain(found, ids)
+
+    monkeypatch.setattr(outbox, "_delete", later)
+    assert outbox.forget(alias=ALIAS, service="shop", age=timedelta(days=90)) == 0
+    assert table().get().discarded_at is None
+
+
+def test_the_inbox_is_kept_for_twice_the_longest_schedule(books: None) -> None:
+    rows = InboxEntry.objects.using(ALIAS)
+    longest = once.keep()
+    assert longest > timedelta(days=100)
+    now = datetime.now(UTC)
+    for service, days in (("billing", 40), ("billing", 120), ("billing", 130), ("old", 120)):
+        rows.create(
+            pk=uuid4(), service=service, handler="books.write", event_id="x", name=NAME,
+            handled_at=now - timedelta(days=days),
+        )  # fmt: skip
+    with pytest.raises(CommandError, match="twice the longest retry schedule"):
+        prune("--inbox", "100d")
+    assert "inbox      2 rows would be deleted" in prune("--dry-run")
+    assert "inbox      kept for ever" in prune("--inbox", "never")
+    assert "inbox      1 row deleted, kept 125d" in prune("--inbox", "125d")
+    assert "inbox      1 row deleted" in prune()
+    assert "inbox      1 row deleted" in prune("--service", "old")
+    assert [round((now - row.handled_at).days) for row in rows.all()] == [40]
+
+
+def test_the_inbox_of_handlers_that_are_gone_is_pruned_too(archive_database: Database) -> None:
+    with override_events(SERVICE="billing", AUTODISCOVER=[]):
+        InboxEntry.objects.using(ALIAS).create(
+            pk=uuid4(), service="billing", handler="removed", event_id="x", name=NAME,
+            handled_at=datetime.now(UTC) - timedelta(days=31),
+        )  # fmt: skip
+        assert "inbox      1 row deleted, kept 30d" in prune()
+
+
+def test_a_stop_ends_the_inbox_between_two_batches(books: None) -> None:
+    for _ in range(5):
+        InboxEntry.objects.using(ALIAS).create(
+            pk=uuid4(), service="billing", handler="books.write", event_id="x", name=NAME,
+            handled_at=datetime.now(UTC) - timedelta(days=400),
+        )  # fmt: skip
+    told: list[int] = []
+    before = datetime.now(UTC) - timedelta(days=200)
+    gone = once.prune(
+        before=before, batch_size=2, progress=told.append, stop=lambda: len(told) == 2
+    )
+    assert (gone, told) == (4, [2, 4])
+
+
+@pytest.mark.parametrize("wrong", ["x y", "a.b"])
+def test_events_prune_refuses_what_is_no_name(books: None, wrong: str) -> None:
+    with pytest.raises(CommandError, match="a service's name is letters") as caught:
+        prune("--service", wrong)
+    assert caught.value.returncode == 2

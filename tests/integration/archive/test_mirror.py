@@ -1,0 +1,176 @@
+"""The mirror on a real broker: what becomes of each kind of archive message."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from django_amqp_events.archive import replay
+from django_amqp_events.models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    FailureGroup,
+    Replay,
+    State,
+    TallyChange,
+)
+
+from ..archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
+
+pytestmark = pytest.mark.usefixtures("archive_database")
+
+
+@pytest.fixture
+def billing(service, fresh_vhost):
+    made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
+    made.declare()
+    return made
+
+
+def test_an_archived_event_is_a_row_with_everything_that_is_known(billing):
+    delivery = received("order-1", headers={"traceparent": "00-1", "weight": 2})
+    publish(billing, archived(delivery))
+    counts = mirror_all(billing)
+    assert (counts.events, counts.messages) == (1, 1)
+    assert billing.ready("billing:archive") == 0
+    row = ArchivedEvent.objects.get()
+    assert (row.service, row.handler, row.queue) == (
+        "billing",
+        "send_invoice",
+        "billing.send_invoice",
+    )
+    assert (row.name, row.event_id, row.source) == ("shop.order.created", "order-1", "shop")
+    assert bytes(row.body) == delivery.body
+    assert row.headers["traceparent"] == "00-1"
+    assert row.headers["weight"] == 2
+    assert row.payload == {"order_id": 7}
+    assert (row.state, row.version, row.attempts) == (State.ARCHIVED, 0, 3)
+    assert row.exception == "billing.errors.TaxError"
+    assert row.message == "there is no tax rate for the country 'XX'"
+    assert row.location == "billing.tax:28 in rate"
+    failure = ArchivedFailure.objects.get()
+    assert failure.event == row
+    assert failure.about["traceback"].startswith("Traceback")
+    assert [entry["attempt"] for entry in failure.about["history"]] == [3]
+
+
+def test_what_is_counted_is_added_up_and_what_has_no_group_gets_one(billing):
+    publish(billing, *(archived(received(f"order-{n}")) for n in range(3)))
+    mirror_all(billing)
+    assert not TallyChange.objects.exists()
+    group = FailureGroup.objects.get()
+    assert (group.open, group.frame) == (3, "billing.tax in rate")
+    # As an older version stores them, which knows of no groups.
+    ArchivedEvent.objects.update(group=None)
+    FailureGroup.objects.update(open=0)
+    mirror_all(billing)
+    assert ArchivedEvent.objects.filter(group=group).count() == 3
+    mirror_all(billing)
+    assert FailureGroup.objects.get().open == 3
+
+
+def test_the_same_message_twice_is_one_row(billing):
+    message = archived(received("order-1"))
+    publish(billing, message, message)
+    assert mirror_all(billing).messages == 2
+    publish(billing, message)
+    counts = mirror_all(billing)
+    assert (counts.events, counts.known) == (0, 1)
+    assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == 1
+
+
+def test_two_events_that_a_publisher_gave_one_id_are_two_rows(billing):
+    """Their bodies are the same: an order's number, and what has happened to it is the name."""
+    names = {"shop.order.created", "shop.order.deleted"}
+    publish(billing, *(archived(received("order-1", name=name)) for name in names))
+    assert mirror_all(billing).events == 2
+    assert set(ArchivedEvent.objects.values_list("name", flat=True)) == names
+
+
+@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+def test_a_project_without_time_zones(billing, settings, archive_database):
+    archive_database.close()
+    settings.USE_TZ = False
+    settings.TIME_ZONE = "America/New_York"
+    at = datetime(2026, 11, 1, 5, 30, tzinfo=UTC)
+    # The hour that is twice on the clock there.
+    publish(billing, archived(received("order-1"), at=at))
+    mirror_all(billing)
+    publish(billing, archived(received("order-1"), at=at + timedelta(hours=1)))
+    assert mirror_all(billing).failures == 1
+    row = ArchivedEvent.objects.get()
+    assert (row.first_failed_at, row.last_failed_at) == (at, at + timedelta(hours=1))
+    report = replay.replay({row.pk: row.version}, by="ada")
+    assert report.published == [row.pk]
+    row.refresh_from_db()
+    assert not replay.overdue(row, None)
+    publish(billing, outcome(row, str(row.replay_set.get().pk)))
+    assert mirror_all(billing).outcomes == 1
+    archive_database.close()
+
+
+def test_a_replay_goes_to_its_handler_alone_and_its_outcome_settles_the_row(billing):
+    delivery = received("order-1", headers={"traceparent": "00-1"})
+    publish(billing, archived(delivery))
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    report = replay.replay({row.pk: row.version}, by="ada", reason="fixed in 1.2")
+    assert report.published == [row.pk]
+    row.refresh_from_db()
+    assert (row.state, row.replays) == (State.REPLAYING, 1)
+    made = Replay.objects.get()
+    assert (made.number, made.outcome, made.requested_by) == (1, "published", "ada")
+    message = billing.take("billing.send_invoice")
+    assert message.headers["event-replay-id"] == str(made.pk)
+    assert message.headers["event-attempt"] == 1
+    assert message.headers["traceparent"] == "00-1"
+    assert "event-archive" not in message.headers
+    assert (
+        message.body if isinstance(message.body, bytes) else message.body.encode()
+    ) == delivery.body
+    publish(billing, outcome(row, str(made.pk)))
+    assert mirror_all(billing).outcomes == 1
+    row.refresh_from_db()
+    made.refresh_from_db()
+    assert row.state == State.SUCCEEDED
+    assert made.outcome == "succeeded"
+    assert made.finished_at is not None
+
+
+def test_a_replay_that_fails_again_is_the_same_row_with_its_attempts_counted(billing):
+    delivery = received("order-1")
+    publish(billing, archived(delivery))
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    replay.replay({row.pk: row.version}, by="ada")
+    made = Replay.objects.get()
+    billing.take("billing.send_invoice")
+    publish(billing, archived(delivery, attempt=2, replay_id=str(made.pk)))
+    counts = mirror_all(billing)
+    assert (counts.events, counts.failures) == (0, 1)
+    row.refresh_from_db()
+    assert (row.state, row.attempts, row.replays) == (State.ARCHIVED, 5, 1)
+    made.refresh_from_db()
+    assert made.outcome == "failed"
+    assert made.failure_set.count() == 1
+
+
+def test_an_unroutable_replay_comes_back_with_its_error(billing):
+    publish(billing, archived(received("order-1")))
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    channel = billing.channel()
+    channel.queue_unbind("billing.send_invoice", "billing:replay", "billing.send_invoice")
+    report = replay.replay({row.pk: row.version}, by="ada")
+    assert len(report.returned) == 1
+    row.refresh_from_db()
+    assert row.state == State.ARCHIVED
+    assert "no queue is bound" in row.error
+    assert not row.unconfirmed

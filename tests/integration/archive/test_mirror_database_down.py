@@ -1,0 +1,142 @@
+"""Database and broker go away under a running mirror: it says so, and goes on by itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from django.core.management import call_command
+
+from django_amqp_events.models import ArchivedEvent, ArchivedFailure
+from tests.conftest import _vhost, archive_in, postgres_settings
+
+from ..archiving import archived, publish, received
+from ..conftest import wait_until
+from ..processes import mirrors
+
+PAUSED = "paused, the database is away"
+
+
+@pytest.fixture
+def billing(service: Any, fresh_vhost: Any) -> Any:
+    made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
+    made.declare()
+    return made
+
+
+def some(first: Any, last: Any) -> Any:
+    return [archived(received(f"order-{n}")) for n in range(first, last)]
+
+
+def stored(number: Any) -> Any:
+    wait_until(lambda: ArchivedEvent.objects.count() >= number, f"{number} rows", 60)
+    assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == number
+
+
+def test_postgresql_is_killed(
+    billing, private_postgres, tmp_path, transactional_db, django_db_blocker
+):
+    settings = postgres_settings(private_postgres)
+    with (
+        django_db_blocker.unblock(),
+        archive_in("postgresql", settings) as database,
+        mirrors(billing.vhost, database, tmp_path) as processes,
+    ):
+        database.migrate()
+        running = processes.start("--batch-size", "20")
+        publish(billing, *some(0, 300))
+        wait_until(ArchivedEvent.objects.exists, "it runs", 60)
+        database.close()
+        private_postgres.kill()
+        publish(billing, *some(300, 600))
+        wait_until(lambda: PAUSED in running.said, "it says so", 60)
+        private_postgres.start_again()
+        stored(600)
+        wait_until(lambda: "mirroring billing:archive again" in running.said, "it says so", 60)
+        assert running.stop() == 0
+        assert billing.ready("billing:archive") == 0
+
+
+@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+def test_somebody_else_writes_to_sqlite_for_longer_than_the_time_out(
+    billing, archive_database, tmp_path
+):
+    impatient = {**archive_database.settings, "OPTIONS": {"timeout": 0.3}}
+    with (
+        archive_in("sqlite", impatient, archive_database.path) as database,
+        mirrors(billing.vhost, database, tmp_path) as processes,
+    ):
+        with closing(sqlite3.connect(archive_database.path)) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            running = processes.start()
+            publish(billing, *some(0, 50))
+            wait_until(lambda: PAUSED in running.said, "it says so", 60)
+            assert "database is locked" in running.said
+            writer.rollback()
+        stored(50)
+        assert running.stop() == 0
+
+
+def test_there_are_no_tables_yet(billing, archive_database, tmp_path):
+    call_command("migrate", "django_amqp_events", "zero", database="archive", verbosity=0)
+    publish(billing, *some(0, 5))
+    with mirrors(billing.vhost, archive_database, tmp_path) as processes:
+        running = processes.start()
+        wait_until(lambda: "run `manage.py migrate`" in running.said, "it says so", 60)
+        assert "paused, a table is missing (" in running.said
+        assert billing.ready("billing:archive") == 5
+        archive_database.migrate()
+        stored(5)
+        assert running.stop() == 0
+
+
+@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+def test_the_broker_is_killed(service, private_node, archive_database, tmp_path):
+    with _vhost(private_node, "mirror") as vhost:
+        billing = service(vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
+        billing.declare()
+        with mirrors(vhost, archive_database, tmp_path) as processes:
+            running = processes.start("--batch-size", "20")
+            publish(billing, *some(0, 200))
+            wait_until(ArchivedEvent.objects.exists, "it runs", 60)
+            private_node.kill()
+            wait_until(lambda: "paused, the archive queue is away" in running.said, "it says so")
+            private_node.start_again()
+            publish(billing, *some(200, 400))
+            stored(400)
+            assert running.stop() == 0
+
+
+@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+def test_the_connection_is_cut(billing, archive_database, tmp_path):
+    node, vhost = billing.vhost.node, billing.vhost.name
+
+    def connections() -> Any:
+        return [c for c in node.http("GET", "/api/connections") if c.get("vhost") == vhost]
+
+    with mirrors(billing.vhost, archive_database, tmp_path) as processes:
+        running = processes.start()
+        [connection] = wait_until(connections, "it is connected", 60)
+        node.http("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
+        wait_until(lambda: "the connection to RabbitMQ is lost" in running.said, "it says so")
+        publish(billing, *some(0, 20))
+        stored(20)
+        assert running.stop() == 0
+
+
+@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+def test_the_archive_queue_is_deleted_and_declared_again(billing, archive_database, tmp_path):
+    with mirrors(billing.vhost, archive_database, tmp_path) as processes:
+        running = processes.start()
+        publish(billing, *some(0, 3))
+        stored(3)
+        billing.channel().queue_delete("billing:archive")
+        wait_until(lambda: "was it deleted?" in running.said, "it says so")
+        wait_until(lambda: "run `manage.py events_declare`" in running.said, "it says so")
+        billing.declare()
+        publish(billing, *some(3, 6))
+        stored(6)
+        assert running.stop() == 0

@@ -1,0 +1,283 @@
+"""Messages that no worker writes: each is one row with its bytes, and its neighbours are well."""
+
+from __future__ import annotations
+
+import json
+import struct
+from decimal import Decimal
+from typing import Any
+
+import amqp
+import pytest
+
+from django_amqp_events.archive import mirror
+from django_amqp_events.archive.mirror import Counts, Mirror
+from django_amqp_events.broker import batch_reader
+from django_amqp_events.broker.batch_reader import Intake
+from django_amqp_events.broker.fast.frame_reader import Inbound
+from django_amqp_events.message.headers import EVENT_UNREADABLE
+from django_amqp_events.message.messages import Message, Received
+from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
+from tests.acceptance.worker.test_hostile import (
+    identity,
+    nested,
+    properties,
+    short,
+)
+
+from ..archiving import (
+    archived,
+    mirror_all,
+    publish,
+    received,
+)
+from ..conftest import wait_until
+
+pytestmark = pytest.mark.usefixtures("archive_database")
+ARCHIVE = "billing:archive"
+
+
+@pytest.fixture
+def billing(service: Any, fresh_vhost: Any) -> Any:
+    made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
+    made.declare()
+    return made
+
+
+def put(service: Any, raw: Any, body: Any = b"x", key: Any = b"shop.order.created") -> Any:
+    """Publish to the archive with properties and routing key byte for byte."""
+    channel = service.channel()
+    channel.confirm_select()
+    message = amqp.Message(body)
+    message._serialize_properties = lambda: raw
+    arguments = struct.pack(">H", 0) + short(ARCHIVE.encode()) + short(key) + b"\0"
+    channel.connection.frame_writer(
+        1, channel.channel_id, amqp.spec.Basic.Publish, arguments, message
+    )
+    channel.wait(amqp.spec.Basic.Ack)
+    channel.close()
+
+
+def bare(body: Any = b"x", headers: Any = None, **more: Any) -> Any:
+    return Message(
+        exchange=ARCHIVE,
+        routing_key="shop.order.created",
+        body=body,
+        headers=headers or {},
+        properties={"delivery_mode": 2, **more},
+    )
+
+
+def forged(document: Any, **headers: Any) -> Any:
+    return bare(b"forged", {"event-archive": json.dumps(document), "event-id": "f", **headers})
+
+
+def bodies() -> Any:
+    return sorted(bytes(body) for body in ArchivedEvent.objects.values_list("body", flat=True))
+
+
+UNREADABLE = [
+    properties(*identity(b"1", (b"at", b"T" + struct.pack(">Q", 1_700_000_000_000_000)))),
+    properties(*identity(b"2", (b"at", b"T" + struct.pack(">q", -62_135_596_800)))),
+    properties(*identity(b"3"), message_id=b"\xff\xfe"),
+    properties(*identity(b"4", (b"deep", nested(2000)))),
+    properties(*identity(b"5", (b"deep", nested(300)))),
+]
+
+
+def test_what_cannot_be_decoded_is_kept_with_its_bytes(billing):
+    publish(billing, archived(received("before")))
+    for n, raw in enumerate(UNREADABLE):
+        put(billing, raw, b"body %d" % n)
+    put(billing, properties(*identity(b"6")), b"body 6", key=b"odd.\xff\xfe")
+    publish(billing, archived(received("after")))
+    counts = mirror_all(billing)
+    assert (counts.events, counts.unreadable, counts.messages) == (8, 5, 8)
+    kept = ArchivedEvent.objects.filter(reason="unreadable")
+    assert sorted(bytes(row.body) for row in kept) == [b"body %d" % n for n in range(5)]
+    raws = {bytes(sorted(bytes(row.headers[EVENT_UNREADABLE]))) for row in kept}
+    assert raws == {bytes(sorted(raw)) for raw in UNREADABLE}
+    assert all("cannot be read" in row.detail and row.payload is None for row in kept)
+    assert ArchivedEvent.objects.get(event_id="6").body == b"body 6"
+    healthy = ArchivedEvent.objects.filter(reason="exhausted").values_list("event_id", flat=True)
+    assert set(healthy) == {"before", "after"}
+    assert billing.ready(ARCHIVE) == 0
+
+
+def test_a_redelivered_message_without_an_id_is_the_same_row(billing):
+    """The broker counts deliveries in its headers, also in those that cannot be read."""
+    for n, raw in enumerate(UNREADABLE):
+        put(billing, raw, b"body %d" % n)
+    publish(billing, bare(b"plain", {"a": 1}), bare(b"none"), bare(b"none"))
+    messages: list[Received] = []
+    for _ in range(2):
+        # As a mirror that is killed between commit and ack leaves them.
+        taken = Intake(billing.app, ARCHIVE, size=20, timeout=10)
+        messages = []
+        while len(messages) < 8 and (batch := taken.batch(wait=5)):
+            messages += batch.messages
+        assert len(messages) == 8
+        mirror.store(messages, billing.settings)
+        taken.close()
+        wait_until(lambda: billing.ready(ARCHIVE) == 8, "they are back")
+        assert ArchivedEvent.objects.count() == 8
+    assert all(message.redelivered for message in messages)
+    counts = mirror_all(billing)
+    assert counts.messages == 8
+    assert bodies() == sorted([b"body %d" % n for n in range(5)] + [b"plain", b"none", b"none"])
+
+
+def test_the_archive_is_read_in_large_pieces(billing, monkeypatch):
+    made = []
+
+    class Seen(Inbound):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(batch_reader, "Inbound", Seen)
+    publish(billing, bare(b"a"))
+    assert mirror_all(billing).events == 1
+    assert made
+
+
+def test_two_messages_that_are_alike_and_have_no_id_are_two_rows(billing):
+    publish(billing, bare(b"a"), bare(b"a"))
+    assert mirror_all(billing).events == 2
+    publish(billing, bare(b"a"))
+    assert mirror_all(billing).events == 1
+    assert bodies() == [b"a"] * 3
+    assert len(set(ArchivedEvent.objects.values_list("event_id", flat=True))) == 3
+
+
+def test_bodies_and_headers_of_any_kind(billing):
+    every = bytes(range(256))
+    odd = [b"", b"\0", every, b"\xff\xfe", b"[" * 100_000, b'"\\ud800"', b"{}", b"[[],{},{}]" * 9]
+    headers = {
+        "nothing": None, "number": 2**62, "less": -(2**62), "part": 1.5, "tiny": Decimal("0.05"),
+        "bytes": b"\xff\xfe\0", "nul": "a\0b", "lone": "\ud800", "list": [1, "a", {"b": [None]}],
+        "": "no name", "x" * 200: "y", "many": ["z" * 100] * 1100,
+    }  # fmt: skip
+    publish(billing, *(bare(body, {"event-id": f"{n}"}) for n, body in enumerate(odd)))
+    publish(
+        billing,
+        bare(b"headers", {**headers, "event-id": "h"}, content_type="\ud800", content_encoding=""),
+        bare(b"no id"),
+        bare(b"id", {"event-id": 5, "id": ["x"], "event-attempt": -1, "event-history": "["}),
+        bare(b"lone", {"event-id": "\ud800"}),
+        bare(b"nul", {"event-id": "a\0b", "event-name": "c\0", "event-handler": "d\0"}),
+        bare(b"nuls", {"event-id": "a", "event-name": "c\0", "event-handler": "d\0"}),
+        bare(b"long", {"event-id": "i" * 300, "event-handler": "h" * 5000}),
+        archived(received("healthy")),
+    )
+    counts = mirror_all(billing)
+    assert (counts.events, counts.unreadable, counts.messages) == (len(odd) + 8, 0, len(odd) + 8)
+    for n, body in enumerate(odd):
+        assert bytes(ArchivedEvent.objects.get(event_id=f"{n}").body) == body
+    kept = ArchivedEvent.objects.get(event_id="h").headers
+    for key, value in headers.items():
+        assert kept[key] == value, key
+    assert ArchivedEvent.objects.get(event_id="a").handler == "d\\x00"
+    nul = ArchivedEvent.objects.get(body=b"nul")
+    assert nul.event_id == str(nul.pk)
+
+
+WRONG: list[Any] = [
+    None, 7, -1, 1.5, True, "", "\0", "\ud800", "x" * 9000, [], [[]], {}, {"a": {"b": []}},
+    10**30, "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00",
+]  # fmt: skip
+KEYS = [
+    "version", "reason", "detail", "service", "handler", "queue", "event_id", "event_name",
+    "source", "attempt", "replay_id", "worker", "first_failed_at", "last_failed_at", "exception",
+    "frames", "traceback", "history", "deaths", "exchange", "routing_key", "properties", "cut",
+]  # fmt: skip
+
+
+def test_documents_that_somebody_has_forged(billing):
+    whole = json.loads(archived(received("w")).headers["event-archive"])
+    messages = [
+        forged({**whole, key: value, "n": f"{key}{n}"}, **{"event-id": f"{key}-{n}"})
+        for key in KEYS
+        for n, value in enumerate(WRONG)
+    ]
+    deep = '{"reason":' + "[" * 900 + "]" * 900 + "}"
+    frames = [{"file": [1], "line": 10**30, "function": {"a": 1}}, {}, 5]
+    messages += [
+        forged({**whole, "exception": {"type": value, "message": value}, "n": n})
+        for n, value in enumerate(WRONG)
+    ]
+    messages += [
+        bare(b"forged", {"event-id": "deep", "event-archive": deep}),
+        bare(b"forged", {"event-id": "text", "event-archive": "no JSON"}),
+        bare(b"forged", {"event-id": "list", "event-archive": "[1]"}),
+        bare(b"forged", {"event-id": "number", "event-archive": 5}),
+        bare(b"forged", {"event-id": "digits", "event-archive": '{"attempt": ' + "9" * 5000 + "}"}),
+        forged({**whole, "frames": frames}, **{"event-id": "frames"}),
+        archived(received("healthy")),
+    ]
+    publish(billing, *messages)
+    counts = mirror_all(billing)
+    assert counts.messages == len(messages)
+    assert counts.events + counts.failures == len(messages)
+    assert counts.unreadable == 0
+    assert ArchivedFailure.objects.count() == len(messages)
+    years = {row.last_failed_at.year for row in ArchivedEvent.objects.only("last_failed_at")}
+    assert years < set(range(2000, 2100))
+    healthy = ArchivedEvent.objects.get(event_id="healthy")
+    assert (healthy.state, healthy.attempts) == (State.ARCHIVED, 3)
+
+
+def test_an_outcome_that_somebody_has_forged_is_kept_with_its_body(billing):
+    good = {"outcome": "succeeded", "replay_id": "6c0cf4a6-5d5b-5b0e-9d0f-0f3f0c1f5b58"}
+    publish(
+        billing,
+        bare(b"order", {"event-id": "1", "event-outcome": json.dumps(good)}),
+        bare(b"", {"event-id": "2", "event-outcome": json.dumps({**good, "outcome": "lost"})}),
+        bare(b"", {"event-id": "3", "event-outcome": json.dumps({**good, "replay_id": "x"})}),
+        bare(b"", {"event-id": "4", "event-outcome": json.dumps(good)}),
+    )
+    counts = mirror_all(billing)
+    assert (counts.events, counts.foreign) == (3, 1)
+    assert bodies() == [b"", b"", b"order"]
+
+
+def test_a_body_of_15_mib(billing):
+    body = b'[[],{"text":"' + b"x" * (15 * 1024 * 1024) + b'"},{}]'
+    publish(billing, archived(received("large", body=body)), archived(received("small")))
+    assert mirror_all(billing).events == 2
+    row = ArchivedEvent.objects.get(event_id="large")
+    assert (bytes(row.body), row.body_size) == (body, len(body))
+
+
+def test_identities(billing):
+    """Two bodies, two handlers, two queues of nobody: two rows each."""
+    publish(
+        billing,
+        archived(received("1", payload={"n": 1})),
+        archived(received("1", payload={"n": 2})),
+        archived(received("1", payload={"n": 1}), handler="other"),
+        archived(received("1", payload={"n": 1}, queue="a"), handler=None, failure=None),
+        archived(received("1", payload={"n": 1}, queue="b"), handler=None, failure=None),
+        archived(received("1", payload={"n": 1}, source="stock")),
+    )
+    assert mirror_all(billing).events == 6
+
+
+@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+def test_large_messages_do_not_pile_up_ahead(billing, monkeypatch):
+    """What RabbitMQ sends ahead lies in its memory: so much as two batches hold."""
+    monkeypatch.setattr(batch_reader, "BATCH_BYTES", 1024 * 1024)
+    publish(billing, *(bare(b"x" * 256 * 1024, {"event-id": f"{n}"}) for n in range(60)))
+    most, counts = 0, []
+
+    def mirrored(each: Counts) -> None:
+        nonlocal most
+        counts.append(each.messages)
+        # Those of this batch are acked, and RabbitMQ has heard of it.
+        if sum(counts) > 20:
+            most = max(most, 60 - sum(counts) - billing.ready(ARCHIVE))
+
+    mirroring = Mirror(app=billing.app, settings=billing.settings, mirrored=mirrored)
+    assert mirroring.run(until_empty=True).events == 60
+    assert max(counts) <= 5
+    assert 0 < most <= 16

@@ -1,0 +1,167 @@
+"""A mirror that is killed, several at once: every message is one row, and the queue is empty."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from django_amqp_events import conf
+from django_amqp_events.archive import mirror
+from django_amqp_events.archive import states as event_states
+from django_amqp_events.message.messages import Message, Received
+from django_amqp_events.models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    Replay,
+    State,
+)
+
+from ..archiving import (
+    FAILURE,
+    archived,
+    outcome,
+    publish,
+    received,
+)
+from ..conftest import wait_until
+from ..processes import mirrors
+
+pytestmark = pytest.mark.usefixtures("archive_database")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def billing(service: Any, fresh_vhost: Any) -> Any:
+    made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
+    made.declare()
+    return made
+
+
+@pytest.fixture
+def processes(billing: Any, archive_database: Any, tmp_path: Any) -> Any:
+    with mirrors(billing.vhost, archive_database, tmp_path) as starter:
+        yield starter
+
+
+@pytest.mark.parametrize("where", ["before-commit", "before-ack"])
+def test_a_mirror_that_is_killed_around_its_commit(billing, processes, where):
+    """Before it nothing is stored, after it everything is known: one row each way."""
+    publish(billing, *(archived(received(f"order-{n}")) for n in range(40)))
+    killed = processes.start("--batch-size", "16", COMMAND_DIES=f"{where}@3")
+    assert killed.wait() == -9
+    stored = ArchivedEvent.objects.count()
+    assert 0 < stored < 40
+    left = 40 - stored
+    if where == "before-commit":
+        wait_until(lambda: billing.ready("billing:archive") == left, "the unacked are back")
+    else:
+        wait_until(lambda: billing.ready("billing:archive") > left, "the unacked are back")
+    said = processes.empty()
+    assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == 40
+    assert billing.ready("billing:archive") == 0
+    assert f"{left} new events" in said
+    assert ("known already" in said) is (where == "before-ack")
+
+
+def test_mirrors_that_are_killed_at_any_moment(billing, processes):
+    total = 2000
+    for start in range(0, total, 500):
+        publish(billing, *(archived(received(f"order-{n}")) for n in range(start, start + 500)))
+    chance = random.Random(3)
+    stored = 0
+    for _ in range(5):
+        running = processes.start("--batch-size", "25")
+        wanted = stored + chance.randrange(1, 300)
+        wait_until(partial(at_least, wanted), "it gets on", 60)
+        running.kill()
+        stored = ArchivedEvent.objects.count()
+    assert 0 < stored < total
+    processes.empty()
+    assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == total
+    ids = {f"order-{n}" for n in range(total)}
+    assert set(ArchivedEvent.objects.values_list("event_id", flat=True)) == ids
+    assert billing.ready("billing:archive") == 0
+
+
+def test_several_mirrors_at_once(billing, processes, archive_database, request):
+    """Each message of an event may be in another one's hands, and twice."""
+    number = 4 if archive_database.kind == "postgresql" else 2
+    settings = conf.get_settings()
+    replayed = [received(f"replayed-{n}") for n in range(150)]
+    mirror.store([taken(archived(each)) for each in replayed], settings)
+    rows = {row.event_id: row for row in ArchivedEvent.objects.all()}
+    claimed = event_states.claim(
+        {row.pk: row.version for row in rows.values()},
+        handlers={row.pk: row.handler for row in rows.values()},
+        by="ada",
+        reason="",
+        now=NOW,
+    )
+    event_states.published(claimed, now=NOW)
+    replays = {each.event.event_id: str(each.replay.pk) for each in claimed}
+    messages: list[Message]
+    expected: Counter[State]
+    messages, expected = [], Counter[State]()
+    for n, each in enumerate(replayed):
+        event_id = f"replayed-{n}"
+        ends = ("failed", "succeeded", "both")[n % 3]
+        if ends != "succeeded":
+            messages += [archived(each, attempt=2, replay_id=replays[event_id])] * 2
+        if ends != "failed":
+            messages += [outcome(rows[event_id], replays[event_id])] * 2
+        expected[State.ARCHIVED if ends == "failed" else State.SUCCEEDED] += 1
+    fresh = [received(f"fresh-{n}") for n in range(300)]
+    for each in fresh:
+        for attempt in (3, 4):
+            at = NOW + timedelta(minutes=attempt)
+            messages += [archived(each, attempt=attempt, at=at)] * 2
+        expected[State.ARCHIVED] += 1
+    random.Random(number).shuffle(messages)
+    server = request.getfixturevalue("postgres") if archive_database.kind == "postgresql" else None
+    deadlocks = server.log.count("deadlock detected") if server else 0
+    publish(billing, *messages)
+    running = [processes.start("--until-empty", "--batch-size", "40") for _ in range(number)]
+    assert [each.wait() for each in running] == [0] * number
+    processes.empty()
+    said = "".join(each.said for each in processes.started)
+    assert "paused" not in said, said
+    assert "cannot be stored" not in said
+    assert (server.log.count("deadlock detected") if server else 0) == deadlocks
+    states = Counter(ArchivedEvent.objects.values_list("state", flat=True))
+    assert states == expected
+    assert ArchivedFailure.objects.count() == 150 + 100 + 2 * 300
+    assert ArchivedFailure.objects.filter(replay__isnull=False).count() == 100
+    # Success, whether it was reported before the failure or after it, is final.
+    assert Counter(Replay.objects.values_list("outcome", flat=True)) == {
+        "failed": 50,
+        "succeeded": 100,
+    }
+    again = ArchivedEvent.objects.filter(state=State.ARCHIVED, event_id__startswith="replayed")
+    assert set(again.values_list("attempts", flat=True)) == {3 + 2}
+    assert set(again.values_list("unconfirmed", "error")) == {(False, "")}
+    once = ArchivedEvent.objects.filter(event_id__startswith="fresh")
+    assert set(once.values_list("attempts", "last_failed_at")) == {(4, NOW + timedelta(minutes=4))}
+    assert set(once.values_list("exception", flat=True)) == {FAILURE.exception}
+    assert billing.ready("billing:archive") == 0
+
+
+def at_least(number: int) -> bool:
+    return ArchivedEvent.objects.count() >= number
+
+
+def taken(message: Any, **more: Any) -> Any:
+    """The delivery of a message that was published to the archive."""
+    return Received(
+        queue="billing:archive",
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        body=message.body,
+        headers=dict(message.headers),
+        properties=dict(message.properties),
+        **more,
+    )

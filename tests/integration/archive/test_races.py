@@ -1,0 +1,219 @@
+"""People who meet at a barrier, each in a browser of their own, on pages that they have open."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.unit.admin.admin_world import Page
+
+from ..conftest import Service, wait_until
+from ..processes import runners
+from ..serving import Browser, more, serving
+from ..wire import in_threads
+
+QUEUE = "billing.send_invoice"
+ADMIN = "/admin/django_amqp_events/"
+ARCHIVE = f"{ADMIN}archivedevent/"
+EVENTS = 20
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@dataclass
+class Office:
+    """Two people who look after one group of events.
+
+    Attributes:
+        first: one of its events.
+    """
+
+    ada: Browser
+    bob: Browser
+    first: UUID
+    group: str
+    log: Path
+
+    def meet(self, *acts: Callable[[], object]) -> None:
+        """Let everybody act at once; nobody may see an error of the server."""
+        barrier = threading.Barrier(len(acts))
+
+        def act(number: int) -> None:
+            barrier.wait(30)
+            acts[number]()
+
+        raised = in_threads(len(acts), act)
+        assert not raised, (raised[:3], self.log.read_text()[-3_000:])
+
+    def states(self) -> Counter[str]:
+        """In how many events each state is, as the list says."""
+        names = ("archived", "replaying", "discarded")
+        return Counter({name: self._listed(name) for name in names})
+
+    def _listed(self, state: str) -> int:
+        page = self.ada.open(f"{ARCHIVE}?state={state}&group={self.group}")
+        return sum("/archivedevent/" in link and "/change/" in link for link in page.links)
+
+    def ask(self, who: Browser, what: str) -> Page:
+        """Press one of the group's buttons, up to the page that asks."""
+        form = who.open(f"{self.group_url}change/").fields
+        token = {"csrfmiddlewaretoken": form["csrfmiddlewaretoken"]}
+        return who.open(f"{self.group_url}{what}/", token)
+
+    @property
+    def group_url(self) -> str:
+        return f"{ADMIN}failuregroup/{self.group}/"
+
+
+@pytest.fixture
+def office(web_database: dict[str, Any], billing: Service, tmp_path: Path) -> Iterator[Office]:
+    url = billing.vhost.url
+    with serving(web_database, url, tmp_path) as (address, first):
+        more(web_database, url, EVENTS)
+        ada, bob = Browser(address).login("ada"), Browser(address).login("bob")
+        listed = ada.open(f"{ADMIN}failuregroup/")
+        [group] = {link.split("/")[-3] for link in listed.links if "/change/" in link}
+        yield Office(ada, bob, first, group, tmp_path / "log")
+
+
+def sent(service: Service) -> Counter[str]:
+    """Which events are in the handler's queue, and how often."""
+    return Counter(message.headers["event-id"] for message in service.take_all(QUEUE))
+
+
+def test_a_group_is_replayed_by_one_and_discarded_by_another(
+    office: Office, billing: Service
+) -> None:
+    """Each of them presses twice, while a third tab replays one of the events."""
+    replay, discard = office.ask(office.ada, "replay"), office.ask(office.bob, "discard")
+    assert f"Replay {EVENTS} events?" in replay.words
+    assert f"Discard {EVENTS} events?" in discard.words
+    single = office.ada.open(f"{ARCHIVE}decide/replay/?seen={office.first.hex}:0")
+    told: list[str] = []
+
+    def confirm(who: Browser, what: str, page: Page) -> Callable[[], None]:
+        tab = who.again()
+        form = {**page.fields, "reason": f"{what} it"}
+        return lambda: told.append(tab.open(f"{ARCHIVE}decide/{what}/", form).words)
+
+    office.meet(
+        *[confirm(office.ada, "replay", replay) for _ in range(2)],
+        *[confirm(office.bob, "discard", discard) for _ in range(2)],
+        confirm(office.ada, "replay", single),
+    )
+    states = office.states()
+    assert states["archived"] == 0
+    assert states["replaying"] + states["discarded"] == EVENTS
+    messages = sent(billing)
+    assert sum(messages.values()) == states["replaying"]
+    assert set(messages.values()) <= {1}
+    # Whoever was late for some of them is told so.
+    assert sum("somebody else, or another tab, was faster" in words for words in told) >= 3
+
+
+def test_two_write_about_a_group(office: Office) -> None:
+    forms = {
+        who: browser.open(f"{office.group_url}change/").fields
+        for who, browser in (("ada", office.ada), ("bob", office.bob))
+    }
+    told: dict[str, str] = {}
+    seen: dict[str, dict[str, str]] = {}
+
+    def write(who: str, browser: Browser) -> None:
+        form = {**forms[who], "note": f"{who} looks at it", "assignee": who}
+        form.pop("mine")
+        page = browser.open(f"{office.group_url}write/", form)
+        told[who], seen[who] = page.words, page.fields
+
+    office.meet(lambda: write("ada", office.ada), lambda: write("bob", office.bob))
+    [winner] = [who for who, words in told.items() if "Saved: note, assignee." in words]
+    [loser] = set(told) - {winner}
+    assert f"Nothing was saved: {winner} has written about this group" in told[loser]
+    assert f"What it says now: {winner} looks at it; assignee {winner}" in told[loser]
+    assert f"{loser} looks at it" in told[loser], "what was written is in the form still"
+    # What the form has now can be saved.
+    again = {**forms["ada"], "edits": seen[loser]["edits"], "note": "both do", "assignee": "both"}
+    again.pop("mine")
+    assert "Saved: note, assignee." in office.ada.open(f"{office.group_url}write/", again).words
+
+
+def test_everybody_presses_the_buttons_of_a_batch(
+    office: Office, web_database: dict[str, Any], billing: Service, tmp_path: Path
+) -> None:
+    """Start, pause, resume and cancel at once, in any order: what is sent is sent once."""
+    page = office.ask(office.ada, "batch")
+    batch = office.ada.last.removesuffix("change/")
+    token = {"csrfmiddlewaretoken": page.fields["csrfmiddlewaretoken"]}
+    mine = {"csrfmiddlewaretoken": office.bob.open("/admin/").fields["csrfmiddlewaretoken"]}
+    told: list[tuple[str, bool]] = []
+
+    def press(who: Browser, what: str, form: dict[str, str]) -> Callable[[], None]:
+        tab = who.again()
+        start = {"reason": "fixed", "rate": "", "canary": "", "threshold": ""}
+        given = {**form, **(start if what == "start" else {})}
+
+        def act() -> None:
+            words = tab.open(f"{batch}{what}/", given).words
+            told.append((what, "Nothing was done" not in words))
+
+        return act
+
+    with runners(billing.vhost.url, json.dumps(web_database), tmp_path) as starter:
+        for _ in range(2):
+            starter.start()
+        office.meet(
+            *[press(office.ada, what, token) for what in ("start", "pause", "resume")],
+            *[press(office.bob, what, mine) for what in ("start", "resume", "cancel")],
+        )
+        done = Counter(what for what, ok in told if ok)
+        assert done["start"] <= 1, told
+        assert done["cancel"] <= 1, told
+        if not done["cancel"]:
+            # Nobody was in time to cancel it: whatever stands now is ended by its owner.
+            office.ada.open(f"{batch}cancel/", token)
+
+        def over() -> bool:
+            states = office.states()
+            return states["archived"] + states["replaying"] == EVENTS and (
+                billing.ready(QUEUE) == states["replaying"]
+            )
+
+        wait_until(over, "what was begun is sent")
+    messages = sent(billing)
+    assert set(messages.values()) <= {1}
+    assert sum(messages.values()) == office.states()["replaying"]
+
+
+def test_an_edit_and_a_batch_with_it(
+    office: Office, web_database: dict[str, Any], billing: Service, tmp_path: Path
+) -> None:
+    """Whoever is faster: the event is sent once, and the others by the batch."""
+    page = office.ask(office.ada, "batch")
+    batch = office.ada.last.removesuffix("change/")
+    editor = office.bob.open(f"{ARCHIVE}{office.first}/edit/?version=0").fields
+    given = {"csrfmiddlewaretoken": page.fields["csrfmiddlewaretoken"], "reason": "fixed"}
+    payload = json.dumps({"order_id": 70})
+    edited = {**editor, "payload": payload, "step": "publish", "reason": "a number"}
+    told: list[str] = []
+    with runners(billing.vhost.url, json.dumps(web_database), tmp_path) as starter:
+        starter.start()
+        office.meet(
+            lambda: office.ada.open(f"{batch}start/", {**given, "threshold": ""}),
+            lambda: told.append(office.bob.open(f"{ARCHIVE}{office.first}/edit/", edited).words),
+        )
+        billing.wait_for_ready(QUEUE, EVENTS)
+        wait_until(lambda: office.states()["replaying"] == EVENTS, "all are on their way")
+    messages = billing.take_all(QUEUE)
+    assert len({message.headers["event-id"] for message in messages}) == len(messages) == EVENTS
+    [first] = [each for each in messages if each.headers["event-id"] == "order-1"]
+    won = "1 event published" in told[0]
+    assert json.loads(first.body)[1]["order_id"] == (70 if won else 7)
+    assert won != ("it has changed since you looked" in told[0])

@@ -1,0 +1,431 @@
+"""Replays on a real broker and real databases: who gets a claim, and what a lost confirm means."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connections
+from django.test import override_settings
+
+from broker import Node
+from django_amqp_events.archive import replay, states
+from django_amqp_events.archive.replay import Report
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    Replay,
+    State,
+)
+from tests.conftest import Database, Vhost
+
+from ..archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
+from ..conftest import Service, wait_until
+from ..wire import (
+    ACK,
+    NACK,
+    Proxy,
+    close_pools,
+    in_threads,
+)
+
+pytestmark = pytest.mark.usefixtures("archive_database")
+
+QUEUE = "billing.send_invoice"
+HANDLERS = {"send_invoice": ["shop.order.created"]}
+
+
+def kind(*names: str) -> Any:
+    return pytest.mark.parametrize("archive_database", names, indirect=True)
+
+
+@contextmanager
+def through(billing: Service, url: str, **keys: Any) -> Iterator[None]:
+    """Publish over another URL, and with further settings, for a block."""
+    before = billing.app.conf.broker_url
+    close_pools()
+    billing.app.conf.broker_url = url
+    try:
+        with override_settings(AMQP_EVENTS={**billing.raw, **keys}):
+            yield
+    finally:
+        close_pools()
+        billing.app.conf.broker_url = before
+
+
+def archive(billing: Service, number: int = 1) -> list[ArchivedEvent]:
+    publish(billing, *[archived(received(f"order-{n}")) for n in range(number)])
+    assert mirror_all(billing).events == number
+    return list(ArchivedEvent.objects.order_by("event_id"))
+
+
+def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
+    return {row.pk: row.version for row in rows}
+
+
+def run(*rows: ArchivedEvent, **options: Any) -> Report:
+    return replay.replay(seen(*rows), by=options.pop("by", "ada"), **options)
+
+
+def again(row: ArchivedEvent) -> ArchivedEvent:
+    return ArchivedEvent.objects.get(pk=row.pk)
+
+
+def replay_ids(billing: Service) -> list[str]:
+    """Take what the handler's queue has."""
+    return [message.headers["event-replay-id"] for message in billing.take_all(QUEUE)]
+
+
+# -- who gets it --------------------------------------------------------------------------
+
+
+def test_of_fifty_who_replay_one_event_one_gets_it(billing: Service) -> None:
+    """Fifty threads with connections of their own: published once, and 49 are told."""
+    (row,) = archive(billing)
+    together = threading.Barrier(50)
+    reports: list[Report] = []
+
+    def work(number: int) -> None:
+        together.wait(30)
+        reports.append(run(row, by=f"user {number}"))
+
+    assert in_threads(50, work) == []
+    billing.wait_for_ready(QUEUE, 1)
+    assert Counter(len(report.published) for report in reports) == {1: 1, 0: 49}
+    told = [each.why for report in reports for each in report.skipped]
+    assert len(told) == 49
+    assert all("somebody else, or another tab, was faster; the last" in why for why in told), told
+    assert Replay.objects.count() == ArchiveAction.objects.count() == 1
+    assert replay_ids(billing) == [str(Replay.objects.get().pk)]
+    assert (again(row).state, again(row).replays, again(row).version) == (State.REPLAYING, 1, 2)
+
+
+def test_overlapping_bulks_publish_each_event_once(billing: Service) -> None:
+    """Fifty bulks of random parts of a hundred events, in random order; none waits for another."""
+    rows = archive(billing, 100)
+    together = threading.Barrier(50)
+    reports: list[Report] = []
+
+    def work(number: int) -> None:
+        rng = random.Random(number)
+        mine = rng.sample(rows, rng.randint(50, 100))
+        together.wait(30)
+        reports.append(run(*mine))
+
+    assert in_threads(50, work) == []
+    billing.wait_for_ready(QUEUE, 100)
+    taken = Counter(pk for report in reports for pk in report.published)
+    assert taken == {row.pk: 1 for row in rows}
+    assert not [report.stopped for report in reports if report.stopped]
+    assert not [each for report in reports for each in report.returned]
+    ids = replay_ids(billing)
+    assert len(set(ids)) == len(ids) == Replay.objects.count() == ArchiveAction.objects.count()
+    assert {row.state for row in ArchivedEvent.objects.all()} == {State.REPLAYING}
+
+
+@kind("postgresql")
+def test_repeatable_read(billing: Service, archive_database: Database) -> None:
+    """The database ends whoever comes second; that one tries again, and is told."""
+    rows = archive(billing, 5)
+    together = threading.Barrier(20)
+    reports: list[Report] = []
+
+    def work(number: int) -> None:
+        with connections[archive_database.alias].cursor() as cursor:
+            cursor.execute(
+                "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+            )
+        together.wait(30)
+        reports.append(run(*rows))
+
+    assert in_threads(20, work) == []
+    billing.wait_for_ready(QUEUE, 5)
+    assert not [report.stopped for report in reports if report.stopped]
+    assert sum(len(report.published) for report in reports) == 5
+    assert sum(len(report.skipped) for report in reports) == 95
+
+
+def test_a_replay_and_a_decision_at_once(billing: Service) -> None:
+    """Each event is either replayed or discarded, by one of them."""
+    rows = archive(billing, 40)
+    together = threading.Barrier(8)
+    published: list[UUID] = []
+    discarded: list[UUID] = []
+
+    def work(number: int) -> None:
+        mine = random.Random(number).sample(rows, 40)
+        together.wait(30)
+        for start in range(0, 40, 10):
+            part = mine[start : start + 10]
+            if number % 2:
+                published.extend(run(*part).published)
+            else:
+                discarded.extend(
+                    states.discard(seen(*part), by="bob", reason="old", now=replay._now())
+                )
+
+    assert in_threads(8, work) == []
+    assert Counter([*published, *discarded]) == {row.pk: 1 for row in rows}
+    billing.wait_for_ready(QUEUE, len(published))
+
+
+# -- what is left queued ------------------------------------------------------------------
+
+
+def leave_queued(*rows: ArchivedEvent, hours: int = 1) -> dict[UUID, str]:
+    """Claim as a process did, some time ago, that died before it published."""
+    claimed = states.claim(
+        seen(*rows),
+        handlers={row.pk: "send_invoice" for row in rows},
+        by="ada",
+        reason="",
+        now=replay._now() - timedelta(hours=hours),
+    )
+    assert len(claimed) == len(rows)
+    return {each.event.pk: str(each.replay.pk) for each in claimed}
+
+
+def test_two_sweepers_at_once_publish_each_once(
+    billing: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In small portions, so that they meet."""
+    monkeypatch.setattr(replay, "CHUNK", 5)
+    rows = archive(billing, 60)
+    left = leave_queued(*rows)
+    together = threading.Barrier(4)
+    counts: list[int] = []
+
+    def work(number: int) -> None:
+        together.wait(30)
+        counts.append(replay.resume())
+
+    assert in_threads(4, work) == []
+    assert sum(counts) == 60
+    billing.wait_for_ready(QUEUE, 60)
+    assert sorted(replay_ids(billing)) == sorted(left.values())
+    assert {row.state for row in ArchivedEvent.objects.all()} == {State.REPLAYING}
+
+
+def test_whoever_claimed_may_be_alive(billing: Service) -> None:
+    leave_queued(*archive(billing, 3), hours=0)
+    assert replay.resume() == 0
+    assert billing.ready(QUEUE) == 0
+    assert replay.resume(lease=0) == 3
+
+
+@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+def test_clocks_of_hosts_do_not_matter(
+    billing: Service, archive_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a host that is an hour behind waits for its confirm, another one sweeps."""
+    (row,) = archive(billing, 1)
+    real, confirmed = replay._now, replay._confirmed
+    monkeypatch.setattr(replay, "_now", lambda: real() - timedelta(hours=1))
+    monkeypatch.setattr(states, "datetime", None)
+    swept: list[int] = []
+
+    def meanwhile(*args: Any) -> Any:
+        monkeypatch.setattr(replay, "_confirmed", confirmed)
+        monkeypatch.setattr(replay, "_now", real)
+        swept.append(replay.resume())
+        return confirmed(*args)
+
+    monkeypatch.setattr(replay, "_confirmed", meanwhile)
+    assert len(run(row).published) == 1
+    assert swept == [0]
+    billing.wait_for_ready(QUEUE, 1)
+    assert len(replay_ids(billing)) == 1
+
+
+def test_what_was_settled_meanwhile_is_not_published(billing: Service) -> None:
+    """The process died after the confirm, and the handler was faster than the sweeper."""
+    row, other = archive(billing, 2)
+    left = leave_queued(row, other, hours=0)
+    publish(billing, outcome(row, left[row.pk]))
+    mirror_all(billing)
+    assert again(row).state == State.SUCCEEDED
+    assert replay.resume(lease=0) == 1
+    billing.wait_for_ready(QUEUE, 1)
+    assert replay_ids(billing) == [left[other.pk]]
+
+
+# -- not published ------------------------------------------------------------------------
+
+
+def comes_back(row: ArchivedEvent, error: str, *, unconfirmed: bool = False) -> None:
+    """Replay; it is back in the archive, and says why there and in the report."""
+    report = run(row)
+    assert [each.id for each in report.returned] == [row.pk]
+    assert error in report.returned[0].why
+    now = again(row)
+    assert (now.state, now.unconfirmed) == (State.ARCHIVED, unconfirmed)
+    assert error in now.error
+    last = row.replay_set.latest("number")
+    assert last.outcome == ("unconfirmed" if unconfirmed else "refused")
+    assert error in last.error
+
+
+def test_unroutable(billing: Service) -> None:
+    (row,) = archive(billing)
+    channel = billing.channel()
+    channel.queue_unbind(QUEUE, "billing:replay", QUEUE)
+    comes_back(row, "no queue is bound")
+    channel.queue_bind(QUEUE, "billing:replay", QUEUE)
+    assert run(again(row)).published == [row.pk]
+    assert again(row).error == ""
+    assert [found.outcome for found in Replay.objects.all()] == ["refused", "published"]
+
+
+def test_the_exchange_is_missing(billing: Service) -> None:
+    (row,) = archive(billing)
+    billing.channel().exchange_delete("billing:replay")
+    comes_back(row, "run `manage.py events_declare`")
+    assert replay.replay(seen(again(row)), by="ada").stopped, "the next one would fail like it"
+    billing.declare()
+    assert run(again(row)).published == [row.pk]
+
+
+def test_nacked(billing: Service) -> None:
+    """A policy with a limit, which events_declare refuses, fills the queue."""
+    row, *others = archive(billing, 4)
+    billing.set_policy(
+        "full", "^billing.send_invoice$", {"max-length": 1, "overflow": "reject-publish"}
+    )
+
+    def refuses() -> bool:
+        # A quorum queue may take a few beyond its limit, until it has told the channels.
+        return any(run(again(other)).returned for other in others)
+
+    wait_until(refuses, "the queue refuses")
+    comes_back(row, "RabbitMQ refused", unconfirmed=True)
+
+
+def test_the_broker_is_down(billing: Service) -> None:
+    first, second = archive(billing, 2)
+    with through(billing, "amqp://guest:guest@127.0.0.1:1//", CONFIRM_TIMEOUT=2):
+        comes_back(first, "no connection to RabbitMQ")
+        assert run(second).stopped
+    assert run(again(first), again(second)).published
+    assert billing.ready(QUEUE) == 2
+
+
+@kind("sqlite")
+def test_the_broker_is_in_alarm(service: Callable[..., Service], private_node: Node) -> None:
+    """The first publish is not known; it may be stored when the alarm is over."""
+    url = private_node.management_url
+    assert url
+    vhost = Vhost(name="/", url=private_node.amqp_url(), management_url=url, node=private_node)
+    billing = service(vhost, HANDLERS=HANDLERS)
+    billing.declare()
+    (row,) = archive(billing)
+    private_node.ctl("set_vm_memory_high_watermark", "absolute", "1")
+    try:
+        wait_until(
+            lambda: "memory" in private_node.ctl("eval", "rabbit_alarm:get_alarms()."), "an alarm"
+        )
+        with through(billing, vhost.url, CONFIRM_TIMEOUT=1):
+            comes_back(row, "RabbitMQ blocks publishers", unconfirmed=True)
+            assert run(again(row)).stopped
+            assert again(row).unconfirmed
+    finally:
+        private_node.ctl("set_vm_memory_high_watermark", "0.8")
+        close_pools()
+    wait_until(
+        lambda: "memory" not in private_node.ctl("eval", "rabbit_alarm:get_alarms()."), "no alarm"
+    )
+    assert run(again(row)).published == [row.pk]
+    assert set(replay_ids(billing)) == {str(Replay.objects.get().pk)}, "one id, however often"
+    close_pools()
+
+
+# -- on its way, perhaps ------------------------------------------------------------------
+
+
+@pytest.fixture
+def unconfirmed(billing: Service) -> ArchivedEvent:
+    """An event whose replay is in the handler's queue, and whose confirm did not arrive."""
+    (row,) = archive(billing)
+    with Proxy.to(billing.vhost.url) as proxy, through(billing, proxy.url, CONFIRM_TIMEOUT=1):
+        proxy.hold = {ACK, NACK}
+        comes_back(row, "no confirm", unconfirmed=True)
+    billing.wait_for_ready(QUEUE, 1)
+    return again(row)
+
+
+def test_the_next_replay_of_an_unconfirmed_one_has_its_id(
+    billing: Service, unconfirmed: ArchivedEvent
+) -> None:
+    assert run(unconfirmed).published == [unconfirmed.pk]
+    replayed = Replay.objects.get()
+    assert replay_ids(billing) == [str(replayed.pk)] * 2
+    assert (replayed.publishes, replayed.outcome, replayed.error) == (2, "published", "")
+    assert (again(unconfirmed).replays, again(unconfirmed).unconfirmed) == (1, False)
+    publish(billing, outcome(unconfirmed, str(replayed.pk)), outcome(unconfirmed, str(replayed.pk)))
+    assert mirror_all(billing).outcomes >= 1
+    assert again(unconfirmed).state == State.SUCCEEDED
+
+
+def test_an_unconfirmed_one_is_settled_by_its_outcome(
+    billing: Service, unconfirmed: ArchivedEvent
+) -> None:
+    publish(billing, outcome(unconfirmed, str(Replay.objects.get().pk)))
+    mirror_all(billing)
+    now = again(unconfirmed)
+    assert (now.state, now.unconfirmed, now.error) == (State.SUCCEEDED, False, "")
+
+
+def test_an_unconfirmed_one_that_failed_is_known_to_have(
+    billing: Service, unconfirmed: ArchivedEvent
+) -> None:
+    first = Replay.objects.get()
+    publish(billing, archived(received("order-0"), attempt=1, replay_id=str(first.pk)))
+    mirror_all(billing)
+    now = again(unconfirmed)
+    assert (now.state, now.unconfirmed, now.error, now.attempts) == (State.ARCHIVED, False, "", 4)
+    billing.take_all(QUEUE)
+    run(now)
+    assert replay_ids(billing) != [str(first.pk)], "that one is over"
+
+
+def test_a_second_try_in_vain_keeps_the_id(billing: Service, unconfirmed: ArchivedEvent) -> None:
+    """That nobody was bound this time says nothing about the first time."""
+    channel = billing.channel()
+    channel.queue_unbind(QUEUE, "billing:replay", QUEUE)
+    comes_back(unconfirmed, "no queue is bound", unconfirmed=True)
+    channel.queue_bind(QUEUE, "billing:replay", QUEUE)
+    run(again(unconfirmed))
+    assert replay_ids(billing) == [str(Replay.objects.get().pk)] * 2
+
+
+# -- around it ----------------------------------------------------------------------------
+
+
+@kind("sqlite")
+def test_bodies_of_any_size_in_one_go(billing: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte, a window of a bounded size at a time."""
+    monkeypatch.setattr(replay, "CHUNK_BYTES", 1024 * 1024)
+    deliveries = [
+        received(f"order-{n}", payload={"text": chr(65 + n) * size})
+        for n, size in enumerate([10, 400_000, 700_000, 20, 1_000_000, 30])
+    ]
+    publish(billing, *map(archived, deliveries))
+    mirror_all(billing)
+    report = run(*ArchivedEvent.objects.all())
+    assert len(report.published) == 6
+    bodies = []
+    for message in billing.take_all(QUEUE):
+        bodies.append(message.body if isinstance(message.body, bytes) else message.body.encode())
+    assert sorted(bodies) == sorted(delivery.body for delivery in deliveries)

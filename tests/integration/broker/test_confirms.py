@@ -1,0 +1,900 @@
+"""What a publish says when something goes wrong, and that a wrong confirm confirms nothing.
+
+Time-outs here are what is configured (a second or less); DEADLINE only tells a hang from a wait.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+
+from broker import Node
+from django_amqp_events import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    ExchangeMissingError,
+    MessageTooLargeError,
+    Options,
+    PublishError,
+    PublishInterruptedError,
+    PublishNackedError,
+    PublishRefusedError,
+    PublishTimeoutError,
+    UnroutableError,
+    publish_event,
+    publish_many,
+)
+from django_amqp_events.broker import publisher_pool
+from django_amqp_events.message.messages import Message
+from tests.conftest import Vhost
+from tests.waiting import stopped
+
+from ..wire import (
+    ACK,
+    BLOCKED,
+    DEADLINE,
+    NACK,
+    RETURN,
+    UNBLOCKED,
+    Link,
+    Proxy,
+    Wire,
+    ack,
+    drain,
+    finished,
+    in_threads,
+    raw_connection,
+    until,
+)
+
+NAME = "shop.order.created"
+CERTIFICATE = Path(__file__).parent.parent / "localhost.pem"
+
+
+@pytest.fixture
+def wire(vhost: Vhost) -> Iterator[Wire]:
+    with Wire.on(vhost.url) as wire:
+        yield wire
+
+
+@pytest.fixture
+def node_wire(private_node: Node) -> Iterator[Wire]:
+    """On a node that the test may stop."""
+    with Wire.on(private_node.amqp_url()) as wire:
+        private_node.sync()
+        yield wire
+
+
+def event(wire: Wire, body: bytes = b"[[],{},{}]", **changes: object) -> Message:
+    """Build a message as other parts of the library hand them to the pool."""
+    event_id = str(uuid4())
+    values = {
+        "exchange": wire.exchange,
+        "routing_key": NAME,
+        "body": body,
+        "headers": {},
+        "properties": {"message_id": event_id, "delivery_mode": 2},
+        "event_id": event_id,
+        "name": NAME,
+        **changes,
+    }
+    return Message(**values)  # type: ignore[arg-type]
+
+
+def failure(payload: dict[str, object] | None = None) -> PublishError:
+    """Publish, which has to fail, in bounded time."""
+    began = time.monotonic()
+    with pytest.raises(PublishError) as caught:
+        publish_event(NAME, payload or {"n": 1})
+    assert time.monotonic() - began < DEADLINE
+    error = caught.value
+    assert error.event_id
+    assert error.event_name == NAME
+    return error
+
+
+def tag(frame: bytes) -> int:
+    """The delivery tag of a held confirm: behind the frame's head, class and method."""
+    return int(struct.unpack(">Q", frame[11:19])[0])
+
+
+def held_link(proxy: Proxy, count: int = 1) -> Link:
+    """Wait until the broker's confirm is here, and not yet there."""
+    until(lambda: len(proxy.links) >= count and proxy.links[count - 1].held, "a held confirm")
+    return proxy.links[count - 1]
+
+
+# -- an error class each ----------------------------------------------------------------------
+
+
+def test_nacked_by_a_full_queue_although_another_queue_took_it(wire: Wire):
+    full = f"{wire.exchange}.full"
+    wire.channel.queue_declare(
+        full,
+        durable=True,
+        auto_delete=False,
+        arguments={"x-max-length": 1, "x-overflow": "reject-publish"},
+    )
+    wire.channel.queue_bind(full, wire.exchange, "#")
+    first = publish_event(NAME, {"n": 1})
+    error = failure({"n": 2})
+    assert type(error) is PublishNackedError
+    assert error.published is None
+    # The healthy queue has both: this is why a repeat uses the same event id.
+    assert wire.ids() == [first, error.event_id]
+    wire.channel.queue_delete(full)
+    assert publish_event(NAME, {"n": 3})
+
+
+def test_no_confirm_in_time(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=0.5)
+    proxy.hold = {ACK}
+    error = failure()
+    assert type(error) is PublishTimeoutError
+    assert error.published is None
+    # The broker has it: the outcome is unknown, not negative.
+    assert wire.ids() == [error.event_id]
+
+
+def test_frames_that_are_no_confirm_do_not_prolong_the_wait(wire: Wire):
+    """A heartbeat, or half a frame, every now and then looked like an answer to py-amqp."""
+    proxy = wire.proxy()
+    wire.configure(url=f"{proxy.url}?heartbeat=1", CONFIRM_TIMEOUT=1)
+    publish_event(NAME, {})
+    # None were agreed on: nobody sends any while a connection waits in the pool.
+    assert wire.pool._idle[0]._amqp.heartbeat == 0
+    proxy.hold = {ACK}
+    ended = threading.Event()
+
+    def heartbeats() -> None:
+        while not ended.wait(0.2):
+            for link in proxy.links:
+                link.write(b"\x08\x00\x00\x00\x00\x00\x00\xce")
+
+    beating = threading.Thread(target=heartbeats)
+    beating.start()
+    try:
+        publishing = threading.Thread(target=failure)
+        publishing.start()
+        publishing.join(DEADLINE / 2)
+        assert not publishing.is_alive(), "heartbeats keep a publish waiting"
+    finally:
+        ended.set()
+        finished(beating, publishing)
+
+
+def test_half_a_frame_is_waited_for_but_not_for_ever(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=0.5)
+    publish_event(NAME, {})
+    # More than a frame's head: py-amqp's own look at the socket would spin on the rest.
+    proxy.links[0].write(ack(1)[:12])
+    until(wire.pool._idle[0]._readable, "the half is here")
+    publishing = threading.Thread(target=failure)
+    publishing.start()
+    finished(publishing)
+
+
+def test_refused_to_a_user_without_permission(private_node: Node, node_wire: Wire):
+    private_node.ctl("add_user", "reader", "secret")
+    private_node.ctl("set_permissions", "reader", "", "", ".*")
+    try:
+        host = node_wire.url.rpartition("@")[2]
+        node_wire.configure(url=f"amqp://reader:secret@{host}")
+        error = failure()
+        assert type(error) is PublishRefusedError
+        assert error.published is False
+        assert "403" in str(error)
+    finally:
+        private_node.ctl("delete_user", "reader")
+    assert node_wire.take() == []
+
+
+def test_login_refused(wire: Wire):
+    host = wire.url.rpartition("@")[2]
+    wire.configure(url=f"amqp://nobody:secret@{host}")
+    error = failure()
+    assert type(error) is BrokerUnavailableError
+    assert "403" in str(error)
+    assert "secret" not in str(error)
+
+
+def test_larger_than_max_body(wire: Wire):
+    wire.configure(MAX_BODY=100)
+    error = failure({"text": "x" * 100})
+    assert type(error) is MessageTooLargeError
+    assert publish_event(NAME, {"text": "x" * 10})
+    assert [payload["text"] for payload in wire.payloads()] == ["x" * 10]
+
+
+def test_larger_than_the_broker_takes(private_node: Node, node_wire: Wire):
+    limit_message_size(private_node, 2000)
+    try:
+        small, large = event(node_wire), event(node_wire, b"x" * 3000)
+        results = node_wire.pool.publish([small, large], mandatory=True)
+        assert type(results[1]) is MessageTooLargeError
+        assert results[1].published is False
+        # The small one was confirmed, or nothing is known of it; it is not too large.
+        assert type(results[0]) in (type(None), PublishInterruptedError)
+        assert type(failure({"text": "x" * 3000})) is MessageTooLargeError
+    finally:
+        limit_message_size(private_node, 16 * 1024 * 1024)
+    assert node_wire.ids() == [small.event_id]
+
+
+def limit_message_size(node: Node, size: int) -> None:
+    """For channels that are opened from now on; up to 3.x, and since 4.0."""
+    node.ctl(
+        "eval",
+        f"application:set_env(rabbit, max_message_size, {size}), "
+        f"persistent_term:put(max_message_size, {size}).",
+    )
+
+
+def test_exchange_missing(wire: Wire):
+    wire.configure(EXCHANGE="nowhere")
+    error = failure()
+    assert type(error) is ExchangeMissingError
+    assert error.published is False
+    assert "events_declare" in str(error)
+
+
+def test_a_channel_error_blames_the_message_that_caused_it_alone(wire: Wire):
+    """A window goes to several exchanges where copies are published; only one is missing."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url)
+    # So that all are under way when the channel is closed.
+    proxy.hold = {ACK}
+    good = [event(wire) for _ in range(20)]
+    lost = event(wire, exchange="nowhere")
+    late = [event(wire) for _ in range(3)]
+    results = wire.pool.publish([*good, lost, *late], mandatory=True)
+    assert [type(result) for result in results[:20]] == [PublishInterruptedError] * 20
+    assert type(results[20]) is ExchangeMissingError
+    assert {type(result) for result in results[21:]} <= {
+        PublishInterruptedError,
+        BrokerUnavailableError,
+    }
+    assert wire.ids() == [message.event_id for message in good]
+
+
+def test_unroutable_by_policy(wire: Wire, caplog: pytest.LogCaptureFixture):
+    wire.unbind()
+    assert publish_event(NAME, {})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no queue is bound" in caplog.text
+
+    caplog.clear()
+    wire.configure(UNROUTED="ignore")
+    assert publish_event(NAME, {})
+    assert not caplog.records
+
+    wire.configure(UNROUTED="raise")
+    error = failure()
+    assert type(error) is UnroutableError
+    assert error.published is False
+
+
+def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
+    """A replay to two handlers publishes one event id under two routing keys."""
+    wire.unbind()
+    wire.channel.queue_bind(wire.queue, wire.exchange, "second")
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=1)
+    ids = {"message_id": "one", "delivery_mode": 2}
+    messages = [event(wire, routing_key=key, properties=ids) for key in ("second", "first")]
+    proxy.hold = {ACK}
+    publishing = []
+    thread = threading.Thread(
+        target=lambda: publishing.extend(wire.pool.publish(messages, mandatory=True))
+    )
+    thread.start()
+    # The return comes before its confirm, whatever order the confirms come in.
+    until(lambda: proxy.links and max(map(tag, proxy.links[0].held), default=0) == 2, "confirm 2")
+    proxy.links[0].write(ack(2, multiple=True))
+    finished(thread)
+    assert [type(result) for result in publishing] == [type(None), UnroutableError]
+
+
+def test_a_header_that_cannot_be_written_fails_alone(wire: Wire):
+    bad = [
+        event(wire, headers={"when": object()}),
+        event(wire, headers={"large": "x" * 200_000}),
+        event(wire, routing_key="x" * 300),
+        event(wire, properties={"priority": "high"}),
+    ]
+    good = [event(wire) for _ in range(2)]
+    results = wire.pool.publish([good[0], *bad, good[1]], mandatory=True)
+    assert [type(result) for result in results[1:-1]] == [PublishRefusedError] * len(bad)
+    assert [result.published for result in results[1:-1] if result] == [False] * len(bad)
+    # The others do not pay for it, nor does the connection.
+    assert (results[0], results[-1]) == (None, None)
+    assert wire.ids() == [message.event_id for message in good]
+    assert len(wire.pool._idle) == 1
+
+
+def test_not_rabbitmq(wire: Wire):
+    wire.configure(url="memory://")
+    with pytest.raises(ConfigurationError, match="RabbitMQ"):
+        publish_event(NAME, {})
+
+
+def test_of_several_failures_each_is_named(wire: Wire):
+    wire.unbind()
+    wire.channel.queue_bind(wire.queue, wire.exchange, "nothing.else")
+    wire.configure(UNROUTED="raise")
+    with pytest.raises(UnroutableError) as caught:
+        publish_many(NAME, [{"n": n} for n in range(5)])
+    errors = caught.value.errors
+    assert len(errors) == 5
+    assert {error.event_id for error in errors.values()} == set(errors)
+    assert caught.value is next(iter(errors.values()))
+    assert "5 of 5" in caught.value.__notes__[0]
+
+
+# -- a broker that is away, blocked or frozen -------------------------------------------------
+
+
+def test_broker_down_and_back(private_node: Node, node_wire: Wire):
+    private_node.stop_app()
+    try:
+        error = failure()
+        assert type(error) is BrokerUnavailableError
+        assert error.published is False
+    finally:
+        private_node.start_app()
+    event_id = publish_event(NAME, {"n": 2})
+    assert stored_ids(node_wire) == [event_id]
+
+
+def test_a_stale_connection_is_found_out_before_it_is_used(private_node: Node, node_wire: Wire):
+    published = [publish_event(NAME, {})]
+    (stale,) = node_wire.pool._idle
+    private_node.stop_app()
+    private_node.start_app()
+    published.append(publish_event(NAME, {}))
+    (fresh,) = node_wire.pool._idle
+    assert fresh is not stale
+    assert stored_ids(node_wire) == published
+
+
+def stored_ids(wire: Wire) -> list[str]:
+    """Take what is in the queue, over a connection that is opened after the broker was away."""
+    with raw_connection(wire.url) as connection:
+        return [m.properties["message_id"] for m in drain(connection.channel(), wire.queue)]
+
+
+def test_blocked_by_an_alarm(private_node: Node, node_wire: Wire):
+    node_wire.configure(CONFIRM_TIMEOUT=1)
+    publish_event(NAME, {"n": 0})
+    private_node.ctl("set_vm_memory_high_watermark", "absolute", "1")
+    try:
+        until(lambda: alarms(private_node), "the alarm")
+        # RabbitMQ blocks a connection, and says so, when it publishes.
+        for n in (1, 2):
+            error = failure({"n": n})
+            assert type(error) is PublishTimeoutError
+            assert "blocks publishers" in str(error)
+    finally:
+        private_node.ctl("set_vm_memory_high_watermark", "0.8")
+    until(lambda: not alarms(private_node), "the alarm is over")
+    assert publish_event(NAME, {"n": 3})
+    seen = [payload["n"] for payload in node_wire.payloads()]
+    # Of 1 and 2 nothing was known.
+    assert [n for n in seen if n not in (1, 2)] == [0, 3]
+
+
+def test_a_connection_that_is_known_to_be_blocked(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url)
+    publish_event(NAME, {"n": 0})
+    (channel,) = wire.pool._idle
+    proxy.links[0].write(BLOCKED)
+    until(channel._readable, "connection.blocked is here")
+    for _ in range(2):
+        error = failure({"n": 1})
+        assert type(error) is BrokerUnavailableError
+        assert "blocks publishers" in str(error)
+    proxy.links[0].write(UNBLOCKED)
+    until(channel._readable, "connection.unblocked is here")
+    publish_event(NAME, {"n": 2})
+    assert [payload["n"] for payload in wire.payloads()] == [0, 2]
+    assert len(proxy.links) == 1
+
+
+def alarms(node: Node) -> bool:
+    return "memory" in node.ctl("eval", "rabbit_alarm:get_alarms().")
+
+
+def test_a_blocked_connection_gets_no_more_of_the_window(wire: Wire):
+    """What is written after connection.blocked would be stored when nobody expects it any more."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=0.5)
+    publish_event(NAME, {})
+    proxy.hold = {ACK}
+    pool = wire.pool
+    (channel,) = pool._idle
+    # It comes in the middle, after healthy() had its look.
+    channel.healthy = lambda: True  # type: ignore[method-assign]
+    proxy.links[0].write(BLOCKED)
+    until(channel._readable, "connection.blocked is here")
+    results = pool.publish([event(wire) for _ in range(50)], mandatory=True)
+    kinds = [type(result) for result in results]
+    assert kinds == [PublishTimeoutError] + [BrokerUnavailableError] * 49
+    assert len(wire.take()) == 2
+
+
+def test_a_frozen_broker(private_node: Node, node_wire: Wire):
+    node_wire.configure(CONFIRM_TIMEOUT=1)
+    publish_event(NAME, {"n": 0})
+    assert private_node.pid
+    with stopped(private_node.pid):
+        # On the pool's connection, then on one that is not even opened.
+        assert type(failure({"n": 1})) is PublishTimeoutError
+        assert type(failure({"n": 2})) is BrokerUnavailableError
+    assert publish_event(NAME, {"n": 3})
+    seen = [payload["n"] for payload in node_wire.payloads()]
+    assert [n for n in seen if n != 1] == [0, 3]
+
+
+@pytest.mark.parametrize("frames", range(1, 6))
+def test_a_connection_that_falls_silent_while_it_is_opened(wire: Wire, frames: int):
+    """Start, tune, open-ok, channel open-ok, select-ok: py-amqp waits for the last two for ever."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=0.5)
+    proxy.passes = frames - 1
+    proxy.everything = True
+    publishing = threading.Thread(target=lambda: errors.append(failure()))
+    errors: list[PublishError] = []
+    publishing.start()
+    finished(publishing)
+    assert type(errors[0]) is BrokerUnavailableError
+
+
+def test_half_open_connection(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=0.5)
+    publish_event(NAME, {})
+    proxy.flowing.clear()
+    assert type(failure()) is PublishTimeoutError
+    assert type(failure()) is BrokerUnavailableError
+    proxy.flowing.set()
+    assert publish_event(NAME, {})
+
+
+def test_a_broker_that_reads_nothing_for_a_while_is_waited_for(wire: Wire):
+    """py-amqp gives such a connection up after one second (TCP_USER_TIMEOUT)."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=10, MAX_BODY=20_000_000)
+    publish_event(NAME, {})
+    proxy.flowing.clear()
+    waker = threading.Timer(3, proxy.flowing.set)
+    waker.start()
+    try:
+        # More than socket buffers hold, so that the window is full.
+        event_id = publish_event(NAME, {"text": "x" * 15_000_000})
+    finally:
+        waker.cancel()
+        proxy.flowing.set()
+    assert event_id in wire.ids()
+
+
+def test_a_write_that_cannot_end_is_bounded(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=1, MAX_BODY=20_000_000)
+    publish_event(NAME, {})
+    proxy.flowing.clear()
+    assert type(failure({"text": "x" * 15_000_000})) is PublishTimeoutError
+
+
+def test_killed_in_the_middle_nothing_confirmed_is_missing(private_node: Node, node_wire: Wire):
+    """What is in the queue after the restart, against what was confirmed before the kill."""
+    node_wire.configure(CONFIRM_TIMEOUT=5)
+    publish_event(NAME, {"n": -1})
+    private_node.wait_ready()
+    until(private_node._queues_on_disk, "the queue is on disk")
+    confirmed: list[str] = []
+    failed: list[PublishError] = []
+
+    def publish(size: int) -> None:
+        while not failed:
+            messages = [event(node_wire) for _ in range(size)]
+            for message, error in zip(
+                messages, node_wire.pool.publish(messages, mandatory=True), strict=True
+            ):
+                if error is None:
+                    confirmed.append(message.event_id)
+                else:
+                    failed.append(error)
+
+    threads = [threading.Thread(target=publish, args=(size,)) for size in (1, 1, 50, 2000)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(confirmed) > 200, "some are confirmed")
+    private_node.kill(at_once=True)
+    finished(*threads)
+    private_node.start_again()
+    assert {type(error) for error in failed} <= {PublishInterruptedError, BrokerUnavailableError}
+    stored = stored_ids(node_wire)
+    assert set(confirmed) <= set(stored)
+    assert len(stored) == len(set(stored))
+    # What was surely not published is not there either.
+    never = {error.event_id for error in failed if error.published is False}
+    assert not never & set(stored)
+
+
+def test_failover_addresses_share_the_time(wire: Wire):
+    """The first address takes connections and says nothing; there is time left for the second."""
+    proxy = wire.proxy()
+    proxy.flowing.clear()
+    wire.configure(url=f"{proxy.url};{wire.url}", CONFIRM_TIMEOUT=3)
+    publishing = threading.Thread(target=lambda: publish_event(NAME, {}))
+    publishing.start()
+    finished(publishing)
+    assert len(wire.take()) == 1
+    # Both silent: still an error, and in time.
+    wire.configure(url=f"{proxy.url};{proxy.url}", CONFIRM_TIMEOUT=1)
+    assert type(failure()) is BrokerUnavailableError
+
+
+def test_tls(wire: Wire):
+    proxy = wire.proxy(tls=CERTIFICATE)
+    wire.configure(
+        url=proxy.url, celery={"broker_use_ssl": {"ca_certs": CERTIFICATE}}, CONFIRM_TIMEOUT=1
+    )
+    published = publish_many(NAME, [{"text": "x" * 20_000, "n": n} for n in range(200)])
+    assert sorted(wire.ids()) == sorted(published)
+    publish_event(NAME, {})
+    assert len(proxy.links) == 1
+    # Neither the write nor the goodbye waits for a peer that is silent.
+    proxy.flowing.clear()
+    began = time.monotonic()
+    assert type(failure()) is PublishTimeoutError
+    assert time.monotonic() - began < 1.9, "TLS waited for an answer to its goodbye"
+    proxy.flowing.set()
+    proxy.links[0].close()
+    publish_event(NAME, {})
+    (channel,) = wire.pool._idle
+    proxy.links[-1].close()
+    until(lambda: not channel.healthy(), "healthy() sees the end of a TLS connection")
+
+
+def test_many_open_files(wire: Wire):
+    """select.select() ends at descriptor 1024; each publish would have opened a connection."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url)
+    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        for _ in range(3):
+            publish_event(NAME, {})
+        assert wire.pool._idle[0]._transport.sock.fileno() > 1024
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)
+    assert len(proxy.links) == 1
+
+
+# -- no channel is used again after a failure -------------------------------------------------
+
+
+def test_a_late_confirm_does_not_confirm_the_next_publish(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=1)
+    proxy.hold = {ACK}
+    first = failure({"n": 1})
+    second: list[PublishError] = []
+    publishing = threading.Thread(target=lambda: second.append(failure({"n": 2})))
+    publishing.start()
+    held_link(proxy, 2)
+    # Now the first publish is confirmed, while the second waits for its own.
+    proxy.links[0].release()
+    finished(publishing)
+    assert type(second[0]) is PublishTimeoutError
+    assert len(proxy.links) == 2, "the connection that timed out was used again"
+    assert first.event_id != second[0].event_id
+    until(lambda: proxy.links[0].closed, "the first connection is closed")
+    # Once confirms come in time again, so do publishes.
+    proxy.release()
+    assert publish_event(NAME, {"n": 3})
+
+
+def test_a_late_confirm_on_the_same_channel_is_not_taken_either(wire: Wire):
+    """The second line of defence: confirms are matched by tag, should a channel be used again."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=1)
+    pool = wire.pool
+    publish_event(NAME, {"n": 0})
+    (channel,) = pool._idle
+    proxy.hold = {ACK}
+    results: list[PublishError | None] = []
+    publishing = threading.Thread(
+        target=lambda: results.extend(pool.publish([event(wire)], mandatory=True))
+    )
+    publishing.start()
+    until(lambda: proxy.links[0].held, "the confirm of tag 2")
+    proxy.links[0].held.clear()
+    for stray in (1, 3, 77):
+        proxy.links[0].write(ack(stray))
+    proxy.links[0].write(ack(1, multiple=True))
+    finished(publishing)
+    assert [type(result) for result in results] == [PublishTimeoutError]
+    assert channel.broken
+
+
+def test_a_return_and_then_a_late_confirm(wire: Wire):
+    wire.unbind()
+    wire.channel.queue_bind(wire.queue, wire.exchange, "shop.order.paid")
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=1, UNROUTED="raise")
+    proxy.hold = {ACK}
+    # Returned, and the confirm stays away: nothing is known but that no queue is bound.
+    assert type(failure()) is PublishTimeoutError
+    second: list[PublishError | None] = []
+    paid = event(wire, routing_key="shop.order.paid")
+    publishing = threading.Thread(
+        target=lambda: second.extend(wire.pool.publish([paid], mandatory=True))
+    )
+    publishing.start()
+    held_link(proxy, 2)
+    proxy.links[0].release()
+    finished(publishing)
+    assert [type(result) for result in second] == [PublishTimeoutError]
+    assert len(proxy.links) == 2
+    # A return that comes with its confirm in time leaves the connection as it was.
+    proxy.release()
+    assert type(failure()) is UnroutableError
+    assert type(failure()) is UnroutableError
+    assert len(proxy.links) == 3
+
+
+def test_a_return_that_is_late_as_well(wire: Wire):
+    wire.unbind()
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=0.5, UNROUTED="raise")
+    proxy.hold = {ACK, RETURN}
+    assert type(failure()) is PublishTimeoutError
+    proxy.links[0].release()
+    assert type(failure()) is PublishTimeoutError
+    assert len(proxy.links) == 2
+
+
+def test_in_the_middle_of_a_window(wire: Wire):
+    """Single, multiple, negative and missing confirms, each to the message that it is for."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=1)
+    publish_event(NAME, {})
+    (channel,) = wire.pool._idle
+    proxy.hold = {ACK, NACK}
+    messages = [event(wire) for _ in range(8)]
+    results: list[PublishError | None] = []
+    publishing = threading.Thread(
+        target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
+    )
+    publishing.start()
+    held_link(proxy)
+    link = proxy.links[0]
+    # Tag 1 was the first event's.
+    link.write(ack(3))
+    link.write(ack(5, multiple=True))
+    link.write(ack(8, nack=True))
+    link.write(ack(7))
+    link.write(ack(7))
+    link.write(ack(3, nack=True))
+    finished(publishing)
+    assert [type(result) for result in results] == [
+        *[type(None)] * 4,
+        PublishTimeoutError,
+        type(None),
+        PublishNackedError,
+        PublishTimeoutError,
+    ]
+    assert channel.broken
+    # The late rest confirms nothing of the next window.
+    later = [event(wire) for _ in range(8)]
+    publishing = threading.Thread(
+        target=lambda: results.extend(wire.pool.publish(later, mandatory=True))
+    )
+    publishing.start()
+    held_link(proxy, 2)
+    link.release()
+    finished(publishing)
+    assert [type(result) for result in results[8:]] == [PublishTimeoutError] * 8
+    assert len(proxy.links) == 2
+
+
+def test_a_slow_window_is_waited_for_as_long_as_confirms_come(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=3)
+    proxy.hold = {ACK}
+    results: list[PublishError | None] = []
+    publishing = threading.Thread(
+        target=lambda: results.extend(
+            wire.pool.publish([event(wire) for _ in range(3)], mandatory=True)
+        )
+    )
+    publishing.start()
+    link = held_link(proxy)
+    for tag in (1, 2, 3):
+        publishing.join(1.4)
+        link.write(ack(tag))
+    finished(publishing)
+    assert results == [None] * 3
+
+
+def test_several_negative_confirms_at_once(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=1)
+    proxy.hold = {ACK}
+    results: list[PublishError | None] = []
+    publishing = threading.Thread(
+        target=lambda: results.extend(
+            wire.pool.publish([event(wire) for _ in range(4)], mandatory=True)
+        )
+    )
+    publishing.start()
+    link = held_link(proxy)
+    link.write(ack(2))
+    link.write(ack(3, multiple=True, nack=True))
+    link.write(ack(4))
+    finished(publishing)
+    nacked = PublishNackedError
+    assert [type(result) for result in results] == [nacked, type(None), nacked, type(None)]
+    assert wire.pool._idle == [], "a nack is a failure as well"
+
+
+def test_every_failure_discards_the_connection(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url)
+    pool = wire.pool
+    assert pool.publish([event(wire)], mandatory=True) == [None]
+    (result,) = pool.publish([event(wire, exchange="nowhere")], mandatory=True)
+    assert type(result) is ExchangeMissingError
+    assert pool._idle == []
+    assert pool.publish([event(wire)], mandatory=True) == [None]
+    assert len(proxy.links) == 2
+    (channel,) = pool._idle
+    channel.close()
+    (refused,) = channel.publish([event(wire)], mandatory=True, timeout=1)
+    assert type(refused) is BrokerUnavailableError
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("interruption", [SoftTimeLimitExceeded, KeyboardInterrupt, SystemExit])
+def test_an_exception_from_a_signal_goes_through(wire: Wire, interruption: type[BaseException]):
+    """Celery's soft time limit is no failure of the broker; the channel is given up anyway."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url)
+    publish_event(NAME, {"n": 1})
+    (channel,) = wire.pool._idle
+
+    def interrupt(number: int, frame: object) -> None:
+        raise interruption
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        proxy.hold = {ACK}
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(interruption):
+            publish_event(NAME, {"n": 2})
+        # The same while the connection is opened.
+        proxy.everything = True
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(interruption):
+            publish_event(NAME, {"n": 3})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    # A socket on which py-amqp was still shaking hands is out of reach: the collector's.
+    gc.collect()
+    assert channel.broken
+    assert len(wire.pool._all) == 0
+    proxy.release()
+    assert publish_event(NAME, {"n": 4})
+
+
+# -- the pool ---------------------------------------------------------------------------------
+
+
+def test_no_more_connections_than_celery_allows(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, celery={"broker_pool_limit": 3})
+    raised = in_threads(30, lambda n: [publish_event(NAME, {"n": n}) for _ in range(5)])
+    assert not raised
+    assert len(wire.take()) == 150
+    assert len(proxy.links) <= 3
+
+
+def test_a_connection_that_does_not_become_free(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, celery={"broker_pool_limit": 1}, CONFIRM_TIMEOUT=1)
+    publish_event(NAME, {})
+    proxy.hold = {ACK}
+    pool = wire.pool
+    slow = threading.Thread(target=lambda: pool.publish([event(wire)], mandatory=True))
+    slow.start()
+    until(lambda: not pool._idle, "the connection is in use")
+    pool.timeout = 0.2
+    (result,) = pool.publish([event(wire)], mandatory=True)
+    assert type(result) is BrokerUnavailableError
+    assert "broker_pool_limit" in str(result)
+    proxy.release()
+    finished(slow)
+    pool.timeout = 5
+    assert pool.publish([event(wire)], mandatory=True) == [None]
+    assert len(wire.take()) == 3
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_without_a_pool_a_connection_for_each_use(wire: Wire, limit: int | None):
+    """As Celery documents broker_pool_limit."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, celery={"broker_pool_limit": limit})
+    for _ in range(3):
+        publish_event(NAME, {})
+    assert len(proxy.links) == 3
+    until(lambda: all(link.closed for link in proxy.links), "none is left open")
+
+
+def test_nothing_is_kept_of_what_was_published(wire: Wire):
+    """Ten connections that remember their last ten thousand events would be a leak."""
+
+    class Properties(dict[str, object]):
+        """A dict that can be watched."""
+
+    properties = Properties(message_id="one")
+    watched = weakref.ref(properties)
+    message = event(wire, properties=properties)
+    assert wire.pool.publish([message], mandatory=True) == [None]
+    (channel,) = wire.pool._idle
+    del message, properties
+    gc.collect()
+    assert watched() is None
+    assert channel.healthy()
+
+
+def test_an_empty_list_needs_no_broker(wire: Wire):
+    wire.configure(url="amqp://nobody@127.0.0.1:1//")
+    assert wire.pool.publish([], mandatory=True) == []
+
+
+def test_a_pool_says_goodbye(private_node: Node, node_wire: Wire):
+    """RabbitMQ logs a warning for each connection that ends without a word."""
+    publish_event(NAME, {})
+    (channel,) = node_wire.pool._idle
+    port = channel._transport.sock.getsockname()[1]
+    publisher_pool.close_pools()
+    assert publish_event(NAME, {}), "a closed pool opens again"
+    # The same by way of contrast.
+    (rude,) = node_wire.pool._idle
+    rude_port = rude._transport.sock.getsockname()[1]
+    rude.close()
+    log = private_node.directory / "log" / "node.log"
+    closing = r"closing AMQP connection <[^>]+> \(127.0.0.1:{}.*\n.*unexpectedly"
+    until(lambda: re.search(closing.format(rude_port), log.read_text()), "the broker's warning")
+    assert not re.search(closing.format(port), log.read_text())
+
+
+def test_options_of_the_sockets_are_the_users(wire: Wire):
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    publish_event(NAME, {}, options=Options())
+    assert wire.pool._idle[0]._transport.sock.getsockopt(*option) == 5000
+    settings = {"socket_settings": {socket.TCP_USER_TIMEOUT: 1234}}
+    wire.configure(celery={"broker_transport_options": settings})
+    publish_event(NAME, {})
+    assert wire.pool._idle[0]._transport.sock.getsockopt(*option) == 1234

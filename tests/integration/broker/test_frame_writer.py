@@ -1,0 +1,266 @@
+"""The fast path "frames": what arrives and what is answered is as without it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from amqp.method_framing import frame_writer
+
+from django_amqp_events import (
+    BrokerUnavailableError,
+    PublishError,
+    PublishInterruptedError,
+    PublishNackedError,
+    PublishRefusedError,
+    UnroutableError,
+    publish_many,
+)
+from django_amqp_events.broker.confirms import GATHER
+from django_amqp_events.message.messages import Message
+from tests.conftest import Vhost
+
+from ..wire import (
+    ACK,
+    BLOCKED,
+    NACK,
+    UNBLOCKED,
+    Wire,
+    ack,
+    finished,
+    until,
+)
+
+NAME = "shop.order.created"
+
+both = pytest.mark.parametrize("ways", [["frames"], []], ids=["frames", "plain"])
+
+
+@pytest.fixture
+def wire(vhost: Vhost) -> Iterator[Wire]:
+    with Wire.on(vhost.url) as wire:
+        yield wire
+
+
+def event(wire: Wire, body: bytes = b"[[],{},{}]", **changes: Any) -> Message:
+    event_id = str(uuid4())
+    values: dict[str, Any] = {
+        "exchange": wire.exchange,
+        "routing_key": NAME,
+        "body": body,
+        "headers": {"event-id": event_id},
+        "properties": {"message_id": event_id, "delivery_mode": 2},
+        "event_id": event_id,
+        "name": NAME,
+        **changes,
+    }
+    return Message(**values)
+
+
+def waiting(wire: Wire) -> int:
+    """How many messages are in the queue."""
+    count: int = wire.channel.queue_declare(wire.queue, passive=True).message_count
+    return count
+
+
+def kinds(results: list[PublishError | None]) -> list[type]:
+    return [type(result) for result in results]
+
+
+def publishing(wire: Wire, messages: list[Message]) -> tuple[threading.Thread, list[Any]]:
+    """Publish in a thread; its answers come into the list."""
+    results: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: results.extend(wire.pool.publish(messages, mandatory=True))
+    )
+    thread.start()
+    return thread, results
+
+
+def test_it_can_be_switched_off(wire: Wire):
+    for ways in (["frames"], [], ["acks"]):
+        wire.configure(FAST_PATHS=ways)
+        publish_many(NAME, [{}])
+        assert (wire.pool._idle[0]._encoder is not None) is ("frames" in ways)
+
+
+def test_the_same_messages_arrive(wire: Wire):
+    """Of every kind: larger than a frame, empty, unicode, many headers, other types of them."""
+    large = {f"header-{n}": "ü" * 100 for n in range(250)}
+    given = [
+        event(wire, b""),
+        event(wire, b"x" * 131_072),
+        event(wire, b"y" * 400_000, headers=large),
+        event(wire, routing_key="bestellung.größe.訂單"),
+        event(wire, headers=large),
+        event(wire, headers={"n": 2**40, "m": -1, "f": 1.5, "b": True, "t": "ü", "e": ""}),
+        event(wire, headers={"list": [1, "a"], "table": {"a": 1}, "none": None, "raw": b"\xff"}),
+        event(wire, properties={"message_id": "p", "priority": 3, "type": "t", "app_id": "a"}),
+        event(wire, properties={}),
+        *(event(wire, b"z" * n) for n in range(0, 130_000, 10_000)),
+        *(event(wire, str(n).encode()) for n in range(300)),
+    ]
+    seen = []
+    for ways in (["frames"], []):
+        wire.configure(FAST_PATHS=ways)
+        assert wire.pool.publish(given, mandatory=True) == [None] * len(given)
+        taken = wire.take(about=len(given))
+        for message in taken:
+            # The quorum queue's.
+            (message.properties.get("application_headers") or {}).pop("x-delivery-count", None)
+        seen.append(
+            [
+                (bytes(m.body or b""), m.properties, m.delivery_info["routing_key"])
+                for m in taken
+            ]
+        )  # fmt: skip
+    assert seen[0] == seen[1]
+    assert [body for body, *_ in seen[0]] == [message.body for message in given]
+
+
+@both
+def test_publish_many(wire: Wire, ways: list[str]):
+    wire.configure(FAST_PATHS=ways)
+    ids = publish_many(NAME, [{"n": n} for n in range(2500)])
+    assert [message.properties["message_id"] for message in wire.take(about=2500)] == ids
+
+
+@both
+def test_one_in_the_middle_of_a_window_is_unroutable(wire: Wire, ways: list[str]):
+    wire.unbind()
+    wire.channel.queue_bind(wire.queue, wire.exchange, NAME)
+    wire.configure(FAST_PATHS=ways)
+    messages = [event(wire) for _ in range(300)]
+    for index in (0, 100, 101, 299):
+        messages[index] = event(wire, routing_key="nobody.is.bound")
+    results = wire.pool.publish(messages, mandatory=True)
+    for index, result in enumerate(results):
+        assert type(result) is (UnroutableError if index in (0, 100, 101, 299) else type(None))
+    assert len(wire.take(about=296)) == 296
+
+
+@both
+def test_one_in_the_middle_of_a_window_is_refused(wire: Wire, ways: list[str]):
+    """By a full queue of its own, and by what cannot be written."""
+    full = f"{wire.exchange}.full"
+    # A quorum queue's limit is not exact.
+    limited = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
+    wire.declare(full, "full", **limited)
+    wire.configure(FAST_PATHS=ways)
+    assert wire.pool.publish([event(wire, routing_key="full")], mandatory=True) == [None]
+    messages = [event(wire) for _ in range(200)]
+    messages[90] = event(wire, routing_key="full")
+    messages[120] = event(wire, headers={"when": object()})
+    results = wire.pool.publish(messages, mandatory=True)
+    expected: list[type] = [type(None)] * 200
+    expected[90], expected[120] = PublishNackedError, PublishRefusedError
+    assert kinds(results) == expected
+    wire.channel.queue_delete(full)
+
+
+@both
+def test_the_first_message_does_not_wait_for_the_others(wire: Wire, ways: list[str]):
+    """It lies with the broker before the second is even looked at."""
+    wire.configure(FAST_PATHS=ways)
+    pool = wire.pool
+    assert pool.publish([event(wire)], mandatory=True) == [None]
+    (channel,) = pool._idle
+    seen: list[int] = []
+
+    class Watched(list[Message]):
+        def __iter__(self) -> Iterator[Message]:
+            for message in super().__iter__():
+                seen.append(len(channel._unconfirmed))
+                yield message
+
+    messages = Watched(event(wire) for _ in range(3))
+    assert pool.publish(messages, mandatory=True) == [None] * 3
+    assert seen[:2] == [0, 1]
+
+
+@both
+def test_cut_in_the_middle_of_a_write(wire: Wire, ways: list[str], monkeypatch: Any):
+    """What was handed to the socket is unknown, what was not is surely not published."""
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, FAST_PATHS=ways, CONFIRM_TIMEOUT=5)
+    assert wire.pool.publish([event(wire)], mandatory=True) == [None]
+    wire.take()
+    (channel,) = wire.pool._idle
+    proxy.hold = {ACK}
+    real, writes = channel._transport.write, []
+
+    def write(data: Any) -> None:
+        writes.append(len(data))
+        if len(writes) < 3:
+            real(data)
+            return
+        real(bytes(data[: len(data) // 2]))
+        raise ConnectionResetError("cut")
+
+    monkeypatch.setattr(channel._transport, "write", write)
+    if not ways:
+        # py-amqp keeps the function.
+        channel._amqp.frame_writer = frame_writer(channel._amqp, channel._transport)
+    messages = [event(wire, b"x" * 1000) for _ in range(400)]
+    results = wire.pool.publish(messages, mandatory=True)
+    known = [result.published if result else True for result in results]
+    started = known.index(False)
+    assert kinds(results[:started]) == [PublishInterruptedError] * started
+    assert kinds(results[started:]) == [BrokerUnavailableError] * (400 - started)
+    assert channel.broken
+    if ways:
+        # The first alone, then two writes of GATHER bytes.
+        assert writes[0] < 2000
+        assert all(GATHER <= size < GATHER + 2000 for size in writes[1:])
+    else:
+        assert started == 3
+    until(lambda: all(link.closed for link in proxy.links), "the connection is gone")
+    stored = set(wire.ids())
+    # The half that arrived is in the queue, and nothing that was said not to be.
+    assert stored < {message.event_id for message in messages[:started]}
+    assert not stored & {message.event_id for message in messages[started:]}
+
+
+@both
+def test_negative_confirms_of_a_joined_write(wire: Wire, ways: list[str]):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, FAST_PATHS=ways)
+    proxy.hold = {ACK, NACK}
+    thread, results = publishing(wire, [event(wire) for _ in range(50)])
+    # All are with the broker; their answers are written here.
+    until(lambda: waiting(wire) == 50, "the queue has them")
+    proxy.links[0].write(ack(20, multiple=True))
+    proxy.links[0].write(ack(22, nack=True))
+    proxy.links[0].write(ack(21))
+    proxy.links[0].write(ack(50, multiple=True))
+    finished(thread)
+    expected: list[type] = [type(None)] * 50
+    expected[21] = PublishNackedError
+    assert kinds(results) == expected
+
+
+@both
+def test_blocked_in_the_middle_one_more_is_written_and_the_rest_when_it_is_over(
+    wire: Wire, ways: list[str]
+):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, FAST_PATHS=ways)
+    pool = wire.pool
+    assert pool.publish([event(wire)], mandatory=True) == [None]
+    (channel,) = pool._idle
+    proxy.hold = {ACK}
+    # It comes after healthy() had its look.
+    channel.healthy = lambda: True  # type: ignore[method-assign]
+    proxy.links[0].write(BLOCKED)
+    until(channel._readable, "connection.blocked is here")
+    thread, results = publishing(wire, [event(wire) for _ in range(50)])
+    until(lambda: proxy.links[0].held, "the confirm of the one that was written")
+    assert waiting(wire) == 2
+    proxy.links[0].write(UNBLOCKED)
+    proxy.release()
+    finished(thread)
+    assert results == [None] * 50
+    assert len(wire.take()) == 51

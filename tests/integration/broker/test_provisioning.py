@@ -1,0 +1,671 @@
+"""Comparing, planning and applying on a real broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import contextmanager
+from dataclasses import replace
+from urllib.parse import quote, urlsplit
+
+import amqp
+import pytest
+
+from broker import Node
+from django_amqp_events.broker.provisioning import (
+    changes,
+    drift,
+    inspection,
+    replacement,
+    startup,
+)
+from django_amqp_events.broker.provisioning.amqp_api import FLAGS_REQUIRED_VERSION, version_of
+from django_amqp_events.broker.provisioning.drift import left_over_queue, shadow
+from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
+from django_amqp_events.exceptions import BrokerRequirementError, TopologyDriftError, TopologyError
+from django_amqp_events.monitor import queue_status
+from tests.conftest import Vhost
+
+from ..conftest import Service, wait_until
+
+HANDLERS = {"send_invoice": ["shop.order.created"], "book": ["shop.#"]}
+
+
+@pytest.fixture
+def billing(service, fresh_vhost):
+    made = service(fresh_vhost, HANDLERS=HANDLERS)
+    made.declare()
+    return made
+
+
+def apply(made: Service, **options: bool) -> changes.Applied:
+    with made.active():
+        plan = drift.plan(made.inspect(), **options)
+        return changes.apply(made.app, made.settings, plan, api=made.api)
+
+
+def names(items: Iterable[drift.Item], *states: str) -> set[str]:
+    return {item.name for item in items if not states or item.state in states}
+
+
+def spoil(made: Service, queue: str = "billing.send_invoice", **arguments: int) -> None:
+    """Declare a queue again with other arguments, bound as before."""
+    channel = made.channel()
+    bindings = made.api.bindings_of(queue)
+    declared = dict(next(q for q in made.topology.queues if q.name == queue).arguments)
+    changed = {name.replace("_", "-"): value for name, value in arguments.items()}
+    channel.queue_delete(queue)
+    channel.queue_declare(
+        queue,
+        durable=True,
+        auto_delete=False,
+        arguments={**declared, "x-delivery-limit": 3, **changed},
+    )
+    for found in bindings:
+        channel.queue_bind(queue, found["source"], found["routing_key"])
+
+
+class TestSeeing:
+    def test_identical(self, billing):
+        report = billing.inspect()
+        assert report.result == "identical"
+        assert names(report.items, "ok") == names(report.items)
+        assert drift.plan(report).steps == ()
+
+    def test_plain_amqp_says_what_it_cannot_see(self, billing):
+        report = billing.inspect(exact=False)
+        assert report.result == "unknown"
+        assert {item.kind for item in report.having("unknown")} == {"binding"}
+        assert {item.kind for item in report.having("ok")} == {"exchange", "queue"}
+
+    @pytest.mark.parametrize("exact", [True, False])
+    def test_missing(self, billing, exact):
+        channel = billing.channel()
+        channel.queue_delete("billing.book")
+        channel.exchange_delete("billing:replay")
+        missing = names(billing.inspect(exact=exact).having("missing"))
+        assert {"billing.book", "billing:replay", "events → billing.book [shop.#]"} <= missing
+        assert not billing.exists("billing.book")
+        billing.declare()
+        assert billing.inspect().result == "identical"
+
+    def test_missing_binding_is_named(self, billing):
+        billing.channel().queue_unbind("billing.book", "events", "shop.#")
+        report = billing.inspect()
+        assert names(report.having("missing")) == {"events → billing.book [shop.#]"}
+        apply(billing)
+        assert billing.inspect().result == "identical"
+
+    def test_all_differences_by_the_api_the_first_by_amqp(self, billing):
+        spoil(billing, x_message_ttl=5000)
+        [item] = billing.inspect().having("different")
+        assert {str(difference) for difference in item.differences} == {
+            "x-delivery-limit is 3, declared is 5",
+            "x-message-ttl is 5000, declared is none",
+        }
+        [item] = billing.inspect(exact=False).having("different")
+        assert len(item.differences) == 1
+
+    def test_events_exchange_of_another_type(self, billing):
+        channel = billing.channel()
+        channel.exchange_delete("events")
+        channel.exchange_declare("events", "fanout", durable=True, auto_delete=False)
+        report = billing.inspect()
+        [item] = report.having("different")
+        assert str(item.differences[0]) == "type is fanout, declared is topic"
+        [refusal] = drift.plan(report, recreate_empty=True).refusals
+        assert "other services share this exchange" in refusal
+
+    @pytest.mark.parametrize(
+        ("definition", "pattern"),
+        [
+            ({"max-length": 10}, "^billing[.]"),
+            ({"message-ttl": 10}, ".*"),
+            ({"delivery-limit": 2}, "book"),
+        ],
+    )
+    def test_policy_that_changes_what_becomes_of_events(self, billing, definition, pattern):
+        billing.set_policy("limits", pattern, definition)
+        report = billing.inspect()
+        assert report.result == "drift"
+        [trouble] = report.errors
+        assert "'limits'" in trouble.message
+        assert next(iter(definition)) in trouble.message
+        assert "billing.book" in trouble.message or "and" in trouble.message
+
+    def test_policy_is_refused_before_anything_is_declared(self, service, fresh_vhost):
+        made = service(fresh_vhost, HANDLERS=HANDLERS)
+        made.set_policy("limits", "^billing[.]book$", {"max-length": 10})
+        with made.active(), pytest.raises(TopologyDriftError, match="'limits' sets max-length"):
+            changes.apply(made.app, made.settings, drift.plan(made.inspect()))
+        assert made.api.queues() == []
+
+    def test_harmless_policy(self, billing):
+        billing.set_policy("place", ".*", {"queue-leader-locator": "balanced"})
+        billing.set_policy("elsewhere", "^other", {"max-length": 1})
+        assert billing.inspect().result == "identical"
+
+    def test_policy_that_hides_a_replay_to_nowhere(self, billing):
+        billing.set_policy("catch", "replay$", {"alternate-exchange": "amq.fanout"})
+        assert "alternate exchange" in str(billing.inspect().errors)
+
+
+class TestApplying:
+    def test_difference_is_refused_before_anything_is_changed(self, billing):
+        spoil(billing, "billing:delay.4s", x_delivery_limit=9)
+        billing.channel().queue_delete("billing.book")
+        with pytest.raises(TopologyDriftError, match=r"billing:delay\.4s"):
+            billing.declare()
+        assert not billing.exists("billing.book")
+
+    def test_two_services_share_the_events_exchange(self, billing, service, fresh_vhost):
+        shop = service(fresh_vhost, SERVICE="shop", HANDLERS={"count": ["shop.order.created"]})
+        shop.declare()
+        assert shop.inspect().result == billing.inspect().result == "identical"
+        shop.publish("events", "shop.order.created")
+        assert shop.ready("shop.count") == billing.ready("billing.book") == 1
+
+    def test_prefix(self, service, fresh_vhost):
+        made = service(fresh_vhost, PREFIX="staging-", HANDLERS=HANDLERS)
+        made.declare()
+        assert made.inspect().result == "identical"
+        own = [q["name"] for q in made.api.queues()]
+        assert all(name.startswith("staging-billing") for name in own)
+        assert "staging-events" in {exchange["name"] for exchange in made.api.exchanges()}
+        # Without the prefix it is another service, and sees nothing of its own.
+        other = service(fresh_vhost, HANDLERS=HANDLERS)
+        assert not other.inspect().having("ok", "stale", "different")
+
+    def test_classic(self, service, fresh_vhost):
+        made = service(fresh_vhost, QUEUE_TYPE="classic", HANDLERS=HANDLERS)
+        made.declare()
+        assert made.inspect().result == "identical"
+        assert {queue["type"] for queue in made.api.queues()} == {"classic"}
+        quorum = service(fresh_vhost, HANDLERS=HANDLERS)
+        assert {item.kind for item in quorum.inspect().having("different")} == {"queue"}
+
+    def test_many_handlers_are_quick(self, service, fresh_vhost):
+        made = service(fresh_vhost, HANDLERS={f"h{n}": ["shop.order.created"] for n in range(200)})
+        started = time.monotonic()
+        made.declare()
+        declared = time.monotonic()
+        with made.active():
+            startup.verify(made.app, made.settings, made.topology)
+        verified = time.monotonic()
+        print(f"declare {declared - started:.2f} s, verify {verified - declared:.2f} s")
+        assert verified - declared < 5
+        assert declared - started < 60
+
+
+class TestWorkers:
+    def test_verify(self, billing):
+        with billing.active():
+            report = startup.verify(billing.app, billing.settings, billing.topology)
+        assert not report.drifted
+
+    def test_verify_names_what_is_wrong_and_the_remedy(self, billing):
+        billing.channel().queue_delete("billing.book")
+        spoil(billing)
+        with billing.active(), pytest.raises(TopologyDriftError) as caught:
+            startup.prepare(billing.app, billing.settings, billing.topology)
+        text = str(caught.value)
+        assert "queue billing.book: missing" in text
+        assert "x-delivery-limit is 3, declared is 5" in text
+        assert "run manage.py events_declare" in text
+        assert not billing.exists("billing.book")
+
+    def test_auto_declares(self, service, fresh_vhost):
+        made = service(fresh_vhost, TOPOLOGY="auto", HANDLERS=HANDLERS)
+        with made.active():
+            startup.prepare(made.app, made.settings, made.topology)
+        assert made.inspect().result == "identical"
+
+    @contextmanager
+    def _as_user(self, made, configure):
+        """The Celery app logs in as a user with these configure permissions."""
+        node, user = made.vhost.node, f"limited-{made.vhost.name[-8:]}"
+        node.http("PUT", f"/api/users/{user}", {"password": "secret", "tags": "management"})
+        permissions = {"configure": configure, "write": ".*", "read": ".*"}
+        node.http("PUT", f"/api/permissions/{made.vhost.path}/{user}", permissions)
+        host = made.vhost.url.rpartition("@")[2]
+        limited = replace(made, vhost=replace(made.vhost, url=f"amqp://{user}:secret@{host}"))
+        try:
+            yield limited
+        finally:
+            node.http("DELETE", f"/api/users/{user}")
+
+    def test_external_tolerates_what_it_may_not_see(self, service, fresh_vhost, caplog):
+        made = service(fresh_vhost, TOPOLOGY="external", HANDLERS=HANDLERS)
+        made.declare()
+        with self._as_user(made, "^$") as limited, limited.active():
+            report = startup.prepare(made.app, made.settings, made.topology)
+            assert {item.kind for item in report.having("unknown")} >= {"queue", "exchange"}
+            assert not report.drifted
+            assert not caplog.records
+            made.channel().queue_delete("billing.book")
+            with pytest.raises(TopologyDriftError, match=r"billing\.book: missing"):
+                startup.prepare(made.app, made.settings, made.topology)
+
+    def test_verify_warns_where_it_may_not_see(self, billing, caplog):
+        with self._as_user(billing, "^$") as limited, limited.active():
+            startup.prepare(billing.app, billing.settings, billing.topology)
+        assert "could not be compared" in caplog.text
+
+    def test_declaring_without_permission(self, service, fresh_vhost):
+        made = service(fresh_vhost, HANDLERS=HANDLERS)
+        with (
+            self._as_user(made, "^$") as limited,
+            pytest.raises(TopologyError, match="configure, write and read permissions"),
+        ):
+            limited.declare()
+
+
+class TestRequirements:
+    def test_without_the_flag_nothing_is_declared(self, service, make_node, monkeypatch):
+        """A fresh node that was told to leave stream_queue disabled: only 3.10 and 3.11 can."""
+        flags = "quorum_queue,implicit_default_bindings,virtual_host_metadata,user_limits"
+        environment = Node._environment
+        monkeypatch.setattr(
+            Node,
+            "_environment",
+            lambda self: {**environment(self), "RABBITMQ_FEATURE_FLAGS": flags},
+        )
+        monkeypatch.setattr(Node, "_enable_feature_flags", lambda self: None)
+        node = make_node()
+        if version_of({"product": "RabbitMQ", "version": node.version}) >= FLAGS_REQUIRED_VERSION:
+            pytest.skip(f"RabbitMQ {node.version} always has the flag")
+        assert node.feature_flags()["stream_queue"] == "disabled"
+        node.add_vhost("v")
+        vhost = Vhost(
+            name="v",
+            url=node.amqp_url("v"),
+            management_url=node.management_url,
+            node=node,
+        )
+        made = service(vhost, HANDLERS=HANDLERS)
+        with pytest.raises(TopologyDriftError, match="enable_feature_flag stream_queue"):
+            made.declare()
+        with made.active(), pytest.raises(BrokerRequirementError, match="stream_queue disabled"):
+            startup.verify(made.app, made.settings, made.topology)
+        assert made.api.queues() == []
+        node.ctl("enable_feature_flag", "stream_queue")
+        made.declare()
+        assert made.inspect().result == "identical"
+
+    def test_nothing_lacks(self, billing):
+        assert not billing.inspect(exact=False).troubles
+
+    def test_probe_leaves_nothing(self, billing):
+        billing.inspect()
+        assert not [queue for queue in billing.api.queues() if "probe" in queue["name"]]
+
+    @pytest.mark.parametrize(
+        ("server", "message"),
+        [
+            ({"product": "RabbitMQ", "version": "3.9.29"}, "older than 3.10"),
+            ({"product": "LavinMQ", "version": "2.0"}, "not RabbitMQ"),
+        ],
+    )
+    def test_other_brokers_are_refused(self, billing, server, message, monkeypatch):
+        monkeypatch.setattr("django_amqp_events.broker.provisioning.amqp_api.Amqp.server", server)
+        with billing.active(), pytest.raises(BrokerRequirementError, match=message):
+            startup.verify(billing.app, billing.settings, billing.topology)
+
+
+STALE = {"billing.gone", "billing:delay.7s", "events → billing.book [crm.#]"}
+
+
+class TestStale:
+    @pytest.fixture
+    def smaller(self, billing, service, fresh_vhost):
+        """The next release: a handler, a pattern and a delay are gone."""
+        old = service(
+            fresh_vhost,
+            HANDLERS={
+                **HANDLERS,
+                "gone": {"EVENTS": ["shop.order.created"], "RETRY_BACKOFF": 7, "MAX_RETRIES": 1,
+                         "HANDLER": "tests.integration.handlers.handle"},
+                "book": ["shop.#", "crm.#"],
+            },
+        )  # fmt: skip
+        old.declare()
+        return service(fresh_vhost, HANDLERS=HANDLERS)
+
+    def test_is_named_and_left(self, smaller):
+        report = smaller.inspect()
+        assert names(report.having("stale")) == STALE
+        assert drift.plan(report).steps == ()
+        assert smaller.inspect(exact=False).having("stale") == ()
+
+    def test_is_deleted_where_asked(self, smaller):
+        applied = apply(smaller, delete_stale=True)
+        assert not applied.refused
+        assert smaller.inspect().result == "identical"
+
+    def test_messages_keep_a_queue(self, smaller):
+        smaller.publish("", "billing.gone", b"kept")
+        applied = apply(smaller, delete_stale=True)
+        [(step, reason)] = applied.refused
+        assert step.item.name == "billing.gone"
+        assert "holds 1 message" in reason
+        assert smaller.take("billing.gone").body == b"kept"
+
+    def test_consumers_keep_a_queue(self, smaller):
+        smaller.consume("billing.gone")
+        [(_, reason)] = apply(smaller, delete_stale=True).refused
+        assert "1 consumer" in reason
+
+    def test_stuck_dead_letter_keeps_a_queue(self, smaller):
+        """Neither ready nor unacked: only fresh totals show it. It is bound again as it was."""
+        smaller.channel().exchange_delete("billing:graveyard")
+        smaller.publish("", "billing.gone", b"stuck")
+        channel = smaller.channel()
+        channel.basic_reject(channel.basic_get("billing.gone").delivery_tag, requeue=False)
+        wait_until(lambda: not smaller.ready("billing.gone"), "the dead letter")
+
+        def bound() -> list[tuple[str, str]]:
+            found = smaller.api.bindings_of("billing.gone")
+            return sorted((binding["source"], binding["routing_key"]) for binding in found)
+
+        before = bound()
+        with smaller.active():
+            plan = drift.plan(smaller.inspect(), delete_stale=True)
+            only = tuple(step for step in plan.steps if step.item.name == "billing.gone")
+            applied = changes.apply(
+                smaller.app, smaller.settings, replace(plan, steps=only), api=smaller.api
+            )
+        [(_, reason)] = applied.refused
+        assert "holds 1 message" in reason
+        assert bound() == before
+
+    def test_what_others_own_is_not_stale(self, smaller):
+        """Same names, other owners: Celery's own queues, a service under a PREFIX."""
+        channel = smaller.channel()
+        channel.queue_declare("billing.images", durable=True, auto_delete=False)
+        channel.queue_declare("billing:notes", durable=True, auto_delete=False)
+        channel.queue_declare(
+            "billing.mail.send",
+            durable=True,
+            auto_delete=False,
+            arguments={"x-dead-letter-exchange": "billing.mail:graveyard",
+                       "x-dead-letter-routing-key": "billing.mail.send"},
+        )  # fmt: skip
+        assert names(smaller.inspect().having("stale")) == STALE
+
+    def test_needs_the_api(self, smaller):
+        report = smaller.inspect(exact=False)
+        [refusal] = drift.plan(report, delete_stale=True).refusals
+        assert "MANAGEMENT_URL" in refusal
+
+
+class TestRecreating:
+    def test_empty_queue(self, billing):
+        spoil(billing)
+        assert not apply(billing, recreate_empty=True).refused
+        assert billing.inspect().result == "identical"
+        assert not [q for q in billing.api.queues() if "shadow" in q["name"]]
+        assert not [x for x in billing.api.exchanges() if "shadow" in x["name"]]
+
+    def test_infrastructure(self, billing):
+        for queue in ("billing:archive", "billing:delay.2s", "billing:graveyard"):
+            spoil(billing, queue)
+        assert not apply(billing, recreate_empty=True).refused
+        assert billing.inspect().result == "identical"
+
+    def test_classic_to_quorum_at_once(self, service, fresh_vhost):
+        service(fresh_vhost, QUEUE_TYPE="classic", HANDLERS=HANDLERS).declare()
+        made = service(fresh_vhost, HANDLERS=HANDLERS)
+        started = time.monotonic()
+        assert not apply(made, recreate_empty=True).refused
+        assert time.monotonic() - started < 30
+        assert made.inspect().result == "identical"
+
+    @pytest.mark.parametrize("taken", [False, True], ids=["ready", "unacked"])
+    def test_messages_keep_a_queue(self, billing, taken):
+        spoil(billing)
+        billing.publish("events", "shop.order.created", b"kept")
+        channel = billing.channel()
+        if taken:
+            assert channel.basic_get("billing.send_invoice")
+        [(_, reason)] = apply(billing, recreate_empty=True).refused
+        # RabbitMQ counts who has taken a message by basic.get as a consumer.
+        assert ("1 consumer" if taken else "holds 1 message") in reason
+        channel.close()
+        assert billing.take("billing.send_invoice").body == b"kept"
+        billing.publish("events", "shop.order.created")
+        assert billing.ready("billing.send_invoice") == 1
+        assert names(billing.inspect().items, "missing", "stale") == set()
+
+    def test_no_event_finds_the_service_absent(self, billing):
+        """A publisher goes on all the time; every event is there, mandatory was never refused."""
+        spoil(billing)
+        published: list[int] = []
+        stop = threading.Event()
+        failed: list[BaseException] = []
+
+        def publish() -> None:
+            connection = billing.connect()
+            try:
+                channel = connection.channel()
+                channel.confirm_select()
+                returned: list[object] = []
+                channel.events["basic_return"].add(lambda *args: returned.append(args))
+                while not stop.is_set():
+                    number = len(published)
+                    channel.basic_publish_confirm(
+                        amqp.Message(
+                            b"%d" % number,
+                            delivery_mode=2,
+                            application_headers={"task": "shop.order.created", "id": str(number)},
+                            message_id=str(number),
+                            content_type="application/json",
+                        ),
+                        "events",
+                        "shop.order.created",
+                        mandatory=True,
+                    )
+                    assert not returned
+                    published.append(number)
+                    time.sleep(0.005)
+            except BaseException as exc:
+                failed.append(exc)
+                raise
+
+        worker = threading.Thread(target=publish)
+
+        def started(text: str) -> None:
+            # The shadow is there and the queue unbound: from here on events come.
+            if not worker.is_alive() and text.startswith("waiting"):
+                worker.start()
+
+        with billing.active():
+            plan = drift.plan(billing.inspect(), recreate_empty=True)
+            applied = changes.apply(
+                billing.app, billing.settings, plan, api=billing.api, notice=started
+            )
+        stop.set()
+        worker.join(10)
+        assert not failed
+        assert not applied.refused
+        assert len(published) > 50
+        messages = billing.take_all("billing.send_invoice")
+        # In the instants in which both are bound an event is in both: twice, never absent.
+        numbers = [int(message.body) for message in messages]
+        assert sorted(set(numbers)) == published
+        assert len(numbers) - len(published) < 20
+        moved = [m for m in messages if m.delivery_info["exchange"] != "events"]
+        assert moved
+        for message in moved:
+            assert message.delivery_info["exchange"] == "billing:shadow.send_invoice"
+            assert message.delivery_info["routing_key"] == "shop.order.created"
+            assert message.headers["task"] == "shop.order.created"
+            assert message.properties["message_id"] == message.headers["id"]
+            assert message.properties["content_type"] == "application/json"
+            assert message.properties["delivery_mode"] == 2
+        assert billing.inspect().result == "identical"
+
+    def test_wait_lets_the_worker_finish_and_leave(self, billing):
+        spoil(billing)
+        billing.publish("events", "shop.order.created", b"old")
+        worker = billing.connect()
+        handled = []
+        channel = worker.channel()
+
+        def handle(message: amqp.Message) -> None:
+            handled.append(message.body)
+            channel.basic_ack(message.delivery_tag)
+
+        channel.basic_consume("billing.send_invoice", callback=handle)
+
+        def work(text: str) -> None:
+            if not text.startswith("waiting"):
+                return
+            billing.publish("events", "shop.order.created", b"new")
+            while not handled:
+                worker.drain_events(timeout=5)
+            worker.collect()
+
+        with billing.active():
+            plan = drift.plan(billing.inspect(), recreate_empty=True)
+            applied = changes.apply(
+                billing.app, billing.settings, plan, api=billing.api, notice=work, wait=20
+            )
+        assert not applied.refused
+        assert handled == [b"old"]
+        assert billing.take("billing.send_invoice").body == b"new"
+
+    def test_returned_and_replayed_events_keep_their_way(self, billing):
+        """The worker believes our headers by the exchange that a delivery came from."""
+        spoil(billing)
+
+        def publish(text: str) -> None:
+            if text.startswith("waiting"):
+                for exchange in ("billing:return", "billing:replay"):
+                    billing.publish(
+                        exchange,
+                        "billing.send_invoice",
+                        headers={
+                            "event-attempt": 3,
+                            "CC": ["billing.book"],
+                            "x-death": [{"count": 1}],
+                        },
+                        expiration="100000",
+                    )
+
+        with billing.active():
+            plan = drift.plan(billing.inspect(), recreate_empty=True)
+            changes.apply(billing.app, billing.settings, plan, api=billing.api, notice=publish)
+        messages = billing.take_all("billing.send_invoice")
+        assert {message.delivery_info["exchange"] for message in messages} == {
+            "billing:return",
+            "billing:replay",
+        }
+        for message in messages:
+            # Only this delivery's own count is there.
+            assert message.headers.pop("x-delivery-count", 0) == 0
+            assert message.headers == {"event-attempt": 3}
+            assert "expiration" not in message.properties
+
+    @pytest.mark.parametrize("crash", ["_unbind", "_drop", "drain", "_move"])
+    def test_crash_is_repaired_by_the_next_run(self, billing, crash, monkeypatch):
+        spoil(billing)
+        original = getattr(replacement.Replacement, crash)
+
+        def die(self, *args):
+            if crash in ("_drop", "_unbind"):
+                original(self, *args)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(replacement.Replacement, crash, die)
+            with pytest.raises(KeyboardInterrupt):
+                apply(billing, recreate_empty=True)
+        billing.publish("events", "shop.order.created", b"meanwhile")
+        report = billing.inspect()
+        assert "billing:shadow.send_invoice" in names(report.having("stale"))
+        with billing.active():
+            status = queue_status.status(
+                billing.app, billing.settings, billing.topology, api=billing.api
+            )
+        assert status.result == "error"
+        # Where the old queue is still there, the recreation is asked for again.
+        apply(billing, recreate_empty=crash == "_unbind")
+        bodies = {message.body for message in billing.take_all("billing.send_invoice")}
+        assert bodies == {b"meanwhile"}
+        assert billing.inspect().result == "identical"
+
+    def test_shadow_of_a_long_name(self, billing):
+        long = "billing." + "x" * 245
+        assert len(shadow(billing.names, long)) < 80
+        assert shadow(billing.names, "billing.a") == "billing:shadow.a"
+        assert left_over_queue(billing.names, shadow(billing.names, long), {})
+
+
+class TestManagementApi:
+    def test_wrong_password(self, billing):
+        host = billing.vhost.management_url.rpartition("@")[2]
+        api = ManagementApi(f"http://events:wrong@{host}", vhost=billing.vhost.name)
+        with pytest.raises(ManagementApiError, match="refused user 'events'") as caught:
+            api.queues()
+        assert "wrong@" not in str(caught.value)
+
+    def test_nobody_there(self, billing):
+        api = ManagementApi("http://u:p@127.0.0.1:9", vhost="/", timeout=2)
+        with pytest.raises(ManagementApiError, match="does not answer") as caught:
+            api.queues()
+        assert "u:p" not in str(caught.value)
+
+    def test_something_else_there(self, billing):
+        port = urlsplit(billing.vhost.url).port
+        api = ManagementApi(f"http://u:p@127.0.0.1:{port}", vhost="/", timeout=5)
+        with pytest.raises(ManagementApiError):
+            api.queues()
+
+    def test_unknown_vhost(self, billing):
+        api = ManagementApi(billing.vhost.management_url, vhost="no such/vhost")
+        with pytest.raises(ManagementApiError, match="uses vhost 'no such/vhost'"):
+            api.queues()
+
+    def test_another_cluster(self, billing):
+        with pytest.raises(ManagementApiError, match="that of cluster"):
+            billing.api.check_cluster({"cluster_name": "somebody@else"})
+
+    def test_a_monitoring_user_is_enough(self, billing):
+        node = billing.vhost.node
+        user = f"watch-{billing.vhost.name[-8:]}"
+        node.http("PUT", f"/api/users/{user}", {"password": "p w/d", "tags": "monitoring"})
+        try:
+            permissions = {"configure": "^$", "write": "^$", "read": "^$"}
+            node.http("PUT", f"/api/permissions/{billing.vhost.path}/{user}", permissions)
+            host = billing.vhost.management_url.rpartition("@")[2]
+            url = f"http://{user}:{quote('p w/d', safe='')}@{host}"
+            api = ManagementApi(url, vhost=billing.vhost.name)
+            with billing.active():
+                report = inspection.inspect(
+                    billing.app, billing.settings, billing.topology, api=api
+                )
+            assert report.result == "identical"
+        finally:
+            node.http("DELETE", f"/api/users/{user}")
+
+
+def test_shutdown_of_the_broker_is_an_error_of_its_own(billing):
+    """A connection that breaks in the middle says so instead of hanging."""
+    from django_amqp_events.broker.provisioning.amqp_api import session
+    from django_amqp_events.exceptions import BrokerUnavailableError
+
+    with billing.active(), session(billing.app, billing.settings) as amqp_session:
+        assert amqp_session.depth("billing.book")
+
+        def connections():
+            return [
+                connection["name"]
+                for connection in billing.vhost.node.http("GET", "/api/connections")
+                if connection.get("vhost") == billing.vhost.name
+            ]
+
+        for name in wait_until(connections, "the connection in the management API"):
+            billing.vhost.node.http("DELETE", f"/api/connections/{quote(name, safe='')}")
+        with pytest.raises(BrokerUnavailableError, match="broke"):
+            wait_until(lambda: amqp_session.depth("billing.book") is None, "the cut")

@@ -1,0 +1,401 @@
+"""What the topology leans on, pinned on the live broker. Sources: docs/topology.md."""
+
+from __future__ import annotations
+
+import time
+
+import amqp
+import pytest
+
+from django_amqp_events.broker.provisioning import amqp_api, drift
+from django_amqp_events.broker.provisioning.amqp_api import (
+    Amqp,
+    session,
+    to_bind,
+    to_declare,
+)
+from django_amqp_events.broker.topology import (
+    NO_LIMIT,
+    POWER_DELAYS,
+    Binding,
+    Exchange,
+    Queue,
+)
+from django_amqp_events.monitor import queue_status
+
+from ..conftest import wait_until
+
+SAFE = {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+
+
+@pytest.fixture
+def billing(service, fresh_vhost):
+    made = service(
+        fresh_vhost,
+        HANDLERS={
+            "send_invoice": ["shop.order.created", "shop.refund.*"],
+            "book": {"EVENTS": ["shop.#"], "HANDLER": "tests.integration.handlers.handle",
+                     "RETRY_BACKOFF": 3, "RETRY_BACKOFF_MAX": 10},
+        },
+    )  # fmt: skip
+    made.declare()
+    return made
+
+
+def versioned(billing) -> tuple[int, ...]:
+    with billing.active(), session(billing.app, billing.settings) as amqp_session:
+        return tuple(int(part) for part in amqp_session.server["version"].split(".")[:2])
+
+
+def test_exactly_what_the_design_says(billing):
+    """Every exchange, queue, argument and binding of the vhost, written out."""
+    delays = sorted({*POWER_DELAYS, 3, 6, 10})
+    exchanges = {
+        "events": ("topic", {}),
+        "billing:return": ("direct", {"alternate-exchange": "billing:archive"}),
+        "billing:replay": ("direct", {}),
+        **{f"billing:{name}": ("fanout", {}) for name in ("archive", "graveyard", "dead", "abyss")},
+        **{f"billing:delay.{seconds}s": ("fanout", {}) for seconds in delays},
+    }
+    found = {
+        exchange["name"]: exchange
+        for exchange in billing.api.exchanges()
+        if exchange["name"] and not exchange["name"].startswith("amq.")
+    }
+    assert {name: (x["type"], x["arguments"]) for name, x in found.items()} == exchanges
+    assert all(x["durable"] and not x["auto_delete"] and not x["internal"] for x in found.values())
+
+    quorum = {"x-queue-type": "quorum"}
+    handler = {**quorum, **SAFE, "x-dead-letter-exchange": "billing:graveyard"}
+    queues = {
+        "billing.send_invoice": {
+            **handler, "x-delivery-limit": 5, "x-dead-letter-routing-key": "billing.send_invoice",
+        },
+        "billing.book": {
+            **handler, "x-delivery-limit": 5, "x-dead-letter-routing-key": "billing.book",
+        },
+        "billing:archive": {**quorum, "x-delivery-limit": NO_LIMIT},
+        "billing:abyss": {**quorum, "x-delivery-limit": NO_LIMIT},
+        "billing:dead": {
+            **quorum, **SAFE, "x-delivery-limit": 11,
+            "x-dead-letter-exchange": "billing:abyss",
+        },
+        "billing:graveyard": {
+            **quorum, **SAFE, "x-delivery-limit": 8, "x-dead-letter-exchange": "billing:dead",
+        },
+        **{
+            f"billing:delay.{seconds}s": {
+                **quorum, **SAFE, "x-message-ttl": seconds * 1000,
+                "x-dead-letter-exchange": "billing:return",
+            }
+            for seconds in delays
+        },
+    }  # fmt: skip
+    assert {queue["name"]: queue["arguments"] for queue in billing.api.queues()} == queues
+    assert all(queue["durable"] for queue in billing.api.queues())
+
+    bindings = {
+        ("events", "billing.send_invoice", "shop.order.created"),
+        ("events", "billing.send_invoice", "shop.refund.*"),
+        ("events", "billing.book", "shop.#"),
+        *(
+            (exchange, f"billing.{name}", f"billing.{name}")
+            for exchange in ("billing:return", "billing:replay")
+            for name in ("send_invoice", "book")
+        ),
+        ("billing:return", "billing:graveyard", "billing:graveyard"),
+        *((f"billing:{name}",) * 2 + ("",) for name in ("archive", "graveyard", "dead", "abyss")),
+        *((f"billing:delay.{seconds}s",) * 2 + ("",) for seconds in delays),
+    }
+    assert {
+        (found["source"], found["destination"], found["routing_key"])
+        for found in billing.api.bindings()
+        if found["source"]
+    } == bindings
+
+
+def test_delay_queue_returns_to_the_handler_after_its_time(billing):
+    started = time.monotonic()
+    billing.publish("billing:delay.2s", "billing.book", b"due")
+    message = billing.take("billing.book")
+    took = time.monotonic() - started
+    assert 2.0 <= took < 3.0
+    assert message.delivery_info["exchange"] == "billing:return"
+    assert message.delivery_info["routing_key"] == "billing.book"
+    assert not billing.take_all("billing.send_invoice")
+
+
+def test_delayed_event_of_a_removed_handler_is_archived_and_holds_nobody_back(billing):
+    """More of them than the dead-letter worker's window of 32, in front of a healthy one."""
+    started = time.monotonic()
+    for number in range(50):
+        billing.publish("billing:delay.2s", "billing.removed", b"%d" % number)
+    billing.publish("billing:delay.2s", "billing.book", b"healthy")
+    assert billing.take("billing.book").body == b"healthy"
+    assert time.monotonic() - started < 2.0 + 2.0
+    billing.wait_for_ready("billing:archive", 50)
+    assert billing.ready("billing:delay.2s") == 0
+    archived = billing.take_all("billing:archive")
+    assert {message.delivery_info["routing_key"] for message in archived} == {"billing.removed"}
+
+
+def test_replay_exchange_says_at_once_that_a_handler_is_gone(billing):
+    with pytest.raises(AssertionError, match="unroutable"):
+        billing.publish("billing:replay", "billing.removed")
+    billing.publish("billing:replay", "billing.book")
+    assert billing.ready("billing.book") == 1
+
+
+def _die_with(billing, queue: str, then: str) -> int:
+    """Take the message and cut the connection until it is in *then*; return how often."""
+    taken = 0
+    while not billing.ready(then):
+        connection = billing.connect()
+        channel = connection.channel()
+        received: list[amqp.Message] = []
+        channel.basic_consume(queue, callback=received.append)
+        while not received:
+            connection.drain_events(timeout=5)
+        connection.collect()
+        taken += 1
+        wait_until(
+            lambda: billing.ready(queue) or billing.ready(then),
+            f"the broker gives the message back to {queue} or on to {then}",
+        )
+    return taken
+
+
+def test_dying_workers_send_an_event_down_the_chain(billing):
+    """Limit 5 is 6 deliveries; then graveyard, dead, abyss, each naming the way it came."""
+    billing.publish("events", "shop.order.created", b"poison")
+    billing.take("billing.book")
+    assert _die_with(billing, "billing.send_invoice", "billing:graveyard") == 6
+    # 4.3 carries the delivery count through a dead letter; before, each queue counts anew.
+    carried = versioned(billing) >= (4, 3)
+    assert _die_with(billing, "billing:graveyard", "billing:dead") == (3 if carried else 9)
+    assert _die_with(billing, "billing:dead", "billing:abyss") == (3 if carried else 12)
+    message = billing.take("billing:abyss")
+    assert message.body == b"poison"
+    assert message.delivery_info["routing_key"] == "billing.send_invoice"
+    deaths = message.headers["x-death"]
+    # Named as a set: the order of the three is not always newest first.
+    assert {(death["queue"], death["reason"]) for death in deaths} == {
+        ("billing:dead", "delivery_limit"),
+        ("billing:graveyard", "delivery_limit"),
+        ("billing.send_invoice", "delivery_limit"),
+    }
+
+
+def test_rejected_event_is_in_the_graveyard_at_once(billing):
+    billing.publish("events", "shop.order.created")
+    channel = billing.channel()
+    message = wait_until(lambda: channel.basic_get("billing.send_invoice"), "the event")
+    channel.basic_reject(message.delivery_tag, requeue=False)
+    buried = billing.take("billing:graveyard")
+    assert buried.delivery_info["routing_key"] == "billing.send_invoice"
+    [death] = buried.headers["x-death"]
+    assert (death["queue"], death["reason"]) == ("billing.send_invoice", "rejected")
+
+
+def test_what_returns_to_the_graveyard_goes_there(billing):
+    """The reaper retries by way of a delay queue, under the graveyard's own name."""
+    billing.publish("billing:delay.1s", "billing:graveyard")
+    billing.wait_for_ready("billing:graveyard", 1)
+    assert billing.ready("billing:archive") == 0
+
+
+@pytest.mark.parametrize("queue", ["billing:archive", "billing:abyss"])
+def test_queues_without_an_end_survive_peeking(billing, queue):
+    """Thirty requeues: 4.x's default limit of 20 would have dropped the message."""
+    billing.publish(queue, "shop.order.created", b"kept")
+    channel = billing.channel()
+    for _ in range(30):
+        message = wait_until(lambda: channel.basic_get(queue), f"the message in {queue}")
+        channel.basic_reject(message.delivery_tag, requeue=True)
+    assert billing.take(queue).body == b"kept"
+
+
+def test_archive_limits_drop_the_oldest(service, fresh_vhost):
+    made = service(fresh_vhost, ARCHIVE={"TTL": 3600, "MAX_LENGTH": 3})
+    made.declare()
+    [archive] = [queue for queue in made.api.queues() if queue["name"] == "billing:archive"]
+    assert archive["arguments"]["x-message-ttl"] == 3_600_000
+    assert archive["arguments"]["x-overflow"] == "drop-head"
+    for number in range(5):
+        made.publish("billing:archive", "x", b"%d" % number)
+    assert [message.body for message in made.take_all("billing:archive")] == [b"2", b"3", b"4"]
+
+
+def inspected(look: Amqp, entity: Exchange | Queue) -> drift.Item:
+    [item] = look.inspect([entity])
+    return item
+
+
+class TestLookingCreatesNothing:
+    """The redeclare that can never create: what docs/topology.md calls the guard."""
+
+    QUORUM = Queue(name="q", arguments={"x-queue-type": "quorum", "x-delivery-limit": 5})
+    CLASSIC = Queue(name="q", arguments={"x-queue-type": "classic"})
+
+    @pytest.fixture
+    def look(self, service, fresh_vhost):
+        made = service(fresh_vhost)
+        with made.active(), session(made.app, made.settings) as amqp_session:
+            yield amqp_session
+
+    @pytest.mark.parametrize("queue", [QUORUM, CLASSIC], ids=["quorum", "classic"])
+    def test_missing_queue_stays_missing(self, look, queue):
+        for _ in range(2):
+            assert inspected(look, queue).state == "missing"
+        assert look.depth("q") is None
+
+    @pytest.mark.parametrize("queue", [QUORUM, CLASSIC], ids=["quorum", "classic"])
+    def test_identical_queue(self, look, queue):
+        look.declare_queue(queue)
+        assert inspected(look, queue).state == "ok"
+
+    @pytest.mark.parametrize(
+        ("arguments", "argument", "declared", "found"),
+        [
+            ({"x-queue-type": "quorum", "x-delivery-limit": 6}, "x-delivery-limit", "5", "6"),
+            ({"x-queue-type": "quorum"}, "x-delivery-limit", "5", "none"),
+            (
+                {"x-queue-type": "quorum", "x-delivery-limit": 5, "x-message-ttl": 7},
+                "x-message-ttl", "none", "7",
+            ),
+            (
+                {"x-queue-type": "quorum", "x-delivery-limit": 5, "x-overflow": "reject-publish"},
+                "x-overflow", "none", "reject-publish",
+            ),
+        ],
+    )  # fmt: skip
+    def test_different_queue_says_what(self, look, arguments, argument, declared, found):
+        look.declare_queue(Queue(name="q", arguments=arguments))
+        item = inspected(look, self.QUORUM)
+        assert item.state == "different"
+        [difference] = item.differences
+        assert (difference.argument, difference.declared, difference.found) == (
+            argument, declared, found,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("key", ["x-dead-letter-strategy", "x-overflow"])
+    def test_what_makes_dead_letters_safe_is_compared(self, look, key):
+        """A queue without them is at-most-once with no more than a log line."""
+        safe = {"x-queue-type": "quorum", "x-dead-letter-exchange": "x", **SAFE}
+        look.declare_queue(Queue(name="q", arguments={k: v for k, v in safe.items() if k != key}))
+        assert inspected(look, Queue(name="q", arguments=safe)).state == "different"
+
+    def test_queue_of_another_type(self, look):
+        look.declare_queue(self.CLASSIC)
+        assert inspected(look, self.QUORUM).state == "different"
+
+    def test_exchange(self, look):
+        exchange = Exchange(name="x", type="direct", arguments={"alternate-exchange": "other"})
+        assert inspected(look, exchange).state == "missing"
+        assert not look.exchange_exists("x")
+        look.carry_out(to_declare(exchange))
+        assert inspected(look, exchange).state == "ok"
+        item = inspected(look, Exchange(name="x", type="topic"))
+        assert str(item.differences[0]) == "type is direct, declared is topic"
+        assert inspected(look, Exchange(name="x", type="direct")).state == "different"
+
+
+class TestAskingAhead:
+    """Requests sent ahead of their answers do what they do one by one."""
+
+    @pytest.fixture(params=[1, 2, 64], ids="ahead{}".format)
+    def look(self, request, service, fresh_vhost, monkeypatch):
+        monkeypatch.setattr(amqp_api, "AHEAD", request.param)
+        made = service(fresh_vhost)
+        with made.active(), session(made.app, made.settings) as amqp_session:
+            yield amqp_session
+
+    def test_each_has_its_own_answer(self, look):
+        """What is missing or different costs a channel with all that was asked on it."""
+        entities, expected = [], []
+        for number in range(30):
+            state = "ok" if 3 < number < 20 else ("missing", "ok", "different")[number % 3]
+            classic = {"x-queue-type": "classic"}
+            queue = Queue(name=f"q{number}", arguments=classic)
+            exchange = Exchange(name=f"x{number}", type="direct")
+            if state == "ok":
+                look.declare_queue(queue)
+                look.carry_out(to_declare(exchange))
+            elif state == "different":
+                look.declare_queue(Queue(name=queue.name, arguments=classic | {"x-expires": 9000}))
+                look.carry_out(to_declare(Exchange(name=exchange.name, type="topic")))
+            entities += [exchange, queue]
+            expected += [state, state]
+        items = look.inspect(entities)
+        assert [item.entity for item in items] == entities
+        assert [item.state for item in items] == expected
+        for item in items:
+            if item.state == "different":
+                [difference] = item.differences
+                assert difference.argument == ("x-expires" if item.kind == "queue" else "type")
+        # Nothing was created on the way.
+        assert [item.state for item in look.inspect(entities)] == expected
+
+    def test_what_comes_after_a_refusal_is_not_carried_out(self, look):
+        look.carry_out(to_declare(Exchange(name="x", type="direct")))
+        queues = [Queue(name=f"q{number}") for number in range(6)]
+        bindings = [Binding(exchange="x", queue=f"q{number}") for number in (0, 5, 1)]
+        requests = [
+            *map(to_declare, queues[:3]), *map(to_bind, bindings), *map(to_declare, queues[3:]),
+        ]  # fmt: skip
+        answers = look.ask(requests)
+        for _ in range(4):
+            next(answers)
+        with pytest.raises(amqp.NotFound):
+            next(answers)
+        assert [item.state for item in look.inspect(queues)] == ["ok"] * 3 + ["missing"] * 3
+
+    def test_leaving_early_leaves_no_answer_to_the_next_question(self, look):
+        look.declare_queue(Queue(name="there"))
+        for _ in look.ask([to_declare(Queue(name=f"q{number}")) for number in range(9)]):
+            break
+        assert look.depth("there") is not None
+        assert look.depth("nowhere") is None
+        assert not look.exchange_exists("nowhere")
+        assert look.inspect([Queue(name="there")])[0].state == "ok"
+
+
+def test_if_empty_delete_of_a_quorum_queue_is_not_implemented(billing):
+    """Why a queue is unbound and watched instead: 540, and the connection is gone."""
+    if versioned(billing) >= (4, 0):
+        pytest.skip("newer brokers may implement it; nothing leans on that")
+    channel = billing.connect().channel()
+    with pytest.raises(amqp.AMQPNotImplementedError):
+        channel.queue_delete("billing.book", if_empty=True)
+
+
+def test_figures_of_an_idle_quorum_queue_are_renewed(billing):
+    """Each tick raises the reductions: how fresh figures are told from old ones."""
+    seen = set()
+
+    def twice() -> bool:
+        seen.add((billing.api.queue("billing.book") or {}).get("reductions"))
+        return len(seen - {None}) >= 3
+
+    wait_until(twice, "three different numbers of reductions", 30)
+
+
+def test_stuck_dead_letter_shows_in_the_total_only(billing):
+    billing.channel().exchange_delete("billing:return")
+    billing.publish("billing:delay.1s", "billing.book")
+
+    def stuck() -> bool:
+        figures = billing.api.queue("billing:delay.1s") or {}
+        return (
+            figures.get("messages"),
+            figures.get("messages_ready"),
+            figures.get("messages_unacknowledged"),
+        ) == (1, 0, 0)
+
+    wait_until(stuck, "total 1, ready 0, unacked 0")
+    with billing.active():
+        status = queue_status.status(
+            billing.app, billing.settings, billing.topology, api=billing.api
+        )
+    [queue] = [queue for queue in status.queues if queue.name == "billing:delay.1s"]
+    assert (queue.ready, queue.total, queue.severity) == (0, 1, "error")

@@ -1,0 +1,245 @@
+"""``events_declare`` on a real broker: what it prints, what it does, how it exits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from django_amqp_events.declare.retry_policy import RetryPolicy
+from django_amqp_events.management.commands.events_declare import describe_schedule
+
+from ..conftest import Service
+
+HANDLERS = {
+    "send_invoice": {
+        "EVENTS": ["shop.order.created", "shop.refund.*"],
+        "HANDLER": "tests.integration.handlers.handle",
+        "MAX_RETRIES": 5,
+        "RETRY_BACKOFF": 30,
+        "RETRY_BACKOFF_MAX": 300,
+    },
+    "book": ["shop.#"],
+}
+
+
+@pytest.fixture
+def billing(service, fresh_vhost):
+    return service(fresh_vhost, HANDLERS=HANDLERS)
+
+
+def test_declares_then_finds_nothing_to_do(billing):
+    code, out, err = billing.command("events_declare")
+    assert (code, err) == (0, "")
+    assert "billing.send_invoice" in out
+    assert "shop.order.created, shop.refund.*" in out
+    assert "30 s, 60 s, 120 s … 300 s, total 12 min 30 s; max 5 retries" in out
+    assert "1 s, 2 s, 4 s … 512 s, total 17 min 3 s; max 10 retries" in out
+    assert billing.command("events_declare", "--check")[0] == 0
+    code, out, err = billing.command("events_declare")
+    assert (code, err) == (0, "")
+    assert "nothing to do: identical" in out
+
+
+def test_dry_run_changes_nothing(billing):
+    code, out, _ = billing.command("events_declare", "--dry-run")
+    assert code == 0
+    assert "would declare queue billing.send_invoice" in out
+    assert "would bind events → billing.book [shop.#]" in out
+    assert billing.api.queues() == []
+    assert billing.command("events_declare", "--check")[0] == 1
+
+
+def change_queue(billing: Service) -> None:
+    channel = billing.channel()
+    channel.queue_delete("billing.send_invoice")
+    channel.queue_declare(
+        "billing.send_invoice",
+        durable=True,
+        auto_delete=False,
+        arguments={"x-queue-type": "quorum", "x-delivery-limit": 7},
+    )
+
+
+def remove_binding(billing: Service) -> None:
+    billing.channel().queue_unbind("billing.book", "events", "shop.#")
+
+
+def add_binding(billing: Service) -> None:
+    billing.channel().queue_bind("billing.book", "events", "crm.#")
+
+
+def add_policy(billing: Service) -> None:
+    billing.set_policy("short", "^billing", {"max-length": 10})
+
+
+def remove_exchange(billing: Service) -> None:
+    billing.channel().exchange_delete("billing:return")
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "repaired"),
+    [
+        (change_queue, "x-delivery-limit is 7, declared is 5", False),
+        (remove_binding, "binding events → billing.book [shop.#]  missing", True),
+        (add_binding, "binding events → billing.book [crm.#]  stale", False),
+        (add_policy, "policy 'short' sets max-length", False),
+        (remove_exchange, "exchange billing:return  missing", True),
+    ],
+)
+def test_check_names_what_was_changed_by_hand(billing, change, named, repaired):
+    billing.declare()
+    assert billing.command("events_declare", "--check")[0] == 0
+    change(billing)
+    code, out, err = billing.command("events_declare", "--check")
+    assert code == 1
+    assert named in out + err
+    billing.command("events_declare")
+    assert billing.command("events_declare", "--check")[0] == (0 if repaired else 1)
+
+
+def test_refusal_changes_nothing(billing):
+    change_queue(billing)
+    code, out, err = billing.command("events_declare")
+    assert code == 1
+    assert "refused: nothing was changed" in out
+    assert "--recreate-empty" in err
+    assert [queue["name"] for queue in billing.api.queues()] == ["billing.send_invoice"]
+
+
+def test_recreate_empty_and_delete_stale(billing, service, fresh_vhost):
+    service(fresh_vhost, HANDLERS={**HANDLERS, "gone": ["shop.#"]}).declare()
+    billing = service(fresh_vhost, HANDLERS=HANDLERS)
+    change_queue(billing)
+    billing.publish("", "billing.gone", b"kept")
+    code, out, err = billing.command("events_declare", "--recreate-empty", "--delete-stale")
+    assert code == 1
+    assert "recreate queue billing.send_invoice" in out
+    assert "did not delete queue billing.gone: it holds 1 message" in err
+    assert "A stale queue still gets its events, and nobody handles them" in out
+    billing.take("billing.gone")
+    code, out, err = billing.command("events_declare", "--recreate-empty", "--delete-stale")
+    assert (code, err) == (0, "")
+    assert billing.command("events_declare", "--check")[0] == 0
+
+
+def test_plain_amqp_is_honest(service, fresh_vhost):
+    billing = service(fresh_vhost, HANDLERS=HANDLERS, MANAGEMENT_URL="")
+    assert billing.command("events_declare", "--check")[0] == 1
+    code, out, _ = billing.command("events_declare")
+    assert code == 0
+    assert "bindings cannot be seen" in out
+    code, out, _ = billing.command("events_declare", "--check")
+    assert code == 2
+    assert "bindings unknown" in out
+    # Binding again what may be there is harmless, and repairs what is not.
+    remove_binding(billing)
+    code, out, _ = billing.command("events_declare")
+    assert code == 0
+    assert "nothing was missing, 30 bindings made sure of" in out
+    assert billing.inspect().result == "identical"
+    code, _, err = billing.command("events_declare", "--recreate-empty")
+    assert code == 1
+    assert "MANAGEMENT_URL" in err
+
+
+def test_json_is_one_document(billing):
+    code, out, err = billing.command("events_declare", "--format", "json")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert answer["version"] == 1
+    assert set(answer) == {
+        "version", "service", "prefix", "vhost", "broker", "source", "result", "exit_code",
+        "items", "troubles", "refusals", "plan", "done", "refused",
+    }  # fmt: skip
+    assert (answer["service"], answer["source"], answer["result"]) == (
+        "billing",
+        "management",
+        "declared",
+    )
+    assert {"action": "declare", "kind": "queue", "name": "billing.book"} in answer["done"]
+    change_queue(billing)
+    code, out, _ = billing.command("events_declare", "--check", "--format", "json")
+    answer = json.loads(out)
+    assert code == answer["exit_code"] == 1
+    assert answer["result"] == "drift"
+    [item] = [item for item in answer["items"] if item["state"] == "different"]
+    assert item["name"] == "billing.send_invoice"
+    assert {"argument": "x-delivery-limit", "declared": "5", "found": "7"} in item["differences"]
+
+
+def test_verbosity(billing):
+    assert billing.command("events_declare", verbosity=0) == (0, "", "")
+    _, out, _ = billing.command("events_declare", verbosity=2)
+    assert "queue billing:delay.64s  ok" in out
+    assert "binding billing:replay → billing.book [billing.book]  ok" in out
+
+
+def test_colour(billing):
+    billing.declare()
+    remove_binding(billing)
+    _, out, _ = billing.command("events_declare", "--check", force_color=True)
+    assert "\x1b[" in out
+
+
+class TestErrors:
+    """Exit 2, one sentence, no traceback, no password."""
+
+    def fails(self, made: Service, text: str) -> None:
+        code, out, err = made.command("events_declare")
+        assert (code, out) == (2, "")
+        assert text in err
+        assert made.vhost.node.password not in err
+
+    def test_broker_away(self, service, fresh_vhost):
+        made = service(fresh_vhost, HANDLERS=HANDLERS)
+        made.vhost = type(made.vhost)(
+            name="x", url="amqp://u:p@127.0.0.1:9/x", management_url="", node=made.vhost.node
+        )
+        self.fails(made, "no connection to RabbitMQ at amqp://u:**@127.0.0.1:9/x")
+
+    def test_wrong_password(self, service, fresh_vhost):
+        made = service(fresh_vhost, HANDLERS=HANDLERS)
+        made.vhost = type(made.vhost)(
+            name="x",
+            url=fresh_vhost.url.replace(fresh_vhost.node.password, "wrong"),
+            management_url="",
+            node=made.vhost.node,
+        )
+        self.fails(made, "Login was refused")
+
+    def test_management_away(self, service, fresh_vhost):
+        made = service(fresh_vhost, MANAGEMENT_URL="http://u:p@127.0.0.1:9")
+        self.fails(made, "management API at http://127.0.0.1:9 does not answer")
+
+    def test_management_refuses(self, service, fresh_vhost):
+        url = fresh_vhost.management_url.replace(fresh_vhost.node.password, "wrong")
+        self.fails(service(fresh_vhost, MANAGEMENT_URL=url), "refused user")
+
+    def test_no_service(self, service, fresh_vhost):
+        made = service(fresh_vhost)
+        made.raw = {}
+        self.fails(made, "AMQP_EVENTS is not set")
+
+    def test_wrong_declaration(self, service, fresh_vhost):
+        made = service(fresh_vhost)
+        made.raw = {**made.raw, "HANDLERS": {"x": {"EVENTS": ["a"], "HANDLER": "no.such.thing"}}}
+        self.fails(made, "'no.such.thing' cannot be imported")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "1 s, 2 s, 4 s … 512 s, total 17 min 3 s; max 10 retries"),
+        ({"max_retries": 0}, "none: the first failure is archived"),
+        ({"max_retries": 1}, "1 s, total 1 s; max 1 retry"),
+        ({"max_retries": 3, "retry_jitter": True},
+         "1 s, 2 s, 4 s, total 7 s; max 3 retries; jitter: a random part of each"),
+        ({"retry_backoff": 0}, "180 s each, total 30 min; max 10 retries"),
+        ({"max_retries": None}, "1 s, 2 s, 4 s … 512 s each from then on; without end"),
+        ({"max_retries": 2, "retry_backoff": 90_000, "retry_backoff_max": 90_000},
+         "90000 s, 90000 s, total 2 d 2 h; max 2 retries"),
+    ],
+)  # fmt: skip
+def test_schedule_in_words(options, text):
+    assert describe_schedule(RetryPolicy(**options)) == text

@@ -1,0 +1,357 @@
+"""``events_prune``: what is settled and old goes, with its history; nothing else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+from django.test.utils import CaptureQueriesContext
+from django_celery_results.models import TaskResult
+
+from django_amqp_events.archive import retention, states
+from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.conf import RetentionSettings
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    ArchivedFailure,
+    FailureGroup,
+    Replay,
+    State,
+)
+
+from ..conftest import wait_until
+
+#: Nothing here talks to a broker; the archive is in SQLite, and again in PostgreSQL.
+pytestmark = pytest.mark.usefixtures("archive_database")
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def prune(settings, capsys, archive_database):
+    """Run the command; exit code and stdout."""
+    settings.AMQP_EVENTS = {"SERVICE": "billing", "AUTODISCOVER": []}
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = 0
+        try:
+            call_command("events_prune", *arguments)
+        except CommandError as exc:
+            return exc.returncode, str(exc)
+        except SystemExit as exc:
+            code = int(exc.code or 0)
+        return code, capsys.readouterr().out
+
+    return run
+
+
+def event(state: State, days: float, **fields) -> ArchivedEvent:
+    """An event that has been in a state for so many days, with a history."""
+    since = NOW - timedelta(days=days)
+    row = ArchivedEvent.objects.create(
+        **{
+            "pk": uuid4(),
+            "service": "billing",
+            "handler": "send_invoice",
+            "name": "shop.order.created",
+            "event_id": str(uuid4()),
+            "source": "shop",
+            "first_failed_at": since,
+            "last_failed_at": since,
+            "mirrored_at": since,
+            "state": state,
+            "state_since": since,
+            "reason": "exhausted",
+            "body": b"[[],{},{}]",
+            "body_size": 10,
+            "headers_raw": b"",
+            **fields,
+        }
+    )
+    replay = Replay.objects.create(
+        pk=uuid4(), event=row, number=1, handler="send_invoice", requested_at=since
+    )
+    ArchivedFailure.objects.create(
+        pk=uuid4(), event=row, replay=replay, reason="failed", failed_at=since, mirrored_at=since
+    )
+    ArchiveAction.objects.create(event=row, at=since, action="replay", replay=replay)
+    return row
+
+
+def left() -> set[str]:
+    """What is there, as ``state days``."""
+    return {
+        f"{row.state} {round((NOW - row.state_since).total_seconds() / 86400)}"
+        for row in ArchivedEvent.objects.all()
+    }
+
+
+def one_of_each() -> None:
+    for state in State:
+        for days in (1, 40, 100, 4000):
+            event(state, days)
+
+
+KEPT = {f"{state} {days}" for state in State for days in (1, 40, 100, 4000)}
+
+
+def test_what_the_settings_say(prune):
+    one_of_each()
+    code, out = prune()
+    assert code == 0
+    assert left() == KEPT - {
+        "succeeded 40", "succeeded 100", "succeeded 4000", "discarded 100", "discarded 4000",
+    }  # fmt: skip
+    assert "succeeded  3 events deleted, kept 30d" in out
+    assert "discarded  2 events deleted, kept 90d" in out
+    assert prune()[1].count("0 events deleted") == 2
+
+
+def test_history_goes_along_and_task_results_stay(prune):
+    gone, stays = event(State.SUCCEEDED, 40), event(State.SUCCEEDED, 20)
+    for row in (gone, stays):
+        TaskResult.objects.create(task_id=row.task_id, status="FAILURE")
+    prune()
+    for model in (Replay, ArchivedFailure, ArchiveAction):
+        assert [row.event_id for row in model.objects.all()] == [stays.pk]
+    assert TaskResult.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "arguments", "gone"),
+    [
+        ({"SUCCEEDED": timedelta(days=50)}, [], {"succeeded 100", "succeeded 4000",
+                                                 "discarded 100", "discarded 4000"}),
+        ({"SUCCEEDED": None, "DISCARDED": None}, [], set()),
+        ({"SUCCEEDED": None, "DISCARDED": None}, ["--discarded", "12h"],
+         {f"discarded {days}" for days in (1, 40, 100, 4000)}),
+        ({}, ["--succeeded", "never", "--discarded", "never"], set()),
+        ({}, ["--succeeded", "never", "--discarded", "never", "--archived", "500w1d"],
+         {"archived 4000"}),
+        ({}, ["--succeeded", "0d", "--discarded", "8w"],
+         {"discarded 100", "discarded 4000", *(f"succeeded {d}" for d in (1, 40, 100, 4000))}),
+    ],
+)  # fmt: skip
+def test_ages(prune, settings, setting, arguments, gone):
+    settings.AMQP_EVENTS = {"SERVICE": "billing", "AUTODISCOVER": [], "RETENTION": setting}
+    one_of_each()
+    assert prune(*arguments)[0] == 0
+    assert left() == KEPT - gone
+
+
+@pytest.mark.parametrize("state", [State.QUEUED, State.REPLAYING])
+def test_what_is_on_its_way_is_never_deleted(prune, state):
+    with pytest.raises(ValueError, match="on their way"):
+        retention.prune({state: 1.0}, service="billing")
+    with pytest.raises(ValueError, match="on their way"):
+        retention.due({state: 1.0}, service="billing")
+    one_of_each()
+    prune("--succeeded", "0s", "--discarded", "0s", "--archived", "0s")
+    assert {text.split()[0] for text in left()} == {"queued", "replaying"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--succeeded", "30"], "--succeeded is '30'; it is an age such as 90s"),
+        (["--archived=-1d"], "--archived is '-1d'"),
+        (["--discarded", ""], "--discarded is ''"),
+        (["--discarded", "9" * 400 + "d"], "it is an age"),
+        (["--batch-size", "0"], "--batch-size is a number from 1"),
+    ],
+)
+def test_wrong_arguments(prune, arguments, text):
+    one_of_each()
+    code, err = prune(*arguments)
+    assert code == 2
+    assert text in err
+    assert left() == KEPT
+
+
+def test_wrong_settings_delete_nothing(prune, settings):
+    settings.AMQP_EVENTS = {"SERVICE": "billing", "RETENTION": {"SUCEEDED": 1}}
+    one_of_each()
+    code, err = prune()
+    assert code == 2
+    assert "'SUCCEEDED'" in err
+    assert left() == KEPT
+
+
+def test_a_dry_run_counts_and_deletes_nothing(prune):
+    one_of_each()
+    code, out = prune("--dry-run", "--archived", "300d")
+    assert code == 0
+    assert "succeeded  3 events would be deleted, kept 30d" in out
+    assert "archived   1 event would be deleted, kept 300d" in out
+    assert left() == KEPT
+
+
+def test_json(prune):
+    one_of_each()
+    code, out = prune("--format", "json", "--discarded", "never")
+    assert code == 0
+    assert json.loads(out) == {
+        "version": 1,
+        "result": "pruned",
+        "exit_code": 0,
+        "states": [
+            {"state": "succeeded", "kept_seconds": 2592000.0, "events": 3},
+            {"state": "discarded", "kept_seconds": None, "events": 0},
+            {"state": "archived", "kept_seconds": None, "events": 0},
+        ],
+        "outbox": {"kept_seconds": None, "events": 0},
+        "inbox": {"kept_seconds": 2592000.0, "rows": 0},
+        "snapshots": {"kept_seconds": 604800.0, "rows": 0},
+        "alerts": {"kept_seconds": 7776000.0, "rows": 0},
+        "batches": {"kept_seconds": 7776000.0, "batches": 0},
+        "groups": 0,
+    }
+
+
+def test_batches_are_transactions_and_ctrl_c_ends_between_them(prune, monkeypatch):
+    for _ in range(7):
+        event(State.SUCCEEDED, 40)
+    seen: list[int] = []
+    delete = retention._delete
+
+    def counted(old, ids):
+        seen.append(len(ids))
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return delete(old, ids)
+
+    monkeypatch.setattr(retention, "_delete", counted)
+    code, out = prune("--batch-size", "3")
+    assert seen == [3, 3]
+    assert code == 1
+    assert "stopped; 6 are deleted" in out
+    assert ArchivedEvent.objects.count() == 1
+
+
+def test_another_service_in_the_same_tables_keeps_its_own(prune):
+    event(State.SUCCEEDED, 40)
+    event(State.SUCCEEDED, 50, service="shop")
+    event(State.ARCHIVED, 60, service="shop")
+    assert "1 event would be deleted" in prune("--dry-run")[1]
+    prune("--archived", "1d")
+    assert left() == {"succeeded 50", "archived 60"}
+
+
+def test_oldest_first(prune):
+    for days in (50, 70, 60):
+        event(State.SUCCEEDED, days)
+    stops = iter([False, True])
+    retention.prune(
+        {State.SUCCEEDED: 86400.0}, service="billing", batch_size=1, stop=lambda: next(stops)
+    )
+    assert left() == {"succeeded 50", "succeeded 60"}
+
+
+def test_one_that_somebody_restores_meanwhile_stays_with_its_history(prune, monkeypatch):
+    """Between the look for old ones and the lock."""
+    row, other = event(State.DISCARDED, 100), event(State.DISCARDED, 100)
+    lock = states.lock
+
+    def restored(ids):
+        if not ArchiveAction.objects.filter(action="restore").exists():
+            monkeypatch.setattr(states, "lock", lock)
+            assert states.restore({row.pk: 0}, by="ada", reason="", now=datetime.now(UTC))
+        return lock(ids)
+
+    monkeypatch.setattr(states, "lock", restored)
+    assert retention.prune({State.DISCARDED: 86400.0}, service="billing").events == {
+        State.DISCARDED: 1
+    }
+    assert ArchivedEvent.objects.get().pk == row.pk
+    assert ArchivedFailure.objects.get().event_id == row.pk
+    assert not Replay.objects.filter(event_id=other.pk).exists()
+
+
+@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+def test_it_waits_for_whoever_is_changing_a_row_and_looks_again(archive_database):
+    row = event(State.DISCARDED, 100)
+    pruned: list[retention.Pruned] = []
+
+    def other() -> None:
+        try:
+            pruned.append(retention.prune({State.DISCARDED: 86400.0}, service="billing"))
+        finally:
+            connections[archive_database.alias].close()
+
+    thread = threading.Thread(target=other)
+    with transaction.atomic(using=archive_database.alias):
+        ArchivedEvent.objects.filter(pk=row.pk).update(state=State.ARCHIVED, version=1)
+        thread.start()
+
+        def waits() -> bool:
+            with connections[archive_database.alias].cursor() as cursor:
+                cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+                return bool(cursor.fetchone()[0])
+
+        wait_until(waits, "the other one waits for the row")
+    thread.join(30)
+    assert [each.total for each in pruned] == [0]
+    assert ArchivedFailure.objects.get().event_id == row.pk
+
+
+def test_no_body_is_read_and_the_number_of_statements_is_constant(archive_database):
+    def statements(count: int) -> list[str]:
+        for _ in range(count):
+            event(State.SUCCEEDED, 40)
+        with CaptureQueriesContext(connections[archive_database.alias]) as captured:
+            assert retention.prune({State.SUCCEEDED: 86400.0}, service="billing").total == count
+        return [query["sql"] for query in captured]
+
+    few, many = statements(2), statements(40)
+    assert len(few) == len(many)
+    assert not any('"body"' in sql or '"document"' in sql for sql in many)
+
+
+def test_a_database_without_tables(prune, archive_database):
+    call_command(
+        "migrate", "django_amqp_events", "zero", database=archive_database.alias, verbosity=0
+    )
+    code, err = prune()
+    assert code == 2
+    assert "run `manage.py migrate`" in err
+
+
+def test_ages_of_settings():
+    assert retention.ages(RetentionSettings()) == {
+        State.SUCCEEDED: 30 * 86400.0,
+        State.DISCARDED: 90 * 86400.0,
+    }
+    assert retention.ages(RetentionSettings(succeeded=None, discarded=5.0)) == {
+        State.DISCARDED: 5.0
+    }
+
+
+def test_a_group_without_events_goes_with_the_last_of_them(prune):
+    event(State.DISCARDED, 100, last_failed_at=NOW - timedelta(days=100))
+    event(State.DISCARDED, 100, last_failed_at=NOW - timedelta(days=100), exception="Noted")
+    failure_groups.adopt()
+    failure_groups.fold_all()
+    noted = FailureGroup.objects.get(exception="Noted")
+    failure_groups.write(noted.pk, seen=0, by="", now=NOW, note="known", assignee="", ticket="")
+    code, out = prune()
+    assert code == 0
+    assert "1 group without events deleted" in out
+    assert FailureGroup.objects.get() == noted
+    assert json.loads(prune("--format", "json")[1])["groups"] == 0
+
+
+def test_what_is_deleted_is_no_longer_counted(prune):
+    event(State.ARCHIVED, 100)
+    event(State.ARCHIVED, 1)
+    failure_groups.adopt()
+    assert prune("--archived", "30d")[0] == 0
+    assert failure_groups.fold_all() == 0
+    assert FailureGroup.objects.get().open == 1

@@ -1,0 +1,512 @@
+"""``events_recover`` on a real broker: what the dead-letter chain keeps comes into the archive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import amqp
+import pytest
+
+from django_amqp_events.archive import recovery
+from django_amqp_events.broker import confirms
+from django_amqp_events.message import copies, decoding
+from django_amqp_events.message.headers import EVENT_UNREADABLE
+from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
+
+from ..archiving import (
+    archived,
+    mirror_all,
+    publish,
+    received,
+)
+from ..conftest import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HANDLERS = {"send_invoice": ["shop.order.created"], "book": ["shop.refund.*"]}
+
+
+@pytest.fixture
+def billing(service, fresh_vhost):
+    made = service(fresh_vhost, HANDLERS=HANDLERS)
+    made.declare()
+    return made
+
+
+def put(billing, number: int, *, name: str = "shop.order.created", **options) -> None:
+    """Publish an event as its service does."""
+    delivery = received(f"order-{number}", name=name, payload={"order_id": number}, **options)
+    billing.publish("events", name, delivery.body, dict(delivery.headers))
+
+
+def kill(billing, queue: str, then: str, count: int = 1) -> None:
+    """Take messages and cut the connection, until the broker gives up and moves them on."""
+    deadline = time.monotonic() + 60
+    while billing.ready(then) < count:
+        assert time.monotonic() < deadline, f"{queue} does not lead to {then}"
+        connection = billing.connect()
+        channel = connection.channel()
+        channel.basic_consume(queue, callback=lambda message: None)
+        wait_until(lambda: not billing.ready(queue), "all are in hand")
+        connection.collect()
+        wait_until(
+            lambda: billing.ready(queue) + billing.ready(then) == count, "the broker has them back"
+        )
+
+
+def bury(billing, count: int = 1, *, handler: str = "send_invoice", until: str = "abyss") -> None:
+    """Let a handler's messages kill whoever takes them, down to the end."""
+    way = [f"billing.{handler}", "billing:graveyard", "billing:dead", "billing:abyss"]
+    for queue, then in pairwise(way):
+        kill(billing, queue, then, count)
+        if then == f"billing:{until}":
+            return
+
+
+# -- the abyss ----------------------------------------------------------------------------
+
+
+def test_poison_is_a_row_of_the_handler_that_it_killed(billing):
+    put(billing, 1, headers={"traceparent": "00-1"})
+    bury(billing)
+    before = datetime.now(UTC)
+    code, out, err = billing.command("events_recover")
+    assert (code, err) == (0, "")
+    assert "billing:abyss: 1 message archived (1 poison); events_mirror makes rows of them" in out
+    assert billing.ready("billing:abyss") == 0
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    assert (row.event_id, row.name, row.source) == ("order-1", "shop.order.created", "shop")
+    assert (row.handler, row.queue) == ("send_invoice", "billing.send_invoice")
+    assert (row.reason, row.state) == ("poison", State.ARCHIVED)
+    assert "found in 'billing:abyss'" in row.detail
+    assert "(billing.send_invoice → billing:graveyard → billing:dead)" in row.detail
+    assert row.payload == {"order_id": 1}
+    assert row.headers["traceparent"] == "00-1"
+    assert "x-death" not in row.headers
+    # It failed when it died, not when somebody found it.
+    assert row.last_failed_at <= before
+    [failure] = row.failure_set.all()
+    assert {death["queue"] for death in failure.about["deaths"]} == {
+        "billing.send_invoice", "billing:graveyard", "billing:dead",
+    }  # fmt: skip
+
+
+def test_a_recovered_event_can_be_replayed(billing):
+    put(billing, 1)
+    bury(billing, until="graveyard")
+    assert billing.command("events_recover", "billing:graveyard")[0] == 0
+    mirror_all(billing)
+    assert billing.command("events_replay", "order-1")[0] == 0
+    message = billing.take("billing.send_invoice")
+    assert message.headers["event-id"] == "order-1"
+    assert "x-death" not in message.headers
+
+
+def test_a_replay_that_dies_comes_back_to_its_own_row(billing):
+    publish(billing, archived(received("order-1")))
+    mirror_all(billing)
+    billing.command("events_replay", "--all")
+    bury(billing, until="graveyard")
+    billing.command("events_recover", "billing:graveyard")
+    assert mirror_all(billing).failures == 1
+    row = ArchivedEvent.objects.get()
+    assert (row.state, row.reason, row.attempts) == (State.ARCHIVED, "poison", 4)
+    assert row.replay_set.get().outcome == "failed"
+
+
+def test_a_retry_that_dies_has_its_attempts(billing):
+    """It came through the return exchange, so what its headers say is ours."""
+    delivery = received("order-1")
+    event = decoding.identify(delivery, trusted=False)[0]
+    retry = copies.retry_copy(
+        delivery,
+        event,
+        exchange="billing:delay.1s",
+        routing_key="billing.send_invoice",
+        handler="send_invoice",
+        attempt=3,
+        due_at=datetime.now(UTC),
+        replay_id=None,
+        history=({"attempt": 1, "at": "2026-01-01T00:00:00Z", "exception": "E"},),
+    )
+    publish(billing, retry)
+    billing.wait_for_ready("billing.send_invoice", 1)
+    bury(billing, until="graveyard")
+    billing.command("events_recover", "billing:graveyard")
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    assert (row.handler, row.attempts, row.reason) == ("send_invoice", 3, "poison")
+    assert row.first_failed_at == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_what_a_publisher_says_of_progress_is_not_believed(billing):
+    put(
+        billing,
+        1,
+        headers={"event-handler": "book", "event-attempt": 99, "event-replay-id": "x"},
+    )
+    bury(billing, until="graveyard")
+    billing.command("events_recover", "billing:graveyard")
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    assert (row.handler, row.attempts) == ("send_invoice", 1)
+
+
+def test_a_handler_that_is_renamed_since(service, fresh_vhost):
+    old = service(fresh_vhost, HANDLERS=HANDLERS)
+    old.declare()
+    put(old, 1)
+    bury(old, until="graveyard")
+    billing = service(
+        fresh_vhost,
+        HANDLERS={"bill": ["shop.order.created"]},
+        RENAMED_HANDLERS={"send_invoice": "bill"},
+    )
+    billing.declare()
+    billing.command("events_recover", "billing:graveyard")
+    mirror_all(billing)
+    assert ArchivedEvent.objects.get().handler == "send_invoice"
+    assert billing.command("events_replay", "--all")[0] == 0
+    assert billing.take("billing.bill").headers["event-id"] == "order-1"
+
+
+# -- other queues -------------------------------------------------------------------------
+
+
+def test_a_handlers_queue_is_recovered_and_is_no_poison(billing):
+    put(billing, 1)
+    put(billing, 2, name="shop.refund.paid")
+    assert billing.command("events_recover", "billing.send_invoice")[0] == 0
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    assert (row.handler, row.reason) == ("send_invoice", "recovered")
+    assert "found in 'billing.send_invoice'" in row.detail
+    assert billing.ready("billing.book") == 1
+
+
+def test_archive_messages_that_somebody_put_aside_come_back_as_they_were(billing):
+    channel = billing.channel()
+    channel.queue_declare("aside", durable=True, auto_delete=False)
+    message = archived(received("order-1"))
+    billing.publish("", "aside", message.body, dict(message.headers))
+    assert "1 passed on" in billing.command("events_recover", "aside")[1]
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    assert (row.reason, row.exception) == ("exhausted", "billing.errors.TaxError")
+    assert row.failure_set.get().about == json.loads(message.headers["event-archive"])
+
+
+def test_an_event_that_says_it_is_an_archive_message_is_none(billing):
+    message = archived(received("order-1"), handler="book")
+    billing.publish("events", "shop.order.created", message.body, dict(message.headers))
+    billing.command("events_recover", "billing.send_invoice")
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    assert (row.handler, row.reason) == ("send_invoice", "recovered")
+
+
+@pytest.mark.parametrize(
+    ("queue", "text"),
+    [
+        ("billing:archive", "is the archive itself; run `manage.py events_mirror`"),
+        ("billing.nobody", "there is no queue 'billing.nobody'; `manage.py events_status` lists"),
+    ],
+)
+@pytest.mark.parametrize("option", [[], ["--dry-run"], ["--force"]])
+def test_queues_that_are_refused(billing, queue, text, option):
+    publish(billing, archived())
+    code, _, err = billing.command("events_recover", queue, *option)
+    assert code == 2
+    assert text in err
+    assert billing.ready("billing:archive") == 1
+
+
+def test_an_abyss_that_is_missing(billing):
+    billing.channel().queue_delete("billing:abyss")
+    code, _, err = billing.command("events_recover")
+    assert code == 2
+    assert "there is no queue 'billing:abyss'; run `manage.py events_declare`" in err
+
+
+def test_a_queue_of_another_connection(billing):
+    billing.channel().queue_declare("mine", exclusive=True)
+    code, _, err = billing.command("events_recover", "mine")
+    assert code == 2
+    assert "queue 'mine' may not be seen" in err
+
+
+def test_a_queue_that_somebody_consumes_needs_force(billing):
+    put(billing, 1)
+    put(billing, 2)
+    billing.consume("billing.send_invoice", prefetch=1)
+    wait_until(lambda: billing.ready("billing.send_invoice") == 1, "one is in hand")
+    code, _, err = billing.command("events_recover", "billing.send_invoice")
+    assert code == 2
+    assert "has 1 consumer, which would get some of its messages" in err
+    out = billing.command("events_recover", "billing.send_invoice", "--dry-run")[1]
+    assert "1 message to take; 1 consumer, so it needs --force" in out
+    assert billing.ready("billing:archive") == 0
+    assert billing.command("events_recover", "billing.send_invoice", "--force")[0] == 0
+    assert billing.ready("billing:archive") == 1
+
+
+def test_wrong_arguments(billing):
+    code, _, err = billing.command("events_recover", "--limit", "0")
+    assert code == 2
+    assert "--limit is a number above 0" in err
+
+
+# -- how much -----------------------------------------------------------------------------
+
+
+def test_a_dry_run_counts_and_changes_nothing(billing):
+    for number in (1, 2, 3):
+        put(billing, number)
+    code, out, _ = billing.command("events_recover", "billing.send_invoice", "--dry-run")
+    assert code == 0
+    assert "billing.send_invoice: 3 messages to take" in out
+    [message] = billing.take_all("billing.send_invoice")[:1]
+    assert not message.delivery_info["redelivered"]
+    assert billing.ready("billing:archive") == 0
+
+
+def test_a_limit_takes_the_oldest(billing):
+    for number in range(1, 6):
+        put(billing, number)
+    code, out, _ = billing.command("events_recover", "billing.send_invoice", "--limit", "2",
+                                   "--format", "json")  # fmt: skip
+    assert code == 0
+    assert json.loads(out) == {
+        "version": 1,
+        "queue": "billing.send_invoice",
+        "result": "recovered",
+        "exit_code": 0,
+        "ready": 5,
+        "consumers": 0,
+        "archived": 2,
+        "reasons": {"recovered": 2},
+        "refused": [],
+        "stopped": "",
+    }
+    assert billing.ready("billing:archive") == 2
+    billing.wait_for_ready("billing.send_invoice", 3)
+    mirror_all(billing)
+    assert {row.event_id for row in ArchivedEvent.objects.all()} == {"order-1", "order-2"}
+
+
+def test_an_empty_queue(billing):
+    code, out, _ = billing.command("events_recover")
+    assert code == 0
+    assert "billing:abyss: 0 messages archived" in out
+
+
+def test_more_than_a_window(billing, monkeypatch):
+    monkeypatch.setattr(recovery, "BATCH", 3)
+    for number in range(8):
+        put(billing, number)
+    done = recovery.recover(
+        billing.app, billing.settings, billing.registry, "billing.send_invoice", size=3
+    )
+    assert done.total == 8
+    mirror_all(billing)
+    assert ArchivedEvent.objects.count() == 8
+
+
+# -- hostile messages ---------------------------------------------------------------------
+
+
+def short(text: bytes) -> bytes:
+    return bytes([len(text)]) + text
+
+
+def unreadable() -> bytes:
+    """Properties with a header that py-amqp cannot read: JavaScript's milliseconds as a time."""
+    table = short(b"at") + b"T" + struct.pack(">Q", 1_700_000_000_000_000)
+    return struct.pack(">H", 0x3000) + struct.pack(">I", len(table)) + table + b"\x02"
+
+
+def put_raw(billing, queue: str, raw: bytes, body: bytes) -> None:
+    """Publish to a queue with properties byte for byte."""
+    channel = billing.channel()
+    channel.confirm_select()
+    message = amqp.Message(body)
+    message._serialize_properties = lambda: raw
+    arguments = struct.pack(">H", 0) + short(b"") + short(queue.encode()) + b"\0"
+    channel.connection.frame_writer(
+        1, channel.channel_id, amqp.spec.Basic.Publish, arguments, message
+    )
+    channel.wait(amqp.spec.Basic.Ack)
+    channel.close()
+
+
+def test_properties_that_cannot_be_read_are_kept_as_bytes(billing):
+    put_raw(billing, "billing:abyss", unreadable(), b"\xff\x00rubbish")
+    billing.publish("billing:abyss", "", b"no identity at all")
+    put(billing, 1)
+    code, out, _ = billing.command("events_recover")
+    assert code == 0
+    assert "2 messages archived (1 malformed, 1 recovered)" in out
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get(reason="malformed")
+    assert bytes(row.body) == b"\xff\x00rubbish"
+    kept = row.headers[EVENT_UNREADABLE]
+    assert (kept.encode() if isinstance(kept, str) else bytes(kept)) == unreadable()
+    assert "'billing:abyss'; the headers and properties cannot be read" in row.detail
+    row = ArchivedEvent.objects.get(reason="recovered")
+    assert bytes(row.body) == b"no identity at all"
+    assert "neither an event-id nor a Celery task id" in row.detail
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        "no list",
+        ["no table"],
+        [{}],
+        [{"queue": 5, "reason": "delivery_limit", "exchange": 7, "routing-keys": 9}],
+        [{"queue": "billing.book", "reason": "delivery_limit", "time": "yesterday"}],
+    ],
+)
+def test_deaths_that_a_publisher_made_up(billing, deaths):
+    delivery = received("order-1")
+    headers = {**delivery.headers, "x-death": deaths}
+    billing.publish("billing:abyss", "", delivery.body, headers)
+    billing.publish("", "billing:abyss", delivery.body, headers)
+    assert billing.command("events_recover")[0] == 0
+    assert mirror_all(billing).messages == 2
+    assert {row.event_id for row in ArchivedEvent.objects.all()} == {"order-1"}
+
+
+def test_15_mib(billing):
+    body = b'[[],{"text":"' + b"x" * (15 * 1024 * 1024) + b'"},{}]'
+    billing.publish("events", "shop.order.created", body, dict(received("order-1").headers))
+    put(billing, 2)
+    bury(billing, 2, until="graveyard")
+    assert billing.command("events_recover", "billing:graveyard")[0] == 0
+    mirror_all(billing)
+    assert bytes(ArchivedEvent.objects.get(event_id="order-1").body) == body
+    assert ArchivedEvent.objects.filter(handler="send_invoice").count() == 2
+
+
+def test_one_that_the_broker_refuses_stays_and_holds_no_other_back(billing, monkeypatch):
+    """RabbitMQ closes the channel over another user's id, and does not say of which message."""
+
+    def send(self, index, message, mandatory):
+        if message.event_id == "order-2":
+            message = replace(message, properties={**message.properties, "user_id": "nobody"})
+        original(self, index, message, mandatory)
+
+    original = confirms.ConfirmChannel._send
+    monkeypatch.setattr(confirms.ConfirmChannel, "_send", send)
+    for number in range(1, 5):
+        put(billing, number)
+    code, out, err = billing.command("events_recover", "billing.send_invoice")
+    assert code == 1
+    assert "3 messages archived" in out
+    assert "stays: " in err
+    assert "order-2" in err
+    billing.wait_for_ready("billing.send_invoice", 1)
+    assert billing.take("billing.send_invoice").headers["event-id"] == "order-2"
+
+
+# -- whatever stops it --------------------------------------------------------------------
+
+
+def test_an_archive_that_takes_nothing_leaves_all_where_it_was(billing):
+    put(billing, 1)
+    billing.channel().exchange_delete("billing:archive")
+    code, _, err = billing.command("events_recover", "billing.send_invoice")
+    assert code == 1
+    assert "run `manage.py events_declare`" in err
+    assert "what is left is still in its queue" in err
+    billing.wait_for_ready("billing.send_invoice", 1)
+    billing.declare()
+    assert billing.command("events_recover", "billing.send_invoice")[0] == 0
+
+
+def test_ctrl_c_ends_between_windows(billing, monkeypatch):
+    for number in range(1, 5):
+        put(billing, number)
+    archive = recovery._archive
+
+    def interrupted(batch, *args):
+        os.kill(os.getpid(), signal.SIGINT)
+        return archive(batch, *args)
+
+    monkeypatch.setattr(recovery, "_archive", interrupted)
+    code, out, err = billing.command("events_recover", "billing.send_invoice")
+    assert code == 1
+    assert "stopped: somebody stopped it" in err
+    done = billing.ready("billing:archive")
+    assert 1 <= done < 4
+    assert f"{done} message" in out
+    billing.wait_for_ready("billing.send_invoice", 4 - done)
+
+
+#: Runs the command in a process of its own that dies when it would ack.
+_DYING = """
+import json, os, signal, sys
+import django
+from django.conf import settings
+raw, url = json.loads(sys.argv[1]), sys.argv[2]
+settings.configure(
+    INSTALLED_APPS=["django_amqp_events"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    AMQP_EVENTS=raw,
+)
+from tests.celery_app import app
+app.conf.broker_url = url
+django.setup()
+from django.core.management import call_command
+from django_amqp_events.broker.batch_reader import Intake
+Intake.ack = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+call_command("events_recover", sys.argv[3])
+"""
+
+
+def die(billing, queue: str) -> int:
+    """Run it in a process that is killed between publish and ack; returns what it published."""
+    before = billing.ready("billing:archive")
+    arguments = [json.dumps(billing.raw), billing.vhost.url, queue]
+    done = subprocess.run(
+        [sys.executable, "-c", _DYING, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    published: int = billing.ready("billing:archive") - before
+    return published
+
+
+def test_killed_between_publish_and_ack_nothing_is_lost_and_no_row_is_two(billing):
+    put(billing, 1)
+    put(billing, 2)
+    bury(billing, 2, until="graveyard")
+    doubled = die(billing, "billing:graveyard")
+    # Confirmed in the archive, and in their queue as well.
+    assert doubled >= 1
+    billing.wait_for_ready("billing:graveyard", 2)
+    assert billing.command("events_recover", "billing:graveyard")[0] == 0
+    assert billing.ready("billing:graveyard") == 0
+    counts = mirror_all(billing)
+    assert (counts.messages, counts.known) == (2 + doubled, doubled)
+    assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == 2
+
+
+def test_killed_with_a_message_that_has_no_id(billing):
+    """It cannot be told from another one like it, so it is two."""
+    billing.publish("billing:abyss", "", b"without an id")
+    assert die(billing, "billing:abyss") == 1
+    billing.wait_for_ready("billing:abyss", 1)
+    assert billing.command("events_recover")[0] == 0
+    mirror_all(billing)
+    assert {bytes(row.body) for row in ArchivedEvent.objects.all()} == {b"without an id"}
+    assert ArchivedEvent.objects.count() == 2

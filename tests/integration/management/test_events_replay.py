@@ -1,0 +1,663 @@
+"""``events_replay`` on a real broker: what goes where, what does not, how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from django_amqp_events.archive import replay
+from django_amqp_events.management.commands import events_replay
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    GroupAction,
+    Replay,
+    State,
+)
+
+from ..archiving import (
+    archived,
+    mirror_all,
+    outcome,
+    publish,
+    received,
+)
+from ..conftest import Service
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HANDLERS = {"send_invoice": ["shop.order.created"], "book": ["shop.#"]}
+
+
+@pytest.fixture
+def billing(service, fresh_vhost):
+    made = service(fresh_vhost, HANDLERS=HANDLERS)
+    made.declare()
+    return made
+
+
+def fill(billing, *numbers: int, handler: str = "send_invoice", **options) -> None:
+    """Archive events 1, 2, … for a handler."""
+    publish(
+        billing,
+        *(
+            archived(
+                received(f"order-{n}", payload={"order_id": n}, queue=f"billing.{handler}"),
+                handler=handler,
+                **options,
+            )
+            for n in numbers
+        ),
+    )
+    mirror_all(billing)
+
+
+def states(**filters) -> list[str]:
+    rows = ArchivedEvent.objects.filter(**filters).order_by("event_id")
+    return list(rows.values_list("state", flat=True))
+
+
+# -- what ---------------------------------------------------------------------------------
+
+
+def test_an_event_by_its_id_goes_to_its_handler_alone(billing):
+    fill(billing, 1, 2)
+    code, out, err = billing.command("events_replay", "order-1", "--comment", "tax rates are in")
+    assert (code, err) == (0, "")
+    assert "1 of 1 event published" in out
+    assert states() == [State.REPLAYING, State.ARCHIVED]
+    assert billing.take("billing.send_invoice").headers["event-id"] == "order-1"
+    assert billing.ready("billing.book") == 0
+    made = Replay.objects.get()
+    assert made.requested_by.startswith("events_replay (")
+    assert made.reason == "tax rates are in"
+    assert ArchiveAction.objects.get().reason == "tax rates are in"
+
+
+def test_a_row_by_its_id_however_it_is_written(billing):
+    fill(billing, 1, 2)
+    row = ArchivedEvent.objects.get(event_id="order-2")
+    assert billing.command("events_replay", row.pk.hex.upper())[0] == 0
+    assert states() == [State.ARCHIVED, State.REPLAYING]
+
+
+def test_an_event_id_that_is_a_uuid_in_capitals(billing):
+    event_id = "7A3C5D1E-0000-4000-8000-000000000001"
+    publish(billing, archived(received(event_id)))
+    mirror_all(billing)
+    assert billing.command("events_replay", event_id)[0] == 0
+    assert states() == [State.REPLAYING]
+
+
+def test_one_event_of_two_handlers(billing):
+    """Its id means all that is archived of it; a handler that is through is none of it."""
+    fill(billing, 1)
+    fill(billing, 1, handler="book")
+    ArchivedEvent.objects.filter(handler="book").update(state=State.SUCCEEDED)
+    assert billing.command("events_replay", "order-1")[0] == 0
+    assert states(handler="send_invoice") == [State.REPLAYING]
+    assert states(handler="book") == [State.SUCCEEDED]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--handler", "send_invoice"], {"order-1", "order-2"}),
+        (["--handler", "book"], {"order-3", "order-4"}),
+        (["--handler", "book", "--handler", "send_invoice"], {f"order-{n}" for n in range(1, 5)}),
+        (["--event", "shop.order.created"], {f"order-{n}" for n in range(1, 5)}),
+        (["--exception", "TaxError"], {f"order-{n}" for n in range(1, 4)}),
+        (["--exception", "billing.errors.TaxError", "--handler", "book"], {"order-3"}),
+        (["--reason", "failed"], {"order-4"}),
+        (["--reason", "failed", "--reason", "exhausted"], {f"order-{n}" for n in range(1, 5)}),
+        (["--since", "2h"], {"order-1", "order-4"}),
+        (["--until", "2h"], {"order-2", "order-3"}),
+        (["--since", "3d", "--until", "2h"], {"order-2"}),
+        (["--until", "2020-01-01T00:00Z"], set()),
+        (["--all"], {f"order-{n}" for n in range(1, 5)}),
+        (["--all", "--limit", "2"], {"order-3", "order-2"}),  # oldest failure first
+        (["order-1", "order-3", "--limit", "1"], {"order-3"}),
+        (["order-1", "order-3", "--handler", "book"], {"order-3"}),
+    ],
+)
+def test_filters(billing, arguments, expected):
+    now = datetime.now(UTC)
+    fill(billing, 1)
+    fill(billing, 2, at=now - timedelta(days=1))
+    fill(billing, 3, handler="book", at=now - timedelta(days=9))
+    fill(billing, 4, handler="book", reason="failed", failure=None, at=now - timedelta(minutes=5))
+    plan = json.loads(
+        billing.command("events_replay", *arguments, "--dry-run", "--format", "json")[1]
+    )
+    assert sum(handler["events"] for handler in plan["handlers"]) == len(expected)
+    billing.command("events_replay", *arguments)
+    replaying = ArchivedEvent.objects.filter(state=State.REPLAYING)
+    assert set(replaying.values_list("event_id", flat=True)) == expected
+
+
+def test_a_group(billing):
+    """All that is open of it, and its history says so; nobody else's."""
+    fill(billing, 1, 2)
+    fill(billing, 3, handler="book")
+    group = ArchivedEvent.objects.get(event_id="order-1").group
+    assert group is not None
+    code, out, _ = billing.command("events_replay", "--group", str(group.pk), "--comment", "mended")
+    assert (code, states()) == (0, [State.REPLAYING, State.REPLAYING, State.ARCHIVED])
+    assert "2 of 2 events published" in out
+    action = GroupAction.objects.get()
+    assert (action.group, action.action, action.events) == (group, "replay", 2)
+    assert action.text == "mended"
+    assert action.by.startswith("events_replay (")
+    for wrong, text in ((str(uuid4()), "there is no failure group"), ("tax", "it is an id")):
+        code, _, err = billing.command("events_replay", "--group", wrong)
+        assert code == 2
+        assert text in err
+
+
+def test_another_service_in_the_same_tables_replays_its_own(billing):
+    """Also where they fail oldest: they would use up the limit, each time."""
+    fill(billing, 1, 2)
+    fill(billing, 1, handler="book")
+    of_shop = ArchivedEvent.objects.filter(handler="book")
+    of_shop.update(service="shop", last_failed_at=datetime(2026, 1, 1, tzinfo=UTC))
+    assert billing.command("events_replay", "--all", "--limit", "1")[0] == 0
+    assert billing.command("events_replay", "order-1", "order-2")[0] == 1
+    assert states(service="billing") == [State.REPLAYING, State.REPLAYING]
+    code, out, _ = billing.command("events_replay", str(of_shop.get().pk))
+    assert code == 1
+    assert "it is of the service 'shop'; replay it in a process of that service" in out
+    assert states(service="shop") == [State.ARCHIVED]
+
+
+def test_names_that_nothing_has_are_told(billing):
+    fill(billing, 1)
+    last = ArchivedEvent.objects.get().exception.rpartition(".")[2]
+    code, out, err = billing.command(
+        "events_replay", "--event", "shop.order.create", "--exception", last[:-1]
+    )
+    assert code == 0
+    assert "no archived event fits" in out
+    assert "has the name 'shop.order.create'; did you mean 'shop.order.created'?" in err
+    assert f"has the exception {last[:-1]!r}; did you mean" in err
+    # Names that some event has, only not now, are no mistake.
+    ArchivedEvent.objects.update(state=State.SUCCEEDED)
+    code, _, err = billing.command(
+        "events_replay", "--event", "shop.order.created", "--exception", last
+    )
+    assert (code, err) == (0, "")
+
+
+def test_the_beginning_of_an_id(billing):
+    ids = ["7a3c5d1e-0000-4000-8000-00000000000" + end for end in "12"]
+    publish(billing, *(archived(received(each)) for each in [*ids, "20261120-7"]))
+    mirror_all(billing)
+    code, _, err = billing.command("events_replay", "7a3c5d1e")
+    assert code == 2
+    assert f"'7a3c5d1e' begins more than one id: {', '.join(ids)}" in err
+    # An id of the publisher's own making is meant as it is written.
+    code, _, err = billing.command("events_replay", "20261120", "7a3c5d")
+    assert code == 1
+    assert "no archived event has the id '20261120'" in err
+    assert "no archived event has the id '7a3c5d'; give the whole id, or its first 8" in err
+    assert states() == [State.ARCHIVED] * 3
+    assert billing.command("events_replay", ids[0].replace("-", "").upper()[:-1])[0] == 2
+    ArchivedEvent.objects.filter(event_id=ids[1]).delete()
+    assert billing.command("events_replay", "7A3C5D1E0")[0] == 0
+    row = ArchivedEvent.objects.get(event_id="20261120-7")
+    assert billing.command("events_replay", str(row.pk)[:13])[0] == 0
+    assert states() == [State.REPLAYING] * 2
+
+
+def test_nothing_fits(billing):
+    code, out, _ = billing.command("events_replay", "--all")
+    assert code == 0
+    assert "no archived event fits" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "say what to replay: ids, filters, or --all"),
+        (["--limit", "3"], "say what to replay"),
+        (["--all", "--event", "a.b"], "--all takes everything"),
+        (["--all", "order-1"], "--all takes everything"),
+        (["--force", "--all"], "--force takes ids"),
+        (["--force", "order-1", "--handler", "book"], "--force takes ids"),
+        (["--since", "yesterday"], "--since is 'yesterday'; it is a time such as 2026-11-20"),
+        (["--since", "9" * 30 + "d"], "it is an age"),
+        (["--since", "0001-01-01T00:00+14:00"], "it is a time"),
+        (["--since", "1h", "--until", "2h"], "--since is not before --until"),
+        (["--handler", "send_invoce"], "no handler 'send_invoce', nor an event of it; did you"),
+        (["--reason", "exausted"], "no reason 'exausted'; did you mean 'exhausted'? Reasons: arg"),
+        (["--event", "shop.*"], "'shop.*' is a pattern; give whole names"),
+        (["--exception", "*Error"], "'*Error' is a pattern; give whole names"),
+        (["--all", "--rate", "0"], "--rate is a number above 0"),
+        (["--all", "--rate", "nan"], "--rate is a number above 0"),
+        (["--all", "--limit", "0"], "--limit is a number above 0"),
+        (["--all", "--wait", "-1"], "--wait is a number above 0"),
+        (["--all", "--wait", "1", "--dry-run"], "--dry-run publishes nothing"),
+    ],
+)
+def test_wrong_arguments_change_nothing(billing, arguments, text):
+    fill(billing, 1)
+    code, _, err = billing.command("events_replay", *arguments)
+    assert code == 2
+    assert text in err
+    assert states() == [State.ARCHIVED]
+
+
+def test_times_without_an_offset_are_the_projects(billing, settings):
+    settings.TIME_ZONE = "Pacific/Auckland"
+    fill(billing, 1, at=datetime(2026, 3, 1, 12, tzinfo=UTC))
+    since = ["--since", "2026-03-02T00:59", "--until", "2026-03-02T01:01"]
+    out = billing.command("events_replay", *since, "--dry-run")[1]
+    assert "1 event would be replayed" in out
+
+
+# -- the plan -----------------------------------------------------------------------------
+
+
+def test_a_dry_run_names_handlers_and_places_and_changes_nothing(billing):
+    fill(billing, 1, 2)
+    fill(billing, 3, handler="book")
+    fill(billing, 4, handler="gone")
+    before = list(ArchivedEvent.objects.order_by("pk").values_list("version", "state"))
+    code, out, _ = billing.command("events_replay", "--all", "--dry-run")
+    assert code == 1
+    *lines, why = out.splitlines()
+    assert lines == [
+        "3 events would be replayed",
+        "  2 to send_invoice: billing:replay → billing.send_invoice",
+        "  1 to book: billing:replay → billing.book",
+        "1 would be skipped",
+    ]
+    assert why.startswith("  shop.order.created (order-4) for gone: no handler is named 'gone'")
+    assert list(ArchivedEvent.objects.order_by("pk").values_list("version", "state")) == before
+    assert not Replay.objects.exists()
+    assert billing.ready("billing.send_invoice") == billing.ready("billing.book") == 0
+
+
+def test_a_renamed_handler(service, fresh_vhost):
+    billing = service(
+        fresh_vhost, HANDLERS=HANDLERS, RENAMED_HANDLERS={"gone": "away", "away": "book"}
+    )
+    billing.declare()
+    fill(billing, 1, handler="gone")
+    assert billing.command("events_replay", "--handler", "gone")[0] == 0
+    assert billing.take("billing.book").headers["event-handler"] == "book"
+
+
+# -- what does not go ---------------------------------------------------------------------
+
+
+def test_ids_that_are_settled_or_unknown_are_told(billing):
+    fill(billing, 1, 2)
+    ArchivedEvent.objects.filter(event_id="order-2").update(state=State.DISCARDED)
+    code, out, err = billing.command("events_replay", "order-1", "order-2", "order-9")
+    assert code == 1
+    assert "1 of 1 event published" in out
+    assert "shop.order.created (order-2) for send_invoice: it is discarded" in out
+    assert "no archived event has the id 'order-9'" in err
+    assert states() == [State.REPLAYING, State.DISCARDED]
+
+
+def test_ids_that_the_filters_leave_out_are_told(billing):
+    fill(billing, 1)
+    code, out, _ = billing.command("events_replay", "order-1", "--handler", "book")
+    assert code == 1
+    assert "the filters leave it out" in out
+    assert states() == [State.ARCHIVED]
+
+
+def test_an_event_that_changed_before_its_turn_is_skipped(billing, monkeypatch):
+    """What was frozen in the beginning is replayed, and nothing that changed since."""
+    monkeypatch.setattr(replay, "CHUNK", 1)
+    fill(billing, 1, at=datetime.now(UTC) - timedelta(hours=1))
+    fill(billing, 2)
+    publish_chunk = replay.replay
+
+    def meanwhile(seen, **options):
+        report = publish_chunk(seen, **options)
+        ArchivedEvent.objects.filter(event_id="order-2").update(version=7)
+        fill(billing, 3)
+        return report
+
+    monkeypatch.setattr(replay, "replay", meanwhile)
+    code, out, _ = billing.command("events_replay", "--all", "--format", "json")
+    answer = json.loads(out)
+    assert code == answer["exit_code"] == 1
+    assert (answer["fits"], answer["published"]) == (2, 1)
+    assert "or another tab, was faster" in answer["skipped"][0]["why"]
+    assert states() == [State.REPLAYING, State.ARCHIVED, State.ARCHIVED]
+
+
+def test_one_that_cannot_be_routed_comes_back_and_the_others_go(billing):
+    fill(billing, 1)
+    fill(billing, 2, handler="book")
+    billing.channel().queue_unbind("billing.book", "billing:replay", "billing.book")
+    code, out, _ = billing.command("events_replay", "--all")
+    assert code == 1
+    assert "1 of 2 events published" in out
+    assert "1 came back" in out
+    assert "no queue is bound" in out
+    assert states() == [State.REPLAYING, State.ARCHIVED]
+
+
+def test_a_broker_that_is_away(billing):
+    fill(billing, *range(12))
+    away = replace(billing.vhost, url="amqp://guest:guest@127.0.0.1:9//")
+    billing.vhost, there = away, billing.vhost
+    code, out, err = billing.command("events_replay", "--all")
+    billing.vhost = there
+    assert code == 2
+    # Once for all of them.
+    assert out.count("no connection to RabbitMQ") == 1
+    assert ", and 11 more: no connection to RabbitMQ" in out
+    assert "stopped: for the same reason; 0 not replayed" in err
+    for row in ArchivedEvent.objects.all():
+        assert row.state == State.ARCHIVED
+        assert f"({row.event_id}) was not published: no connection" in row.error
+
+
+def test_reasons_that_are_many_are_counted(billing, monkeypatch):
+    monkeypatch.setattr(events_replay, "SHOWN", 1)
+    fill(billing, 1, handler="gone")
+    fill(billing, 2, 3, handler="away")
+    out = billing.command("events_replay", "--all")[1]
+    assert "3 skipped" in out
+    assert "and 1 more event for other reasons" in out
+
+
+def test_wrong_settings(billing):
+    billing.raw["PUBLISH"] = "later"
+    code, _, err = billing.command("events_replay", "--all")
+    assert code == 2
+    assert "PUBLISH" in err
+
+
+# -- force --------------------------------------------------------------------------------
+
+
+def test_force_takes_what_is_overdue_and_nothing_else(billing):
+    fill(billing, 1, 2)
+    billing.command("events_replay", "--all")
+    long_ago = datetime.now(UTC) - timedelta(days=2)
+    ArchivedEvent.objects.filter(event_id="order-1").update(state_since=long_ago)
+    out = billing.command("events_replay", "order-1", "order-2")[1]
+    assert "(order-1) for send_invoice: it is replaying and overdue; --force replays it" in out
+    assert "(order-2) for send_invoice: it is replaying\n" in out
+    code, out, _ = billing.command("events_replay", "--force", "order-1", "order-2")
+    assert code == 1
+    assert "1 of 2 events published" in out
+    assert "it is not overdue" in out
+    assert Replay.objects.filter(event__event_id="order-1").count() == 2
+    assert Replay.objects.filter(event__event_id="order-2").count() == 1
+    assert ArchiveAction.objects.filter(action="force").count() == 1
+
+
+# -- outcomes -----------------------------------------------------------------------------
+
+
+def answer_replays(billing: Service, *, succeed: set[str], fail: Iterable[str] = ()) -> None:
+    """Be worker and mirror: take the replays and report how they ended."""
+    for _ in (*succeed, *fail):
+        message = billing.take("billing.send_invoice")
+        event_id, replay_id = message.headers["event-id"], message.headers["event-replay-id"]
+        row = ArchivedEvent.objects.get(event_id=event_id)
+        if event_id in succeed:
+            publish(billing, outcome(row, replay_id))
+        else:
+            delivery = received(event_id, body=bytes(row.body))
+            publish(billing, archived(delivery, replay_id=replay_id))
+    mirror_all(billing)
+
+
+@pytest.fixture
+def while_it_waits(monkeypatch):
+    """Do something when the command has published and begins to wait."""
+    from django_amqp_events.management.commands.events_replay import Command
+
+    waiting = Command._wait
+
+    def install(action):
+        def wait(self, seconds, tally):
+            action()
+            waiting(self, seconds, tally)
+
+        monkeypatch.setattr(Command, "_wait", wait)
+
+    return install
+
+
+def test_wait_for_success(billing, while_it_waits):
+    fill(billing, 1, 2)
+    while_it_waits(lambda: answer_replays(billing, succeed={"order-1", "order-2"}))
+    code, out, _ = billing.command("events_replay", "--all", "--wait", "20")
+    assert code == 0
+    assert "2 succeeded, 0 failed again, 0 without an outcome" in out
+    assert states() == [State.SUCCEEDED, State.SUCCEEDED]
+
+
+def test_wait_tells_what_failed_again(billing, while_it_waits):
+    fill(billing, 1, 2)
+    while_it_waits(lambda: answer_replays(billing, succeed={"order-1"}, fail={"order-2"}))
+    code, out, _ = billing.command("events_replay", "--all", "--wait", "20")
+    assert code == 1
+    assert "1 succeeded, 1 failed again" in out
+    assert "(order-2) for send_invoice: billing.errors.TaxError: there is no tax rate" in out
+
+
+def test_wait_ends_without_an_outcome(billing):
+    fill(billing, 1)
+    code, out, _ = billing.command("events_replay", "--all", "--wait", "0.3", "--format", "json")
+    answer = json.loads(out)
+    assert code == 1
+    assert answer["outcomes"] == {"succeeded": 0, "failed": 0, "none": 1, "failed_ids": []}
+    code, out, _ = billing.command("events_replay", "--all", "--wait", "0.3")
+    assert code == 0  # nothing is archived any more
+
+
+# -- long work ----------------------------------------------------------------------------
+
+
+def test_ctrl_c_ends_between_chunks_and_tells_what_was_done(billing, monkeypatch):
+    monkeypatch.setattr(replay, "CHUNK", 2)
+    fill(billing, *range(1, 7))
+    publish_chunk = replay.replay
+
+    def interrupted(seen, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        return publish_chunk(seen, **options)
+
+    monkeypatch.setattr(replay, "replay", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    code, out, err = billing.command("events_replay", "--all")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert code == 1
+    assert "2 of 6 events published" in out
+    assert "stopped: somebody stopped it; 4 not replayed" in err
+    assert sorted(states()) == [State.ARCHIVED] * 4 + [State.REPLAYING] * 2
+    assert billing.ready("billing.send_invoice") == 2
+
+
+def test_a_rate_is_kept_and_ctrl_c_does_not_wait_for_it(billing, monkeypatch):
+    fill(billing, 1, 2)
+    said: list[int] = []
+    publish_chunk = replay.replay
+
+    def counted(seen, **options):
+        said.append(len(seen))
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return publish_chunk(seen, **options)
+
+    monkeypatch.setattr(replay, "replay", counted)
+    # The second one would have its turn in more than a quarter of an hour.
+    code, _, err = billing.command("events_replay", "--all", "--rate", "0.001")
+    assert code == 1
+    assert said == [1]
+    assert "1 not replayed" in err
+
+
+def test_it_runs_in_a_thread_too(billing):
+    fill(billing, 1)
+    answers: list[int] = []
+    from django.db import connection, connections
+
+    def prune() -> None:
+        try:
+            answers.append(billing.command("events_prune", "--dry-run")[0])
+        finally:
+            connections.close_all()
+
+    connection.inc_thread_sharing()
+    try:
+        thread = threading.Thread(target=prune)
+        thread.start()
+        thread.join(30)
+    finally:
+        connection.dec_thread_sharing()
+    assert answers == [0]
+
+
+def test_json(billing):
+    fill(billing, 1)
+    fill(billing, 2, handler="gone")
+    code, out, _ = billing.command("events_replay", "--all", "--dry-run", "--format", "json")
+    answer = json.loads(out)
+    assert code == 1
+    [skipped] = answer.pop("skipped")
+    assert skipped["title"] == "shop.order.created (order-2) for gone"
+    assert answer == {
+        "version": 1,
+        "result": "counted",
+        "exit_code": 1,
+        "fits": 2,
+        "published": 0,
+        "returned": [],
+        "missing": [],
+        "stopped": "",
+        "handlers": [
+            {
+                "handler": "send_invoice",
+                "exchange": "billing:replay",
+                "queue": "billing.send_invoice",
+                "events": 1,
+            }
+        ],
+        "outcomes": None,
+    }
+    code, out, _ = billing.command("events_replay", "order-1", "order-7", "--format", "json")
+    answer = json.loads(out)
+    assert (code, answer["result"], answer["published"]) == (1, "published", 1)
+    assert answer["missing"] == ["order-7"]
+
+
+# -- edit ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def editing(service, fresh_vhost):
+    made = service(fresh_vhost, HANDLERS=HANDLERS, EDITING=True)
+    made.declare()
+    return made
+
+
+def written(tmp_path: Path, text: str = '{"order_id": 8}') -> str:
+    path = tmp_path / "payload.json"
+    path.write_text(text)
+    return str(path)
+
+
+def test_an_event_is_replayed_with_another_payload(editing, tmp_path):
+    fill(editing, 1, 2)
+    row = ArchivedEvent.objects.get(event_id="order-1")
+    arguments = ["--edit", "order-1", "--payload", written(tmp_path), "--comment", "wrong number"]
+    code, out, err = editing.command("events_replay", *arguments, "--dry-run")
+    assert (code, err) == (0, "")
+    assert '-   "order_id": 1' in out
+    assert '+   "order_id": 8' in out
+    assert "1 event would be replayed" in out
+    assert editing.ready("billing.send_invoice") == 0
+    code, out, err = editing.command("events_replay", *arguments)
+    assert (code, err) == (0, "")
+    assert "1 of 1 event published" in out
+    message = editing.take("billing.send_invoice")
+    assert json.loads(message.body) == [[], {"order_id": 8}, {}]
+    assert message.headers["event-id"] == "order-1"
+    made = Replay.objects.get()
+    assert message.headers["event-replay-id"] == str(made.pk)
+    assert made.revision is not None
+    assert (made.revision.reason, made.revision.by) == ("wrong number", made.requested_by)
+    assert states() == [State.REPLAYING, State.ARCHIVED]
+    # It fails again: the same row, whatever the body was.
+    failed = received("order-1", body=bytes(message.body, "utf-8"))
+    publish(editing, archived(failed, replay_id=str(made.pk)))
+    mirror_all(editing)
+    row.refresh_from_db()
+    assert (row.state, row.attempts, ArchivedEvent.objects.count()) == (State.ARCHIVED, 6, 2)
+    assert row.failure_set.filter(replay=made).count() == 1
+    code, _, _ = editing.command("events_replay", *arguments)
+    assert code == 0
+    publish(editing, outcome(row, str(Replay.objects.get(number=2).pk)))
+    mirror_all(editing)
+    row.refresh_from_db()
+    assert row.state == State.SUCCEEDED
+    code, out, _ = editing.command("events_replay", *arguments)
+    assert (code, "it is succeeded" in out) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--edit", "order-1", "--comment", "x"], "--edit needs the payload"),
+        (["--edit", "order-1", "--payload", "FILE"], "--edit needs a reason: --comment"),
+        (["--edit", "order-1", "--payload", "FILE", "--comment", " "], "--edit needs a reason"),
+        (["order-2", "--edit", "order-1", "--payload", "FILE"], "--edit takes one id"),
+        (["--edit", "order-1", "--payload", "FILE", "--all"], "--edit takes one id"),
+        (["--edit", "order-1", "--payload", "FILE", "--since", "2h"], "--edit takes one id"),
+        (["order-1", "--payload", "FILE"], "--payload needs --edit"),
+        (["--edit", "order-1", "--payload", "/no/such/file", "--comment", "x"], "No such file"),
+        (["--edit", "order-1", "--payload", "WRONG", "--comment", "x"], "This is a list"),
+        (["--edit", "order-1", "--payload", "SAME", "--comment", "x"], "the event's own payload"),
+    ],
+)
+def test_wrong_arguments_edit_nothing(editing, tmp_path, arguments, text):
+    fill(editing, 1)
+    files = {"FILE": '{"order_id": 8}', "WRONG": "[]", "SAME": '{"order_id": 1}'}
+    arguments = [written(tmp_path, files[each]) if each in files else each for each in arguments]
+    code, _, err = editing.command("events_replay", *arguments)
+    assert (code, text in err) == (2, True), err
+    assert states() == [State.ARCHIVED]
+    assert editing.ready("billing.send_invoice") == 0
+
+
+def test_an_edit_is_of_one_row(editing, tmp_path):
+    fill(editing, 1)
+    fill(editing, 1, handler="book")
+    arguments = ["--payload", written(tmp_path), "--comment", "x"]
+    code, _, err = editing.command("events_replay", "--edit", "order-1", *arguments)
+    assert code == 2
+    assert "more than one handler; name a row: " in err
+    row = ArchivedEvent.objects.get(handler="book")
+    assert editing.command("events_replay", "--edit", str(row.pk), *arguments)[0] == 0
+    assert states(handler="send_invoice") == [State.ARCHIVED]
+    code, _, err = editing.command("events_replay", "--edit", "order-9", *arguments)
+    assert (code, "no archived event has the id 'order-9'" in err) == (1, True)
+
+
+def test_where_editing_is_off_the_command_says_so(billing, tmp_path):
+    fill(billing, 1)
+    arguments = ["--edit", "order-1", "--payload", written(tmp_path), "--comment", "x"]
+    code, _, err = billing.command("events_replay", *arguments)
+    assert code == 2
+    assert "only where AMQP_EVENTS['EDITING'] is True" in err
+    assert states() == [State.ARCHIVED]

@@ -1,0 +1,154 @@
+"""``events_status`` on a real broker: what waits where, what it means, how it exits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ..conftest import wait_until
+
+HANDLERS = {"send_invoice": ["shop.order.created"], "book": ["shop.#"]}
+
+
+@pytest.fixture(params=["management", "amqp"])
+def billing(request, service, fresh_vhost):
+    keys = {} if request.param == "management" else {"MANAGEMENT_URL": ""}
+    made = service(fresh_vhost, HANDLERS=HANDLERS, **keys)
+    made.declare()
+    made.exact = request.param == "management"
+    return made
+
+
+def line(out: str, queue: str) -> str:
+    [found] = [text for text in out.splitlines() if text.split()[:1] == [queue]]
+    return found
+
+
+def test_quiet_service(billing):
+    code, out, err = billing.command("events_status")
+    assert (code, err) == (0, "")
+    assert "empty, nobody consumes" in line(out, "billing.book")
+    assert "and 13 empty delay queues" in out
+    assert ("Without MANAGEMENT_URL" in out) is not billing.exact
+
+
+def test_events_without_a_worker(billing):
+    for _ in range(3):
+        billing.publish("events", "shop.order.created")
+    code, out, _ = billing.command("events_status")
+    assert code == 1
+    assert line(out, "billing.send_invoice").endswith(
+        "3 events wait for billing.send_invoice, nobody consumes: start a worker"
+    )
+    # With somebody who consumes it is no error.
+    for queue in ("billing.send_invoice", "billing.book"):
+        billing.consume(queue, prefetch=1)
+    wait_until(lambda: billing.ready("billing.book") == 2, "one is in hand")
+    code, out, _ = billing.command("events_status")
+    assert code == 0
+    assert "2 events wait for billing.book, consumed" in out
+
+
+def test_delayed(billing):
+    for _ in range(12):
+        billing.publish("billing:delay.64s", "billing.book")
+    code, out, _ = billing.command("events_status")
+    assert code == 0
+    assert "12 delayed, the next returns within 64 s" in line(out, "billing:delay.64s")
+
+
+@pytest.mark.parametrize(
+    ("queue", "text"),
+    [
+        (
+            "archive",
+            "1 message waits to be mirrored, nobody consumes: run `manage.py events_mirror`",
+        ),
+        ("graveyard", "1 isolated event waits to be run alone, nobody consumes"),
+    ],
+)
+def test_archive_and_graveyard_need_somebody(billing, queue, text):
+    billing.publish(f"billing:{queue}", "x")
+    code, out, _ = billing.command("events_status")
+    assert code == 1
+    assert text in line(out, f"billing:{queue}")
+    billing.consume(f"billing:{queue}")
+    wait_until(lambda: not billing.ready(f"billing:{queue}"), "it is in hand")
+    assert billing.command("events_status")[0] == 0
+
+
+@pytest.mark.parametrize("queue", ["dead", "abyss"])
+def test_poison_is_always_an_error(billing, queue):
+    billing.publish(f"billing:{queue}", "x")
+    code, out, _ = billing.command("events_status")
+    assert code == 1
+    meaning = line(out, f"billing:{queue}")
+    assert "poison: 1 event" in meaning
+    remedy = "events_recover" if queue == "abyss" else "events_reaper"
+    assert meaning.endswith(f"run `manage.py {remedy}`")
+    # In somebody's hand it is still there, which only the management API shows.
+    billing.consume(f"billing:{queue}")
+    wait_until(lambda: not billing.ready(f"billing:{queue}"), "it is in hand")
+    if billing.exact:
+        wait_until(lambda: billing.command("events_status")[0] == 1, "poison is seen")
+
+
+def test_missing_queue(billing):
+    billing.channel().queue_delete("billing.book")
+    code, out, _ = billing.command("events_status")
+    assert code == 1
+    assert line(out, "billing.book").endswith("missing: run manage.py events_declare")
+
+
+def test_unacked_and_stale_by_the_api(service, fresh_vhost):
+    service(fresh_vhost, HANDLERS={**HANDLERS, "gone": ["shop.#"]}).declare()
+    billing = service(fresh_vhost, HANDLERS=HANDLERS)
+    billing.publish("events", "shop.order.created")
+    billing.consume("billing.book")
+
+    def seen() -> bool:
+        code, out, _ = billing.command("events_status", "--format", "json")
+        answer = json.loads(out)
+        queues = {queue["name"]: queue for queue in answer["queues"]}
+        assert code == answer["exit_code"] == 1
+        assert queues["billing.gone"]["state"] == "stale"
+        assert "not declared any more, and 1 event" in queues["billing.gone"]["meaning"]
+        book = queues["billing.book"]
+        return (book["ready"], book["unacked"], book["total"], book["consumers"]) == (0, 1, 1, 1)
+
+    wait_until(seen, "one in hand")
+
+
+def test_json_is_one_document(billing):
+    code, out, err = billing.command("events_status", "--format", "json")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(answer) == {
+        "version", "service", "prefix", "vhost", "broker", "source", "error", "result",
+        "exit_code", "queues", "outbox",
+    }  # fmt: skip
+    assert set(answer["queues"][0]) == {
+        "name", "role", "state", "severity", "ready", "unacked", "total", "consumers", "meaning",
+    }  # fmt: skip
+    assert len(answer["queues"]) == 13 + 2 + 4
+
+
+def test_verbosity(billing):
+    assert billing.command("events_status", verbosity=0) == (0, "", "")
+    _, out, _ = billing.command("events_status", verbosity=2)
+    assert "empty" in line(out, "billing:delay.1s")
+    billing.publish("events", "shop.order.paid")
+    code, out, _ = billing.command("events_status", verbosity=0)
+    assert code == 1
+    assert len(out.splitlines()) == 2
+
+
+def test_broker_away_is_2(service, fresh_vhost):
+    made = service(fresh_vhost)
+    made.vhost = type(made.vhost)(
+        name="x", url="amqp://u:p@127.0.0.1:9/x", management_url="", node=made.vhost.node
+    )
+    code, out, err = made.command("events_status")
+    assert (code, out) == (2, "")
+    assert "no connection" in err

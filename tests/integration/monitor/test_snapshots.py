@@ -1,0 +1,277 @@
+"""Snapshots of a live broker and database; a broker or database that is away; alerts of both."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, connections
+
+from django_amqp_events import signals
+from django_amqp_events.broker.provisioning import inspection
+from django_amqp_events.models import Alert, Snapshot
+from django_amqp_events.monitor import alerts, queue_status, snapshots
+from django_amqp_events.monitor.snapshots import Camera, Watcher
+from tests.conftest import Vhost
+
+from ..archiving import (
+    archived,
+    mirror_all,
+    publish,
+    received,
+)
+from ..conftest import wait_until
+from ..processes import mirrors
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+QUEUE = "billing.send_invoice"
+HANDLERS = {"send_invoice": ["shop.order.created"]}
+SQLITE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def billing(archive_database: Any, service: Any, fresh_vhost: Any) -> Any:
+    made = service(fresh_vhost, HANDLERS=HANDLERS)
+    made.declare()
+    return made
+
+
+def watcher(made: Any, **options: Any) -> Watcher:
+    return Watcher(Camera(made.app, made.settings, made.topology), **options)
+
+
+def in_hand(made: Any) -> int | None:
+    """What the management API knows of the queue's unacked messages."""
+    api = inspection.management(made.app, made.settings)
+    found = queue_status.status(made.app, made.settings, made.topology, api=api)
+    return next(each.unacked for each in found.queues if each.name == QUEUE)
+
+
+@pytest.fixture
+def told() -> Any:
+    """What the signals said."""
+    said: list[tuple[str, str, str]] = []
+
+    def raised(sender: str, *, kind: str, key: str, **_: Any) -> None:
+        said.append(("raised", kind, key))
+
+    def ended(sender: str, *, kind: str, key: str, **_: Any) -> None:
+        said.append(("ended", kind, key))
+
+    signals.alert_raised.connect(raised)
+    signals.alert_ended.connect(ended)
+    yield said
+    signals.alert_raised.disconnect(raised)
+    signals.alert_ended.disconnect(ended)
+
+
+def end(watch: Watcher) -> None:
+    """Stop its thread, which closes its own connections before the database goes."""
+    watch.stop()
+    assert watch._thread is not None
+    watch._thread.join(20)
+    assert not watch._thread.is_alive()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_snapshot_has_every_queue_and_what_is_open(billing, exact, monkeypatch):
+    if not exact:
+        monkeypatch.setitem(billing.raw, "MANAGEMENT_URL", "")
+        object.__setattr__(billing.settings, "management_url", "")
+    publish(billing, archived(received("1")))
+    mirror_all(billing)
+    for _ in range(2):
+        billing.publish("events", "shop.order.created")
+    channel = billing.consume(QUEUE, prefetch=1)
+    wait_until(lambda: billing.ready(QUEUE) == 1, "one is in hand")
+    if exact:
+        wait_until(lambda: in_hand(billing) == 1, "the API, which is seconds behind, knows too")
+    now = datetime.now(UTC)
+    taken = watcher(billing).look(now)
+    assert taken is not None
+    assert taken.seen
+    assert taken.open == 1
+    about = Snapshot.objects.get().about
+    assert set(about["queues"]) == {queue.name for queue in billing.topology.queues}
+    found = about["queues"][QUEUE]
+    assert (found["ready"], found["consumers"], found["severity"]) == (1, 1, "ok")
+    assert found.get("unacked") == (1 if exact else None)
+    assert about["broker"]["exact"] == exact
+    assert about["broker"]["error"] == ""
+    assert about["broker"].get("alarms") == ([] if exact else None)
+    assert about["consumed"] == {QUEUE: now.isoformat()}
+    assert about["drift"]["result"] == ("ok" if exact else "unknown")
+    assert about["archive"]["open"] == about["archive"]["new_hour"] == 1
+    assert about["mirror"] == {"empty_at": now.isoformat(), "waiting": 0, "lag": 0.0}
+    channel.close()
+    later = now + timedelta(minutes=1)
+    wait_until(lambda: billing.ready(QUEUE) == 2, "both are back")
+    watcher(billing).look(later)
+    about = Snapshot.objects.latest("at").about
+    assert about["queues"][QUEUE]["severity"] == "error"
+    assert "start a worker" in about["queues"][QUEUE]["meaning"]
+    assert about["consumed"] == {QUEUE: now.isoformat()}, "when it was last seen"
+
+
+def test_drift_is_named_by_queue_and_compared_now_and_then(billing):
+    camera = watcher(billing).camera
+    about = camera.take(NOW).about
+    assert about["drift"]["result"] == "ok"
+    billing.channel().queue_delete(QUEUE)
+    about = camera.take(NOW + timedelta(seconds=30)).about
+    assert about["queues"][QUEUE]["state"] == "missing"
+    assert about["drift"]["at"] == NOW.isoformat(), "compared lately"
+    about = camera.take(NOW + timedelta(seconds=601)).about
+    assert about["drift"]["result"] == "drift"
+    assert set(about["drift"]["queues"]) == {QUEUE}
+    assert any(QUEUE in each for each in about["drift"]["items"])
+
+
+def test_a_management_api_that_is_away_leaves_what_amqp_tells(billing):
+    object.__setattr__(billing.settings, "management_url", "http://guest:secret@127.0.0.1:1")
+    taken = watcher(billing).camera.take(NOW)
+    assert taken.seen
+    assert taken.about["queues"][QUEUE]["ready"] == 0
+    assert "does not answer" in taken.about["broker"]["api_error"]
+    assert "secret" not in taken.document
+
+
+def test_the_mirror_lags_since_its_queue_was_empty(billing):
+    watch = watcher(billing)
+    watch.look(NOW)
+    publish(billing, archived())
+    billing.wait_for_ready("billing:archive", 1)
+    later = NOW + timedelta(minutes=2)
+    watch.look(later)
+    assert Snapshot.objects.latest("at").about["mirror"]["lag"] == 120
+    publish(billing, archived(received("2"), at=NOW + timedelta(minutes=3)))
+    # A mirror that is at work leaves messages that are younger than what it has brought.
+    mirror_all(billing)
+    publish(billing, archived())
+    billing.wait_for_ready("billing:archive", 1)
+    watch.camera.take(NOW + timedelta(minutes=4))
+    watch.look(NOW + timedelta(minutes=4))
+    assert Snapshot.objects.latest("at").about["mirror"]["lag"] == 60
+
+
+def test_of_two_mirrors_one_takes_it(billing):
+    assert watcher(billing).look(NOW) is not None
+    assert watcher(billing).look(NOW + timedelta(seconds=10)) is None
+    assert watcher(billing).look(NOW + timedelta(seconds=30)) is not None
+    assert Snapshot.objects.count() == 2
+
+
+def test_a_broker_that_is_killed_and_comes_back(archive_database, service, private_node, told):
+    made = service(
+        Vhost(
+            name="/",
+            url=private_node.amqp_url("/"),
+            management_url=private_node.management_url,
+            node=private_node,
+        ),
+        HANDLERS=HANDLERS,
+        CONFIRM_TIMEOUT=3,
+        ALERTS={"AWAY": 0.2},
+    )
+    made.declare()
+    watch = watcher(made, every=0.5)
+    watch.start()
+    try:
+        wait_until(lambda: Snapshot.objects.filter(seen=True).exists(), "one is seen")
+        private_node.kill()
+        wait_until(lambda: Snapshot.objects.filter(seen=False).count() > 1, "it is noted", 60)
+        newest = Snapshot.objects.filter(seen=False).latest("at").about
+        assert newest["broker"]["error"]
+        assert newest["broker"]["away"] > 0
+        assert newest["queues"] == {}
+        assert newest["drift"]["result"] == "ok", "what was known is kept"
+        wait_until(lambda: ("raised", "broker_away", "") in told, "somebody is told")
+        back = Snapshot.objects.latest("at").at
+        private_node.start_again()
+        wait_until(
+            lambda: Snapshot.objects.filter(seen=True, at__gt=back).exists(), "it is back", 60
+        )
+        wait_until(lambda: ("ended", "broker_away", "") in told, "and that it is over")
+        assert told.count(("raised", "broker_away", "")) == 1
+    finally:
+        end(watch)
+
+
+def test_a_database_that_is_away_is_told_once_and_disturbs_nothing(billing, monkeypatch):
+    said: list[str] = []
+    broken = threading.Event()
+    broken.set()
+    real = snapshots.rows
+
+    def rows(name: str) -> Any:
+        if broken.is_set():
+            raise DatabaseError("the database is away\nDETAIL")
+        return real(name)
+
+    monkeypatch.setattr(snapshots, "rows", rows)
+    watch = watcher(billing, every=0.05, tell=said.append)
+    watch.start()
+    wait_until(lambda: said, "it says so")
+    threading.Event().wait(0.3)
+    broken.clear()
+    wait_until(lambda: len(said) > 1, "it says so")
+    end(watch)
+    assert said == [
+        "the figures of the dashboard cannot be stored (the database is away)",
+        "the figures of the dashboard are stored again",
+    ]
+    assert Snapshot.objects.exists()
+
+
+def test_anything_in_the_abyss_is_an_alert_until_it_is_gone(billing, told):
+    watch = watcher(billing)
+    watch.look(NOW)
+    assert told == []
+    billing.publish("billing:abyss", "x")
+    watch.look(NOW + timedelta(minutes=1))
+    watch.look(NOW + timedelta(minutes=2))
+    assert told == [("raised", "abyss", "billing:abyss")]
+    assert "events_recover" in Alert.objects.get().text
+    billing.take("billing:abyss")
+    watch.look(NOW + timedelta(minutes=3))
+    assert told[1:] == [("ended", "abyss", "billing:abyss")]
+    assert Alert.objects.get().ended == NOW + timedelta(minutes=3)
+
+
+def test_many_at_once_tell_once(archive_database, billing, told):
+    barrier = threading.Barrier(8)
+    news: list[bool] = []
+
+    def run(troubled: bool) -> None:
+        try:
+            barrier.wait()
+            news.append(alerts.consider("abyss", "q", "poison", now=NOW, troubled=troubled))
+        finally:
+            connections.close_all()
+
+    for troubled in (True, False):
+        threads = [threading.Thread(target=run, args=(troubled,)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert news.count(True) == 1
+        assert len(news) == 8
+        news.clear()
+    assert told == [("raised", "abyss", "q"), ("ended", "abyss", "q")]
+    assert Alert.objects.count() == 1
+
+
+@SQLITE
+def test_events_mirror_takes_them_in_a_thread(billing, archive_database, tmp_path):
+    with mirrors(billing.vhost, archive_database, tmp_path) as processes:
+        running = processes.start()
+        publish(billing, archived())
+        wait_until(Snapshot.objects.exists, "one is taken", 60)
+        assert running.stop() == 0
+        assert Snapshot.objects.get().seen
+        Snapshot.objects.all().delete()
+        processes.empty()
+        assert not Snapshot.objects.exists()

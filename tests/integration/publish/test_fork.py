@@ -1,0 +1,276 @@
+"""Publishing before and after a fork. Each program runs with every warning an error.
+
+The proxy tells what a fork does to the parent's connection: a child that closed the inherited
+socket politely, or shut it down, would end it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import django_amqp_events
+from tests.conftest import Vhost
+
+from ..wire import (
+    ACK,
+    DEADLINE,
+    Proxy,
+    Wire,
+    until,
+)
+
+PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
+
+BEGIN = """
+import os, sys, threading
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django_amqp_events"],
+    AMQP_EVENTS={
+        "SERVICE": "shop", "AUTODISCOVER": [], "PUBLISH": "immediate", "CONFIRM_TIMEOUT": 10,
+        "EXCHANGE": os.environ["EXCHANGE"], "CELERY_APP": "__main__.app",
+    },
+)
+django.setup()
+from celery import Celery
+app = Celery("fork", broker=os.environ["URL"], set_as_current=False)
+from django_amqp_events import broker, conf, publish_event, publish_many
+
+def publish(who, count=1):
+    publish_many("shop.forked", [{"who": who, "pid": os.getpid()} for _ in range(count)])
+
+def port():
+    (channel,) = broker.publisher_pool(conf.get_settings())._idle
+    return channel._transport.sock.getsockname()[1]
+
+def wait(pid):
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, status
+
+def said(word):
+    print(word, flush=True)
+
+def heard(word):
+    assert sys.stdin.readline().strip() == word
+
+publish("parent")
+mine = port()
+"""
+
+END = """
+publish("parent")
+assert port() == mine, "the parent opened another connection"
+"""
+
+
+@pytest.fixture
+def wire(vhost: Vhost) -> Iterator[Wire]:
+    with Wire.on(vhost.url) as wire:
+        yield wire
+
+
+@contextmanager
+def program(wire: Wire, proxy: Proxy, code: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program; it has to end well and to say nothing on stderr."""
+    process = subprocess.Popen(
+        [
+            sys.executable, "-X", "dev", "-W", "error",
+            # What these tests are about; Python 3.12 and newer warn of it.
+            "-W", "ignore:This process:DeprecationWarning",
+            "-c", BEGIN + code + END,
+        ],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(PACKAGE),
+            "URL": proxy.url,
+            "EXCHANGE": wire.exchange,
+        },
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+        _, err = process.communicate(timeout=DEADLINE * 2)
+        assert (process.returncode, err) == (0, "")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def run(wire: Wire, code: str) -> Proxy:
+    proxy = wire.proxy()
+    with program(wire, proxy, code):
+        pass
+    return proxy
+
+
+def counts(wire: Wire) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for payload in wire.payloads():
+        found[payload["who"]] = found.get(payload["who"], 0) + 1
+    return found
+
+
+@pytest.mark.parametrize("exit_", ["os._exit(0)", "sys.exit(0)", "os.execv('/bin/true', ['true'])"])
+def test_os_fork(wire: Wire, exit_: str):
+    code = f"""
+for n in range(3):
+    pid = os.fork()
+    if not pid:
+        publish("child", 5)
+        publish("child", 5)
+        {exit_}
+    wait(pid)
+    publish("parent")
+"""
+    proxy = run(wire, code)
+    assert counts(wire) == {"parent": 5, "child": 30}
+    assert len(proxy.links) == 4
+
+
+def test_a_child_that_does_not_publish(wire: Wire):
+    """Nor says goodbye on the parent's connection when it ends."""
+    code = """
+pid = os.fork()
+if not pid:
+    broker.close_pools()
+    sys.exit(0)
+wait(pid)
+"""
+    proxy = run(wire, code)
+    assert counts(wire) == {"parent": 2}
+    assert len(proxy.links) == 1
+
+
+def test_grandchildren(wire: Wire):
+    code = """
+pid = os.fork()
+if not pid:
+    publish("child")
+    inner = os.fork()
+    if not inner:
+        publish("grandchild")
+        sys.exit(0)
+    wait(inner)
+    publish("child")
+    sys.exit(0)
+wait(pid)
+"""
+    proxy = run(wire, code)
+    assert counts(wire) == {"parent": 2, "child": 2, "grandchild": 1}
+    assert len(proxy.links) == 3
+
+
+def test_multiprocessing_many_children_at_once(wire: Wire):
+    code = """
+import multiprocessing
+context = multiprocessing.get_context("fork")
+children = [context.Process(target=publish, args=("child", 20)) for _ in range(8)]
+for child in children: child.start()
+publish("parent")
+for child in children:
+    child.join()
+    assert child.exitcode == 0
+    child.close()
+"""
+    proxy = run(wire, code)
+    assert counts(wire) == {"parent": 3, "child": 160}
+    assert len(proxy.links) == 9
+
+
+def test_billiard_as_in_celerys_prefork_pool(wire: Wire):
+    code = """
+import billiard
+children = [billiard.Process(target=publish, args=("child", 20)) for _ in range(4)]
+for child in children: child.start()
+for child in children:
+    child.join()
+    assert child.exitcode == 0
+"""
+    proxy = run(wire, code)
+    assert counts(wire) == {"parent": 2, "child": 80}
+    assert len(proxy.links) == 5
+
+
+def test_while_another_thread_holds_the_locks(wire: Wire):
+    code = """
+pool = broker.publisher_pool(conf.get_settings())
+held, done = threading.Event(), threading.Event()
+def hold():
+    with pool._changed, broker._pools_lock:
+        held.set()
+        done.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+pid = os.fork()
+if not pid:
+    import signal
+    signal.alarm(20)
+    publish("child")
+    broker._pools.clear()
+    publish("child")
+    os._exit(0)
+wait(pid)
+done.set()
+thread.join()
+"""
+    run(wire, code)
+    assert counts(wire) == {"parent": 2, "child": 2}
+
+
+def test_in_the_middle_of_another_threads_publish(wire: Wire):
+    code = """
+said("warm")
+heard("hold")
+thread = threading.Thread(target=publish, args=("thread",))
+thread.start()
+heard("fork")
+pid = os.fork()
+if not pid:
+    publish("child", 3)
+    os._exit(0)
+wait(pid)
+said("forked")
+thread.join()
+"""
+    proxy = wire.proxy()
+    with program(wire, proxy, code) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "warm\n"
+        proxy.hold = {ACK}
+        process.stdin.write("hold\n")
+        process.stdin.flush()
+        until(lambda: proxy.links[0].held, "the thread waits for its confirm")
+        proxy.hold = set()
+        process.stdin.write("fork\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "forked\n"
+        assert not proxy.links[0].closed, "the child ended its parent's connection"
+        proxy.links[0].release()
+    assert counts(wire) == {"parent": 2, "child": 3, "thread": 1}
+    assert len(proxy.links) == 2
+
+
+def test_a_fork_that_python_is_not_told_of(wire: Wire):
+    """Servers that embed Python may fork below it: no hook runs, but the pid is another."""
+    code = """
+import ctypes
+pid = ctypes.PyDLL(None).fork()
+if not pid:
+    publish("child", 3)
+    os._exit(0)
+wait(pid)
+"""
+    proxy = run(wire, code)
+    assert counts(wire) == {"parent": 2, "child": 3}
+    assert len(proxy.links) == 2

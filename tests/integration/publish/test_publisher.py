@@ -1,0 +1,392 @@
+"""Publishing on a real broker: what arrives, when it leaves, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import connections, transaction
+
+from django_amqp_events import (
+    Options,
+    PublishError,
+    PublishNackedError,
+    event,
+    publish_event,
+    publish_many,
+)
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.decorators import Event
+from django_amqp_events.signals import event_published, event_unrouted
+from tests.conftest import Vhost
+
+from ..wire import (
+    ACK,
+    Wire,
+    in_threads,
+    until,
+)
+
+NAME = "shop.order.created"
+
+
+@pytest.fixture
+def wire(vhost: Vhost) -> Iterator[Wire]:
+    with Wire.on(vhost.url) as wire:
+        yield wire
+
+
+@pytest.fixture
+def order_created(monkeypatch: pytest.MonkeyPatch) -> Event[...]:
+    monkeypatch.setattr(declarations, "events", [])
+
+    @event(NAME)
+    def order_created(
+        order_id: int, total: Decimal = Decimal("9.90"), *, note: str | None = None
+    ) -> None: ...
+
+    return order_created
+
+
+# -- what arrives -----------------------------------------------------------------------------
+
+
+def test_exactly_this_is_on_the_wire(wire: Wire, order_created: Event[...]):
+    before = datetime.now(UTC)
+    event_id = order_created.using(headers={"traceparent": "00-1", "n": 7}).publish(1, note="Grüße")
+    after = datetime.now(UTC)
+    (message,) = wire.take()
+    assert message.body == (b'[[],{"order_id":1,"total":"9.90","note":"Gr\xc3\xbc\xc3\x9fe"},{}]')
+    headers = message.properties.pop("application_headers")
+    published_at = headers.pop("event-published-at")
+    assert before <= datetime.fromisoformat(published_at) <= after
+    assert published_at.endswith("Z")
+    headers.pop("x-delivery-count", None)  # the quorum queue's
+    assert headers == {
+        "lang": "py",
+        "task": NAME,
+        "id": event_id,
+        "root_id": event_id,
+        "retries": 0,
+        "argsrepr": "()",
+        "kwargsrepr": "{…}",
+        "origin": "shop",
+        "event-format": 1,
+        "event-id": event_id,
+        "event-name": NAME,
+        "event-service": "shop",
+        "event-correlation-id": event_id,
+        "traceparent": "00-1",
+        "n": 7,
+    }
+    assert message.properties == {
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "delivery_mode": 2,
+        "message_id": event_id,
+        "correlation_id": event_id,
+    }
+    delivery = message.delivery_info
+    assert (delivery["exchange"], delivery["routing_key"]) == (wire.exchange, NAME)
+    assert UUID(event_id).version == 4
+
+
+def test_prefix_and_exchange(wire: Wire):
+    name = wire.exchange
+    prefix, exchange = name[:3], name[3:]
+    wire.configure(PREFIX=prefix, EXCHANGE=exchange)
+    publish_event(NAME, {})
+    (message,) = wire.take()
+    assert message.delivery_info["exchange"] == name
+    # The event's name, and so its routing key, belongs to all environments.
+    assert message.delivery_info["routing_key"] == NAME
+
+
+def test_values_are_written_as_djangos_encoder_does(wire: Wire):
+    own = uuid4()
+    publish_event(
+        NAME,
+        {
+            "day": date(2026, 3, 1),
+            "at": datetime(2026, 3, 1, 12, 30, tzinfo=UTC),
+            "total": Decimal("1.10"),
+            "id": own,
+            "deep": [{"x": None, "y": [True, 1.5]}],
+            "large": 2**70,
+        },
+    )
+    assert wire.payloads() == [
+        {
+            "day": "2026-03-01",
+            "at": "2026-03-01T12:30:00Z",
+            "total": "1.10",
+            "id": str(own),
+            "deep": [{"x": None, "y": [True, 1.5]}],
+            "large": 2**70,
+        }
+    ]
+
+
+def test_each_way_to_publish(wire: Wire, order_created: Event[...]):
+    ids = [
+        order_created.publish(order_id=1),
+        order_created(2),
+        publish_event(NAME, {"order_id": 3}),
+        publish_event(NAME, {"order_id": 4, "surplus": 1}, validate=False),
+        asyncio.run(order_created.apublish(order_id=5)),
+        asyncio.run(order_created.using(mode="immediate").apublish(6)),
+        *order_created.publish_many([{"order_id": 7}, {"order_id": 8}]),
+        *publish_many(NAME, [{"order_id": 9}]),
+    ]
+    messages = wire.take()
+    assert [message.properties["message_id"] for message in messages] == ids
+    payloads = [json.loads(message.body)[1] for message in messages]
+    # The contract's defaults are filled in, but where it was not asked.
+    full = {"total": "9.90", "note": None}
+    expected = [{"order_id": n, **full} for n in range(1, 10)]
+    expected[3] = {"order_id": 4, "surplus": 1}
+    assert payloads == expected
+
+
+def test_an_event_id_of_ones_own(wire: Wire, order_created: Event[...]):
+    own = uuid4()
+    ready = order_created.using(event_id=own, correlation_id="checkout-77")
+    # A repeat under the same id is what an unknown outcome asks for.
+    assert ready.publish(1) == ready.publish(1) == str(own)
+    for message in wire.take():
+        assert message.properties["message_id"] == message.headers["event-id"] == str(own)
+        assert message.headers["event-correlation-id"] == "checkout-77"
+
+
+def test_ten_thousand_at_once(wire: Wire):
+    ids = publish_many(NAME, [{"n": n} for n in range(10_000)])
+    messages = wire.take(about=10_000)
+    assert [message.properties["message_id"] for message in messages] == ids
+    assert [json.loads(message.body)[1]["n"] for message in messages] == list(range(10_000))
+    # One connection, still good.
+    assert len(wire.pool._idle) == len(wire.pool._all) == 1
+
+
+def test_large_ones_that_nobody_is_bound_for(wire: Wire):
+    """Each comes back with its body; who only writes would fill the sockets of both sides."""
+    wire.unbind()
+    wire.configure(UNROUTED="raise", CONFIRM_TIMEOUT=10)
+    with pytest.raises(PublishError) as caught:
+        publish_many(NAME, [{"text": "x" * 500_000}] * 60)
+    assert len(caught.value.errors) == 60
+    assert len(wire.pool._idle) == 1
+
+
+def test_signals(wire: Wire):
+    seen: list[tuple[str, str, int]] = []
+
+    def published(event_id: str, **_: Any) -> None:
+        seen.append(("published", event_id, len(wire.take())))
+
+    def unrouted(event_id: str, **_: Any) -> None:
+        seen.append(("unrouted", event_id, len(wire.take())))
+
+    event_published.connect(published)
+    event_unrouted.connect(unrouted)
+    try:
+        first = publish_event(NAME, {})
+        wire.unbind()
+        second = publish_event(NAME, {})
+    finally:
+        event_published.disconnect(published)
+        event_unrouted.disconnect(unrouted)
+    # After the fact: the message is in the queue when the receiver looks.
+    assert seen == [("published", first, 1), ("unrouted", second, 0)]
+
+
+# -- when it leaves ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def databases(django_db_blocker: Any, tmp_path: Path) -> Iterator[None]:
+    """Two databases of this test's own, without tables: transactions are all that is needed."""
+    default = connections.databases["default"]
+    with django_db_blocker.unblock():
+        for alias in ("first", "second"):
+            # In files: Django's close() leaves a database in memory open.
+            connections.databases[alias] = {
+                **default,
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": tmp_path / alias,
+            }
+        try:
+            yield
+        finally:
+            for alias in ("first", "second"):
+                connections[alias].close()
+                del connections[alias]
+                del connections.databases[alias]
+
+
+@pytest.fixture
+def on_commit(wire: Wire, databases: None) -> Wire:
+    wire.configure(PUBLISH="on_commit", DATABASE="first")
+    return wire
+
+
+@contextmanager
+def rollback() -> Iterator[None]:
+    """Run a block in a transaction, or a savepoint, that is rolled back."""
+    with suppress(LookupError), transaction.atomic(using="first"):
+        yield
+        raise LookupError
+
+
+def test_published_after_the_commit_not_before(on_commit: Wire):
+    with transaction.atomic(using="first"):
+        event_id = publish_event(NAME, {"n": 1})
+        assert on_commit.take() == []
+    assert on_commit.ids() == [event_id]
+
+
+def test_rolled_back(on_commit: Wire):
+    with rollback():
+        publish_event(NAME, {"n": 1})
+    assert on_commit.take() == []
+    publish_event(NAME, {"n": 2})
+    assert [payload["n"] for payload in on_commit.payloads()] == [2]
+
+
+def test_a_savepoint_that_is_rolled_back(on_commit: Wire):
+    with transaction.atomic(using="first"):
+        publish_event(NAME, {"n": 1})
+        with rollback():
+            publish_event(NAME, {"n": 2})
+        with transaction.atomic(using="first"):
+            publish_many(NAME, [{"n": 3}, {"n": 4}])
+    assert [payload["n"] for payload in on_commit.payloads()] == [1, 3, 4]
+
+
+def test_the_database_whose_commit_counts(on_commit: Wire):
+    with transaction.atomic(using="second"):
+        with transaction.atomic(using="first"):
+            publish_event(NAME, {"n": 1})
+            publish_event(NAME, {"n": 2}, options=Options(using="second"))
+        assert [payload["n"] for payload in on_commit.payloads()] == [1]
+    assert [payload["n"] for payload in on_commit.payloads()] == [2]
+
+
+def test_outside_of_a_transaction_at_once(on_commit: Wire):
+    assert on_commit.ids() == []
+    event_id = publish_event(NAME, {})
+    assert on_commit.ids() == [event_id]
+
+
+def test_immediate_does_not_wait_for_a_transaction(on_commit: Wire):
+    with rollback():
+        event_id = publish_event(NAME, {}, options=Options(mode="immediate"))
+        assert on_commit.ids() == [event_id]
+
+
+def test_a_failure_after_the_commit_reaches_who_committed(on_commit: Wire):
+    """The row is there, the event is not: the error carries the id for a repeat."""
+    full = f"{on_commit.exchange}.full"
+    on_commit.channel.queue_declare(
+        full,
+        durable=True,
+        auto_delete=False,
+        arguments={"x-max-length": 0, "x-overflow": "reject-publish"},
+    )
+    on_commit.channel.queue_bind(full, on_commit.exchange, "#")
+    published = ""
+    with pytest.raises(PublishNackedError) as caught:  # noqa: SIM117 - the commit is what raises
+        with transaction.atomic(using="first"):
+            published = publish_event(NAME, {})
+    assert caught.value.event_id == published != ""
+    on_commit.channel.queue_delete(full)
+    again = publish_event(NAME, {}, options=Options(event_id=caught.value.event_id))
+    assert on_commit.ids() == [published, again] == [published] * 2
+
+
+# -- how often --------------------------------------------------------------------------------
+
+
+def test_sixteen_threads(wire: Wire):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=30)
+    published: list[str] = []
+
+    def publish(number: int) -> None:
+        for n in range(200):
+            published.append(publish_event(NAME, {"thread": number, "n": n}))
+
+    raised = in_threads(16, publish)
+    assert not raised
+    messages = wire.take(about=3200)
+    ids = [message.properties["message_id"] for message in messages]
+    assert len(ids) == 3200
+    assert sorted(ids) == sorted(published)
+    # Each thread's events in its order.
+    seen: dict[int, list[int]] = {}
+    for message in messages:
+        payload = json.loads(message.body)[1]
+        seen.setdefault(payload["thread"], []).append(payload["n"])
+    assert seen == {number: list(range(200)) for number in range(16)}
+    assert len(proxy.links) <= 10
+
+
+def test_the_celery_app_of_the_project_in_any_thread(wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    """Without CELERY_APP: Celery's fixup for Django makes the app the default of all threads."""
+    from celery import Celery, _state, current_app
+
+    before = (_state.default_app, _state._tls.current_app)
+    _state.default_app = None
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.settings")
+    try:
+        app = Celery("project", broker=wire.url)
+        wire.configure(CELERY_APP="")
+        found: list[Any] = []
+
+        def publish(number: int) -> None:
+            found.append(current_app._get_current_object())
+            publish_event(NAME, {"n": number})
+
+        assert not in_threads(2, publish)
+        assert found == [app, app]
+        assert len(wire.take()) == 2
+    finally:
+        _state.default_app, _state._tls.current_app = before
+
+
+def test_many_coroutines(wire: Wire, order_created: Event[...]):
+    async def publish() -> list[str]:
+        return await asyncio.gather(
+            *(order_created.using(mode="immediate").apublish(n) for n in range(200))
+        )
+
+    ids = asyncio.run(publish())
+    assert sorted(wire.ids()) == sorted(ids)
+    assert len(set(ids)) == 200
+
+
+def test_a_cancelled_coroutine_leaves_the_pool_as_it_was(wire: Wire, order_created: Event[...]):
+    proxy = wire.proxy()
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=10)
+    order_created(0)
+
+    async def publish() -> None:
+        proxy.hold = {ACK}
+        task = asyncio.create_task(order_created.apublish(1))
+        await asyncio.to_thread(until, lambda: proxy.links[0].held, "the confirm")
+        task.cancel()
+        asyncio.get_running_loop().call_later(0.1, proxy.release)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(publish())
+    order_created(2)
+    assert len(proxy.links) == 1
+    assert len(wire.take()) == 3

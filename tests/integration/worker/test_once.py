@@ -1,0 +1,342 @@
+"""The inbox on SQLite and PostgreSQL: one effect, whatever is delivered twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
+
+from django_amqp_events import (
+    PublishNackedError,
+    RolledBackError,
+    handler,
+    signals,
+)
+from django_amqp_events.archive import replay, retention
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.declare.registry import Handler, get_registry
+from django_amqp_events.message import encoding
+from django_amqp_events.models import ArchivedEvent, InboxEntry
+from django_amqp_events.publish import outbox
+from django_amqp_events.testing import override_events
+from django_amqp_events.worker import once
+from tests.conftest import Database
+
+from ..archiving import archived, mirror_all, publish
+from ..archiving import received as delivered
+
+ALIAS = "archive"
+
+
+@pytest.fixture
+def books(archive_database: Database) -> Iterator[Handler]:
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("CREATE TABLE effects (event varchar(64))")
+    with override_events(SERVICE="billing", AUTODISCOVER=[]):
+
+        @handler("shop.order", name="books.write", once=True, using=ALIAS)
+        def write(**payload: Any) -> None: ...
+
+        yield get_registry().handlers["books.write"]
+
+
+def received(event_id: str = "", **more: Any) -> ReceivedEvent:
+    return ReceivedEvent(id=event_id or str(uuid4()), name="shop.order", service="shop", **more)
+
+
+def effect(event: ReceivedEvent) -> str:
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("INSERT INTO effects VALUES (%s)", [event.id])
+    return "done"
+
+
+def effects() -> list[str]:
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("SELECT event FROM effects")
+        return [row[0] for row in cursor.fetchall()]
+
+
+def run(books: Handler, event: ReceivedEvent) -> str | None:
+    return once.once(books, event, lambda: effect(event))
+
+
+def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Any] = []
+
+    def hear(**told: Any) -> None:
+        heard.append((told["sender"], told["handler"], told["event"].id))
+
+    signals.event_skipped.connect(hear)
+    try:
+        event = received()
+        assert run(books, event) == "done"
+        caplog.set_level("INFO")
+        assert run(books, received(event.id, attempt=2)) is None
+    finally:
+        signals.event_skipped.disconnect(hear)
+    assert effects() == [event.id]
+    assert heard == [("billing", "books.write", event.id)]
+    assert f"({event.id}) is not run again: books.write has handled it" in caplog.text
+    (entry,) = InboxEntry.objects.using(ALIAS)
+    assert (entry.service, entry.handler, entry.source) == ("billing", "books.write", "shop")
+
+
+def test_another_source_or_handler_is_another_event(books: Handler) -> None:
+    event = received("7")
+    keys = {
+        once.key("billing", "books.write", event),
+        once.key("billing", "books.read", event),
+        once.key("audit", "books.write", event),
+        once.key("billing", "books.write", ReceivedEvent(id="7", name="x", service="web")),
+    }
+    assert len(keys) == 4
+
+
+def test_two_events_that_a_publisher_gave_one_id_are_both_handled(books: Handler) -> None:
+    """An order's number, and what has happened to it is the name; the archive does so too."""
+    created = ReceivedEvent(id="7", name="shop.order.created", service="shop")
+    paid = ReceivedEvent(id="7", name="shop.order.paid", service="shop")
+    assert [run(books, event) for event in (created, paid, paid)] == ["done", "done", None]
+    assert effects() == ["7", "7"]
+    assert InboxEntry.objects.using(ALIAS).count() == 2
+
+
+def test_what_raises_is_rolled_back(books: Handler) -> None:
+    event = received()
+
+    def fail() -> None:
+        effect(event)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        once.once(books, event, fail)
+    assert not effects()
+    assert run(books, event) == "done"
+    assert effects() == [event.id]
+
+
+def test_an_integrity_error_of_the_handler_is_its_own(books: Handler) -> None:
+    """Only the inbox's own row means that it was handled."""
+    from django.db import IntegrityError
+
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("CREATE UNIQUE INDEX one ON effects (event)")
+    first, second = received(), received()
+    run(books, first)
+    with pytest.raises(IntegrityError):
+        once.once(books, second, lambda: effect(first))
+    assert run(books, second) == "done"
+
+
+def again(event: ReceivedEvent) -> None:
+    """Save what is there already, and take the error for an answer."""
+    row = InboxEntry(id=uuid4(), handled_at=datetime.now(UTC), event_id=event.id)
+    row.save(using=ALIAS)
+    with suppress(IntegrityError):
+        row.save(using=ALIAS, force_insert=True)
+
+
+def divide(_: ReceivedEvent) -> None:
+    with suppress(DatabaseError), connections[ALIAS].cursor() as cursor:
+        cursor.execute("SELECT 1/0")
+
+
+def give_up(_: ReceivedEvent) -> None:
+    transaction.set_rollback(True, using=ALIAS)
+
+
+def end(_: ReceivedEvent) -> None:
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("ROLLBACK")
+
+
+def close(_: ReceivedEvent) -> None:
+    connections[ALIAS].close()
+
+
+@pytest.mark.parametrize("swallow", [again, give_up, end, close])
+def test_what_cannot_be_committed_is_not_handled(
+    books: Handler, swallow: Callable[[ReceivedEvent], None]
+) -> None:
+    """Django and the database roll back without a word; the handler fails, and is run again."""
+    check_swallowed(books, swallow)
+
+
+@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+def test_a_transaction_that_postgresql_has_aborted_is_not_handled(books: Handler) -> None:
+    check_swallowed(books, divide)
+
+
+def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) -> None:
+    event = received()
+
+    def swallows() -> str:
+        done = effect(event)
+        swallow(event)
+        return done
+
+    with pytest.raises(RolledBackError, match=rf"{event.id}.*everything it wrote .* rolled back"):
+        once.once(books, event, swallows)
+    assert not effects()
+    assert not InboxEntry.objects.using(ALIAS).exists()
+    assert run(books, event) == "done"
+    assert effects() == [event.id]
+
+
+def test_an_error_that_is_swallowed_outside_its_own_block_harms_nothing(books: Handler) -> None:
+    """What the error's text says to do."""
+    event = received()
+    other = received()
+    run(books, other)
+
+    def careful() -> str:
+        with suppress(IntegrityError), transaction.atomic(using=ALIAS):
+            InboxEntry.objects.using(ALIAS).create(
+                id=once.key("billing", "books.write", other), handled_at=datetime.now(UTC)
+            )
+        return effect(event)
+
+    assert once.once(books, event, careful) == "done"
+    assert effects() == [other.id, event.id]
+
+
+def test_a_replay_is_skipped_and_a_forced_one_has_a_key_of_its_own(books: Handler) -> None:
+    event = received()
+    run(books, event)
+    assert run(books, received(event.id, replay_id="r1")) is None
+    forced = received(event.id, replay_id="r2", replay_forced=True)
+    assert run(books, forced) == "done"
+    assert run(books, forced) is None
+    assert effects() == [event.id] * 2
+
+
+def test_deliveries_at_the_same_time(books: Handler) -> None:
+    """Eight threads with one event: one effect, and nobody fails but by the database's lock."""
+    event = received()
+    start = threading.Barrier(8)
+    outcomes: list[object] = []
+
+    def work() -> None:
+        start.wait(10)
+        try:
+            outcomes.append(run(books, event))
+        except OperationalError as exc:  # SQLite: another had the lock; a retry comes
+            outcomes.append(exc)
+        finally:
+            connections[ALIAS].close()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert outcomes.count("done") == 1
+    assert effects() == [event.id]
+    assert len(outcomes) == 8
+
+
+def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> None:
+    now = datetime.now(UTC)
+    events = [received() for _ in range(5)]
+    for event in events:
+        run(books, event)
+    old = now - timedelta(days=100)
+    kept = [once.key("billing", "books.write", event) for event in events]
+    InboxEntry.objects.using(ALIAS).filter(pk__in=kept[:4]).update(handled_at=old)
+    for event, state in ((events[0], "archived"), (events[1], "succeeded")):
+        ArchivedEvent.objects.create(
+            id=uuid4(),
+            service="billing",
+            name="shop.order",
+            event_id=event.id,
+            first_failed_at=old,
+            last_failed_at=old,
+            mirrored_at=old,
+            state_since=old,
+            state=state,
+            reason="failed",
+            body=b"",
+            body_size=0,
+            headers_raw=b"",
+        )
+    before = now - timedelta(days=31)
+    assert once.prune(before=before, limit=1) == 1
+    assert once.prune(before=before) == 2
+    left = {row.pk for row in InboxEntry.objects.using(ALIAS)}
+    assert left == {kept[0], kept[4]}
+    assert once.prune(before=before) == 0
+
+
+@pytest.mark.parametrize("standing", ["failed", "discarded"])
+def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: str) -> None:
+    """One queue refused an event that another took: it is published to both when it is restored."""
+    now = datetime.now(UTC)
+    event, other = received(), received()
+    run(books, event)
+    run(books, other)
+    with override_events(SERVICE="billing", DATABASE=ALIAS):
+        message = encoding.event_message(
+            exchange="events",
+            name=event.name,
+            body=b"[[], {}, {}]",
+            event_id=event.id,
+            service="billing",
+            published_at=now,
+        )
+        (held,) = outbox.insert([message], alias=ALIAS, service="billing")
+        refused = PublishNackedError("no", event_id=event.id, event_name=event.name)
+        outbox.failed(ALIAS, [outbox.Answer(held, refused)])
+        if standing == "discarded":
+            assert outbox.discard([held.id], alias=ALIAS) == 1
+        old = now - timedelta(days=40)
+        InboxEntry.objects.using(ALIAS).update(handled_at=old)
+        pruned = retention.prune({}, service="billing", outbox_age=90 * 86400, inbox_age=30 * 86400)
+        assert (pruned.outbox, pruned.inbox) == (0, 1)
+        assert run(books, event) is None
+        assert run(books, other) == "done"
+        outbox.confirmed(ALIAS, [held])
+        assert once.prune(before=now - timedelta(days=31)) == 1
+
+
+def test_rows_are_not_deleted_too_early(books: Handler) -> None:
+    with pytest.raises(ValueError, match="at least 30 days"):
+        once.prune(before=datetime.now(UTC))
+
+
+def test_many_rows_of_one_moment(books: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(once, "CHUNK", 3)
+    old = datetime.now(UTC) - timedelta(days=100)
+    for _ in range(10):
+        run(books, received())
+    InboxEntry.objects.using(ALIAS).update(handled_at=old)
+    assert once.prune(before=old + timedelta(days=1)) == 10
+
+
+def test_a_forced_replay_says_so_and_is_told_again_by_whoever_publishes_it_for_a_dead_process(
+    archive_database: Database, service: Any, fresh_vhost: Any
+) -> None:
+    billing = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
+    billing.declare()
+    publish(billing, archived(delivered("order-1")))
+    mirror_all(billing)
+    row = ArchivedEvent.objects.get()
+    replay.replay({row.pk: row.version}, by="ada")
+    assert "event-replay-forced" not in billing.take("billing.send_invoice").headers
+    long_ago = datetime.now(UTC) - timedelta(days=2)
+    ArchivedEvent.objects.update(state_since=long_ago)
+    row.refresh_from_db()
+    report = replay.replay({row.pk: row.version}, by="ada", force=True)
+    assert report.published == [row.pk]
+    message = billing.take("billing.send_invoice")
+    assert message.headers["event-replay-forced"] is True
+    ArchivedEvent.objects.update(state="queued", state_since=long_ago)
+    assert replay.resume() == 1
+    second = billing.take("billing.send_invoice")
+    assert second.headers["event-replay-forced"] is True
+    assert second.headers["event-replay-id"] == message.headers["event-replay-id"]

@@ -1,0 +1,436 @@
+"""The admin in other languages: catalogues, templates, pages."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import django.conf
+import pytest
+from django.contrib.auth.models import User
+from django.test import override_settings
+from django.urls import reverse
+from django.utils import translation
+from django.utils.translation import gettext, gettext_lazy, gettext_noop, override, trans_real
+
+from django_amqp_events.admin import formatting
+from django_amqp_events.archive import replay, states
+from django_amqp_events.archive.batches import batch_states, preview
+from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.exceptions import BrokerUnavailableError, ConfigurationError
+from django_amqp_events.lazy_messages import Sentence, stored, told
+from django_amqp_events.models import (
+    InboxEntry,
+    OutboxEvent,
+    Revision,
+    State,
+)
+
+from . import admin_world as world
+from .admin_world import (
+    add_replay,
+    client_of,
+    frozen,
+    make,
+    overdue,
+)
+from .catalogues import (
+    LANGUAGES,
+    PACKAGE,
+    compiled,
+    marked,
+    mo,
+    path,
+    po,
+)
+from .test_dashboard import snapshot
+from .test_outbox import make as make_waiting
+
+PERCENT = re.compile(r"%\((\w+)\)s|%%")
+BRACE = re.compile(r"(?<!\()\{(\w*)\}")
+TAG = re.compile(r"</?[a-z]+")
+LETTERS = re.compile(r"[^\W\d_]{2,}")
+#: Texts of templates that are the same in every language.
+NAMES = {"RabbitMQ:"}
+#: Words that are the same in another language, or names that are no words of ours.
+SAME = {
+    "de": {
+        "Broker",
+        "Consumer",
+        "Dashboard",
+        "Exchange",
+        "Handler",
+        "Queue",
+        "Queues",
+        "Routing-Key",
+        "Ticket",
+        "Traceback",
+        "Worker",
+    },
+    "ru": set[str](),
+}
+
+
+#: What somebody else has written, or a name: the same in every language.
+WRITTEN = re.compile(
+    r"(?:billing|shop)[\w.:*-]*|send_invoice|\bbook\b|\bada\b|\bevents\b|\bTaxError\b|celery@[\w-]+"
+    r"|nobody-here|exhausted|poison|expired|RabbitMQ|(?:/srv|application)/[\w./]+|utf-8|\bint\b"
+    r"|\b\w+_selected\b|[0-9a-f]{8}-[0-9a-f-]{27}"
+    # What a row, a snapshot or a person says, in English.
+    r"|there is no tax rate for 'XX'|attempt 3 failed, and it was the last one|a queue refused it"
+    r"|fixed in 1\.2|a wrong number|\bmended\b|\bwrong\b|\"(?:order_id|note)\": (?:\d|\"Grüße\")"
+    r"|42 events wait for .*: start a worker|x-delivery-limit is 3|declared is 5|\bdue\b"
+    # Django caches this one.
+    r"|^Search$|^empty$|^queue .*: different"
+)
+#: What the events of these tests name: an exchange, what a snapshot says of an outbox.
+NAMED = {"events", "due"}
+
+
+# -- catalogues -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_catalogue_has_every_text_that_is_marked_and_no_other(language: str) -> None:
+    wanted, found = marked(), {entry.key for entry in po(language)[1:]}
+    assert len(wanted) > 500
+    missing = {key: file for key, file in wanted.items() if key not in found}
+    assert missing == {}, "run `make messages`, then translate"
+    assert found - wanted.keys() == set(), "run `make messages`"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_text_is_translated_and_looked_at(language: str) -> None:
+    header, *entries = po(language)
+    number = int(re.findall(r"nplurals=(\d)", header.forms[0])[0])
+    for entry in entries:
+        assert "fuzzy" not in entry.flags, entry
+        assert len(entry.forms) == (1 if entry.plural is None else number), entry
+        assert all(text.strip() for text in entry.forms.values()), entry
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_placeholders_and_tags_are_those_of_the_text(language: str) -> None:
+    for entry in po(language)[1:]:
+        texts = [entry.text] if entry.plural is None else [entry.text, entry.plural]
+        for pattern in (PERCENT, BRACE):
+            names = [set(pattern.findall(text)) for text in texts]
+            for form in entry.forms.values():
+                said = set(pattern.findall(form))
+                assert set.intersection(*names) <= said <= set.union(*names), (entry, form)
+        tags = [sorted(TAG.findall(text)) for text in texts]
+        for form in entry.forms.values():
+            assert sorted(TAG.findall(form)) in tags, (entry, form)
+            for code in re.findall(r"<code>.*?</code>|`.*?`|events_\w+", entry.text):
+                assert code in form, (code, form)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_is_compiled_is_what_is_written(language: str) -> None:
+    assert mo(language) == compiled(po(language)), "run `make messages`"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_header_has_djangos_plural_and_nobodys_address(language: str) -> None:
+    # Django keeps catalogues apart whose plurals differ.
+    said = re.compile(r"Plural-Forms: (.*)\n")
+    own = said.findall(po(language)[0].forms[0])
+    of_django = Path(django.conf.__file__).parent / "locale" / language / "LC_MESSAGES/django.mo"
+    found = said.findall(of_django.read_bytes().decode(errors="replace"))
+    assert [own[0].replace(" ", "")] == [each.replace(" ", "") for each in found]
+    text = path(language, "po").read_text()
+    assert "@" not in text
+    assert "POT-Creation-Date" not in text
+    assert not [line for line in text.splitlines() if line.startswith("#:")]
+
+
+# -- templates ------------------------------------------------------------------------------
+
+
+class Texts(HTMLParser):
+    """The texts of a template that a person sees or hears."""
+
+    SAID = frozenset({"alt", "aria-label", "placeholder", "summary", "title", "value"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "button":  # its value is the form's
+            self.found += [value for name, value in attrs if name in self.SAID and value]
+
+    def handle_data(self, data: str) -> None:
+        self.found.append(data)
+
+
+def forgotten(source: str) -> list[str]:
+    """Return what a template says in one language only."""
+    source = re.sub(r"{#.*?#}|{% comment.*?endcomment %}", "", source, flags=re.DOTALL)
+    # Classes of CSS.
+    source = re.sub(r"{% block bodyclass %}.*?{% endblock %}", "", source)
+    source = re.sub(
+        r"{% blocktrans(?:late)?\b.*?{% endblocktrans(?:late)? %}", "", source, flags=re.DOTALL
+    )
+    source = re.sub(r"{{.*?}}|{%.*?%}", "", source, flags=re.DOTALL)
+    texts = (" ".join(text.split()) for text in Texts(source).found)
+    return [text for text in texts if LETTERS.search(text) and text not in NAMES]
+
+
+@pytest.mark.parametrize(
+    "template", sorted(PACKAGE.rglob("*.html")), ids=lambda path: f"{path.parent.name}-{path.name}"
+)
+def test_no_template_says_anything_in_one_language_only(template: Path) -> None:
+    assert forgotten(template.read_text(encoding="utf-8")) == []
+
+
+def test_what_is_forgotten_is_found() -> None:
+    assert forgotten("<p>{{ count }} events</p>") == ["events"]
+    assert forgotten('<p aria-label="State" class="quiet">{% if x %}by {{ x }}{% endif %}</p>') == [
+        "State",
+        "by",
+    ]
+    assert forgotten('{% translate "State" %}{% blocktranslate %}by{% endblocktranslate %}') == []
+
+
+# -- sentences ------------------------------------------------------------------------------
+
+NESTED = Sentence(
+    gettext_noop("%(changed)s; the last decision: %(what)s by %(who)s, %(at)s"),
+    changed=replay.NOT_OVERDUE,
+    what=gettext_lazy("discarded"),
+    who="Zoë 100 %",
+    at="today",
+)
+ENGLISH = (
+    "its replay may be waiting for a retry still; it is not overdue; the last decision: discarded "
+    "by Zoë 100 %, today"
+)
+
+
+def test_a_sentence_is_english_until_somebody_asks_for_another_language() -> None:
+    with override("de"):
+        assert f"{NESTED}" == NESTED[:] == ENGLISH
+        made = Sentence(gettext_noop("it is %(state)s"), state=State.ARCHIVED.label)
+        assert made[:] == "it is archived"
+        assert told(made) == "sein Zustand ist: archiviert"
+        assert told(NESTED).startswith("seine Neuzustellung wartet vielleicht noch")
+        assert told(NESTED).endswith("die letzte Entscheidung: verworfen von Zoë 100 %, today")
+        assert told("archived") == "archived"
+        assert stored(str(replay.GONE[:])) == "es gibt dieses Ereignis nicht mehr"
+        assert stored("") == ""
+        assert formatting.text(None) == ""
+
+
+def test_a_sentence_is_told_after_it_was_raised_and_is_text_after_it_was_copied() -> None:
+    error = ConfigurationError(replay.NOT_OVERDUE)
+    with override("de"):
+        assert told(str(error)).startswith("seine Neuzustellung")
+    for copy in (deepcopy(NESTED), pickle.loads(pickle.dumps(NESTED))):  # noqa: S301 - ours
+        assert type(copy) is str
+        assert copy == ENGLISH
+
+
+# -- pages ----------------------------------------------------------------------------------
+
+
+class Said(Texts):
+    """What a page says beside scripts, code and what somebody else has written."""
+
+    SAID = Texts.SAID | {"aria-label"}
+    FOREIGN = frozenset({"code", "option", "pre", "script", "style", "textarea"})
+
+    def __init__(self, html: str) -> None:
+        self._inside = 0
+        super().__init__(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside += tag in self.FOREIGN
+        if not (tag == "input" and dict(attrs).get("type") in ("hidden", "checkbox")):
+            super().handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside -= tag in self.FOREIGN
+
+    def handle_data(self, data: str) -> None:
+        if not self._inside:
+            super().handle_data(data)
+
+
+def english(language: str) -> set[str]:
+    """Return the texts that are others in this language, and have no names or numbers in them."""
+    found = {
+        text
+        for entry in po(language)[1:]
+        for text in (entry.text, entry.plural or "")
+        if LETTERS.search(text) and text not in entry.forms.values()
+    }
+    return {text for text in found if not PERCENT.search(text) and not BRACE.search(text)}
+
+
+def left(language: str, html: str) -> set[str]:
+    """Return what a page says in English still."""
+    texts = {" ".join(text.split()).rstrip(":…") for text in Said(html).found}
+    wanted = english(language)
+    ours = {text.rstrip(":…") for text in wanted}
+    told = "\n".join(texts)
+    # A word may be in a sentence of another language; a sentence of ours may not.
+    long = {text for text in wanted if text.count(" ") > 2 and "<" not in text and text in told}
+    return (texts & ours - SAME[language] - NAMED) | long
+
+
+@pytest.fixture
+def project() -> Iterator[None]:
+    with override_settings(**world.SETTINGS, AMQP_EVENTS={**world.EVENTS, "EDITING": True}):
+        yield
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str, str]:
+    """Addresses of pages, with something of everything on them."""
+    monkeypatch.setattr(preview, "session", _away)
+    rows = [make(), make(), make(handler=""), make(State.DISCARDED), overdue()]
+    row = rows[0]
+    add_replay(row, revision=_revision(row), error="a queue refused it", publishes=2)
+    make(event_id=row.event_id, handler="book")
+    doubtful = make(unconfirmed=True, reason="poison")
+    while failure_groups.adopt():
+        pass
+    failure_groups.fold_all()
+    row.refresh_from_db()
+    states.discard({rows[1].pk: 0}, by="ada", reason="wrong", now=datetime.now(UTC))
+    waiting = {
+        "failed": make_waiting(attempts=3, error="a queue refused it"),
+        "overdue": make_waiting(due=-600),
+        "foreign": make_waiting(due=-600, service="shop"),
+        "held": make_waiting(due=50),
+        "discarded": make_waiting(due=60, discarded_at=datetime.now(UTC), discarded_by="ada"),
+    }
+    InboxEntry.objects.create(
+        pk=uuid4(),
+        service="billing",
+        handler="book",
+        event_id="7",
+        name="shop.order.created",
+        handled_at=datetime.now(UTC),
+    )
+    draft = batch_states.freeze(states.rows(), by="ada", criteria={"handlers": ["book"]})
+    preview.examine(draft)
+    running = batch_states.freeze(states.rows(), by="ada", title="All with state archived")
+    batch_states.start(running.pk, by="ada", reason="mended", rate=2.5, canary=1, threshold=20)
+    snapshot()
+
+    def at(name: str, *args: Any, **query: str) -> str:
+        return reverse(f"admin:django_amqp_events_{name}", args=args, query=query or None)
+
+    seen = frozen(row, doubtful, rows[3])
+    return {
+        "index": reverse("admin:index"),
+        "archive": at("archivedevent_changelist", state="all"),
+        "archive-nothing": at("archivedevent_changelist", handler="nobody-here"),
+        "event": at("archivedevent_change", row.pk),
+        "event-discarded": at("archivedevent_change", rows[3].pk),
+        "event-unconfirmed": at("archivedevent_change", doubtful.pk),
+        "event-overdue": at("archivedevent_change", rows[4].pk),
+        "edit": at("archivedevent_edit", row.pk, version=str(row.version)),
+        "replay": at("archivedevent_replay", seen=seen),
+        "discard": at("archivedevent_discard", seen=frozen(row)),
+        "restore": at("archivedevent_restore", seen=seen),
+        "force": at("archivedevent_force", seen=frozen(rows[4])),
+        "resolve": at("archivedevent_resolve", seen=frozen(rows[4], row)),
+        "groups": at("failuregroup_changelist"),
+        "group": at("failuregroup_change", row.group_id),
+        "batches": at("replaybatch_changelist"),
+        "batch-draft": at("replaybatch_change", draft.pk),
+        "batch-running": at("replaybatch_change", running.pk, follow="1"),
+        "batch-events": at("replaybatch_events", running.pk, state="waiting"),
+        "dashboard": at("dashboard_changelist"),
+        "topology": at("dashboard_topology"),
+        "retries": at("dashboard_retries"),
+        "outbox": at("outboxevent_changelist"),
+        **{f"outbox-{name}": at("outboxevent_change", each.pk) for name, each in waiting.items()},
+        "publish": at(
+            "outboxevent_publish", seen=_ids(waiting["failed"], waiting["held"], waiting["overdue"])
+        ),
+        "give-up": at(
+            "outboxevent_discard", seen=_ids(waiting["failed"], waiting["foreign"]), back="event"
+        ),
+        "inbox": at("inboxentry_changelist"),
+    }
+
+
+def _away(*_: Any) -> Any:
+    raise BrokerUnavailableError("RabbitMQ")
+
+
+def _revision(row: Any) -> Revision:
+    return Revision.objects.create(
+        pk=uuid4(),
+        event=row,
+        number=1,
+        body=b'[[], {"order_id": 8}, {}]',
+        by="ada",
+        at=datetime.now(UTC) - timedelta(hours=1),
+        reason="a wrong number",
+    )
+
+
+def _ids(*rows: OutboxEvent) -> str:
+    return ",".join(f"{row.pk.hex}:0" for row in rows)
+
+
+@pytest.fixture
+def ada(db: None) -> Any:
+    """Somebody who may everything."""
+    return client_of(User.objects.create_superuser("ada", password="secret"))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_page_speaks_the_language(language: str, pages: Any, ada: Any) -> None:
+    told: dict[str, set[str]] = {}
+    with override(language):
+        for name, address in pages.items():
+            response = ada.get(address)
+            assert response.status_code == 200, (name, response.get("Location"))
+            html = response.content.decode()
+            assert gettext("AMQP events") in html, name
+            if found := left(language, html):
+                told[name] = found
+    assert told == {}
+
+
+def test_no_page_says_anything_that_is_not_marked(
+    pages: Any, ada: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def marks(function: Callable[..., str]) -> Callable[..., str]:
+        def mark(*given: Any) -> str:
+            # An empty form of a date is a name, and no text.
+            text = function(*given)
+            return text if given[0].endswith("_FORMAT") else f"\ue000{text}\ue001"
+
+        return mark
+
+    for name in ("gettext", "ngettext", "pgettext", "npgettext"):
+        marking = marks(getattr(trans_real, name))
+        monkeypatch.setattr(trans_real, name, marking)
+        # Where Django keeps what it has looked up once.
+        monkeypatch.setattr(vars(translation)["_trans"], name, marking, raising=False)
+    said: dict[str, set[str]] = {}
+    for name, address in pages.items():
+        html = ada.get(address).content.decode()
+        number = 1
+        while number:  # a sentence may have others in it
+            html, number = re.subn("\ue000[^\ue000\ue001]*\ue001", "", html)
+        texts = {WRITTEN.sub("", " ".join(text.split())) for text in Said(html).found}
+        if found := {text for text in texts if LETTERS.search(text)}:
+            said[name] = found
+    assert said == {}

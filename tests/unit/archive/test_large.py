@@ -1,0 +1,192 @@
+"""Every page with 10 rows of everything and with 200: as many queries, and no count without an end.
+
+What it takes with a million is measured by ``benchmarks.pages``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.db.models.functions import Now
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
+
+from django_amqp_events.archive import states as event_states
+from django_amqp_events.archive.batches import batch_states, preview
+from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.exceptions import BrokerUnavailableError
+from django_amqp_events.models import (
+    ArchiveAction,
+    ArchivedEvent,
+    FailureGroup,
+    InboxEntry,
+    OutboxEvent,
+    ReplayBatch,
+    ReplayBatchEvent,
+    Snapshot,
+    State,
+    TallyChange,
+)
+from django_amqp_events.publish import outbox
+
+from ..admin import admin_world as world
+from ..admin.admin_world import add_replay, client_of, make
+
+pytestmark = pytest.mark.django_db
+
+#: A count of which SQL bounds what is counted: by LIMIT below it, by ids, or by one batch.
+BOUNDED = re.compile(r'LIMIT \d+\) |\bIN \(|"batch_id" = ')
+
+
+@pytest.fixture(autouse=True)
+def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def away(*_: Any) -> Any:
+        raise BrokerUnavailableError("there is none here")
+
+    monkeypatch.setattr(preview, "session", away)
+    with override_settings(**world.SETTINGS, AMQP_EVENTS=world.EVENTS):
+        yield
+
+
+def fill(number: int) -> None:
+    """Make so many rows of everything that pages show."""
+    states = (State.ARCHIVED, State.ARCHIVED, State.REPLAYING, State.SUCCEEDED, State.DISCARDED)
+    for n in range(number):
+        row = make(
+            states[n % 5],
+            handler=("send_invoice", "book")[n % 2],
+            exception=f"billing.errors.Error{n % 7}",
+            location=f"billing.tax:28 in rate{n}",
+            replays=1,
+        )
+        replay = add_replay(row)
+        ArchiveAction.objects.create(
+            event=row, at=datetime.now(UTC), action="replay", by="ada", replay=replay
+        )
+        OutboxEvent.objects.create(
+            pk=outbox.new_id(), service="billing", event_id=str(uuid4()), name=f"shop.order.{n}",
+            exchange="events", envelope="{}", body=b"x", size=1, created_at=Now(), due_at=Now(),
+            attempts=n % 2, **({"discarded_at": Now()} if n % 3 == 0 else {}),
+        )  # fmt: skip
+        InboxEntry.objects.create(
+            pk=uuid4(), service="billing", handler="book", source="shop", event_id=str(uuid4()),
+            name="shop.order.created", handled_at=Now(),
+        )  # fmt: skip
+        Snapshot.objects.create(at=datetime.now(UTC), service="billing", seen=True, document="{}")
+    failure_groups.rebuild()
+    TallyChange.objects.bulk_create(
+        TallyChange(group=group, at=datetime.now(UTC), hour=datetime.now(UTC), archived=1)
+        for group in FailureGroup.objects.all()
+    )
+    batch = batch_states.freeze(event_states.rows(), by="ada", title="all")
+    preview.examine(batch)
+    batch_states.start(batch.pk, by="ada", reason="all")
+    skipped = ReplayBatchEvent.objects.filter(batch=batch, event__state=State.DISCARDED)
+    skipped.update(state=ReplayBatchEvent.State.SKIPPED, why="it is discarded")
+    batch_states.freeze(
+        event_states.rows(), by="ada", title="a draft", criteria={"handlers": ["book"]}
+    )
+
+
+def pages(client: Any) -> dict[str, Callable[[], Any]]:
+    def of(model: str, page: str, *args: Any) -> str:
+        return reverse(f"admin:django_amqp_events_{model}_{page}", args=args)
+
+    def got(url: str, **query: str) -> Callable[[], Any]:
+        return lambda: client.get(url, query)
+
+    events = of("archivedevent", "changelist")
+    row = ArchivedEvent.objects.filter(state=State.ARCHIVED, handler="book")[0]
+    group = row.group_id
+    batch = ReplayBatch.objects.filter(state="running")[0].pk
+    draft = ReplayBatch.objects.filter(state="draft")[0].pk
+    waiting = OutboxEvent.objects.filter(discarded_at=None)[0].pk
+    found = {
+        "event": got(of("archivedevent", "change", row.pk)),
+        "group": got(of("failuregroup", "change", group)),
+        "batch": got(of("replaybatch", "change", batch)),
+        "draft": got(of("replaybatch", "change", draft)),
+        "batch: events": got(of("replaybatch", "events", batch)),
+        "batch: events, skipped": got(of("replaybatch", "events", batch), state="skipped"),
+        "outbox: event": got(of("outboxevent", "change", waiting)),
+    }
+    for page in ("changelist", "topology", "retries"):
+        found[f"dashboard: {page}"] = got(of("dashboard", page))
+    lists: dict[str, list[dict[str, str]]] = {
+        "archivedevent": [
+            *({"state": each} for each in ("all", "going", "overdue", "succeeded", "discarded")),
+            {"handler": "book"}, {"event": row.name}, {"exception": row.exception},
+            {"reason": row.reason}, {"failed": "hour"}, {"failed": "older-day"},
+            {"group": str(group)}, {"q": row.event_id}, {"q": row.event_id[:3]},
+            {"q": str(row.pk)}, {"o": "6"},
+        ],
+        "failuregroup": [
+            *({"state": each} for each in ("all", "back", "right")),
+            {"handler": "book"}, {"exception": row.exception}, {"assignee": ""}, {"q": "Error"},
+            {"o": "-2"},
+        ],
+        "outboxevent": [
+            *({"state": each} for each in ("all", "failed", "overdue", "discarded")),
+            {"name": "shop.order.1"}, {"q": "a"}, {"o": "-1"},
+        ],
+        "inboxentry": [{"q": "a"}, {"o": "5"}],
+        "replaybatch": [{"state": "running"}],
+    }  # fmt: skip
+    for model, queries in lists.items():
+        for number, query in enumerate(({}, *queries)):
+            found[f"{model}: {number} {'+'.join(query)}"] = got(of(model, "changelist"), **query)
+
+    def posted(url: str, chosen: Any = (), action: str = "") -> Callable[[], Any]:
+        return lambda: client.post(url, world.select(chosen, action) if action else {})
+
+    chosen = [row]
+    found["replay"] = posted(events, chosen, "replay")
+    found["discard"] = posted(events, chosen, "discard")
+    found["replay a group"] = posted(of("failuregroup", "replay", group))
+    found["publish"] = posted(
+        of("outboxevent", "changelist"),
+        OutboxEvent.objects.filter(discarded_at=None, attempts=1)[:1],
+        "publish",
+    )
+    return found
+
+
+def measured(client: Any) -> dict[str, list[str]]:
+    found = {}
+    for name, page in pages(client).items():
+        with CaptureQueriesContext(connection) as captured:
+            assert page().status_code == 200, name
+        found[name] = [each["sql"] for each in captured]
+    return found
+
+
+def test_no_page_needs_more_queries_with_more_rows_or_counts_without_end():
+    client = client_of(User.objects.create_superuser("ada"))
+    fill(10)
+    measured(client)  # what is read once in a process
+    few = measured(client)
+    fill(190)
+    many = measured(client)
+    grown = {
+        name: (len(few[name]), len(queries))
+        for name, queries in many.items()
+        if len(queries) != len(few[name])
+    }
+    assert not grown
+    endless = {
+        (name, sql)
+        for name, queries in many.items()
+        for sql in queries
+        if "COUNT(" in sql and not BOUNDED.search(sql)
+    }
+    assert not endless
+    read = {name for name, queries in many.items() if any('"document"' in sql for sql in queries)}
+    assert {name.partition(":")[0] for name in read} == {"event", "group", "dashboard"}

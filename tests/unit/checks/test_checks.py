@@ -1,0 +1,810 @@
+"""The system checks: each problem shows up, and a correct project has none."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import _state
+from django.core import checks as django_checks
+from django.db import connections
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_django import Settings as DjangoSettings
+
+import django_amqp_events
+from django_amqp_events import checks, conf
+from django_amqp_events.apps import CHECKS
+from django_amqp_events.archive import states
+from django_amqp_events.checks import database as checks_database
+from django_amqp_events.checks import project as checks_project
+from django_amqp_events.checks import settings as checks_settings
+from django_amqp_events.checks.settings import check_discovery
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.declare.registry import build
+
+from .. import project
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = project.__name__
+PREFIX = "django_amqp_events."
+
+Check = Callable[..., list[str]]
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    """No declarations of other tests."""
+    before = declarations.snapshot()
+    declarations.restore(((), ()))
+    yield
+    declarations.restore(before)
+
+
+@pytest.fixture
+def run(settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Run the checks on a correct project with some changes; returns ids without prefix."""
+
+    def run(
+        *, celery: dict[str, Any] | None = None, deploy: bool = False, **keys: Any
+    ) -> list[str]:
+        monkeypatch.setattr(project, "app", project.make_app(**(celery or {})))
+        settings.AMQP_EVENTS = correct(**keys)
+        return ids(deploy=deploy)
+
+    return run
+
+
+def correct(**keys: Any) -> dict[str, Any]:
+    return {
+        "SERVICE": "billing",
+        "CELERY_APP": f"{HERE}.app",
+        "EVENTS": {"shop.order.created": {"CONTRACT": f"{HERE}.order_created"}},
+        "HANDLERS": handling("fits"),
+        "TOPOLOGY": "verify",
+        **keys,
+    }
+
+
+def handling(function: str, **options: Any) -> dict[str, Any]:
+    return {
+        "billing.handler": {
+            "EVENTS": ["shop.order.created"],
+            "HANDLER": f"{HERE}.{function}",
+            **options,
+        }
+    }
+
+
+def messages(*, deploy: bool = False) -> list[django_checks.CheckMessage]:
+    found = django_checks.run_checks(tags=[CHECKS], include_deployment_checks=deploy)
+    for message in found:
+        assert isinstance(message.id, str)
+        assert re.fullmatch(r"django_amqp_events\.[EW]\d{3}", message.id)
+        assert message.hint
+        # The id says what the level is.
+        assert message.is_serious() is message.id.startswith(f"{PREFIX}E")
+    return list(found)
+
+
+def ids(*, deploy: bool = False) -> list[str]:
+    return [str(message.id).removeprefix(PREFIX) for message in messages(deploy=deploy)]
+
+
+def text() -> str:
+    return "\n".join(f"{message.msg} {message.hint}" for message in messages())
+
+
+# -- the whole ----------------------------------------------------------------------------
+
+
+def test_a_correct_project_has_no_message(run: Check) -> None:
+    assert run() == []
+    assert run(deploy=True) == []
+
+
+def test_dormant_is_one_warning(settings: DjangoSettings) -> None:
+    settings.AMQP_EVENTS = None
+    assert ids() == ["W001"]
+    assert ids(deploy=True) == ["W001"]
+    settings.AMQP_EVENTS = {}
+    assert ids() == ["W001"]
+
+
+def test_defaults_that_no_handler_takes(run: Check) -> None:
+    own = {"MAX_RETRIES": 1, "RETRY_BACKOFF": 1, "AUTORETRY_FOR": ["OSError"], "TIME_LIMIT": 5}
+    for wrong in (
+        {"MAX_RETRIES": -1},
+        {"RETRY_BACKOFF": "30s"},
+        {"AUTORETRY_FOR": ["nothing.Error"]},
+        {"TIME_LIMIT": 0},
+    ):
+        assert run(HANDLERS=handling("fits", **own), DEFAULTS=wrong) == ["W018"]
+        assert "AMQP_EVENTS['DEFAULTS']" in text()
+    assert run(HANDLERS=handling("fits"), DEFAULTS={"MAX_RETRIES": 3}) == []
+    # The handler that takes it has the error.
+    assert run(HANDLERS=handling("fits"), DEFAULTS={"MAX_RETRIES": -1}) == ["E009"]
+
+
+def test_no_dict_is_one_error(settings: DjangoSettings) -> None:
+    settings.AMQP_EVENTS = "billing"
+    assert ids() == ["E003"]
+
+
+def test_problems_of_settings_and_declarations_are_messages(run: Check) -> None:
+    assert run(HANDLER={}) == ["E002"]
+    assert run(PUBLISH="later") == ["E003"]
+    assert run(SERVICE="a.b") == ["E004"]
+    assert run(EXCHANGE="x" * 256) == ["E005"]
+    assert run(EVENTS={"a..b": {}}) == ["E006"]
+    assert run(HANDLERS=handling("nothing")) == ["E007"]
+    assert run(HANDLERS=handling("fits", MAX_RETRIES=-1)) == ["E009"]
+    two = {
+        f"billing.{n}": {"EVENTS": ["a.b"], "HANDLER": f"{HERE}.fits", "QUEUE": "q"}
+        for n in range(2)
+    }
+    assert run(HANDLERS=two) == ["E010"]
+
+
+def test_a_missing_service(run: Check, settings: DjangoSettings) -> None:
+    run()
+    settings.AMQP_EVENTS = {k: v for k, v in correct().items() if k != "SERVICE"}
+    assert ids() == ["E001"]
+
+
+def test_two_callables_under_one_name(run: Check) -> None:
+    from django_amqp_events.declare.declarations import EventDeclaration
+
+    declarations.add_event(EventDeclaration(name="shop.order.created", contract=project.fits))
+    assert run() == ["E008"]
+
+
+def test_checks_touch_no_broker(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a check opened a connection")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert run(deploy=True) == []
+
+
+def test_passwords_are_not_shown(run: Check) -> None:
+    run(
+        celery={"broker_url": "redis://me:secret@elsewhere//"},
+        MANAGEMENT_URL="http://guest:secret@rabbit.example:15672",
+    )
+    shown = "\n".join(f"{m.msg} {m.hint}" for m in messages(deploy=True))
+    assert "E027" in ids()
+    assert "secret" not in shown
+
+
+# -- handlers and contracts ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "fits",
+        "fits_by_default",
+        "fits_with_keywords",
+        "fits_with_some",
+        "fits_exactly",
+        "fits_asynchronously",
+        "by_position_if_at_all",
+        "FittingTask",
+        "takes_nothing",
+        "takes_keywords_only",
+        "instance",
+        "method",
+    ],
+)
+def test_handlers_that_fit(run: Check, function: str) -> None:
+    assert run(HANDLERS=handling(function)) == []
+
+
+@pytest.mark.parametrize("function", ["misses", "misses_keyword", "MissingTask"])
+def test_a_required_argument_that_the_event_has_not(run: Check, function: str) -> None:
+    assert run(HANDLERS=handling(function)) == ["E011"]
+
+
+def test_the_message_names_arguments_and_event(run: Check) -> None:
+    run(HANDLERS=handling("misses"))
+    assert "'customer'" in text()
+    assert "'shop.order.created'" in text()
+    assert "'order_id', 'total', 'note'" in text()
+
+
+def test_patterns_are_compared_with_each_event_that_they_match(run: Check) -> None:
+    events = {
+        name: {"CONTRACT": f"{HERE}.order_created"}
+        for name in ("shop.order.created", "shop.order.paid", "shop.stock")
+    }
+    assert run(EVENTS=events, HANDLERS=handling("misses", EVENTS=["shop.order.*"])) == [
+        "E011",
+        "E011",
+    ]
+    assert run(EVENTS=events, HANDLERS=handling("misses", EVENTS=["other.#"])) == []
+
+
+def test_an_event_that_says_nothing_fits(run: Check) -> None:
+    assert run(EVENTS={"shop.order.created": {}}, HANDLERS=handling("misses")) == []
+    open_ = {"shop.order.created": {"CONTRACT": f"{HERE}.anything_goes"}}
+    assert run(EVENTS=open_, HANDLERS=handling("misses")) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("fits", ["E012"]),
+        ("takes_nothing", ["E012"]),
+        ("by_position_if_at_all", ["E012"]),
+        ("fits_exactly", []),
+        ("fits_with_keywords", []),
+        ("fits_with_some", []),
+    ],
+)
+def test_strict_handlers_take_everything(run: Check, function: str, expected: list[str]) -> None:
+    assert run(HANDLERS=handling(function, STRICT=True)) == expected
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "by_position",
+        "generator",
+        "asynchronous_generator",
+        "celery_task",
+        "NoTask",
+        "TaskWithoutRun",
+        "StaticTask",
+    ],
+)
+def test_callables_that_are_no_handlers(run: Check, function: str) -> None:
+    assert run(HANDLERS=handling(function)) == ["E013"]
+
+
+def test_a_callable_without_a_signature(run: Check) -> None:
+    # dict.get has one, type(iter) has none: inspect raises ValueError.
+    handlers = {"a.b": {"EVENTS": ["a.b"], "HANDLER": "operator.itemgetter"}}
+    assert run(HANDLERS=handlers) == ["E013"]
+    handlers = {"a.b": {"EVENTS": ["a.b"], "HANDLER": "builtins.max"}}
+    assert run(HANDLERS=handlers) == ["E013"]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("takes_nothing", ["E014"]),
+        ("takes_keywords_only", ["E014"]),
+        ("fits_with_keywords", ["E014"]),
+        ("fits_bound", []),
+        ("fits_bound_anyhow", []),
+    ],
+)
+def test_bind_needs_a_first_argument(run: Check, function: str, expected: list[str]) -> None:
+    assert run(HANDLERS=handling(function, BIND=True)) == expected
+
+
+def test_a_task_class_needs_self(run: Check) -> None:
+    assert run(HANDLERS=handling("TaskWithoutSelf")) == ["E014"]
+    assert run(HANDLERS=handling("FittingTask", BIND=True)) == []
+
+
+@pytest.mark.parametrize("contract", ["asynchronous_contract", "generator_contract"])
+def test_contracts_whose_body_never_runs(run: Check, contract: str) -> None:
+    events = {"shop.order.created": {"CONTRACT": f"{HERE}.{contract}"}}
+    assert run(EVENTS=events, HANDLERS={}) == ["E022"]
+
+
+def test_a_contract_without_a_signature(run: Check) -> None:
+    assert run(EVENTS={"a.b": {"CONTRACT": "builtins.max"}}) == ["E022"]
+
+
+# -- our own settings ---------------------------------------------------------------------
+
+
+def test_a_database_that_is_not_there(run: Check) -> None:
+    assert run(DATABASE="orders") == ["E021"]
+    assert "'default'" in text()
+
+
+# -- the archive in the database ----------------------------------------------------------
+
+
+def test_renamed_handlers(run: Check) -> None:
+    assert run(RENAMED_HANDLERS={"billing.old": "billing.handler"}) == []
+    assert (
+        run(RENAMED_HANDLERS={"billing.old": "billing.older", "billing.older": "billing.handler"})
+        == []
+    )
+    assert run(RENAMED_HANDLERS={"billing.old": "billing.handlr"}) == ["W013"]
+    assert "Did you mean 'billing.handler'?" in text()
+    assert run(RENAMED_HANDLERS={"billing.old": "xyz"}) == ["W013"]
+    assert "Did you mean" not in text()
+
+
+def test_a_renamed_handler_that_is_there(run: Check) -> None:
+    """Its archived events would go to another handler."""
+    assert run(RENAMED_HANDLERS={"billing.handler": "billing.gone"}) == ["E023", "W013"]
+    handlers = {**handling("fits"), "billing.other": {**handling("fits")["billing.handler"]}}
+    assert run(HANDLERS=handlers, RENAMED_HANDLERS={"billing.other": "billing.handler"}) == ["E023"]
+
+
+def test_a_redaction_hook_has_to_be_a_function(run: Check) -> None:
+    assert run(REDACT=f"{HERE}.fits", EDITING=True) == []
+    assert run(REDACT=f"{HERE}.nothing") == ["E070"]
+    assert "cannot be imported (ImportError" in text()
+    assert run(REDACT=f"{HERE}.__name__") == ["E070"]
+    assert "it is not callable" in text()
+    assert run(REDACT="x") == ["E070"]
+    assert run(EDITING="yes") == ["E003"]
+    assert run(REDACT=5) == ["E003", "E070"]
+
+
+def test_no_database_for_the_archive(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run() == []
+    connection = SimpleNamespace(settings_dict={"ENGINE": "django.db.backends.dummy"})
+    monkeypatch.setattr(checks_database, "connections", {"default": connection})
+    assert run() == ["W014"]
+    assert run(HANDLERS={}) == []
+    monkeypatch.setattr(states, "database", lambda: "nowhere")
+    monkeypatch.setattr(checks_database, "connections", connections)
+    assert run() == ["W014"]
+
+
+@pytest.mark.parametrize("zones", [True, False])
+def test_databases_without_time_zones(
+    run: Check, settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch, *, zones: bool
+) -> None:
+    monkeypatch.setattr(connections["default"].features, "supports_timezones", zones)
+    assert run() == []
+    settings.USE_TZ = False
+    assert run() == ([] if zones else ["W015"])
+    assert run(HANDLERS={}) == []
+
+
+class Keeping:
+    """A router that keeps the outbox's table out."""
+
+    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool | None:
+        return False if app_label == "django_amqp_events" else None
+
+
+def test_outbox_without_a_table(run: Check, settings: DjangoSettings) -> None:
+    settings.DATABASE_ROUTERS = [Keeping()]
+    assert run() == ["E025"]
+    assert run(PUBLISH="on_commit") == []
+    assert run(BACKEND="memory") == []
+
+
+@pytest.mark.parametrize("databases", [{}, {"default": {}}, {"default": None}])
+def test_outbox_without_a_database(
+    run: Check, monkeypatch: pytest.MonkeyPatch, databases: object
+) -> None:
+    raw = correct()
+    fake = SimpleNamespace(DATABASES=databases, AMQP_EVENTS=raw, DEBUG=False)
+    for module in (checks, checks_database):
+        monkeypatch.setattr(module, "django_settings", fake)
+    assert run() == ["E025"]
+    assert run(PUBLISH="immediate") == []
+
+
+def test_once_without_its_table(run: Check, settings: DjangoSettings) -> None:
+    once = handling("fits", ONCE=True)
+    assert run(HANDLERS=once) == []
+    assert run(HANDLERS=handling("fits", ONCE=True, USING="books")) == ["E041"]
+    assert "'books'" in text()
+    settings.DATABASE_ROUTERS = [Keeping()]
+    assert run(HANDLERS=once, PUBLISH="immediate") == ["E041"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"HANDLERS": {}},
+        {"PUBLISH": "immediate"},
+        {"PUBLISH": "immediate", "HANDLERS": handling("fits", ONCE=True)},
+    ],
+)
+def test_databases_that_commit_nothing(
+    run: Check, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
+    assert run(**keys) == ["E026"]
+    assert "AUTOCOMMIT" in text()
+    assert run(HANDLERS={}, PUBLISH="immediate") == []
+
+
+def test_once_in_async_code(run: Check) -> None:
+    assert run(HANDLERS=handling("fits_asynchronously", ONCE=True)) == ["E040"]
+
+
+def test_a_database_for_nothing(run: Check) -> None:
+    assert run(HANDLERS=handling("fits", USING="default")) == ["W040"]
+
+
+def test_holding_without_an_outbox(run: Check) -> None:
+    assert run(UNROUTED="hold") == []
+    assert run(UNROUTED="hold", PUBLISH="immediate") == ["W017"]
+
+
+@pytest.mark.parametrize("archive", [{"TTL": 5}, {"MAX_LENGTH": 5}, {"TTL": 5, "MAX_LENGTH": 5}])
+def test_archive_limits_are_called_loss(run: Check, archive: dict[str, Any]) -> None:
+    assert run(ARCHIVE=archive) == ["W008"]
+    assert "lost" in text()
+
+
+def test_classic_queues(run: Check) -> None:
+    assert run(QUEUE_TYPE="classic") == ["W009"]
+
+
+def test_emails_that_nobody_gets(run: Check, settings: DjangoSettings) -> None:
+    assert run(ALERTS={"MAIL": True}) == ["W060"]
+    assert run(ALERTS={"GROWTH": 5}) == []
+    settings.ADMINS = [("Ada", "ada@example.com")]
+    assert run(ALERTS={"MAIL": True}) == []
+
+
+def test_bodies_that_rabbitmq_refuses(run: Check) -> None:
+    assert run(MAX_BODY=16 * 1024 * 1024) == []
+    assert run(MAX_BODY=16 * 1024 * 1024 + 1) == ["W010"]
+
+
+# -- the Celery app -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def _no_celery_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process in which nobody has made a Celery app."""
+    monkeypatch.setattr(_state, "default_app", None)
+    monkeypatch.setattr(_state._tls, "current_app", None, raising=False)
+
+
+@pytest.mark.usefixtures("_no_celery_app")
+def test_a_project_without_a_celery_app(run: Check) -> None:
+    assert run(CELERY_APP="") == ["E015"]
+    # A publisher needs it too: it knows the broker.
+    assert run(CELERY_APP="", HANDLERS={}) == ["E015"]
+    assert run(CELERY_APP="", deploy=True) == ["E015"]
+
+
+@pytest.mark.usefixtures("_no_celery_app")
+def test_the_current_app_will_do(run: Check) -> None:
+    project.make_app().set_current()
+    assert run(CELERY_APP="") == []
+
+
+@pytest.mark.usefixtures("_no_celery_app")
+def test_the_default_app_of_all_threads_will_do(run: Check) -> None:
+    project.make_app().set_default()
+    assert run(CELERY_APP="") == []
+
+
+@pytest.mark.parametrize("backend", ["memory", "inline"])
+@pytest.mark.usefixtures("_no_celery_app")
+def test_other_backends_need_none(run: Check, backend: str) -> None:
+    assert run(CELERY_APP="", BACKEND=backend) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["nowhere", "nowhere.app", f"{HERE}.nothing", f"{HERE}.no_app", "tests.unit.broken.app"],
+)
+def test_a_celery_app_that_is_none(run: Check, path: str) -> None:
+    assert run(CELERY_APP=path) == ["E016"]
+    assert path in text()
+
+
+def test_a_configuration_that_cannot_be_read(
+    settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from celery import Celery
+
+    app = Celery("project", set_as_current=False, fixups=[])
+    app.config_from_object("no.such.module")
+    monkeypatch.setattr(project, "app", app)
+    settings.AMQP_EVENTS = correct()
+    assert ids() == ["E017"]
+    assert "no.such.module" in text() or "No module named" in text()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost",
+        "sqs://",
+        "memory://",
+        "filesystem://",
+        "pyamqp://me@a//;redis://b",
+        ["pyamqp://me@a//", "redis://b"],
+    ],
+)
+def test_transports_without_dead_letters(run: Check, url: Any) -> None:
+    assert run(celery={"broker_url": url}) == ["E027"]
+
+
+@pytest.mark.parametrize(
+    "url", ["amqp://me@a//", "amqps://me@a//", "pyamqp://me@a//", ["amqp://me@a", "amqp://me@b"]]
+)
+def test_rabbitmq_by_py_amqp(run: Check, url: Any) -> None:
+    assert run(celery={"broker_url": url}) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("ampq://me@a//", "Did you mean amqp://?"),
+        ("aqmps://me@a//", "Did you mean amqps://?"),
+        ("redis://a", "Use RabbitMQ with pyamqp://"),
+    ],
+)
+def test_what_scheme_was_meant(run: Check, url: str, hint: str) -> None:
+    run(celery={"broker_url": url})
+    (message,) = messages()
+    assert str(message.hint).startswith(hint)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"broker_url": "AMQP://me@a//"},
+        {"broker_url": "pyAMQP://me@a//"},
+        {"broker_url": "redis://a", "broker_transport": "pyamqp"},
+        {"broker_url": "me@a//", "broker_transport": "ours.transports:Transport"},
+    ],
+)
+def test_what_kombu_reaches_by_py_amqp(run: Check, options: dict[str, Any]) -> None:
+    assert run(celery=options) == []
+
+
+def test_the_option_wins(run: Check) -> None:
+    assert run(celery={"broker_url": "amqp://me@a//", "broker_transport": "redis"}) == ["E027"]
+
+
+def test_each_broker_counts(run: Check) -> None:
+    assert run(celery={"broker_write_url": "redis://a"}) == ["E027"]
+    assert run(celery={"broker_read_url": "redis://a"}) == ["E027"]
+    assert run(celery={"broker_url": "redis://a"}, BACKEND="memory") == []
+
+
+def test_librabbitmq(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    # kombu takes it for amqp:// as soon as it is installed; pyamqp:// does not.
+    monkeypatch.setattr(checks_project, "supports_librabbitmq", lambda: True)
+    assert run(celery={"broker_url": "amqp://me@a//"}) == ["E027"]
+    assert run(celery={"broker_url": "pyamqp://me@a//"}) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("broker_channel_error_retry", False, "E018"),
+        ("broker_channel_error_retry", None, "E018"),
+        ("worker_cancel_long_running_tasks_on_connection_loss", False, "W003"),
+        ("accept_content", ["json", "pickle"], "W005"),
+        ("accept_content", ["application/x-python-serialize"], "W005"),
+        ("accept_content", ("json", "yaml"), "W005"),
+        ("accept_content", ["application/x-yaml"], "W005"),
+        ("worker_pool", "gevent", "E019"),
+        ("worker_pool", "eventlet", "E019"),
+        ("worker_pool", "celery.concurrency.gevent:TaskPool", "E019"),
+        ("worker_pool", "solo", "W006"),
+    ],
+)
+def test_options_that_endanger_handlers(run: Check, option: str, value: Any, expected: str) -> None:
+    assert run(celery={option: value}) == [expected]
+    # Who handles nothing runs no worker for events.
+    assert run(celery={option: value}, HANDLERS={}) == []
+
+
+def test_celery_says_by_default_what_is_dangerous(
+    settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from celery import Celery
+
+    app = Celery("project", set_as_current=False, fixups=[], broker="pyamqp://me@rabbit.example//")
+    monkeypatch.setattr(project, "app", app)
+    settings.AMQP_EVENTS = correct()
+    assert ids() == ["E018", "W003"]
+
+
+@pytest.mark.parametrize("accepted", [["json"], ["json", "msgpack"], None, 5, "json"])
+def test_content_that_endangers_nothing(run: Check, accepted: Any) -> None:
+    assert run(celery={"accept_content": accepted}) == []
+
+
+@pytest.mark.parametrize("option", ["TIME_LIMIT", "SOFT_TIME_LIMIT"])
+def test_time_limits_that_a_pool_has_not(run: Check, option: str) -> None:
+    limited = handling("fits", **{option: 5})
+    assert run(HANDLERS=limited) == []
+    assert run(HANDLERS=limited, celery={"worker_pool": "threads"}) == ["W007"]
+    assert run(HANDLERS=limited, celery={"worker_pool": "solo"}) == ["W006", "W007"]
+    assert run(celery={"worker_pool": "threads"}) == []
+
+
+def test_eager_tasks(run: Check) -> None:
+    assert run(celery={"task_always_eager": True}) == ["W004"]
+    assert run(celery={"task_always_eager": True}, HANDLERS={}) == ["W004"]
+
+
+class FakeQueue:
+    def __init__(self, name: Any) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"task_queues": [FakeQueue("billing.billing.handler")]},
+        {"task_queues": {"billing.billing.handler": {}}},
+        {"task_queues": ["billing:archive"]},
+        {"task_queues": [FakeQueue("celery"), FakeQueue("billing:delay.1s")]},
+        {"task_default_queue": "billing.billing.handler"},
+        {"task_routes": {"some.task": {"queue": "billing.billing.handler"}}},
+        {"task_routes": {"some.task": "billing.billing.handler"}},
+        {"task_routes": {"some.task": {"queue": FakeQueue("billing.billing.handler")}}},
+        {"task_routes": [{"some.task": {"queue": "billing:graveyard"}}]},
+    ],
+)
+def test_celery_queues_with_our_names(run: Check, options: dict[str, Any]) -> None:
+    assert run(celery=options) == ["E020"]
+
+
+def test_declarations_in_a_package_that_is_no_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `startproject billing` makes is no app, and billing/handlers.py looks as if it were."""
+    (tmp_path / "lonely" / "conf").mkdir(parents=True)
+    for name in ("__init__", "conf/__init__", "conf/dev", "handlers"):
+        (tmp_path / "lonely" / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # Any override hides SETTINGS_MODULE (django.conf.UserSettingsHolder).
+    monkeypatch.setattr(
+        checks_settings, "django_settings", SimpleNamespace(SETTINGS_MODULE="lonely.conf.dev")
+    )
+
+    def found(*names: str) -> list[str]:
+        parsed = conf.Settings(service="billing", autodiscover=names)
+        looked = checks_project.Project(settings=parsed, registry=build(parsed))
+        return [problem.code for problem in check_discovery(looked)]
+
+    assert found("events", "handlers") == ["W012"]
+    assert found("events") == []
+    importlib.import_module("lonely.handlers")
+    assert found("events", "handlers") == [], "somebody imports it"
+    assert check_discovery in checks.CHECKS
+
+
+@pytest.mark.parametrize("name", ["billing.images", "billing:images", "billing.old.handler"])
+def test_celery_queues_in_our_namespace(run: Check, name: str) -> None:
+    assert run(celery={"task_queues": [FakeQueue(name)]}) == ["W011"]
+    assert run(celery={"task_default_queue": name}) == ["W011"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"task_queues": [FakeQueue("celery"), FakeQueue("images")]},
+        {"task_queues": [FakeQueue("billing2.images"), FakeQueue("billing")]},
+        {"task_queues": []},
+        {"task_queues": 5},
+        {"task_queues": [5, None, FakeQueue(None)]},
+        {"task_default_queue": None},
+        {"task_routes": "router.path"},
+        {"task_routes": [lambda *args: None, {"some.task": {"exchange": "x"}}, 5]},
+        {"task_routes": {"some.task": {"queue": "images"}, "other": None}},
+    ],
+)
+def test_celery_queues_of_its_own(run: Check, options: dict[str, Any]) -> None:
+    assert run(celery=options) == []
+
+
+# -- deployment ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "pyamqp://guest:guest@rabbit.example//",
+        "pyamqp://rabbit.example//",
+        "pyamqp://",
+        None,
+        "pyamqp://me@a//;pyamqp://guest@b//",
+    ],
+)
+def test_the_guest_account(run: Check, url: str | None) -> None:
+    assert run(celery={"broker_url": url}, deploy=True) == ["W020"]
+    assert run(celery={"broker_url": url}) == []
+
+
+def test_certificates_instead_of_an_account(run: Check) -> None:
+    options = {"broker_url": "amqps://rabbit.example//", "broker_login_method": "EXTERNAL"}
+    assert run(celery=options, deploy=True) == []
+
+
+@pytest.mark.parametrize("backend", ["memory", "inline"])
+def test_a_backend_for_development(run: Check, settings: DjangoSettings, backend: str) -> None:
+    settings.DEBUG = False
+    assert run(BACKEND=backend, deploy=True) == ["W021"]
+    assert run(BACKEND=backend) == []
+    settings.DEBUG = True
+    assert run(BACKEND=backend, deploy=True) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://me:secret@rabbit.example:15671", []),
+        ("http://me:secret@127.0.0.1:15672", []),
+        ("http://me:secret@[::1]:15672", []),
+        ("http://me:secret@localhost:15672", []),
+        ("https://guest:guest@rabbit.example", ["W022"]),
+        ("http://me:secret@rabbit.example:15672", ["W023"]),
+        ("http://me:secret@10.0.0.1:15672", ["W023"]),
+        ("http://guest:guest@rabbit.example:15672", ["W022", "W023"]),
+        ("http://[::1", []),
+    ],
+)
+def test_the_management_api(run: Check, url: str, expected: list[str]) -> None:
+    assert run(MANAGEMENT_URL=url, deploy=True) == expected
+    assert run(MANAGEMENT_URL=url) == []
+
+
+# -- hostile ------------------------------------------------------------------------------
+
+anything = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.binary()
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    keys=st.dictionaries(
+        st.sampled_from([key for key in conf.KEYS if key != "CELERY_APP"]), anything, max_size=5
+    ),
+    celery=st.dictionaries(st.sampled_from(checks_project.CELERY_OPTIONS), anything, max_size=4),
+)
+def test_checks_never_raise(run: Check, keys: dict[str, Any], celery: dict[str, Any]) -> None:
+    run(celery=celery, deploy=True, **keys)
+
+
+@pytest.mark.parametrize("databases", [{5: None, "orders": {}}, None, 5, {}])
+def test_hostile_django_settings(
+    run: Check, monkeypatch: pytest.MonkeyPatch, databases: object
+) -> None:
+    fake = SimpleNamespace(DATABASES=databases, AMQP_EVENTS={"SERVICE": "billing"}, DEBUG=False)
+    for module in (checks, checks_database):
+        monkeypatch.setattr(module, "django_settings", fake)
+    assert run(DATABASE="nothing") == ["E021"]
+    # It is an alias, with no database behind it.
+    known = isinstance(databases, dict) and databases
+    assert run(DATABASE="orders") == (["E025"] if known else ["E021"])
+
+
+# -- the documentation --------------------------------------------------------------------
+
+
+def test_every_id_is_documented_and_tested_here() -> None:
+    package = Path(django_amqp_events.__file__).parent
+    used = {
+        code
+        for path in package.rglob("*.py")
+        for code in re.findall(r'"([EW]\d{3})"', path.read_text(encoding="utf-8"))
+    }
+    documentation = (ROOT / "docs" / "checks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `django_amqp_events\.([EW]\d{3})` \|", documentation, re.MULTILINE)
+    assert sorted(rows) == sorted(set(rows)), "an id stands twice"
+    assert set(rows) == used
+    tested = set(re.findall(r'"([EW]\d{3})"', Path(__file__).read_text(encoding="utf-8")))
+    assert tested >= used

@@ -1,0 +1,869 @@
+"""The message: the frozen formats, what is read from hostile ones, how large copies get."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from amqp.serialization import dumps as amqp_dumps
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu.serialization import loads as kombu_loads
+from kombu.utils.json import dumps as kombu_dumps
+
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.exceptions import InvalidEventError, Malformed
+from django_amqp_events.message import archive_copies, copies
+from django_amqp_events.message.archive_copies import archive_copy, outcome_message
+from django_amqp_events.message.copies import remember, replay_copy, retry_copy
+from django_amqp_events.message.decoding import decode, identify
+from django_amqp_events.message.encoding import encode_payload, event_message
+from django_amqp_events.message.headers import check_headers
+from django_amqp_events.message.messages import (
+    Failure,
+    Message,
+    Payload,
+    Progress,
+    Received,
+    redirected,
+    task_id,
+)
+from django_amqp_events.message.text import parse_moment, utc_text
+
+MESSAGES = Path(__file__).resolve().parents[2] / "messages"
+EVENT_ID = "8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11"
+CAUSE_ID = "0b0d7b8a-0000-4000-8000-000000000001"
+REPLAY_ID = "3f1c2c9e-0000-4000-8000-000000000002"
+PUBLISHED = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+FAILED = datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC)
+HANDLER = "billing.send_invoice"
+PAYLOAD: Mapping[str, Any] = {
+    "order_id": 7,
+    "total": Decimal("19.90"),
+    "day": date(2026, 3, 1),
+    "customer": UUID("5f0b1c52-2b3c-4a58-8d0a-1a2b3c4d5e6f"),
+    "note": "Grüße, 你好",
+}
+MAXIMUM = 1024 * 1024
+#: All headers together stay under this on the wire; RabbitMQ's frame_max is 128 kB.
+WIRE_LIMIT = 64_000
+
+
+def published(**options: Any) -> Message:
+    return event_message(
+        exchange="events",
+        name="shop.order.created",
+        body=encode_payload("shop.order.created", PAYLOAD),
+        event_id=EVENT_ID,
+        service="shop",
+        published_at=PUBLISHED,
+        **options,
+    )
+
+
+def delivered(message: Message | None = None, **changes: Any) -> Received:
+    """Return a message as the handler's queue delivers it."""
+    message = message or published()
+    received = Received(
+        queue="billing.billing.send_invoice",
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        body=message.body,
+        headers=message.headers,
+        properties=message.properties,
+    )
+    return replace(received, **changes)
+
+
+def with_headers(**headers: Any) -> Received:
+    message = published()
+    return delivered(
+        message, headers={**message.headers, **{k.replace("_", "-"): v for k, v in headers.items()}}
+    )
+
+
+def failure(**changes: Any) -> Failure:
+    return replace(
+        Failure(
+            exception="requests.exceptions.ConnectionError",
+            message="no route to mail.example\nsecond line",
+            traceback='Traceback (most recent call last):\n  File "handlers.py", line 9\n',
+            frames=(
+                {
+                    "file": "billing/handlers.py",
+                    "line": 9,
+                    "function": "send_invoice",
+                    "module": "billing.handlers",
+                },
+            ),
+        ),
+        **changes,
+    )
+
+
+def retried(received: Received | None = None, **changes: Any) -> Message:
+    received = received or delivered()
+    event, progress = identify(received, trusted=changes.pop("trusted", False))
+    options: dict[str, Any] = {
+        "exchange": "billing:delay.1s",
+        "routing_key": "billing.billing.send_invoice",
+        "handler": HANDLER,
+        "attempt": progress.attempt + 1,
+        "due_at": FAILED + timedelta(seconds=1),
+        "replay_id": progress.replay_id,
+        "history": remember(progress, failure(), at=FAILED, worker="celery@one"),
+        **changes,
+    }
+    return retry_copy(received, event, **options)
+
+
+def archived(received: Received | None = None, *, trusted: bool = False, **changes: Any) -> Message:
+    received = received or delivered()
+    event, progress = identify(received, trusted=trusted)
+    options: dict[str, Any] = {
+        "exchange": "billing:archive",
+        "reason": "exhausted",
+        "at": FAILED + timedelta(seconds=1),
+        "worker": "celery@one",
+        "service": "billing",
+        "detail": "All 1 retries are used up.",
+        "event": event,
+        "progress": progress,
+        "handler": HANDLER,
+        "failure": failure(),
+        **changes,
+    }
+    return archive_copy(received, **options)
+
+
+def replayed(received: Received) -> Message:
+    """Return the replay of an event that was archived after a retry."""
+    return replay_copy(
+        received,
+        identify(received, trusted=True)[0],
+        exchange="billing:replay",
+        routing_key="billing.billing.send_invoice",
+        handler=HANDLER,
+        replay_id=REPLAY_ID,
+    )
+
+
+def came_back() -> Received:
+    """Return the retry copy as it comes back from the delay queue."""
+    copy = retried(
+        delivered(published(correlation_id="basket-5", causation_id=CAUSE_ID, headers=TRACING))
+    )
+    return delivered(
+        copy,
+        exchange="billing:return",
+        headers={
+            **copy.headers,
+            "x-death": [
+                {
+                    "queue": "billing:delay.1s",
+                    "reason": "expired",
+                    "count": 1,
+                    "exchange": "billing:delay.1s",
+                    "routing-keys": ["billing.billing.send_invoice"],
+                    "time": FAILED,
+                }
+            ],
+            "x-first-death-queue": "billing:delay.1s",
+            "x-first-death-reason": "expired",
+            "x-first-death-exchange": "billing:delay.1s",
+            "x-last-death-queue": "billing:delay.1s",
+        },
+    )
+
+
+TRACING = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+
+
+def unreadable() -> Received:
+    return Received(
+        queue="billing.billing.send_invoice",
+        exchange="events",
+        routing_key="shop.order.created",
+        body=b"\xff\x00 no JSON",
+        headers={"x-delivery-count": 2, "lang": "cobol"},
+        properties={"content_type": "application/octet-stream", "message_id": "m-1"},
+        redelivered=True,
+    )
+
+
+def replayed_event() -> ReceivedEvent:
+    event, _ = identify(delivered(), trusted=False)
+    return replace(event, replay_id=REPLAY_ID, attempt=12)
+
+
+EXAMPLES: Mapping[str, Callable[[], Message]] = {
+    "event": published,
+    "event-with-options": lambda: published(
+        correlation_id="basket-5", causation_id=CAUSE_ID, headers=TRACING
+    ),
+    "retry": lambda: retried(
+        delivered(published(correlation_id="basket-5", causation_id=CAUSE_ID, headers=TRACING))
+    ),
+    "retry-of-a-replay": lambda: retried(
+        came_back(), trusted=True, exchange="billing:delay.2s", replay_id=REPLAY_ID
+    ),
+    "replay": lambda: replayed(came_back()),
+    "archive": lambda: archived(came_back(), trusted=True),
+    "archive-unreadable": lambda: archive_copy(
+        unreadable(),
+        exchange="billing:archive",
+        reason="malformed",
+        at=FAILED,
+        worker="celery@one",
+        service="billing",
+        detail="the content type is 'application/octet-stream', not 'application/json'",
+    ),
+    "outcome": lambda: outcome_message(
+        replayed_event(),
+        exchange="billing:archive",
+        handler=HANDLER,
+        service="billing",
+        outcome="succeeded",
+        at=FAILED,
+        worker="celery@one",
+    ),
+}
+
+
+def as_file(message: Message) -> dict[str, Any]:
+    """Return a message in the format of the example files."""
+    try:
+        body = {"body": message.body.decode()}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(message.body).decode()}
+    return {
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "properties": dict(message.properties),
+        "headers": dict(message.headers),
+        **body,
+    }
+
+
+# -- the frozen formats -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_message_is_what_its_example_file_says(name: str) -> None:
+    """These files change with ``envelope.FORMAT`` only: other programs read such messages."""
+    example = json.loads((MESSAGES / f"{name}.json").read_text(encoding="utf-8"))
+    message = as_file(EXAMPLES[name]())
+    assert message == example
+    # True == 1 == 1.0, but not on the wire.
+    assert json.dumps(message, sort_keys=True) == json.dumps(example, sort_keys=True)
+
+
+def test_every_example_file_is_compared() -> None:
+    assert {path.stem for path in MESSAGES.glob("*.json")} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_message_is_persistent_and_can_be_written(name: str) -> None:
+    message = EXAMPLES[name]()
+    assert message.properties["delivery_mode"] == 2
+    assert not {"expiration", "user_id", "reply_to", "priority"} & set(message.properties)
+    assert wire_size(message) < WIRE_LIMIT
+
+
+def wire_size(message: Message) -> int:
+    """Return the bytes that py-amqp writes for the headers."""
+    return len(amqp_dumps("F", [dict(message.headers)]))
+
+
+def test_celery_understands_an_event() -> None:
+    message = published()
+    body = kombu_loads(
+        message.body,
+        message.properties["content_type"],
+        message.properties["content_encoding"],
+        accept=["application/json"],
+    )
+    args, kwargs, embed = body
+    assert (args, embed) == ([], {})
+    assert kwargs["order_id"] == 7
+    # What celery.worker.consumer and celery.app.amqp.AMQP.as_task_v2 need of protocol 2.
+    assert message.headers["task"] == "shop.order.created"
+    assert message.headers["id"] == EVENT_ID
+    assert message.headers["lang"] == "py"
+
+
+def test_an_event_comes_back_as_it_was_published() -> None:
+    received = delivered(published(correlation_id="basket-5", headers=TRACING))
+    event, progress = identify(received, trusted=False)
+    assert event == ReceivedEvent(
+        id=EVENT_ID,
+        name="shop.order.created",
+        service="shop",
+        published_at=PUBLISHED,
+        correlation_id="basket-5",
+        headers=TRACING,
+    )
+    assert progress == Progress()
+    assert decode(received, MAXIMUM).kwargs == {
+        "order_id": 7,
+        "total": "19.90",
+        "day": "2026-03-01",
+        "customer": "5f0b1c52-2b3c-4a58-8d0a-1a2b3c4d5e6f",
+        "note": "Grüße, 你好",
+    }
+
+
+def test_a_retry_comes_back_as_it_was_sent() -> None:
+    received = came_back()
+    event, progress = identify(received, trusted=True)
+    assert event.id == EVENT_ID
+    assert event.name == "shop.order.created"
+    assert event.published_at == PUBLISHED
+    assert event.correlation_id == "basket-5"
+    assert event.causation_id == CAUSE_ID
+    assert event.headers == TRACING
+    assert event.attempt == progress.attempt == 2
+    assert event.due_at == progress.due_at == FAILED + timedelta(seconds=1)
+    assert progress.handler == HANDLER
+    assert progress.first_failed_at == "2026-03-01T12:00:01.000000Z"
+    assert progress.history == (
+        {
+            "attempt": 1,
+            "at": "2026-03-01T12:00:01.000000Z",
+            "worker": "celery@one",
+            "exception": "requests.exceptions.ConnectionError",
+            "message": "no route to mail.example",
+        },
+    )
+    assert received.body == published().body
+
+
+def test_a_replay_is_a_first_attempt_that_can_be_told_by_its_id() -> None:
+    message = replayed(came_back())
+    left = {"event-due-at", "event-history", "x-death", "x-first-death-queue"}
+    assert left <= set(came_back().headers)
+    assert not left & set(message.headers)
+    event, progress = identify(delivered(message, exchange="billing:replay"), trusted=True)
+    assert (progress.attempt, progress.replay_id, progress.handler) == (1, REPLAY_ID, HANDLER)
+    assert (event.id, event.service, event.published_at) == (EVENT_ID, "shop", PUBLISHED)
+    assert (event.correlation_id, event.causation_id) == ("basket-5", CAUSE_ID)
+    assert event.headers == TRACING
+    assert message.body == came_back().body
+    other = replace(event, replay_id=None)
+    assert message.properties["message_id"] != task_id(other.service, other.id, HANDLER, None)
+
+
+def test_redirected_changes_the_way_only() -> None:
+    message = published()
+    other = redirected(message, exchange="elsewhere", routing_key="key")
+    assert (other.exchange, other.routing_key) == ("elsewhere", "key")
+    assert replace(other, exchange=message.exchange, routing_key=message.routing_key) == message
+
+
+def test_task_ids_tell_handlers_and_replays_apart() -> None:
+    ids = {
+        task_id("shop", EVENT_ID, HANDLER, None),
+        task_id("shop", EVENT_ID, "billing.other", None),
+        task_id("other", EVENT_ID, HANDLER, None),
+        task_id("shop", CAUSE_ID, HANDLER, None),
+        task_id("shop", EVENT_ID, HANDLER, REPLAY_ID),
+    }
+    assert len(ids) == 5
+    assert all(str(UUID(text)) == text for text in ids)
+    # Frozen: a result is found by it again.
+    assert task_id("shop", "1", "a.b", None) == "2ee188d6-37b4-5bb2-b782-d35fd9b4bd3b"
+
+
+# -- payloads -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        b"bytes",
+        {1, 2},
+        float("nan"),
+        float("inf"),
+        "lone \ud800",
+        {("a", "b"): 1},
+        pytest.param(10**5000, id="digits"),
+    ],
+)
+def test_what_is_no_json_is_refused(value: object) -> None:
+    with pytest.raises(InvalidEventError, match=r"shop\.order\.created"):
+        encode_payload("shop.order.created", {"value": value})
+
+
+def test_a_circle_is_refused() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+    with pytest.raises(InvalidEventError):
+        encode_payload("a.b", {"value": circle})
+
+
+json_values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**63), 2**63),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(st.characters(exclude_categories=["Cs"])),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text("abc\x00ü"), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+@given(payload=st.dictionaries(st.text("abcü_", min_size=1), json_values, max_size=5))
+def test_plain_values_arrive_as_they_were(payload: dict[str, Any]) -> None:
+    received = delivered(body=encode_payload("a.b", payload))
+    assert decode(received, MAXIMUM) == Payload(args=[], kwargs=payload)
+
+
+def test_plain_celery_publishers_wrap_values_and_handlers_get_plain_ones() -> None:
+    body = kombu_dumps([[], dict(PAYLOAD), {}]).encode()
+    assert b"__type__" in body
+    assert decode(delivered(body=body), MAXIMUM) == decode(
+        delivered(body=encode_payload("a.b", PAYLOAD)), MAXIMUM
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"body": b"[[],{},{}]" + b" " * MAXIMUM}, "MAX_BODY"),
+        ({"body": b""}, "no JSON"),
+        ({"body": b"{"}, "no JSON"),
+        ({"body": b"\xff"}, "no JSON"),
+        ({"body": b"[[], {}, {}] x"}, "no JSON"),
+        ({"body": b"[" * 100_000}, "no JSON"),
+        ({"body": b'[[], {"a": ' + b"1" * 5000 + b"}, {}]"}, "no JSON"),
+        ({"body": b'[[], {"a": {"__type__": "uuid", "__value__": {"hex": 5}}}, {}]'}, "no JSON"),
+        ({"body": b"{}"}, "protocol 2"),
+        ({"body": b'{"args": 1}'}, "protocol 2"),
+        ({"body": b"[[], {}]"}, "protocol 2"),
+        ({"body": b"[[], {}, {}, {}]"}, "protocol 2"),
+        ({"body": b"null"}, "protocol 2"),
+        ({"body": b"[{}, {}, {}]"}, "args"),
+        ({"body": b"[[], [], {}]"}, "kwargs"),
+        ({"body": b'[[], {"__type__": 1, "__value__": 2}, {}]'}, "kwargs"),
+        ({"body": b"[[], {}, []]"}, "embed"),
+        ({"properties": {}}, "content type"),
+        ({"properties": {"content_type": "application/x-python-serialize"}}, "content type"),
+        ({"properties": {"content_type": "application/x-yaml"}}, "content type"),
+        ({"properties": {"content_type": 5}}, "content type"),
+        (
+            {"properties": {"content_type": "application/json", "content_encoding": "binary"}},
+            "content encoding",
+        ),
+        ({"headers": {"compression": "application/x-gzip"}}, "compressed"),
+        ({"body": b'[[],{"a":' + b"[" * 200 + b"]" * 200 + b"},{}]"}, "nested deeper"),
+        ({"body": b'[[],{"a":' + b'{"a":' * 200 + b"1" + b"}" * 200 + b"},{}]"}, "nested deeper"),
+    ],
+)
+def test_malformed_bodies(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Malformed, match=reason):
+        decode(delivered(**changes), MAXIMUM)
+
+
+def test_a_nesting_that_a_pool_can_take() -> None:
+    """As deep as may be published and handled, and a long list is not deep."""
+    deep: Any = 1
+    for _ in range(199):
+        deep = [deep]
+    for value in (deep, [{"a": n} for n in range(1000)]):
+        body = encode_payload("shop.order.created", {"a": value})
+        assert decode(delivered(body=body), MAXIMUM).kwargs == {"a": value}
+    with pytest.raises(InvalidEventError, match="nested deeper"):
+        encode_payload("shop.order.created", {"a": {"a": deep}})
+
+
+@pytest.mark.parametrize("encoding", [None, "utf-8", "UTF-8", "us-ascii"])
+def test_encodings_that_json_has(encoding: str | None) -> None:
+    properties = {"content_type": "application/json", "content_encoding": encoding}
+    assert decode(delivered(properties=properties), MAXIMUM).kwargs["order_id"] == 7
+
+
+def test_the_limit_is_inclusive() -> None:
+    received = delivered()
+    decode(received, len(received.body))
+    with pytest.raises(Malformed):
+        decode(received, len(received.body) - 1)
+
+
+# -- headers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"event-id": "x"},
+        {"event-anything": "x"},
+        {"task": "x"},
+        {"eta": "x"},
+        {"compression": "x"},
+        {"x-death": "x"},
+        {"x-delivery-count": 1},
+        {"CC": "x"},
+        {"BCC": "x"},
+        {"x-delay": 1},
+        {"": "x"},
+        {5: "x"},
+        {"x" * 129: "x"},
+        {"lone \ud800": "x"},
+        {"lone": "\ud800"},
+        {"large": 2**63},
+        {"nan": float("nan")},
+        {"endless": float("-inf")},
+        {"none": None},
+        {"list": []},
+        {"bytes": b"x"},
+        {"huge": "x" * 30_000},
+    ],
+)
+def test_headers_that_a_publisher_may_not_set(headers: dict[Any, Any]) -> None:
+    with pytest.raises(InvalidEventError):
+        check_headers("a.b", headers)
+
+
+def test_headers_that_a_publisher_may_set() -> None:
+    headers = {**TRACING, "tenant": "ä", "n": -(2**63), "x": 0.5, "b": True, "x" * 128: ""}
+    check_headers("a.b", headers)
+    assert wire_size(published(headers=headers)) < WIRE_LIMIT
+
+
+def test_a_stranger_cannot_claim_progress() -> None:
+    received = with_headers(
+        event_attempt=9,
+        event_due_at="2026-03-01T12:00:00Z",
+        event_replay_id=REPLAY_ID,
+        event_handler="billing.other",
+        event_history='[{"at": "x"}]',
+        event_name="shop.order.paid",
+    )
+    event, progress = identify(received, trusted=False)
+    assert progress == Progress()
+    assert (event.attempt, event.due_at, event.replay_id) == (1, None, None)
+    # The broker routed it by its key, whatever a header says.
+    assert event.name == "shop.order.created"
+    event, progress = identify(received, trusted=True)
+    assert progress.attempt == 9
+    assert progress.handler == "billing.other"
+    assert progress.replay_id == REPLAY_ID
+    assert event.name == "shop.order.paid"
+
+
+def test_a_plain_celery_message_has_an_identity() -> None:
+    received = delivered(headers={"task": "shop.order.created", "id": "celery-id"})
+    event, _ = identify(received, trusted=False)
+    assert event.id == event.correlation_id == "celery-id"
+    assert event.service == ""
+    assert event.published_at is None
+
+
+def test_names_lose_the_prefix_of_native_delayed_delivery() -> None:
+    prefix = "0." * 27 + "1."
+    received = delivered(routing_key=prefix + "shop.order.created")
+    assert received.event_key == "shop.order.created"
+    assert identify(received, trusted=False)[0].name == "shop.order.created"
+    assert archived(received).routing_key == "shop.order.created"
+    # Fewer words are somebody's event.
+    assert delivered(routing_key="0.1.a").event_key == "0.1.a"
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"event-id": None, "id": None}, "neither"),
+        ({"event-id": "", "id": ""}, "neither"),
+        ({"event-id": 5}, "event-id"),
+        ({"event-id": "x" * 256}, "event-id"),
+        ({"event-id": ["x"]}, "event-id"),
+        ({"event-service": {}}, "event-service"),
+        ({"event-correlation-id": 5}, "event-correlation-id"),
+        ({"event-causation-id": "x" * 10_000}, "event-causation-id"),
+        ({"event-id": "\ud800"}, "lone surrogate"),
+        ({"event-service": "\udfff"}, "lone surrogate"),
+        ({"event-id": "a\0b"}, "a NUL"),
+        ({"event-correlation-id": "\0"}, "a NUL"),
+        ({"event-attempt": 0}, "event-attempt"),
+        ({"event-attempt": "2"}, "event-attempt"),
+        ({"event-attempt": True}, "event-attempt"),
+        ({"event-attempt": 2**31}, "event-attempt"),
+        ({"event-replay-id": 7}, "event-replay-id"),
+        ({"event-handler": 7}, "event-handler"),
+        ({"event-name": 7}, "event-name"),
+    ],
+)
+def test_malformed_identities(headers: dict[str, Any], reason: str) -> None:
+    received = delivered()
+    with pytest.raises(Malformed, match=reason) as info:
+        identify(replace(received, headers={**received.headers, **headers}), trusted=True)
+    assert len(info.value.detail) < 300
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        5,
+        None,
+        "yesterday",
+        "9" * 100,
+        "0001-01-01T00:00:00+14:00",
+        "9999-12-31T23:59:59-14:00",
+        "\ud800",
+        "2026-13-01T00:00:00Z",
+    ],
+)
+def test_a_moment_that_is_none_is_no_moment(value: object) -> None:
+    received = with_headers(event_published_at=value, event_due_at=value)
+    event, progress = identify(received, trusted=True)
+    assert event.published_at is None
+    assert progress.due_at is None
+    assert "event-published-at" not in retried(received).headers
+
+
+@pytest.mark.parametrize("year", [1, 999, 2026, 9999])
+def test_moments_survive(year: int) -> None:
+    moment = datetime(year, 6, 1, 12, 30, 0, 1, tzinfo=UTC)
+    assert parse_moment(utc_text(moment)) == moment
+    elsewhere = moment.astimezone(timezone(timedelta(hours=5)))
+    assert utc_text(elsewhere) == utc_text(moment)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [5, "", "{", "{}", "5", "[" * 50_000, "[" + "1" * 100_000 + "]", "null", "[5, null, []]"],
+)
+def test_a_history_that_is_none_is_empty(value: object) -> None:
+    assert identify(with_headers(event_history=value), trusted=True)[1].history == ()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        5,
+        "x",
+        [],
+        [5, None, "x"],
+        [{"routing-keys": 5}],
+        [{"routing-keys": "abc"}],
+        [{"queue": b"\xff", "count": "many", "reason": ["x"], "routing-keys": [None, 5, b"x"]}],
+        [{"queue": "x" * 10_000}] * 1000,
+    ],
+)
+def test_hostile_deaths_are_read(value: Any) -> None:
+    received = with_headers(x_death=value)
+    assert len(received.deaths) <= 16
+    assert wire_size(archived(received)) < WIRE_LIMIT
+
+
+# -- copies -------------------------------------------------------------------------------
+
+BROKER_HEADERS = {
+    "x-death": [{"queue": "q"}],
+    "x-first-death-queue": "q",
+    "x-first-death-reason": "rejected",
+    "x-first-death-exchange": "e",
+    "x-last-death-queue": "q",
+    "x-last-death-reason": "rejected",
+    "x-last-death-exchange": "e",
+    "x-delivery-count": 3,
+    "x-acquired-count": 4,
+    "CC": ["another.handler"],
+    "BCC": ["another.handler"],
+    "cc": ["another.handler"],
+    "x-delay": 5,
+    "x-opt-anything": 5,
+    "x-received-from": [],
+}
+PROPERTIES = {
+    "content_type": "application/json",
+    "content_encoding": "utf-8",
+    "expiration": "1000",
+    "user_id": "somebody",
+    "reply_to": "somewhere",
+    "delivery_mode": 1,
+    "priority": 9,
+    "message_id": "theirs",
+}
+
+
+@pytest.mark.parametrize("make", [retried, archived])
+def test_a_copy_carries_nothing_that_the_broker_interprets(
+    make: Callable[[Received], Message],
+) -> None:
+    message = published(headers=TRACING)
+    received = delivered(
+        message, headers={**message.headers, **BROKER_HEADERS}, properties=PROPERTIES
+    )
+    copy = make(received)
+    assert not set(BROKER_HEADERS) & set(copy.headers)
+    assert set(copy.properties) == {
+        "delivery_mode",
+        "message_id",
+        "content_type",
+        "content_encoding",
+    }
+    assert copy.properties["delivery_mode"] == 2
+    assert copy.properties["message_id"] == task_id("shop", EVENT_ID, HANDLER, None)
+    assert copy.headers["traceparent"] == TRACING["traceparent"]
+    assert copy.body == message.body
+    assert copy.event_id == EVENT_ID
+
+
+def test_a_retry_has_celery_headers_of_its_own() -> None:
+    received = with_headers(
+        eta="x", expires="x", timelimit=[1, 1], stamps={}, group="g", ignore_result=True
+    )
+    copy = retried(received)
+    assert not {"eta", "expires", "timelimit", "stamps", "group", "ignore_result"} & set(
+        copy.headers
+    )
+    assert copy.headers["task"] == "shop.order.created"
+    assert copy.headers["id"] == EVENT_ID
+
+
+def test_an_archive_message_keeps_what_came() -> None:
+    received = with_headers(eta="x", event_archive="forged", event_outcome="forged")
+    message = archived(received)
+    assert message.headers["eta"] == "x"
+    assert message.headers["event-archive"] != "forged"
+    assert "event-outcome" not in message.headers
+    # Kept in words, so that they can be read and never mean anything.
+    archive = json.loads(archived(delivered(properties=PROPERTIES)).headers["event-archive"])
+    assert archive["properties"]["user_id"] == "somebody"
+
+
+def archive_of(message: Message) -> dict[str, Any]:
+    archive: dict[str, Any] = json.loads(message.headers["event-archive"])
+    return archive
+
+
+def test_a_long_traceback_is_cut_in_the_middle_and_marked() -> None:
+    message = archived(failure=failure(traceback="first\n" + "x" * MAXIMUM + "\nlast"))
+    traceback = archive_of(message)["traceback"]
+    assert wire_size(message) < WIRE_LIMIT
+    assert len(traceback) <= archive_copies.MAX_TRACEBACK
+    assert traceback.startswith("first")
+    assert traceback.endswith("last")
+    assert "cut by django_amqp_events" in traceback
+
+
+def test_the_traceback_goes_first_and_the_rest_stays() -> None:
+    received = with_headers(tracing="x" * 45_000)
+    message = archived(received, failure=failure(traceback="x" * MAXIMUM))
+    archive = archive_of(message)
+    assert wire_size(message) < WIRE_LIMIT
+    assert archive["cut"] == ["traceback"]
+    assert len(message.headers["tracing"]) == 45_000
+    assert archive["exception"]["message"] == failure().message
+    assert archive["frames"] == [dict(frame) for frame in failure().frames]
+
+
+def test_huge_foreign_headers_go_before_ours() -> None:
+    received = with_headers(small="kept", huge="x" * 100_000, middle="x" * 1000)
+    message = archived(received)
+    assert wire_size(message) < WIRE_LIMIT
+    assert "huge" not in message.headers
+    assert message.headers["small"] == "kept"
+    assert len(message.headers["middle"]) == 1000
+    assert "headers" in archive_of(message)["cut"]
+    copy = retried(received)
+    assert wire_size(copy) < WIRE_LIMIT
+    assert "huge" not in copy.headers
+    assert copy.headers["small"] == "kept"
+    assert copy.headers["event-id"] == EVENT_ID
+
+
+def test_tens_of_thousands_of_headers_take_no_time() -> None:
+    message = published()
+    received = delivered(
+        message, headers={**{f"h{n}": True for n in range(25_000)}, **message.headers}
+    )
+    before = time.perf_counter()
+    for copy in (archived(received), retried(received)):
+        assert wire_size(copy) < WIRE_LIMIT
+    assert time.perf_counter() - before < 5
+
+
+def test_a_thousand_failures_are_remembered_in_few_bytes() -> None:
+    progress = Progress()
+    for attempt in range(1, 1001):
+        history = remember(
+            replace(progress, attempt=attempt),
+            failure(message="ü" * 10_000),
+            at=FAILED + timedelta(seconds=attempt),
+            worker="w" * 500,
+        )
+        progress = replace(progress, attempt=attempt + 1, history=history)
+    assert len(progress.history) <= copies.MAX_HISTORY_ENTRIES
+    assert len(json.dumps(progress.history)) <= copies.MAX_HISTORY_BYTES * 1.2
+    # Since when does it fail, and how did it fail last?
+    assert progress.history[0]["attempt"] == 1
+    assert progress.history[-1]["attempt"] == 1000
+    assert wire_size(archived(progress=progress)) < WIRE_LIMIT
+    assert wire_size(retried(history=progress.history)) < WIRE_LIMIT
+
+
+def test_a_history_of_a_thousand_entries_that_came_is_cut() -> None:
+    came = tuple({"attempt": n, "at": "x", "message": "y" * 100} for n in range(1000))
+    history = remember(Progress(history=came), failure(), at=FAILED, worker="w")
+    assert len(history) <= copies.MAX_HISTORY_ENTRIES
+    assert history[0] == came[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["lone \ud800", "nul \x00", "\U0001f600" * 20_000, "\n", "\x1c"],
+    ids=["surrogate", "nul", "emoji", "newline", "separator"],
+)
+def test_any_words_of_an_exception_can_be_written(text: str) -> None:
+    odd = failure(exception=text, message=text, traceback=text, frames=({"file": text, "line": 1},))
+    history = remember(Progress(), odd, at=FAILED, worker=text)
+    for message in (
+        archived(failure=odd, worker=text, detail=text, progress=Progress(history=history)),
+        retried(history=history),
+    ):
+        assert wire_size(message) < WIRE_LIMIT
+    assert isinstance(odd.first_line, str)
+
+
+@given(
+    foreign=st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30),
+        st.one_of(st.text(max_size=50), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.none()),
+        max_size=20,
+    ),
+    factor=st.integers(1, 4000),
+    traceback=st.integers(0, 200_000),
+    words=st.text(max_size=20),
+)
+def test_copies_of_any_event_stay_small(
+    foreign: dict[str, Any], factor: int, traceback: int, words: str
+) -> None:
+    grown = {key: v * factor if isinstance(v, str) else v for key, v in foreign.items()}
+    message = published()
+    received = delivered(message, headers={**grown, **message.headers})
+    odd = failure(message=words * factor, traceback="x" * traceback)
+    copy = archived(received, failure=odd, detail=words * factor)
+    assert wire_size(copy) < WIRE_LIMIT
+    assert archive_of(copy)["reason"] == "exhausted"
+    assert wire_size(retried(received)) < WIRE_LIMIT
+
+
+def test_first_line() -> None:
+    assert failure().first_line == ("requests.exceptions.ConnectionError: no route to mail.example")
+    assert failure(message="").first_line == "requests.exceptions.ConnectionError"

@@ -1,0 +1,393 @@
+"""Alerts: what is a trouble, who is told, how often, and of its end."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import django
+import pytest
+from django.core import mail
+from django.core.mail.backends.locmem import EmailBackend
+from django.core.management import call_command
+from django.test import override_settings
+
+from django_amqp_events import conf, signals
+from django_amqp_events.broker import topology
+from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.models import Alert, FailureGroup, Snapshot
+from django_amqp_events.monitor import alerts, statistics
+from django_amqp_events.monitor.snapshots import Camera
+from tests.celery_app import app as celery_app
+
+from ..admin.admin_world import make
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+#: As Django wants them: pairs until 5.2, addresses from 6.0 on.
+ADMINS = ["ada@example.com"] if django.VERSION >= (6, 0) else [("Ada", "ada@example.com")]
+#: SQLite and PostgreSQL: what tells once is a constraint, and a conditional UPDATE.
+DATABASES = pytest.mark.usefixtures("archive_database")
+
+
+def read(**limits: Any) -> conf.Settings:
+    settings, problems = conf.parse({"SERVICE": "billing", "ALERTS": limits})
+    assert problems == ()
+    return settings
+
+
+def document(**more: Any) -> dict[str, Any]:
+    return {
+        "broker": {"error": "", "away": 0.0, "alarms": []},
+        "queues": {"billing:abyss": {"role": "abyss", "severity": "ok", "ready": 0}},
+        "archive": {"new_hour": 0},
+        "outbox": [{"database": "default", "meaning": "nothing waits", "lag": 0.0}],
+        "mirror": {"lag": 0.0},
+        **more,
+    }
+
+
+@pytest.fixture
+def heard() -> Any:
+    found: list[dict[str, Any]] = []
+
+    def hear(signal: Any, **said: Any) -> None:
+        name = "raised" if signal is signals.alert_raised else "ended"
+        found.append({"name": name, **said})
+
+    signals.alert_raised.connect(hear)
+    signals.alert_ended.connect(hear)
+    yield found
+    signals.alert_raised.disconnect(hear)
+    signals.alert_ended.disconnect(hear)
+
+
+def names(heard: Any) -> list[tuple[str, str, str]]:
+    return [(each["name"], each["kind"], each["key"]) for each in heard]
+
+
+# -- judging
+
+
+def test_nothing_is_wrong_and_all_of_it_is_known() -> None:
+    assert alerts.judge(document(), read()) == {
+        ("stale", ""): None,
+        ("broker_away", ""): None,
+        ("broker_alarm", ""): None,
+        ("growth", ""): None,
+        ("mirror_lag", ""): None,
+        ("outbox_lag", "default"): None,
+        ("abyss", "billing:abyss"): None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "limits", "which", "text"),
+    [
+        ({"archive": {"new_hour": 101}}, {}, ("growth", ""), "More than 100 events"),
+        ({"archive": {"new_hour": 6}}, {"GROWTH": 5}, ("growth", ""), "More than 5 events"),
+        ({"mirror": {"lag": 301.0}}, {}, ("mirror_lag", ""), "for 5 min"),
+        (
+            {"outbox": [{"database": "orders", "meaning": "no relay", "lag": 7300.0}]},
+            {},
+            ("outbox_lag", "orders"),
+            "waits for 2 h: no relay",
+        ),
+        (
+            {"broker": {"error": "no connection", "away": 61.0}},
+            {},
+            ("broker_away", ""),
+            "no connection",
+        ),
+        (
+            {"broker": {"error": "", "alarms": ["memory alarm on rabbit@one"]}},
+            {},
+            ("broker_alarm", ""),
+            "memory alarm on rabbit@one: nothing is published",
+        ),
+        (
+            {
+                "queues": {
+                    "q": {"role": "abyss", "severity": "error", "ready": 1, "meaning": "poison"}
+                }
+            },
+            {},
+            ("abyss", "q"),
+            "poison",
+        ),
+    ],
+)
+def test_what_is_a_trouble(more: Any, limits: Any, which: Any, text: str) -> None:
+    judged = alerts.judge(document(**more), read(**limits))
+    assert text in (judged[which] or "")
+    assert [key for key, found in judged.items() if found] == [which]
+
+
+@pytest.mark.parametrize(
+    ("more", "limit", "which"),
+    [
+        ({"archive": {"new_hour": 10**6}}, "GROWTH", ("growth", "")),
+        ({"mirror": {"lag": 1e6}}, "MIRROR_LAG", ("mirror_lag", "")),
+        (
+            {"outbox": [{"database": "default", "meaning": "", "lag": 1e6}]},
+            "OUTBOX_LAG",
+            ("outbox_lag", "default"),
+        ),
+        ({"broker": {"error": "away", "away": 1e6}}, "AWAY", ("broker_away", "")),
+    ],
+)
+def test_none_switches_one_off_and_ends_what_lasts(more: Any, limit: str, which: Any) -> None:
+    assert alerts.judge(document(**more), read())[which]
+    assert alerts.judge(document(**more), read(**{limit: None}))[which] is None
+
+
+def test_a_broker_that_is_away_says_nothing_of_its_queues() -> None:
+    away = document(broker={"error": "away", "away": 5.0}, queues={}, mirror={})
+    judged = alerts.judge(away, read())
+    # A restart is no trouble yet, and nothing that lasted is over.
+    assert set(judged) == {("stale", ""), ("growth", ""), ("outbox_lag", "default")}
+
+
+# -- telling
+
+
+@DATABASES
+def test_a_trouble_is_told_once_and_its_end_once(heard: Any) -> None:
+    settings = read()
+    poison = {("abyss", "q"): "poison"}
+    for minute in range(3):
+        at = NOW + timedelta(minutes=minute)
+        assert alerts.settle(poison, now=at, settings=settings) == (minute == 0)
+    assert alerts.settle({}, now=NOW, settings=settings) == 0, "not known is not over"
+    [row] = Alert.objects.all()
+    assert (row.since, row.last, row.ended) == (NOW, NOW + timedelta(minutes=2), None)
+    for _ in range(2):
+        alerts.settle({("abyss", "q"): None}, now=NOW + timedelta(hours=1), settings=settings)
+    assert names(heard) == [("raised", "abyss", "q"), ("ended", "abyss", "q")]
+    assert {each["sender"] for each in heard} == {"billing"}
+    assert {(each["text"], each["since"]) for each in heard} == {("poison", NOW)}
+    alerts.settle(poison, now=NOW + timedelta(hours=2), settings=settings)
+    assert names(heard)[2:] == [("raised", "abyss", "q")], "it is back"
+    assert Alert.objects.count() == 2
+
+
+@DATABASES
+def test_kinds_keys_and_services_are_apart(heard: Any) -> None:
+    other = conf.parse({"SERVICE": "shop"})[0]
+    for settings, kind, key in (
+        (read(), "abyss", "a"), (read(), "abyss", "b"), (read(), "growth", "a"),
+        (other, "abyss", "a"),
+    ):  # fmt: skip
+        assert alerts.consider(kind, key, "x", now=NOW, settings=settings)
+    assert alerts.consider("abyss", "a", now=NOW, troubled=False, settings=read())
+    assert alerts.open_alerts("billing").count() == 2
+    assert alerts.open_alerts("shop").count() == 1
+
+
+@DATABASES
+def test_keys_and_texts_that_no_database_takes_are_written(heard: Any) -> None:
+    key = "q\0\ud800" + "x" * 300
+    for _ in range(2):
+        alerts.settle({("abyss", key): "a\0\ud800"}, now=NOW, settings=read())
+    assert alerts.settle({("abyss", key): None}, now=NOW, settings=read()) == 1
+    assert [each["name"] for each in heard] == ["raised", "ended"]
+
+
+@DATABASES
+def test_groups_that_are_new_or_came_back(heard: Any) -> None:
+    def group(age: float, **more: Any) -> FailureGroup:
+        seen = NOW - timedelta(hours=age)
+        found: FailureGroup = FailureGroup.objects.create(
+            pk=uuid4(), algorithm=1, handler="send_invoice", exception="TaxError",
+            **{"service": "billing", "first_seen": seen, "last_seen": NOW, "open": 1, **more},
+        )  # fmt: skip
+        return found
+
+    def look(now: datetime = NOW, **limits: Any) -> list[tuple[str, str, str]]:
+        heard.clear()
+        settings = read(**limits)
+        alerts.settle(alerts.judge_groups(settings, now), now=now, settings=settings)
+        return sorted(names(heard))
+
+    group(5)
+    group(0.1, service="shop")
+    group(0.1, open=0)
+    new = group(0.1)
+    back = group(50, put_right_at=NOW - timedelta(days=1), came_back_at=NOW - timedelta(minutes=1))
+    group(50, put_right_at=NOW - timedelta(days=1), came_back_at=NOW - timedelta(hours=2))
+    raised = [("raised", "group_back", str(back.pk)), ("raised", "group_new", str(new.pk))]
+    assert look() == sorted(raised)
+    assert "TaxError in send_invoice" in Alert.objects.get(key=str(new.pk)).text
+    # It lasts while something is open, however old it is by then.
+    assert look(NOW + timedelta(days=2)) == []
+    FailureGroup.objects.filter(pk=new.pk).update(open=0, going=1)
+    assert look() == []
+    FailureGroup.objects.filter(pk=new.pk).update(going=0, put_right_at=NOW)
+    assert look() == [("ended", "group_new", str(new.pk))]
+    FailureGroup.objects.filter(pk=back.pk).delete()
+    assert look() == [("ended", "group_back", str(back.pk))]
+    many = {str(group(0.1).pk) for _ in range(alerts.GROUPS + 3)}
+    assert len(look()) == alerts.GROUPS
+    assert len(look()) == 3
+    assert {key for _, key in Alert.objects.filter(ended=None).values_list("kind", "key")} == many
+    assert {name for name, _, _ in look(GROUPS=False)} == {"ended"}
+
+
+@DATABASES
+def test_an_alert_follows_its_group(heard: Any) -> None:
+    """Its number is that of now; what was put right between two looks and came back is told."""
+    seen = NOW - timedelta(minutes=5)
+    group = FailureGroup.objects.create(
+        pk=uuid4(), algorithm=1, service="billing", handler="send_invoice",
+        exception="shop.TaxError", first_seen=seen, last_seen=seen, open=2,
+    )  # fmt: skip
+
+    def look(now: datetime, **changed: Any) -> list[tuple[str, str]]:
+        FailureGroup.objects.filter(pk=group.pk).update(**changed)
+        heard.clear()
+        alerts.settle(alerts.judge_groups(read(), now), now=now, settings=read())
+        return sorted((kind, name) for name, kind, _ in names(heard))
+
+    assert look(NOW) == [("group_new", "raised")]
+    assert look(NOW, open=7) == []
+    alert = Alert.objects.get()
+    assert "7 open" in alert.text
+    assert alerts.title(alert) == "A new kind of failure: TaxError in send_invoice"
+    later = NOW + timedelta(minutes=10)
+    changed = {"open": 1, "put_right_at": later, "came_back_at": later}
+    assert look(later, **changed) == [("group_back", "raised"), ("group_new", "ended")]
+    new = Alert.objects.get(ended=None)
+    assert alerts.title(new) == "A kind of failure came back: TaxError in send_invoice"
+    assert "1 open" in new.text
+    # The same again is the same trouble, whose text is renewed.
+    much_later = later + timedelta(minutes=10)
+    changed = {"open": 3, "put_right_at": much_later, "came_back_at": much_later}
+    assert look(much_later, **changed) == []
+    assert "3 open" in Alert.objects.get(ended=None).text
+    assert look(much_later, open=0) == [("group_back", "ended")]
+
+
+@DATABASES
+def test_many_that_came_back_are_told_a_few_at_a_time(heard: Any) -> None:
+    """And what came back long ago is not news any more: its alert goes on."""
+    seen = NOW - timedelta(minutes=5)
+    groups = FailureGroup.objects.bulk_create(
+        FailureGroup(
+            pk=uuid4(), algorithm=1, service="billing", handler=f"send_{number}",
+            exception="TaxError", first_seen=seen, last_seen=seen, open=1,
+        )
+        for number in range(alerts.GROUPS + 2)
+    )  # fmt: skip
+
+    def look(now: datetime) -> list[str]:
+        heard.clear()
+        alerts.settle(alerts.judge_groups(read(), now), now=now, settings=read())
+        return sorted(kind for _, kind, _ in names(heard))
+
+    assert look(NOW) == ["group_new"] * alerts.GROUPS
+    assert look(NOW) == ["group_new"] * 2
+    later = NOW + timedelta(hours=2)
+    changed = {"put_right_at": later, "came_back_at": later}
+    FailureGroup.objects.filter(pk__in=[group.pk for group in groups]).update(**changed)
+    assert look(later + alerts.NEWS + timedelta(minutes=1)) == []
+    assert look(later) == sorted(["group_back", "group_new"] * alerts.GROUPS)
+    assert look(later) == sorted(["group_back", "group_new"] * 2)
+
+
+@pytest.mark.django_db
+def test_growth_above_what_a_page_looks_at_is_seen(monkeypatch: Any) -> None:
+    monkeypatch.setattr(statistics, "CAP", 3)
+    monkeypatch.setattr(statistics, "READ", 2)
+    for _ in range(8):
+        make(first_failed_at=NOW, last_failed_at=NOW)
+    settings = read(GROWTH=6)
+    camera = Camera(celery_app, settings, topology.build(settings, get_registry()))
+    assert camera._new_hour(NOW) == 7, "one more than what is too much"
+
+
+@DATABASES
+def test_email_to_admins_where_it_is_asked_for() -> None:
+    with override_settings(ADMINS=ADMINS, SERVER_EMAIL="amqp@example.com"):
+        alerts.consider("abyss", "q", "silent", now=NOW, settings=read())
+        assert mail.outbox == []
+        loud = read(MAIL=True)
+        alerts.consider("growth", "x\nBcc: eve@example.com", "many", now=NOW, settings=loud)
+        alerts.consider("growth", "x\nBcc: eve@example.com", "many", now=NOW, settings=loud)
+        later = NOW + timedelta(hours=1)
+        alerts.consider(
+            "growth", "x\nBcc: eve@example.com", now=later, troubled=False, settings=loud
+        )
+    first, last = mail.outbox
+    assert first.subject == ("[Django] billing: Many events are archived: x Bcc: eve@example.com")
+    assert first.to == ["ada@example.com"]
+    assert first.body == "many\n\nSince 2026-03-01 12:00:00 UTC."
+    assert "over: " in last.subject
+    assert "Over since 2026-03-01 13:00:00 UTC." in last.body
+
+
+@DATABASES
+def test_what_fails_of_telling_disturbs_nobody(monkeypatch: Any, caplog: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no mail today")
+
+    monkeypatch.setattr(EmailBackend, "send_messages", fail)
+    signals.alert_raised.connect(fail)
+    try:
+        assert alerts.consider("abyss", "p", "x", now=NOW, settings=read())
+    finally:
+        signals.alert_raised.disconnect(fail)
+    assert "no mail today" in caplog.text
+    caplog.clear()
+    with override_settings(ADMINS=ADMINS):
+        assert alerts.consider("abyss", "q", "x", now=NOW, settings=read(MAIL=True))
+    assert "no mail today" in caplog.text
+    assert Alert.objects.count() == 2
+
+
+# -- the command
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    out = io.StringIO()
+    try:
+        call_command("events_alerts", *arguments, stdout=out)
+    except SystemExit as exc:
+        return int(str(exc.code)), out.getvalue()
+    return 0, out.getvalue()
+
+
+@DATABASES
+def test_nobody_takes_figures(heard: Any, settings: Any) -> None:
+    settings.AMQP_EVENTS = {"SERVICE": "billing"}
+    code, out = command()
+    assert code == 1
+    assert "Nobody takes the figures" in out
+    assert "There are none yet" in out
+    taken = Snapshot.objects.create(
+        at=datetime.now(UTC) - timedelta(minutes=6), service="billing", document="{}"
+    )
+    code, out = command("--format", "json")
+    [told] = json.loads(out)["alerts"]
+    assert code == 1
+    assert told["kind"] == "stale"
+    assert f"{taken.at:%H:%M}" in told["text"]
+    assert names(heard) == [("raised", "stale", "")], "told once"
+    alerts.settle(alerts.judge(document(), read()), now=NOW, settings=read())
+    assert names(heard)[1:] == [("ended", "stale", "")]
+    Snapshot.objects.create(at=datetime.now(UTC), service="billing", document="{}")
+    assert command() == (0, "no alert lasts\n")
+    settings.AMQP_EVENTS = {"SERVICE": "billing", "ALERTS": {"STALE": None}}
+    Snapshot.objects.all().delete()
+    assert command()[0] == 0
+
+
+@DATABASES
+def test_the_command_shows_what_lasts(settings: Any) -> None:
+    settings.AMQP_EVENTS = {"SERVICE": "billing", "ALERTS": {"STALE": None}}
+    alerts.consider("abyss", "billing:abyss", "look at the logs", now=NOW)
+    code, out = command()
+    assert code == 1
+    assert "2026-03-01 12:00:00  Poison is in the abyss: billing:abyss" in out
+    assert "look at the logs" in out

@@ -1,0 +1,459 @@
+"""From a name and a payload to messages; when they leave; what is said when some fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+import pytest
+from celery import Celery
+from django.db import transaction
+
+from django_amqp_events import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    InvalidEventError,
+    MessageTooLargeError,
+    Options,
+    PublishNackedError,
+    PublishTimeoutError,
+    ReceivedEvent,
+    UnroutableError,
+    publish_event,
+    publish_many,
+)
+from django_amqp_events.broker import connection
+from django_amqp_events.context import handling
+from django_amqp_events.declare import contracts
+from django_amqp_events.declare.contracts import bind_contract
+from django_amqp_events.exceptions import PublishError
+from django_amqp_events.message.messages import Message
+from django_amqp_events.publish import publisher
+from django_amqp_events.signals import event_published, event_unrouted
+from django_amqp_events.testing import override_events
+
+EXAMPLES = Path(__file__).parents[2] / "messages"
+NAME = "shop.order.created"
+
+
+class Outcomes:
+    """Answers with what a test put in, message by message."""
+
+    def __init__(self) -> None:
+        self.errors: list[type[PublishError] | None] = []
+        self.messages: list[Message] = []
+        self.mandatory: list[bool] = []
+        self.calls = 0
+
+    def now(self) -> datetime:
+        return datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+    def publish(
+        self, messages: Sequence[Message], *, mandatory: bool
+    ) -> Sequence[PublishError | None]:
+        self.calls += 1
+        self.mandatory.append(mandatory)
+        self.messages += messages
+        kinds = self.errors or [None] * len(messages)
+        return [
+            kind("no", event_id=message.event_id, event_name=message.name) if kind else None
+            for kind, message in zip(kinds, messages, strict=True)
+        ]
+
+
+Configure = Callable[..., None]
+
+
+@pytest.fixture
+def configure(settings: Any) -> Configure:
+    def configure(**keys: Any) -> None:
+        settings.AMQP_EVENTS = {
+            "SERVICE": "shop",
+            "AUTODISCOVER": [],
+            "PUBLISH": "immediate",
+            **keys,
+        }
+
+    configure()
+    return configure
+
+
+@pytest.fixture
+def outcomes(configure: Configure) -> Iterator[Outcomes]:
+    outcomes = Outcomes()
+    with publisher.diverted(outcomes):
+        yield outcomes
+
+
+def test_the_message_is_the_frozen_one(outcomes: Outcomes):
+    example = json.loads((EXAMPLES / "event.json").read_text())
+    payload = {
+        "order_id": 7,
+        "total": Decimal("19.90"),
+        "day": date(2026, 3, 1),
+        "customer": UUID("5f0b1c52-2b3c-4a58-8d0a-1a2b3c4d5e6f"),
+        "note": "Grüße, 你好",
+    }
+    publish_event(NAME, payload, options=Options(event_id=example["headers"]["id"]))
+    (message,) = outcomes.messages
+    assert message.exchange == example["exchange"]
+    assert message.routing_key == example["routing_key"]
+    assert message.body.decode() == example["body"]
+    assert dict(message.headers) == example["headers"]
+    assert dict(message.properties) == example["properties"]
+
+
+@pytest.mark.parametrize(
+    "name", ["", "shop.*", "shop.#", "*", ".", "shop..created", 7, "x" * 300, "a\nb", "a\ud800"]
+)
+def test_names_that_are_none(outcomes: Outcomes, name: Any):
+    with pytest.raises(InvalidEventError):
+        publish_event(name, {})
+    assert not outcomes.messages
+
+
+@pytest.mark.parametrize(
+    "payload", [None, [], "text", {1: 2}, {"x": object()}, {"x": float("nan")}, {"x": {1, 2}}]
+)
+def test_payloads_that_are_none(outcomes: Outcomes, payload: Any):
+    for publish in (publish_event, lambda name, wrong: publish_many(name, [{}, wrong])):
+        with pytest.raises(InvalidEventError):
+            publish(NAME, payload)
+    assert not outcomes.messages
+
+
+@pytest.mark.parametrize("header", ["event-id", "event-anything", "task", "x-death", "CC", ""])
+def test_headers_of_others(outcomes: Outcomes, header: str):
+    with pytest.raises(InvalidEventError, match="header"):
+        publish_event(NAME, {}, options=Options(headers={header: "x"}))
+    assert not outcomes.messages
+
+
+def test_a_body_of_exactly_max_body(outcomes: Outcomes, configure: Configure):
+    configure(MAX_BODY=30)
+    room = 30 - len('[[],{"x":""},{}]')
+    publish_event(NAME, {"x": "y" * room})
+    with pytest.raises(MessageTooLargeError) as caught:
+        publish_event(NAME, {"x": "y" * (room + 1)})
+    assert caught.value.published is False
+    assert len(outcomes.messages) == 1
+
+
+def test_one_id_for_several_events(outcomes: Outcomes):
+    with pytest.raises(InvalidEventError, match="event_id"):
+        publish_many(NAME, [{}, {}], options=Options(event_id="one"))
+    assert publish_many(NAME, [{}], options=Options(event_id="one")) == ["one"]
+    assert publish_many(NAME, []) == []
+    assert outcomes.calls == 1
+
+
+def test_an_event_that_a_handler_publishes_knows_its_cause(outcomes: Outcomes):
+    with handling(ReceivedEvent(id="cause", name="shop.paid", correlation_id="all")):
+        publish_event(NAME, {})
+        publish_event(NAME, {}, options=Options(correlation_id="mine", causation_id="other"))
+    publish_event(NAME, {})
+    seen = [
+        (m.headers["event-correlation-id"], m.headers.get("event-causation-id"))
+        for m in outcomes.messages
+    ]
+    assert seen == [("all", "cause"), ("mine", "other"), (outcomes.messages[2].event_id, None)]
+
+
+def test_without_settings(settings: Any):
+    settings.AMQP_EVENTS = None
+    with pytest.raises(ConfigurationError, match="AMQP_EVENTS"):
+        publish_event(NAME, {})
+
+
+def test_the_first_error_is_raised_and_names_the_others(
+    outcomes: Outcomes, caplog: pytest.LogCaptureFixture
+):
+    outcomes.errors = [None, PublishNackedError, None, PublishTimeoutError, BrokerUnavailableError]
+    with pytest.raises(PublishNackedError) as caught:
+        publish_many(NAME, [{}] * 5)
+    ids = [message.event_id for message in outcomes.messages]
+    assert list(caught.value.errors) == [ids[1], ids[3], ids[4]]
+    assert [type(error) for error in caught.value.errors.values()] == outcomes.errors[1:2] + (
+        outcomes.errors[3:]
+    )
+    assert caught.value.event_id == ids[1]
+    assert "3 of 5" in caught.value.__notes__[0]
+    # One line, however many there are.
+    assert len(caplog.records) == 1
+    assert "3 of 5" in caplog.text
+
+
+@pytest.mark.parametrize(("policy", "raises"), [("warn", False), ("raise", True)])
+def test_unrouted(
+    outcomes: Outcomes,
+    configure: Configure,
+    caplog: pytest.LogCaptureFixture,
+    policy: str,
+    raises: bool,
+):
+    configure(UNROUTED=policy)
+    outcomes.errors = [UnroutableError, None]
+    if raises:
+        with pytest.raises(UnroutableError) as caught:
+            publish_many(NAME, [{}, {}])
+        assert set(caught.value.errors) == {outcomes.messages[0].event_id}
+    else:
+        publish_many(NAME, [{}, {}])
+    assert outcomes.mandatory == [True]
+    assert [r.levelno for r in caplog.records] == [logging.ERROR if raises else logging.WARNING]
+
+
+def test_unrouted_ignored_is_not_asked_for(outcomes: Outcomes, configure: Configure):
+    configure(UNROUTED="ignore")
+    publish_event(NAME, {})
+    assert outcomes.mandatory == [False]
+
+
+def test_signals_say_what_happened(outcomes: Outcomes):
+    seen: list[tuple[str, str, Any]] = []
+
+    def published(sender: Any, event_id: str, name: str, **_: Any) -> None:
+        seen.append(("published", event_id, sender))
+
+    def unrouted(sender: Any, event_id: str, name: str, **_: Any) -> None:
+        seen.append(("unrouted", event_id, sender))
+
+    event_published.connect(published)
+    event_unrouted.connect(unrouted)
+    try:
+        outcomes.errors = [None, UnroutableError, PublishNackedError]
+        with pytest.raises(PublishNackedError):
+            publish_many(NAME, [{}] * 3)
+    finally:
+        event_published.disconnect(published)
+        event_unrouted.disconnect(unrouted)
+    ids = [message.event_id for message in outcomes.messages]
+    assert seen == [("published", ids[0], "shop"), ("unrouted", ids[1], "shop")]
+
+
+def test_a_receiver_that_raises_is_no_failed_publish(
+    outcomes: Outcomes, caplog: pytest.LogCaptureFixture
+):
+    seen: list[str] = []
+
+    def broken(**_: Any) -> None:
+        raise RuntimeError("of the receiver")
+
+    def fine(event_id: str, **_: Any) -> None:
+        seen.append(event_id)
+
+    event_published.connect(broken)
+    event_published.connect(fine)
+    try:
+        ids = publish_many(NAME, [{}, {}])
+    finally:
+        event_published.disconnect(broken)
+        event_published.disconnect(fine)
+    assert seen == ids
+    assert "of the receiver" in caplog.text
+
+
+def test_bind_contract():
+    def contract(a: int, /, b: int = 2, *rest: int, c: int = 3, **more: int) -> None:
+        if a == 0:
+            raise LookupError("of the body")
+
+    assert bind_contract("e", contract, {"c": 5, "d": 6}, 1) == {"a": 1, "b": 2, "c": 5, "d": 6}
+    with pytest.raises(InvalidEventError, match="1 arguments without a name"):
+        bind_contract("e", contract, {}, 1, 2, 3)
+    with pytest.raises(InvalidEventError, match="does not fit"):
+        bind_contract("e", contract, {"b": 1})
+    with pytest.raises(LookupError, match="of the body"):
+        bind_contract("e", contract, {}, 0)
+    for wrong in (None, 1, {1: 2}):
+        with pytest.raises(InvalidEventError):
+            bind_contract("e", contract, wrong, 1)  # type: ignore[arg-type]
+
+
+class Uncomparable:
+    """A value such as an array: comparing it with anything is an error."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compared")
+
+    __hash__ = object.__hash__
+
+
+def _contracts() -> list[Callable[..., Any]]:
+    class Called:
+        def __call__(self, a: int, b: int = 2) -> None: ...
+
+    def mixed(a: int, b: int = 2, *, c: int, d: int = 4) -> None: ...
+    def first(a: int, /, b: int = 2) -> None: ...
+    def more(a: int, **more: int) -> None: ...
+    def rest(a: int, *rest: int) -> None: ...
+    def nothing() -> None: ...
+    def refuses(a: int) -> None:
+        raise TypeError("not this one")
+
+    return [
+        mixed, first, more, rest, nothing, refuses, Called(), Called().__call__,
+        partial(mixed, c=3), partial(mixed, 1), lambda a: None,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("contract", _contracts())
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {}, {"a": 1}, {"a": 1, "b": 5}, {"b": 5, "a": 1}, {"a": 1, "c": 3},
+        {"c": 3, "b": 2, "a": 1}, {"d": 1, "c": 2, "b": 3, "a": 4}, {"a": 1, "x": 2},
+        {"x": 1}, {"a": None},
+        {"self": 1},
+        {"a": Uncomparable(), "b": Uncomparable(), "c": Uncomparable()},
+    ],
+)  # fmt: skip
+def test_a_plain_payload_is_bound_like_any_other(
+    contract: Callable[..., Any], payload: dict[str, Any]
+):
+    """The short way, for a dict, and the long one, for other mappings."""
+
+    def answer(given: Mapping[str, Any]) -> tuple[Any, ...]:
+        # Twice: what is remembered answers the second time.
+        with suppress(Exception):
+            bind_contract("e", contract, given)
+        try:
+            full = bind_contract("e", contract, given)
+        except Exception as exc:  # noqa: BLE001 - it is the answer
+            return type(exc), str(exc)
+        return list(full), [id(value) for value in full.values()]
+
+    assert answer(payload) == answer(MappingProxyType(payload))
+
+
+def test_contracts_do_not_get_mixed_up():
+    """Many that come and go, as in tests: the identity of one that is gone is given again."""
+    for number in range(3 * contracts.REMEMBERED):
+        name = f"name{number}"
+        space: dict[str, Any] = {}
+        exec(f"def contract({name}): ...", space)  # noqa: S102 - many signatures
+        assert bind_contract("e", space["contract"], {name: number}) == {name: number}
+    assert len(contracts._forms) <= contracts.REMEMBERED
+
+
+def test_names_are_refused_as_before_however_many_are_published(outcomes: Outcomes):
+    for number in range(contracts.REMEMBERED + 10):
+        publish_event(f"many.{number}", {}, options=Options(mode="immediate"))
+    assert len(publisher._good_names) <= contracts.REMEMBERED
+    for wrong in ("", "a..b", "a.*", "#", "a b", ["a"], None):
+        with pytest.raises(InvalidEventError, match="is no event name"):
+            publish_event(wrong, {})  # type: ignore[arg-type]
+
+
+def test_a_contract_without_a_name():
+    with pytest.raises(InvalidEventError, match="does not fit"):
+        bind_contract("e", partial(lambda a, b: None, 1), {"c": 1})
+
+
+def test_errors_survive_a_pickle():
+    """Celery stores them, and carries them between processes."""
+    error = PublishTimeoutError("no confirm", event_id="1", event_name="e")
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+    assert (type(copy), str(copy), copy.event_id, copy.event_name) == (
+        PublishTimeoutError, "no confirm", "1", "e",
+    )  # fmt: skip
+
+
+def test_celerys_own_fallback_app_is_refused() -> None:
+    """It would publish to a broker on localhost; a thread without the project's app gets it."""
+    program = (
+        "import django\n"
+        "from django.conf import settings\n"
+        "settings.configure(AMQP_EVENTS={'SERVICE': 'lonely', 'PUBLISH': 'immediate'}, "
+        "INSTALLED_APPS=['django_amqp_events'])\n"
+        "django.setup()\n"
+        "from django_amqp_events import ConfigurationError, publish_event\n"
+        "try:\n"
+        "    publish_event('shop.order.created', {})\n"
+        "except ConfigurationError as exc:\n"
+        "    print(exc)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "no current Celery app" in done.stdout
+    assert "CELERY_APP" in done.stdout
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "memory://", "nonsense://localhost"])
+def test_a_broker_that_is_not_rabbitmq(url: str) -> None:
+    """Also where the transport's own library is missing, which kombu reports in its own words."""
+    with pytest.raises(ConfigurationError, match="events need RabbitMQ"):
+        connection.connect(Celery("elsewhere", broker=url, set_as_current=False), timeout=1)
+
+
+ON_COMMIT = Options(mode="on_commit")
+
+
+@pytest.fixture
+def undiverted(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
+    outcomes = Outcomes()
+    monkeypatch.setattr(publisher, "backend", lambda settings: outcomes)
+    return outcomes
+
+
+@pytest.mark.django_db(transaction=True)
+def test_events_of_one_transaction_do_not_fall_with_the_first(undiverted: Outcomes):
+    """Django drops the callbacks after one that raises: the second event, and its name."""
+    undiverted.errors = [PublishNackedError, None, PublishTimeoutError]
+    with pytest.raises(PublishNackedError) as info, transaction.atomic():
+        ids = [publish_event(NAME, {"order_id": n}, options=ON_COMMIT) for n in range(3)]
+    assert undiverted.calls == 1
+    assert [message.event_id for message in undiverted.messages] == ids
+    assert list(info.value.errors) == [ids[0], ids[2]]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_events_of_a_savepoint_are_rolled_back_with_it(undiverted: Outcomes):
+    with transaction.atomic():
+        first = publish_event(NAME, {}, options=ON_COMMIT)
+        with suppress(ZeroDivisionError), transaction.atomic():
+            publish_event(NAME, {}, options=ON_COMMIT)
+            publish_event(NAME, {}, options=ON_COMMIT)
+            raise ZeroDivisionError
+        with transaction.atomic():
+            second = publish_event(NAME, {}, options=ON_COMMIT)
+        third = publish_event(NAME, {}, options=ON_COMMIT)
+        order: list[int] = []
+        transaction.on_commit(lambda: order.append(undiverted.calls))
+        fourth = publish_event(NAME, {}, options=ON_COMMIT)
+    assert [message.event_id for message in undiverted.messages] == [first, second, third, fourth]
+    assert order == [2], "a callback of the user's keeps its place"
+    assert undiverted.calls == 3
+    publish_event(NAME, {}, options=ON_COMMIT)
+    assert undiverted.calls == 4
+
+
+def test_publishing_outside_of_a_transaction_needs_no_database() -> None:
+    """pytest-django lets no connection be opened here; `on_commit` would have asked for one."""
+    raised: list[BaseException] = []
+
+    def publish() -> None:
+        try:
+            publish_event(NAME, {"order_id": 1}, options=Options(mode="on_commit"))
+        except BaseException as exc:  # noqa: BLE001 - it is handed on
+            raised.append(exc)
+
+    with override_events(SERVICE="shop", BACKEND="inline"):
+        thread = threading.Thread(target=publish)
+        thread.start()
+        thread.join()
+    assert not raised
