@@ -1,4 +1,4 @@
-"""Tell PostgreSQL which values go together; other databases need no telling."""
+"""Create the multi-column statistics that PostgreSQL needs for the filters of the archive."""
 
 from itertools import combinations
 from typing import Any
@@ -34,7 +34,7 @@ def drop(apps: Any, schema_editor: Any) -> None:  # noqa: ARG001
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("django_amqp_events", "0009_open_indexes"),
+        ("django_amqp_events", "0001_initial"),
     ]
 
     operations = [

@@ -1,0 +1,906 @@
+import django.db.models.deletion
+import uuid
+from django.db import migrations, models
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = []
+
+    operations = [
+        migrations.CreateModel(
+            name="Alert",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("service", models.CharField(max_length=255)),
+                ("kind", models.CharField(max_length=32)),
+                ("key", models.CharField(blank=True, max_length=255)),
+                ("since", models.DateTimeField()),
+                ("last", models.DateTimeField()),
+                ("ended", models.DateTimeField(blank=True, null=True)),
+                ("text", models.TextField()),
+            ],
+            options={
+                "ordering": ["-since", "-pk"],
+                "default_permissions": (),
+                "indexes": [models.Index(fields=["service", "ended"], name="amqp_alert_ended")],
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("ended__isnull", True)),
+                        fields=("service", "kind", "key"),
+                        name="amqp_alert_open",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="FailureGroup",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("algorithm", models.PositiveIntegerField()),
+                ("service", models.CharField(max_length=255)),
+                ("handler", models.CharField(blank=True, max_length=255)),
+                ("exception", models.CharField(blank=True, max_length=255)),
+                (
+                    "frame",
+                    models.CharField(blank=True, max_length=255, verbose_name="failing function"),
+                ),
+                ("reason", models.CharField(blank=True, max_length=32)),
+                ("first_seen", models.DateTimeField(verbose_name="first seen")),
+                ("last_seen", models.DateTimeField(verbose_name="last seen")),
+                ("open", models.IntegerField(default=0)),
+                ("again", models.IntegerField(default=0)),
+                ("going", models.IntegerField(default=0)),
+                (
+                    "put_right_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="put right"),
+                ),
+                (
+                    "came_back_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="came back"),
+                ),
+                ("note", models.TextField(blank=True)),
+                ("assignee", models.CharField(blank=True, max_length=255)),
+                ("ticket", models.CharField(blank=True, max_length=255)),
+                ("edits", models.PositiveIntegerField(default=0)),
+            ],
+            options={
+                "verbose_name": "failure group",
+                "verbose_name_plural": "failure groups",
+                "ordering": ["-last_seen", "-pk"],
+                "permissions": [
+                    ("assign_failuregroup", "Can write note, assignee and ticket of failure groups")
+                ],
+                "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(fields=["-last_seen", "-id"], name="amqp_group_seen"),
+                    models.Index(
+                        fields=["handler", "-last_seen", "-id"], name="amqp_group_handler"
+                    ),
+                    models.Index(fields=["exception", "-last_seen", "-id"], name="amqp_group_exc"),
+                    models.Index(
+                        fields=["assignee", "-last_seen", "-id"], name="amqp_group_assignee"
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="ArchivedEvent",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("service", models.CharField(max_length=255)),
+                ("handler", models.CharField(blank=True, max_length=255)),
+                ("queue", models.CharField(blank=True, max_length=255)),
+                ("name", models.CharField(max_length=255, verbose_name="event")),
+                ("event_id", models.CharField(max_length=255, verbose_name="event id")),
+                (
+                    "source",
+                    models.CharField(blank=True, max_length=255, verbose_name="published by"),
+                ),
+                (
+                    "correlation_id",
+                    models.CharField(blank=True, max_length=255, verbose_name="correlation id"),
+                ),
+                (
+                    "causation_id",
+                    models.CharField(blank=True, max_length=255, verbose_name="causation id"),
+                ),
+                (
+                    "published_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="published"),
+                ),
+                ("first_failed_at", models.DateTimeField(verbose_name="first failed")),
+                ("last_failed_at", models.DateTimeField(verbose_name="last failed")),
+                ("mirrored_at", models.DateTimeField(verbose_name="mirrored")),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("archived", "archived"),
+                            ("queued", "queued"),
+                            ("replaying", "replaying"),
+                            ("succeeded", "succeeded"),
+                            ("discarded", "discarded"),
+                        ],
+                        default="archived",
+                        max_length=16,
+                    ),
+                ),
+                ("state_since", models.DateTimeField(verbose_name="in this state since")),
+                ("version", models.PositiveIntegerField(default=0)),
+                ("reason", models.CharField(max_length=32)),
+                ("detail", models.TextField(blank=True)),
+                ("exception", models.CharField(blank=True, max_length=255)),
+                ("message", models.CharField(blank=True, max_length=255)),
+                (
+                    "location",
+                    models.CharField(blank=True, max_length=255, verbose_name="failing line"),
+                ),
+                ("attempts", models.PositiveIntegerField(default=1)),
+                ("replays", models.PositiveIntegerField(default=0)),
+                ("claim", models.UUIDField(blank=True, editable=False, null=True)),
+                ("unconfirmed", models.BooleanField(default=False)),
+                ("error", models.TextField(blank=True)),
+                ("body", models.BinaryField()),
+                ("body_size", models.PositiveIntegerField(verbose_name="bytes")),
+                ("headers_raw", models.BinaryField()),
+                ("content_type", models.CharField(blank=True, max_length=255)),
+                ("content_encoding", models.CharField(blank=True, max_length=255)),
+                (
+                    "group",
+                    models.ForeignKey(
+                        blank=True,
+                        db_index=False,
+                        editable=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="event_set",
+                        to="django_amqp_events.failuregroup",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "archived event",
+                "verbose_name_plural": "archived events",
+                "ordering": ["-last_failed_at", "-pk"],
+                "permissions": [
+                    (
+                        "view_payload_archivedevent",
+                        "Can view payload and headers of archived events",
+                    ),
+                    ("replay_archivedevent", "Can replay archived events"),
+                    ("discard_archivedevent", "Can discard archived events"),
+                    ("restore_archivedevent", "Can restore discarded events"),
+                    ("force_archivedevent", "Can replay events whose replay never reported back"),
+                    (
+                        "bulk_replay_archivedevent",
+                        "Can replay any number of archived events in a batch",
+                    ),
+                    (
+                        "edit_archivedevent",
+                        "Can edit the payload of archived events and replay them",
+                    ),
+                    ("view_raw_archivedevent", "Can view raw bodies where payloads are redacted"),
+                    ("export_archivedevent", "Can export archived events"),
+                ],
+                "default_permissions": ("view",),
+            },
+        ),
+        migrations.CreateModel(
+            name="GroupAction",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                (
+                    "action",
+                    models.CharField(
+                        choices=[
+                            ("note", "note"),
+                            ("assign", "assigned"),
+                            ("ticket", "ticket"),
+                            ("replay", "replayed"),
+                            ("discard", "discarded"),
+                        ],
+                        max_length=16,
+                    ),
+                ),
+                ("by", models.CharField(blank=True, max_length=255)),
+                ("text", models.TextField(blank=True)),
+                ("events", models.PositiveIntegerField(blank=True, null=True)),
+                (
+                    "group",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="action_set",
+                        to="django_amqp_events.failuregroup",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["at", "pk"],
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="InboxEntry",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("service", models.CharField(max_length=255)),
+                ("handler", models.CharField(max_length=255)),
+                (
+                    "source",
+                    models.CharField(blank=True, max_length=255, verbose_name="published by"),
+                ),
+                ("event_id", models.CharField(max_length=255, verbose_name="event id")),
+                ("name", models.CharField(max_length=255, verbose_name="event")),
+                ("handled_at", models.DateTimeField(verbose_name="handled")),
+            ],
+            options={
+                "verbose_name": "handled event",
+                "verbose_name_plural": "handled events",
+                "ordering": ["-handled_at", "pk"],
+                "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(fields=["service", "handled_at"], name="amqp_inbox_handled"),
+                    models.Index(
+                        fields=["event_id"],
+                        name="amqp_inbox_event_id",
+                        opclasses=["varchar_pattern_ops"],
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="OutboxEvent",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("service", models.CharField(max_length=255)),
+                ("event_id", models.CharField(max_length=255, verbose_name="event id")),
+                ("name", models.CharField(max_length=255, verbose_name="event")),
+                ("exchange", models.CharField(max_length=255)),
+                ("envelope", models.TextField()),
+                ("body", models.BinaryField()),
+                ("size", models.PositiveIntegerField(verbose_name="bytes")),
+                ("created_at", models.DateTimeField(verbose_name="published")),
+                ("due_at", models.DateTimeField(verbose_name="due")),
+                ("claim", models.UUIDField(blank=True, editable=False, null=True)),
+                ("attempts", models.PositiveIntegerField(default=0)),
+                ("error", models.TextField(blank=True)),
+                (
+                    "discarded_at",
+                    models.DateTimeField(blank=True, null=True, verbose_name="discarded"),
+                ),
+                ("discarded_by", models.CharField(blank=True, db_default="", max_length=255)),
+                ("discard_reason", models.TextField(blank=True, db_default="")),
+            ],
+            options={
+                "verbose_name": "waiting event",
+                "verbose_name_plural": "waiting events",
+                "ordering": ["pk"],
+                "permissions": [
+                    ("view_payload_outboxevent", "Can view payload and headers of waiting events"),
+                    ("publish_outboxevent", "Can publish waiting events at once"),
+                    ("discard_outboxevent", "Can discard waiting events"),
+                    ("restore_outboxevent", "Can restore discarded events of the outbox"),
+                ],
+                "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(fields=["service", "due_at", "id"], name="amqp_outbox_due"),
+                    models.Index(
+                        condition=models.Q(("attempts__gt", 0)),
+                        fields=["id"],
+                        name="amqp_outbox_failed",
+                    ),
+                    models.Index(
+                        condition=models.Q(("discarded_at__isnull", False)),
+                        fields=["service", "discarded_at"],
+                        name="amqp_outbox_discarded",
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="Replay",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("number", models.PositiveIntegerField()),
+                ("handler", models.CharField(max_length=255)),
+                (
+                    "outcome",
+                    models.CharField(
+                        choices=[
+                            ("queued", "queued"),
+                            ("published", "published"),
+                            ("refused", "not published"),
+                            ("unconfirmed", "not confirmed"),
+                            ("succeeded", "succeeded"),
+                            ("failed", "failed again"),
+                        ],
+                        default="queued",
+                        max_length=16,
+                    ),
+                ),
+                ("requested_at", models.DateTimeField()),
+                ("requested_by", models.CharField(blank=True, max_length=255)),
+                ("reason", models.TextField(blank=True)),
+                ("published_at", models.DateTimeField(blank=True, null=True)),
+                ("finished_at", models.DateTimeField(blank=True, null=True)),
+                ("publishes", models.PositiveIntegerField(default=0)),
+                ("error", models.TextField(blank=True)),
+                (
+                    "event",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="replay_set",
+                        to="django_amqp_events.archivedevent",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["number"],
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="ArchivedFailure",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("reason", models.CharField(max_length=32)),
+                ("exception", models.CharField(blank=True, max_length=255)),
+                ("message", models.CharField(blank=True, max_length=255)),
+                ("attempts", models.PositiveIntegerField(default=1)),
+                ("failed_at", models.DateTimeField()),
+                ("mirrored_at", models.DateTimeField()),
+                ("late", models.BooleanField(default=False)),
+                ("document", models.TextField(blank=True)),
+                (
+                    "event",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="failure_set",
+                        to="django_amqp_events.archivedevent",
+                    ),
+                ),
+                (
+                    "replay",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="failure_set",
+                        to="django_amqp_events.replay",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["failed_at"],
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="ReplayBatch",
+            fields=[
+                (
+                    "id",
+                    models.UUIDField(
+                        default=uuid.uuid4, editable=False, primary_key=True, serialize=False
+                    ),
+                ),
+                ("service", models.CharField(max_length=255)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("draft", "not started"),
+                            ("running", "running"),
+                            ("paused", "paused"),
+                            ("done", "done"),
+                            ("cancelled", "cancelled"),
+                        ],
+                        default="draft",
+                        max_length=16,
+                        verbose_name="state",
+                    ),
+                ),
+                ("title", models.CharField(blank=True, max_length=255, verbose_name="events")),
+                ("criteria", models.JSONField(blank=True, null=True)),
+                ("plan", models.JSONField(blank=True, null=True)),
+                ("reason", models.TextField(blank=True, verbose_name="reason")),
+                ("rate", models.FloatField(blank=True, null=True)),
+                ("canary", models.PositiveIntegerField(blank=True, null=True)),
+                ("trusted", models.BooleanField(default=False)),
+                ("threshold", models.PositiveSmallIntegerField(blank=True, null=True)),
+                ("note", models.TextField(blank=True)),
+                ("created_at", models.DateTimeField(verbose_name="made")),
+                ("created_by", models.CharField(blank=True, max_length=255, verbose_name="by")),
+                ("started_at", models.DateTimeField(blank=True, null=True)),
+                ("started_by", models.CharField(blank=True, max_length=255)),
+                ("resumed_at", models.DateTimeField(blank=True, null=True)),
+                ("finished_at", models.DateTimeField(blank=True, null=True)),
+                ("runner", models.UUIDField(blank=True, editable=False, null=True)),
+                ("leased_until", models.DateTimeField(blank=True, null=True)),
+                ("total", models.PositiveIntegerField(default=0)),
+                ("waiting", models.PositiveIntegerField(default=0)),
+                ("queued", models.PositiveIntegerField(default=0)),
+                ("published", models.PositiveIntegerField(default=0)),
+                ("succeeded", models.PositiveIntegerField(default=0)),
+                ("failed", models.PositiveIntegerField(default=0)),
+                ("unconfirmed", models.PositiveIntegerField(default=0)),
+                ("returned", models.PositiveIntegerField(default=0)),
+                ("skipped", models.PositiveIntegerField(default=0)),
+                ("counted_at", models.DateTimeField(blank=True, null=True)),
+            ],
+            options={
+                "verbose_name": "replay batch",
+                "verbose_name_plural": "replay batches",
+                "ordering": ["-created_at", "-pk"],
+                "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(fields=["-created_at", "-id"], name="amqp_batch_created"),
+                    models.Index(fields=["state", "-created_at", "-id"], name="amqp_batch_state"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="ArchiveAction",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                (
+                    "action",
+                    models.CharField(
+                        choices=[
+                            ("replay", "replayed"),
+                            ("edit", "edited and replayed"),
+                            ("force", "replayed by force"),
+                            ("discard", "discarded"),
+                            ("restore", "restored"),
+                        ],
+                        max_length=16,
+                    ),
+                ),
+                ("by", models.CharField(blank=True, max_length=255)),
+                ("reason", models.TextField(blank=True)),
+                (
+                    "event",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="action_set",
+                        to="django_amqp_events.archivedevent",
+                    ),
+                ),
+                (
+                    "replay",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="django_amqp_events.replay",
+                    ),
+                ),
+                (
+                    "batch",
+                    models.ForeignKey(
+                        blank=True,
+                        db_constraint=False,
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="django_amqp_events.replaybatch",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["at", "pk"],
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="ReplayBatchAction",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                (
+                    "action",
+                    models.CharField(
+                        choices=[
+                            ("freeze", "made"),
+                            ("start", "started"),
+                            ("pause", "paused"),
+                            ("resume", "resumed"),
+                            ("cancel", "cancelled"),
+                            ("finish", "finished"),
+                        ],
+                        max_length=16,
+                    ),
+                ),
+                ("by", models.CharField(blank=True, max_length=255)),
+                ("note", models.TextField(blank=True)),
+                (
+                    "batch",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="action_set",
+                        to="django_amqp_events.replaybatch",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["at", "pk"],
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="ReplayBatchEvent",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("version", models.PositiveIntegerField()),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("waiting", "waiting"),
+                            ("queued", "queued"),
+                            ("published", "on its way"),
+                            ("succeeded", "succeeded"),
+                            ("failed", "failed again"),
+                            ("unconfirmed", "not confirmed"),
+                            ("returned", "not published"),
+                            ("skipped", "skipped"),
+                        ],
+                        default="waiting",
+                        max_length=16,
+                    ),
+                ),
+                ("why", models.TextField(blank=True)),
+                ("settled_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "batch",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="django_amqp_events.replaybatch",
+                    ),
+                ),
+                (
+                    "event",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="django_amqp_events.archivedevent",
+                    ),
+                ),
+                (
+                    "replay",
+                    models.ForeignKey(
+                        blank=True,
+                        db_constraint=False,
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="django_amqp_events.replay",
+                    ),
+                ),
+            ],
+            options={
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="Revision",
+            fields=[
+                ("id", models.UUIDField(editable=False, primary_key=True, serialize=False)),
+                ("number", models.PositiveIntegerField()),
+                ("base", models.PositiveIntegerField(default=0)),
+                ("body", models.BinaryField()),
+                ("by", models.CharField(blank=True, max_length=255)),
+                ("at", models.DateTimeField()),
+                ("reason", models.TextField(blank=True)),
+                (
+                    "event",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="revision_set",
+                        to="django_amqp_events.archivedevent",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["number"],
+                "default_permissions": (),
+            },
+        ),
+        migrations.AddField(
+            model_name="replay",
+            name="revision",
+            field=models.ForeignKey(
+                blank=True,
+                null=True,
+                on_delete=django.db.models.deletion.RESTRICT,
+                related_name="replay_set",
+                to="django_amqp_events.revision",
+            ),
+        ),
+        migrations.CreateModel(
+            name="Snapshot",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                ("service", models.CharField(max_length=255)),
+                ("seen", models.BooleanField(default=False)),
+                ("open", models.PositiveIntegerField(default=0)),
+                ("document", models.TextField()),
+            ],
+            options={
+                "ordering": ["-at"],
+                "default_permissions": (),
+                "indexes": [models.Index(fields=["service", "-at"], name="amqp_snapshots_at")],
+            },
+        ),
+        migrations.CreateModel(
+            name="Dashboard",
+            fields=[],
+            options={
+                "verbose_name": "dashboard",
+                "verbose_name_plural": "dashboard",
+                "permissions": [("view_dashboard", "Can view the dashboard")],
+                "proxy": True,
+                "default_permissions": (),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("django_amqp_events.snapshot",),
+        ),
+        migrations.CreateModel(
+            name="TallyChange",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                ("hour", models.DateTimeField()),
+                ("open", models.IntegerField(default=0)),
+                ("again", models.IntegerField(default=0)),
+                ("going", models.IntegerField(default=0)),
+                ("archived", models.PositiveIntegerField(default=0)),
+                ("succeeded", models.PositiveIntegerField(default=0)),
+                ("discarded", models.PositiveIntegerField(default=0)),
+                ("first_at", models.DateTimeField(null=True)),
+                ("last_at", models.DateTimeField(null=True)),
+                (
+                    "group",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="change_set",
+                        to="django_amqp_events.failuregroup",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["pk"],
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="ArchiveTally",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("hour", models.DateTimeField()),
+                ("archived", models.PositiveIntegerField(default=0)),
+                ("succeeded", models.PositiveIntegerField(default=0)),
+                ("discarded", models.PositiveIntegerField(default=0)),
+                (
+                    "group",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="tally_set",
+                        to="django_amqp_events.failuregroup",
+                    ),
+                ),
+            ],
+            options={
+                "default_permissions": (),
+                "indexes": [models.Index(fields=["hour"], name="amqp_tally_by_hour")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("group", "hour"), name="amqp_tally_hour")
+                ],
+            },
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(fields=["-last_failed_at", "-id"], name="amqp_events_failed"),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                fields=["state", "-last_failed_at", "-id"], name="amqp_events_state"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                fields=["handler", "-last_failed_at", "-id"], name="amqp_events_handler"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(fields=["name", "-last_failed_at", "-id"], name="amqp_events_name"),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                fields=["exception", "-last_failed_at", "-id"], name="amqp_events_exc"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                fields=["reason", "-last_failed_at", "-id"], name="amqp_events_reason"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(fields=["state", "state_since"], name="amqp_events_since"),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                fields=["event_id"], name="amqp_events_event_id", opclasses=["varchar_pattern_ops"]
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                fields=["correlation_id"],
+                name="amqp_events_correlation",
+                opclasses=["varchar_pattern_ops"],
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(fields=["claim"], name="amqp_events_claim"),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                condition=models.Q(("unconfirmed", True)),
+                fields=["id"],
+                name="amqp_events_unconfirmed",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                condition=models.Q(("state", "archived")),
+                fields=["group", "-last_failed_at", "-id"],
+                name="amqp_events_group_open",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                condition=models.Q(("state", "archived")),
+                fields=["handler", "-last_failed_at", "-id"],
+                name="amqp_events_handler_open",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                condition=models.Q(("state", "archived")),
+                fields=["name", "-last_failed_at", "-id"],
+                name="amqp_events_name_open",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                condition=models.Q(("state", "archived")),
+                fields=["exception", "-last_failed_at", "-id"],
+                name="amqp_events_exc_open",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="archivedevent",
+            index=models.Index(
+                condition=models.Q(("state", "archived")),
+                fields=["reason", "-last_failed_at", "-id"],
+                name="amqp_events_reason_open",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="replaybatchevent",
+            index=models.Index(fields=["batch", "state", "id"], name="amqp_batch_event_state"),
+        ),
+        migrations.AddIndex(
+            model_name="replaybatchevent",
+            index=models.Index(
+                condition=models.Q(("replay__isnull", False)),
+                fields=["replay"],
+                name="amqp_batch_event_replay",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="replaybatchevent",
+            index=models.Index(
+                condition=models.Q(("settled_at__isnull", False)),
+                fields=["batch", "-settled_at"],
+                name="amqp_batch_event_settled",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="replaybatchevent",
+            constraint=models.UniqueConstraint(fields=("batch", "event"), name="amqp_batch_event"),
+        ),
+        migrations.AddConstraint(
+            model_name="revision",
+            constraint=models.UniqueConstraint(
+                fields=("event", "number"), name="amqp_revision_number"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="replay",
+            constraint=models.UniqueConstraint(
+                fields=("event", "number"), name="amqp_replay_number"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="tallychange",
+            index=models.Index(fields=["group"], name="amqp_change_group"),
+        ),
+    ]
