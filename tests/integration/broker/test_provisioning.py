@@ -27,7 +27,7 @@ from django_amqp_events.exceptions import BrokerRequirementError, TopologyDriftE
 from django_amqp_events.monitor import queue_status
 from tests.conftest import Vhost
 
-from ..conftest import Service, wait_until
+from ..conftest import DEADLINE, Service, wait_until
 
 HANDLERS = {"send_invoice": ["shop.order.created"], "book": ["shop.#"]}
 
@@ -523,13 +523,15 @@ class TestRecreating:
                 return
             billing.publish("events", "shop.order.created", b"new")
             while not handled:
-                worker.drain_events(timeout=5)
-            worker.collect()
+                worker.drain_events(timeout=DEADLINE)
+            # RabbitMQ may lose an ack when the socket closes right behind it; a worker waits for
+            # the answer to its close, which comes after the ack is processed.
+            worker.close()
 
         with billing.active():
             plan = drift.plan(billing.inspect(), recreate_empty=True)
             applied = changes.apply(
-                billing.app, billing.settings, plan, api=billing.api, notice=work, wait=20
+                billing.app, billing.settings, plan, api=billing.api, notice=work, wait=60
             )
         assert not applied.refused
         assert handled == [b"old"]

@@ -186,6 +186,22 @@ def test_dying_workers_send_an_event_down_the_chain(billing):
     }
 
 
+def test_priority_orders_a_handler_queue(billing):
+    """What RabbitMQ makes of a publisher's priority differs by release."""
+    for priority in (None, 3, 9, 4, 0, 5, 255, 31):
+        properties = {} if priority is None else {"priority": priority}
+        billing.publish("events", "shop.refund.paid", str(priority).encode(), **properties)
+    version = versioned(billing)
+    if version < (4, 0):
+        expected = "None 3 9 4 0 5 255 31"  # as published
+    elif version < (4, 3):
+        expected = "9 5 None 255 31 3 4 0"  # two above 4, then one of the others
+    else:
+        expected = "255 31 9 5 None 4 3 0"  # strictly; all above 31 count as 31
+    taken = [message.body.decode() for message in billing.take_all("billing.send_invoice")]
+    assert taken == expected.split()
+
+
 def test_rejected_event_is_in_the_graveyard_at_once(billing):
     billing.publish("events", "shop.order.created")
     channel = billing.channel()
