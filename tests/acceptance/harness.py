@@ -176,9 +176,12 @@ class Service:
     def declare(self) -> None:
         """Declare the topology, as events_declare does."""
         self.python(
-            "from django_amqp_events import broker, conf, provisioning, registry, topology\n"
+            "from django_amqp_events import conf\n"
+            "from django_amqp_events.broker import connection, topology\n"
+            "from django_amqp_events.broker.provisioning import startup\n"
+            "from django_amqp_events.declare import registry\n"
             "s, r = conf.get_settings(), registry.get_registry()\n"
-            "provisioning.declare(broker.celery_app(s), s, topology.build(s, r))"
+            "startup.declare(connection.celery_app(s), s, topology.build(s, r))"
         )
 
     def control(self, *arguments: str, seconds: int = 5) -> str:

@@ -24,7 +24,8 @@ _MIRROR = """
 import testproject, django
 django.setup()
 from django.core.management import call_command
-from django_amqp_events import conf, mirror, replay
+from django_amqp_events import conf
+from django_amqp_events.archive import mirror, replay
 replay.LEASE = 1 - 3 * conf.get_settings().confirm_timeout
 mirror.SWEEP = (0.2, 0.2)
 call_command("events_mirror")
@@ -32,7 +33,8 @@ call_command("events_mirror")
 
 _REPLAY = """
 import json, os, signal
-from django_amqp_events import lifecycle, publisher, replay
+from django_amqp_events.archive import replay, states
+from django_amqp_events.publish import publisher
 from django_amqp_events.models import ArchivedEvent
 
 def die(*args, **options):
@@ -141,7 +143,8 @@ def _document(printed: str, word: str) -> Any:
 
 def resume(service: Service, lease: float = 0) -> int:
     printed = service.python(
-        f"from django_amqp_events import replay\nprint('RESUMED', replay.resume(lease={lease}))"
+        "from django_amqp_events.archive import replay\n"
+        f"print('RESUMED', replay.resume(lease={lease}))"
     )
     return int(_document(printed, "RESUMED"))
 

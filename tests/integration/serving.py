@@ -108,10 +108,10 @@ def more(database: dict[str, Any], url: str, number: int) -> None:
     """Put events into the database of a web server: with the first one that many, in a group."""
     code = (
         "from tests.integration import admin_web\n"
-        "from tests.unit import admin_world\n"
-        "from django_amqp_events import groups\n"
+        "from tests.unit.admin import admin_world\n"
+        "from django_amqp_events.archive.groups import failure_groups\n"
         f"for n in range(2, {number} + 1): admin_world.make(event_id=f'order-{{n}}')\n"
-        "groups.adopt()\n"
+        "failure_groups.adopt()\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "DATABASE": json.dumps(database), "URL": url}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, check=True)

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.timeout(300)
 
 _EDIT = """
 import os, signal
-from django_amqp_events import lifecycle, publisher, replay
+from django_amqp_events.archive import replay, states
+from django_amqp_events.publish import publisher
 from django_amqp_events.models import ArchivedEvent
 
 def die(*args, **options):

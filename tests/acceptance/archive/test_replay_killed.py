@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(300)
 
 BULK = "replays.bulk"
 BEFORE_PUBLISH = "publisher.AmqpBackend.publish = die"
-BEFORE_NOTED = "lifecycle.published = die"
+BEFORE_NOTED = "states.published = die"
 
 
 @pytest.fixture

@@ -46,11 +46,13 @@ django.setup()
 from celery import Celery
 app = Celery("outbox", broker=os.environ["URL"], set_as_current=False)
 from django.db import connections, transaction
-from django_amqp_events import Options, broker, conf, courier, outbox, publish_event, publish_many
+from django_amqp_events import Options, conf, publish_event, publish_many
+from django_amqp_events.broker import connection as broker
+from django_amqp_events.publish import direct_publisher, outbox
 from django_amqp_events.publish.relay import Relay
 
 # A machine that is busy confirms late. Where that is not the point, it is waited for.
-courier.PATIENCE = 30
+direct_publisher.PATIENCE = 30
 
 def lease(seconds):
     outbox.LEASE, outbox.BEGIN_WITHIN, outbox.RENEW = seconds, seconds / 2, seconds / 6
@@ -265,7 +267,7 @@ if not pid:
     sys.exit(0)
 wait(pid)
 publish("parent-1")
-ours = courier.courier(conf.get_settings())
+ours = direct_publisher.courier(conf.get_settings())
 with ours._changed:
     pid = fork()
     if not pid:
@@ -287,7 +289,7 @@ assert not outbox.rows("default").exists()
 def test_a_program_that_ends_at_once(wire: Wire, start: Start):
     """What is under way is waited for, a little."""
     code = """
-courier.PATIENCE = 0
+direct_publisher.PATIENCE = 0
 for n in range(20):
     publish(f"event-{n}")
 """
@@ -299,7 +301,7 @@ for n in range(20):
 def test_a_program_that_ends_while_the_broker_is_silent(wire: Wire, start: Start):
     proxy: Proxy = wire.proxy()
     code = """
-courier.PATIENCE = 0.15
+direct_publisher.PATIENCE = 0.15
 publish("first")
 print("go", flush=True)
 sys.stdin.readline()

@@ -136,11 +136,12 @@ def test_none_where_none_is_wanted(core, fresh_eyes):
 
 LEFT = """
 from datetime import UTC, datetime
-from django_amqp_events import envelope, outbox
+from django_amqp_events.message import encoding
+from django_amqp_events.publish import outbox
 outbox.insert([
-    envelope.event_message(
+    encoding.event_message(
         exchange="events", name="core.act.once", event_id="left", service="core",
-        body=envelope.encode_payload("e", {"plan": ["ok"]}), published_at=datetime.now(UTC),
+        body=encoding.encode_payload("e", {"plan": ["ok"]}), published_at=datetime.now(UTC),
     )
 ], alias="default", service="core", held=False)
 """

@@ -198,7 +198,7 @@ def replayed(core: Service, eyes: Eyes) -> str:
     )  # fmt: skip
     until(lambda: rows(core), 20, "it is mirrored")
     core.python(
-        "from django_amqp_events import replay\n"
+        "from django_amqp_events.archive import replay\n"
         "from django_amqp_events.models import ArchivedEvent\n"
         "row = ArchivedEvent.objects.get()\n"
         "report = replay.replay({row.pk: row.version}, by='ada')\n"

@@ -42,13 +42,14 @@ settings.configure(
 django.setup()
 from celery import Celery
 app = Celery("fork", broker=os.environ["URL"], set_as_current=False)
-from django_amqp_events import broker, conf, publish_event, publish_many
+from django_amqp_events import conf, publish_event, publish_many
+from django_amqp_events.broker import publisher_pool
 
 def publish(who, count=1):
     publish_many("shop.forked", [{"who": who, "pid": os.getpid()} for _ in range(count)])
 
 def port():
-    (channel,) = broker.publisher_pool(conf.get_settings())._idle
+    (channel,) = publisher_pool.publisher_pool(conf.get_settings())._idle
     return channel._transport.sock.getsockname()[1]
 
 def wait(pid):
@@ -141,7 +142,7 @@ def test_a_child_that_does_not_publish(wire: Wire):
     code = """
 pid = os.fork()
 if not pid:
-    broker.close_pools()
+    publisher_pool.close_pools()
     sys.exit(0)
 wait(pid)
 """
@@ -202,10 +203,10 @@ for child in children:
 
 def test_while_another_thread_holds_the_locks(wire: Wire):
     code = """
-pool = broker.publisher_pool(conf.get_settings())
+pool = publisher_pool.publisher_pool(conf.get_settings())
 held, done = threading.Event(), threading.Event()
 def hold():
-    with pool._changed, broker._pools_lock:
+    with pool._changed, publisher_pool._pools_lock:
         held.set()
         done.wait()
 thread = threading.Thread(target=hold)
@@ -216,7 +217,7 @@ if not pid:
     import signal
     signal.alarm(20)
     publish("child")
-    broker._pools.clear()
+    publisher_pool._pools.clear()
     publish("child")
     os._exit(0)
 wait(pid)
