@@ -1,0 +1,96 @@
+"""Check that private names of a library exist and take the expected parameters.
+
+``broker/amqp_internals.py``, ``worker/celery_internals.py`` and ``worker/billiard_internals.py``
+list the names; every use of a private name is in these modules.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from operator import attrgetter
+
+from ..exceptions import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateName:
+    """A private or undocumented name of a library.
+
+    Attributes:
+        path: module and attribute, such as ``celery.worker.request:Request._context``.
+        purpose: what needs it, as the end of a sentence.
+        parameters: the names of its parameters; ``None`` if it is not called.
+        overridden: whether the library calls our version. Then a further parameter is a change,
+            also if it has a default.
+    """
+
+    path: str
+    purpose: str
+    parameters: tuple[str, ...] | None = None
+    overridden: bool = False
+
+    def problem(self) -> str:
+        """Return what is wrong with the installed version, ``""`` if nothing is."""
+        module, _, attribute = self.path.partition(":")
+        try:
+            found = attrgetter(attribute)(import_module(module))
+        except (ImportError, AttributeError):
+            return f"{self.path} does not exist"
+        if self.parameters is None:
+            return ""
+        try:
+            parameters = list(inspect.signature(found).parameters.values())
+        except (TypeError, ValueError):
+            return f"{self.path} cannot be called"
+        names, expected = tuple(parameter.name for parameter in parameters), self.parameters
+        further = parameters[len(expected) :]
+        optional = not self.overridden and all(
+            parameter.default is not parameter.empty
+            or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            for parameter in further
+        )
+        if names[: len(expected)] == expected and (optional or not further):
+            return ""
+        return f"{self.path} takes ({', '.join(names)}), not ({', '.join(expected)})"
+
+
+def require(library: str, names: Sequence[PrivateName]) -> None:
+    """Check the names on which correctness depends.
+
+    Args:
+        library: name of the distribution, such as ``celery``.
+
+    Raises:
+        ConfigurationError: a name is missing or takes other parameters.
+    """
+    for name in names:
+        if problem := name.problem():
+            raise ConfigurationError(
+                f"{library} {version(library)} is not supported: {problem}, which is needed to "
+                f"{name.purpose}. Install another version of {library} or upgrade "
+                f"django_amqp_events."
+            )
+
+
+@cache
+def available(library: str, feature: str, names: tuple[PrivateName, ...]) -> bool:
+    """Return True if a feature that is optional can use its names; log once if it cannot."""
+    for name in names:
+        if problem := name.problem():
+            logger.warning(
+                "%s is switched off, because %s %s does not support it: %s",
+                feature,
+                library,
+                version(library),
+                problem,
+            )
+            return False
+    return True
