@@ -79,7 +79,8 @@ def test_a_backlog_goes_in_few_jobs(core: Service, fresh_eyes: Eyes) -> None:
     fresh_eyes.empty(QUEUE)
     assert counts(core, "start") == counts(core, "end") == dict.fromkeys(ids, 1)
     told = handed(core)
-    assert told["events"] == 300
+    # What stands behind a run that takes long is handed out again, and counted again.
+    assert told["events"] >= 300
     assert told["jobs"] < 200
 
 
