@@ -22,7 +22,7 @@ from ..lazy_messages import Sentence
 from ..message import encoding
 from ..models import ArchivedEvent, InboxEntry
 from ..worker import once
-from ..worker.task import bind
+from ..worker.binding import bind
 from ..worker.verdict import InvalidArguments
 
 #: Lines of one side of a diff that are compared; of longer ones all are shown as changed.

@@ -40,16 +40,21 @@ class PrivateName:
     def problem(self) -> str:
         """Return what is wrong with the installed version, ``""`` if nothing is."""
         module, _, attribute = self.path.partition(":")
+        owner, _, last = attribute.rpartition(".")
         try:
-            found = attrgetter(attribute)(import_module(module))
+            found: object = import_module(module)
+            if owner:
+                found = attrgetter(owner)(found)
+            if self.parameters is None and last in _set_by_init(found):
+                return ""
+            found = getattr(found, last)
         except (ImportError, AttributeError):
             return f"{self.path} does not exist"
         if self.parameters is None:
             return ""
-        try:
-            parameters = list(inspect.signature(found).parameters.values())
-        except (TypeError, ValueError):
+        if not callable(found):
             return f"{self.path} cannot be called"
+        parameters = list(inspect.signature(found).parameters.values())
         names, expected = tuple(parameter.name for parameter in parameters), self.parameters
         further = parameters[len(expected) :]
         optional = not self.overridden and all(
@@ -60,6 +65,13 @@ class PrivateName:
         if names[: len(expected)] == expected and (optional or not further):
             return ""
         return f"{self.path} takes ({', '.join(names)}), not ({', '.join(expected)})"
+
+
+def _set_by_init(owner: object) -> set[str]:
+    """Return the names in ``__init__`` of a class, among them the attributes that it sets."""
+    classes = inspect.getmro(owner) if inspect.isclass(owner) else ()
+    codes = (getattr(vars(cls).get("__init__"), "__code__", None) for cls in classes)
+    return {name for code in codes if code is not None for name in code.co_names}
 
 
 def require(library: str, names: Sequence[PrivateName]) -> None:

@@ -32,7 +32,8 @@ from ..worker.dispatch import (
     celery_headers,
 )
 from ..worker.outgoing import Copies, announce
-from ..worker.task import register, trace_here, utc_now
+from ..worker.task import register, utc_now
+from ..worker.tracing import trace_here
 from ..worker.verdict import Verdict
 from .broker import Clock, MemoryBroker, Stored
 

@@ -1,4 +1,4 @@
-"""The consumer step: takes deliveries from the handlers' queues and gives them to Celery."""
+"""Consume the handlers' queues beside Celery's own and give each delivery to Celery as a task."""
 
 from __future__ import annotations
 
@@ -29,46 +29,48 @@ from ..context import ReceivedEvent
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
 from ..message.messages import Payload, Progress, Received
+from . import fast_paths
 from .cold_shutdown import ColdShutdown
+from .delivery import Delivery
 from .dispatch import HOLDABLE, Dispatcher, celery_headers
-from .fast.chunks import Chunks
 from .outgoing import Copies
-from .request import Delivery, EventMessage
+from .request import Chunking, EventMessage
 from .settlement import Settler
 from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between looks at a queue that is missing: doubled from the first to the last.
+#: Shortest and longest delay in seconds before a missing queue is checked again; it doubles.
 MISSING_BACKOFF: Final = (1.0, 30.0)
-#: Seconds that a warm shutdown waits for copies that are not confirmed yet.
+#: Seconds that a warm shutdown waits for messages that are not confirmed yet.
 DRAIN_TIMEOUT: Final = 20.0
 
 
 class EventStep(bootsteps.StartStopStep):
-    """Consumes the queues of this service's handlers beside Celery's own.
+    """A bootstep that consumes the queues of this service's handlers.
 
-    It starts consuming when the event loop runs: in ``start()`` deliveries would arrive while
-    later steps wait for their channels, and crash the worker. ``stop()`` only cancels, so that
-    what is in hand can still be acked while the pool drains; ``shutdown()`` closes the channel.
+    It starts to consume when the event loop runs: in ``start()`` deliveries would arrive while
+    later steps wait for their channels, and crash the worker. ``stop()`` only cancels the
+    consumers, so that running events can be acked while the pool stops; ``shutdown()`` closes the
+    channel.
     """
 
-    # Control too: what needs only Tasks starts in any order, and what a worker says and does that
-    # may use nothing on this vhost would be one thing today and another tomorrow.
+    # Control too, for a fixed order: steps that require only Tasks start in any order, and a worker
+    # without permissions would report one error or the other.
     requires = (
         "celery.worker.consumer.tasks:Tasks",
         "celery.worker.consumer.control:Control",
     )
     label = "AMQP events"
 
-    #: Queues to consume, ``None`` for those of all handlers; set by ``bootstrap``.
+    #: Queues to consume, ``None`` for the queues of all handlers; set by ``bootstrap``.
     selected: frozenset[str] | None = None
     excluded: frozenset[str] = frozenset()
-    #: Why this worker's pool can handle no events; such a worker has no queues of ours.
+    #: Why this worker's pool cannot handle events; then it consumes none of our queues.
     unsupported: str = ""
 
     settler_class: type[Settler] = Settler
-    #: Each event goes to the pool alone.
+    #: Whether each event goes to the pool alone.
     alone: bool = False
 
     settings: Settings
@@ -78,7 +80,7 @@ class EventStep(bootsteps.StartStopStep):
     dispatcher: Dispatcher
     settler: Settler
     frames: Frames
-    chunks: Chunks | None = None
+    chunks: Chunking | None = None
     inbound: Inbound | None = None
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
@@ -91,16 +93,16 @@ class EventStep(bootsteps.StartStopStep):
         self._numbers = count(1)
         self._pending: deque[str] = deque()
         self._missing: dict[str, float] = {}
-        # Queues that were seen when the topology was met, and need not be looked for.
-        self._met: set[str] = set()
-        # Queues that this worker was not let consume.
+        # Queues that exist according to the check of the topology at the start.
+        self._known_to_exist: set[str] = set()
+        # Queues that RabbitMQ did not let this worker consume.
         self._refused: set[str] = set()
         self._before_lost = c.on_connection_error_after_connected
         c.on_connection_error_after_connected = self._lost
         self._stopping = False
         super().__init__(c, **kwargs)
 
-    # -- life -----------------------------------------------------------------------------
+    # -- start and stop -------------------------------------------------------------------
 
     def start(self, c: Any) -> None:
         if not self._prepared:
@@ -112,7 +114,7 @@ class EventStep(bootsteps.StartStopStep):
         self._pending.clear()
         self._stopping = False
         self._connection = c.connection
-        self._leave_inbound()
+        self._close_inbound()
         if self.chunks is not None:
             self.chunks.begin()
         if self.queues:
@@ -120,12 +122,12 @@ class EventStep(bootsteps.StartStopStep):
 
     @classmethod
     def known(cls, settings: Settings, registry: Registry) -> set[str]:
-        """Return the queues that are this step's business."""
+        """Return the queues that this step may consume."""
         return set(registry.by_queue())
 
     @staticmethod
     def home(names: Names) -> str:
-        """Return the queue that retries come back to, ``""`` for that of their handlers."""
+        """Return the queue to which retries return, ``""`` for the queue of their handler."""
         return ""
 
     def _prepare(self, c: Any) -> None:
@@ -138,15 +140,15 @@ class EventStep(bootsteps.StartStopStep):
         self.queues = set(wanted - self.excluded)
         self.dispatcher = Dispatcher(self.settings, self.registry, self.names)
         if known and not self.queues:
-            logger.info("this worker consumes no handler's queue, as its -Q and -X say")
+            logger.info("this worker consumes no handler's queue, because of its options -Q and -X")
         if self.queues:
             if not c.app.conf.broker_channel_error_retry:
                 logger.warning(
-                    "broker_channel_error_retry is not set: this worker exits when RabbitMQ closes "
-                    "a channel, such as after a consumer timeout. Set it to True, or use "
-                    "`manage.py events_worker`"
+                    "This worker exits when RabbitMQ closes a channel, such as after a consumer "
+                    "timeout. Set broker_channel_error_retry to True, or use "
+                    "`manage.py events_worker`."
                 )
-            self._meet_topology(c, topology)
+            self._check_topology(c, topology)
         self.settler = self.settler_class(
             app=c.app,
             settings=self.settings,
@@ -157,41 +159,41 @@ class EventStep(bootsteps.StartStopStep):
                 worker=c.hostname,
                 home=self.home(self.names),
             ),
+            acks=fast_paths.acks(self.settings, c.connection_errors),
             call_soon=c.call_soon,
-            errors=c.connection_errors,
         )
         if c.hub is not None:
             self.settler.runs_in(c.pool)
-        if "chunks" in self.settings.fast_paths and not self.alone and Chunks.possible(c):
-            self.chunks = Chunks(c)
-        self._take_over_remote_control(c)
+        if not self.alone:
+            self.chunks = fast_paths.event_chunks(self.settings, c)
+        self._replace_remote_control(c)
         self._prepared = True
 
-    def _meet_topology(self, c: Any, topology: Topology) -> None:
-        """Do what ``TOPOLOGY`` says; a worker on a topology that does not fit would lose events."""
+    def _check_topology(self, c: Any, topology: Topology) -> None:
+        """Check or declare the topology as ``TOPOLOGY`` says; a wrong one would lose events."""
         try:
             report = startup.prepare(c.app, self.settings, topology)
         except AmqpEventsError as exc:
             if self.settings.topology == "external":
-                # Somebody else declares; a queue that is missing is looked for again and again.
+                # A missing queue is checked again until it exists.
                 logger.warning("%s", exc)
                 return
             logger.critical("this worker does not start: %s", exc)
             raise WorkerShutdown(1) from exc
-        self._met = self.queues - {item.name for item in report.having("unknown")}
+        self._known_to_exist = self.queues - {item.name for item in report.having("unknown")}
 
     def stop(self, c: Any) -> None:
         self._stopping = True
-        self._met.clear()
+        self._known_to_exist.clear()
         if self.chunks is not None:
-            self.chunks.let_go()
+            self.chunks.stop()
         if self._prepared:
             self.settler.end()
         channel, connection = self.channel, c.connection
-        # After a lost connection the event loop has no next turn before there is another.
-        ColdShutdown.go_on()
+        # After a lost connection the event loop does not run until there is another.
+        ColdShutdown.begin_waiting()
         if connection is None:
-            self._leave_task_events(c)
+            self._drop_task_events(c)
         if channel is None or channel.connection is None or connection is None:
             return
         tags = list(self._tags.values())
@@ -202,40 +204,40 @@ class EventStep(bootsteps.StartStopStep):
             if tags:
                 channel.basic_cancel(tags[-1])
         except (*c.connection_errors, *c.channel_errors) as exc:
-            logger.info("consumers not cancelled, the channel is gone: %s", exc)
+            logger.info("the consumers were not cancelled, because the channel is closed: %s", exc)
 
     terminate = stop
 
     @staticmethod
-    def _leave_task_events(c: Any) -> None:
-        """Give up the connection of Celery's task events after ours was lost.
+    def _drop_task_events(c: Any) -> None:
+        """Drop the connection of Celery's task events after ours was lost.
 
-        Celery says goodbye there before it makes a new one, and waits for ever for the answer
-        of a broker that is gone without a word (celery/worker/consumer/events.py).
+        Celery closes it before it opens a new one, and waits without limit for an answer of an
+        unreachable broker (celery/worker/consumer/events.py).
         """
         dispatcher = c.event_dispatcher
         if dispatcher is not None and dispatcher.connection is not None:
             abandon(dispatcher.connection)
 
-    def _leave_inbound(self) -> None:
+    def _close_inbound(self) -> None:
         if self.inbound is not None:
             self.inbound.close()
             self.inbound = None
 
     def shutdown(self, c: Any) -> None:
-        self._leave_inbound()
+        self._close_inbound()
         if self.chunks is not None:
             self.chunks.read_reports()
         if self._prepared and not self.settler.drain(DRAIN_TIMEOUT):
             logger.warning(
-                "shut down before every copy was confirmed; the broker delivers those events again"
+                "shut down before all messages were confirmed; RabbitMQ delivers their events again"
             )
         channel, self.channel = self.channel, None
         if channel is not None and channel.connection is not None:
             try:
                 channel.close()
             except (*c.connection_errors, *c.channel_errors) as exc:
-                logger.info("channel not closed, it is gone: %s", exc)
+                logger.info("the channel was closed already: %s", exc)
 
     # -- consuming ------------------------------------------------------------------------
 
@@ -243,7 +245,7 @@ class EventStep(bootsteps.StartStopStep):
         if self._stale(connection) or self.channel is not None:
             return
         self.channel = connection.channel()
-        # The body is kept byte for byte; decoding it is our own business.
+        # Keep the body byte for byte.
         self.channel.auto_decode = False
         fast_paths = self.settings.fast_paths
         self.frames = Frames(self.channel, quick="frames" in fast_paths)
@@ -268,7 +270,7 @@ class EventStep(bootsteps.StartStopStep):
 
     @property
     def prefetch_count(self) -> int:
-        """Unsettled deliveries per queue: small, so that a dying worker touches few innocents."""
+        """Prefetch count of each queue: small, so that a worker that dies redelivers few events."""
         budget = self.c.initial_prefetch_count or 4 * max(1, self.c.pool.num_processes)
         return max(1, int(budget) // max(1, len(self.queues)))
 
@@ -276,45 +278,45 @@ class EventStep(bootsteps.StartStopStep):
         return self._stopping or self._connection is not connection
 
     def _next(self, connection: Any) -> None:
-        """Start consuming one queue, then come back for the next: ordinary tasks go on between."""
+        """Consume one queue, and schedule the next, so that ordinary tasks run in between."""
         if self._stale(connection) or not self._pending:
             return
         queue = self._pending.popleft()
         if queue in self.queues and queue not in self._tags:
             self._consume(connection, queue)
         if self._pending:
-            # By the timer: what call_soon adds while the loop runs such calls waits until the
-            # poll after them ends, a second or more for each queue in an idle worker.
+            # Not call_soon: while the loop runs such callbacks, a new one waits for the next poll,
+            # a second or more for each queue in an idle worker.
             self.c.timer.call_after(0, self._turn, (connection,))
 
     def _turn(self, connection: Any) -> None:
-        """Go on from a timer. A timer swallows what the worker has to see: a refused channel."""
+        """Call :meth:`_next` from a timer, which swallows the error of a closed channel."""
         try:
             self._next(connection)
         except self.c.channel_errors as exc:
             self.c.call_soon(_raise, exc)
 
     def _consume(self, connection: Any, queue: str) -> None:
-        if queue in self._met:
-            self._met.discard(queue)
-        elif why := self._trouble(connection, queue):
-            self._retry_later(connection, queue, why)
+        if queue in self._known_to_exist:
+            self._known_to_exist.discard(queue)
+        elif problem := self._problem(connection, queue):
+            self._retry_later(connection, queue, problem)
             return
-        # Number first: long names that are cut must not meet.
+        # The number first keeps tags different when long names are cut.
         tag = self._tags[queue] = f"{next(self._numbers)}:{self.c.hostname}:{queue}"[:60]
         self.channel.basic_consume(
             queue,
             consumer_tag=tag,
             callback=partial(self._receive, queue),
             on_cancel=partial(self._cancelled, connection, queue),
-            # A refusal closes the channel, with or without an answer that is waited for.
+            # RabbitMQ closes the channel if it refuses, so there is no answer to wait for.
             nowait=True,
         )
         if self._missing.pop(queue, None) is not None:
-            logger.info("queue %r is there, consuming it", queue)
+            logger.info("queue %r exists now, consuming it", queue)
 
-    def _trouble(self, connection: Any, queue: str) -> str:
-        """Look for a queue on a channel of its own, which an error closes; say what is wrong."""
+    def _problem(self, connection: Any, queue: str) -> str:
+        """Return why a queue cannot be consumed, checked on a channel that an error may close."""
         if self._probe is None or self._probe.connection is None:
             self._probe = connection.channel()
         try:
@@ -323,21 +325,21 @@ class EventStep(bootsteps.StartStopStep):
                 self._try_to_read(queue)
         except NotFound as exc:
             if exc.method_sig != spec.Queue.Declare:
-                # Not the answer: the consuming channel was closed. Celery begins anew.
+                # RabbitMQ closed the consuming channel meanwhile; Celery connects again.
                 raise
             # py-amqp has opened the probe's channel again.
-            return "is missing; its events are not handled. Run `manage.py events_declare`"
+            return "is missing, so its events are not handled. Run `manage.py events_declare`"
         except AccessRefused as exc:
             if f"'{queue}'" not in exc.reply_text:
                 raise
             return (
-                f"cannot be consumed; its events are not handled. RabbitMQ says: {exc.reply_text}. "
+                f"cannot be consumed, so its events are not handled: {exc.reply_text}. "
                 f"Give this user the read permission"
             )
         return ""
 
     def _try_to_read(self, queue: str) -> None:
-        """Consume for a moment; what may have come goes back when the channel closes."""
+        """Consume for a moment; RabbitMQ requeues what arrives when the channel closes."""
         self._probe.basic_qos(0, 1, False)
         self._probe.basic_cancel(self._probe.basic_consume(queue, callback=bool))
         self._probe.close()
@@ -345,9 +347,10 @@ class EventStep(bootsteps.StartStopStep):
         self._refused.discard(queue)
 
     def _lost(self, exc: Exception) -> None:
-        """Remember a queue that RabbitMQ refused, and with it the channel of all queues.
+        """Record a queue that RabbitMQ does not let this worker consume, which closes the channel.
 
-        Each time the others would be delivered anew, until they are taken for poison.
+        Without that, each attempt would redeliver the events of the other queues, up to the
+        delivery limit.
         """
         self._before_lost(exc)
         if not self._prepared or not isinstance(exc, AccessRefused):
@@ -355,11 +358,11 @@ class EventStep(bootsteps.StartStopStep):
         if exc.method_sig == spec.Basic.Consume:
             self._refused |= {queue for queue in self.queues if f"'{queue}'" in exc.reply_text}
 
-    def _retry_later(self, connection: Any, queue: str, why: str) -> None:
+    def _retry_later(self, connection: Any, queue: str, problem: str) -> None:
         first, last = MISSING_BACKOFF
         wait = min(self._missing.get(queue, first / 2) * 2, last)
         self._missing[queue] = wait
-        logger.error("queue %r %s; looking again in %g s", queue, why, wait)
+        logger.error("queue %r %s. The next check is in %g s.", queue, problem, wait)
         self._soon(connection, queue, wait)
 
     def _soon(self, connection: Any, queue: str, wait: float) -> None:
@@ -371,17 +374,17 @@ class EventStep(bootsteps.StartStopStep):
         self.c.timer.call_after(wait, again)
 
     def _cancelled(self, connection: Any, queue: str, consumer_tag: str) -> None:
-        """The broker cancelled a consumer: the queue was deleted, or its timeout passed."""
+        """Consume a queue again whose consumer RabbitMQ cancelled: it was deleted, or moved."""
         self._tags.pop(queue, None)
         logger.warning("RabbitMQ cancelled the consumer of %r; consuming it again", queue)
         self._soon(connection, queue, MISSING_BACKOFF[0])
 
     # -- remote control -------------------------------------------------------------------
 
-    def _take_over_remote_control(self, c: Any) -> None:
-        """Answer ``add_consumer`` and ``cancel_consumer`` for our queues ourselves.
+    def _replace_remote_control(self, c: Any) -> None:
+        """Handle ``add_consumer`` and ``cancel_consumer`` of remote control for our queues.
 
-        Celery would declare a queue of that name with arguments of its own: 406, and the
+        Celery would declare the queue with arguments of its own; RabbitMQ answers with 406 and the
         connection is lost.
         """
         add, cancel = c.add_task_queue, c.cancel_task_queue
@@ -395,7 +398,7 @@ class EventStep(bootsteps.StartStopStep):
                 logger.error("not consuming %r: %s", queue, self.unsupported)
                 return
             self.queues.add(queue)
-            logger.info("consuming %r, as remote control asked", queue)
+            logger.info("consuming %r by remote control", queue)
             if self.channel is None:
                 c.call_soon(self._open, self._connection)
             else:
@@ -409,10 +412,10 @@ class EventStep(bootsteps.StartStopStep):
             self.queues.discard(queue)
             tag = self._tags.pop(queue, None)
             if tag is not None:
-                # Not waiting: remote control swallows what is raised here, such as that the broker
-                # has closed the channel, and the worker would consume nothing any more.
+                # Without waiting: remote control swallows exceptions, such as that RabbitMQ has
+                # closed the channel, and the worker would stop consuming.
                 self.channel.basic_cancel(tag, nowait=True)
-            logger.info("no longer consuming %r, as remote control asked", queue)
+            logger.info("no longer consuming %r by remote control", queue)
 
         c.add_task_queue = add_task_queue
         c.cancel_task_queue = cancel_task_queue
@@ -420,11 +423,11 @@ class EventStep(bootsteps.StartStopStep):
     # -- deliveries -----------------------------------------------------------------------
 
     @property
-    def _ends(self) -> bool:
+    def _is_stopping(self) -> bool:
         """Whether no run may begin any more.
 
-        Celery's other steps stop before this one, and while they wait for the broker's answers
-        what has come before those is delivered: a solo worker would run it all.
+        Celery's other steps stop before this one, and while they wait for RabbitMQ's answers
+        further deliveries arrive, which a solo worker would run.
         """
         return self._stopping or state.should_stop is not None or state.should_terminate is not None
 
@@ -433,9 +436,9 @@ class EventStep(bootsteps.StartStopStep):
         message = KombuMessage(
             channel=self.channel, delivery_tag=raw.delivery_tag, delivery_info=info
         )
-        self.settler.acks.came(message)
-        if self._ends:
-            return  # unsettled, so the broker has it again when the channel closes
+        self.settler.acks.received(message)
+        if self._is_stopping:
+            return  # unsettled, so RabbitMQ delivers it again when the channel closes
         properties, unreadable = self.frames.properties()
         headers = properties.pop("application_headers", None)
         body = raw.body
@@ -449,18 +452,20 @@ class EventStep(bootsteps.StartStopStep):
             redelivered=bool(info.get("redelivered")),
             unreadable=unreadable,
         )
-        delivery = Delivery(received=received, message=message, settler=self.settler)
+        delivery = Delivery(received=received, message=message)
         self._guarded(delivery, self._dispatch, delivery)
 
     def _guarded(self, delivery: Delivery, step: Callable[..., None], *args: Any) -> None:
-        """Take a step with a delivery, which a bug of ours must not lose nor stop the worker.
+        """Call *step*; requeue the delivery if a bug of ours raises, so that the worker continues.
 
-        The broker delivers it again, and past the limit it is isolated in the graveyard.
+        Past the delivery limit RabbitMQ moves it to the graveyard.
         """
         try:
             step(*args)
         except Exception:
-            logger.exception("a delivery from %r was not dispatched", delivery.received.queue)
+            logger.exception(
+                "a delivery from %r could not be read; it is requeued", delivery.received.queue
+            )
             self.settler.settle(delivery, REQUEUE)
 
     def _dispatch(self, delivery: Delivery) -> None:
@@ -487,13 +492,14 @@ class EventStep(bootsteps.StartStopStep):
         handler: Handler,
         payload: Payload,
     ) -> None:
-        if self._ends or delivery.lost:
-            return  # held until it was due, and meanwhile given back to the broker
+        if self._is_stopping or delivery.lost:
+            return  # RabbitMQ delivers it again
         received = delivery.received
-        if received.exchange == self.names.events and not received.redelivered:
-            delivery.chunks = self.chunks
-        clean = EventMessage.rebuilt(
+        fresh = received.exchange == self.names.events and not received.redelivered
+        message = EventMessage.build(
             delivery,
+            settler=self.settler,
+            chunks=self.chunks if fresh else None,
             headers=celery_headers(event, progress, handler, payload, len(received.body)),
             delivery_info={
                 "exchange": received.exchange,
@@ -502,23 +508,23 @@ class EventStep(bootsteps.StartStopStep):
             },
         )
         self.c.strategies[handler.name](
-            clean,
+            message,
             [list(payload.args), dict(payload.kwargs), {}],
-            # Celery's ways to answer: ours goes by verdicts, and never asks for them.
+            # Celery's ack and reject; a verdict settles an event.
             noop,
             noop,
             self.c.on_task_message,
         )
 
     def info(self, c: Any) -> dict[str, Any]:
-        """What ``inspect stats`` shows."""
+        """Return the step's part of ``inspect stats``."""
         return {
             "amqp_events": {
                 "queues": sorted(self._tags),
                 "missing": sorted(self._missing),
                 "prefetch_count": self.prefetch_count if self._prepared else None,
                 "reads": self.inbound is not None,
-                "chunks": self.chunks.handed if self.chunks is not None else None,
+                "chunks": self.chunks.submitted if self.chunks is not None else None,
             }
         }
 

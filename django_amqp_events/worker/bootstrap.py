@@ -1,7 +1,21 @@
-"""Installing the step in a Celery worker, by Celery's own signals.
+"""Install the event steps in a Celery worker, on Celery's own signals.
 
-Nothing is patched: the tasks are registered in the worker's app, the step is added to the
-worker's blueprint, and ``-Q`` is read before Celery would declare our queues as its own.
+Nothing is changed on Celery's modules and classes. What is replaced on the instances of a worker:
+
+- ``WorkController.setup_queues`` (here): takes the handlers' queues out of ``-Q`` and ``-X``, since
+  Celery would declare them with arguments of its own.
+- ``Consumer.add_task_queue``, ``Consumer.cancel_task_queue`` (``bootstep``): the same for remote
+  control.
+- ``Consumer.on_connection_error_before_connected`` (``connection_errors``) and
+  ``Consumer.on_connection_error_after_connected`` (``connection_errors``, ``bootstep``): wait
+  longer after a refusal, and record which queue was refused. Both call Celery's own first.
+- The handlers of SIGQUIT and, with ``REMAP_SIGTERM``, SIGTERM (``cold_shutdown``): call Celery's
+  own when the event loop is between two callbacks.
+- ``Task.__trace__`` of a handler's task (``tracing``): a tracer that handles retries faster.
+- ``ApplyResult.discard`` of a job that a pool process has received, while the worker stops
+  (``billiard_internals``): keeps its result.
+
+``events_worker`` and ``events_reaper`` also set options of the Celery app (``prepare``).
 """
 
 from __future__ import annotations
@@ -19,13 +33,12 @@ from ..broker.connection import celery_app
 from ..conf import get_settings, load
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
-from . import cold_shutdown
+from . import billiard_internals, celery_internals, cold_shutdown, fast_paths
 from .bootstep import EventStep
 from .connection_errors import Login
-from .fast import chunks
 from .hang_detector import Watch
-from .request import keep_handed_over
-from .task import register
+from .request import keep_results
+from .task import HandlerTask, register
 
 logger = logging.getLogger(__name__)
 
@@ -33,45 +46,49 @@ UNSUPPORTED_POOLS = ("gevent", "eventlet")
 
 
 class Handover(bootsteps.StartStopStep):
-    """Is there before the pool has processes, and closes before the worker's consumer stops."""
+    """A bootstep that runs before the pool starts and before the worker's consumer stops."""
 
     label = "AMQP events handover"
 
     def create(self, parent: Any) -> None:
         if not issubclass(parent.pool_cls, PreforkPool):
             return
-        if "chunks" in get_settings().fast_paths:
-            # By autoscale, too, where that is used.
-            chunks.open_pipes(max(parent.concurrency, getattr(parent, "max_concurrency", 0) or 0))
-        # What is loaded stays: a collection that looked at it would write to each of its pages,
-        # and each process of the pool would come to have a copy of its own.
+        # Autoscaling may start more processes than the concurrency.
+        processes = max(parent.concurrency, getattr(parent, "max_concurrency", 0) or 0)
+        fast_paths.open_chunk_pipes(get_settings(), processes)
+        # A garbage collection writes to each page with objects, and each pool process would copy
+        # the memory that it shares with this one.
         # https://docs.python.org/3/library/gc.html#gc.freeze
         gc.freeze()
 
     def close(self, parent: Any) -> None:
-        keep_handed_over()
+        keep_results()
 
 
-#: The step that workers of this process get.
+#: The step for the worker of this process.
 _step: type[EventStep] = EventStep
 
 
 def become(step: type[EventStep]) -> None:
-    """Make the worker that this process is about to be another kind: the reaper."""
-    global _step  # noqa: PLW0603 - one process is one worker, and Celery's signals carry nothing
+    """Set the step for the worker of this process: the reaper's."""
+    global _step  # noqa: PLW0603 - one process is one worker; Celery's signals have no argument
     _step = step
 
 
 def step_class(
     selected: frozenset[str] | None, excluded: frozenset[str], *, unsupported: str = ""
 ) -> type[EventStep]:
-    """Return the step with a choice of queues, and why this worker's pool can handle none."""
+    """Return the step class for a choice of queues.
+
+    Args:
+        unsupported: why this worker's pool cannot handle events, if so.
+    """
     choice = {"selected": selected, "excluded": excluded, "unsupported": unsupported}
     return type(_step.__name__, (_step,), choice)
 
 
 def _concerns(app: Celery) -> bool:
-    """Say whether *app* is the one whose workers handle this service's events."""
+    """Return True if workers of *app* handle this service's events."""
     settings, problems = load()
     if not settings.service and not any(problem.is_error for problem in problems):
         return False  # dormant
@@ -81,23 +98,23 @@ def _concerns(app: Celery) -> bool:
 
 
 def _refuse(exc: Exception) -> SystemExit:
-    # Celery's signals swallow Exception: a worker that silently handles nothing is worse than
-    # one that does not start.
+    # Celery's signals swallow Exception, and the worker would start without handlers.
     if not isinstance(exc, AmqpEventsError):
-        logger.critical("handlers cannot be made tasks; run manage.py check", exc_info=exc)
+        logger.critical("the worker cannot be set up; run `manage.py check`", exc_info=exc)
         exc = AmqpEventsError(f"{type(exc).__name__}: {exc}")
     return SystemExit(f"django_amqp_events: this worker does not start: {exc}")
 
 
 def read_queue_options(instance: Any) -> None:
-    """Take our queues out of ``-Q`` and ``-X`` before Celery reads them."""
+    """Take the handlers' queues out of ``-Q`` and ``-X`` before Celery reads them."""
     if not _concerns(instance.app):
         return
     try:
+        _check_libraries()
         known = frozenset(_step.known(get_settings(), get_registry()))
+        original = instance.setup_queues
     except Exception as exc:
         raise _refuse(exc) from exc
-    original = instance.setup_queues
 
     def setup_queues(include: Any, exclude: Any = None) -> None:
         chosen, dropped = _names(include), _names(exclude)
@@ -112,12 +129,17 @@ def read_queue_options(instance: Any) -> None:
     instance.setup_queues = setup_queues
 
 
+def _check_libraries() -> None:
+    celery_internals.check()
+    billiard_internals.check()
+
+
 def _names(value: Any) -> list[str]:
     return list(text.str_to_list(value) or ())
 
 
 def install(worker: Any) -> None:
-    """Register the handlers' tasks and add the step; before the worker builds its blueprint."""
+    """Register the handlers' tasks and add the steps, before the worker builds its blueprint."""
     app = worker.app
     if not _concerns(app):
         return
@@ -127,19 +149,21 @@ def install(worker: Any) -> None:
         excluded: frozenset[str] = getattr(worker, "amqp_events_excluded", frozenset())
         if not registry.handlers:
             return
+        _check_libraries()
         unsupported = pool_problem(worker.pool_cls)
         if selected != frozenset():
             if unsupported:
                 raise AmqpEventsError(unsupported)
             _check_queues(app, registry.by_queue())
+        HandlerTask.trace_info = fast_paths.trace_info()
         register(app, registry.handlers)
     except Exception as exc:
         raise _refuse(exc) from exc
     steps = app.steps["consumer"]
     for step in [step for step in steps if issubclass(step, EventStep)]:
         steps.discard(step)
-    # Without any queue too: remote control may ask for one of ours, and Celery would declare it
-    # with arguments of its own, again and again after each lost connection.
+    # Without a queue too: remote control may add one of ours, and Celery would declare it with
+    # arguments of its own, again after each lost connection.
     steps.add(step_class(selected, excluded, unsupported=unsupported))
     steps.add(Watch)
     steps.add(Login)
@@ -148,15 +172,13 @@ def install(worker: Any) -> None:
 
 
 def pool_problem(pool: Any) -> str:
-    """Say why events cannot be handled in a pool (a class or its path); empty where they can."""
+    """Return why a pool (a class or its path) cannot handle events, ``""`` if it can."""
     module = pool if isinstance(pool, str) else pool.__module__
     for name in UNSUPPORTED_POOLS:
         if name in module:
             return (
-                f"the {name} pool is not supported: settlement publishes from a thread and is "
-                f"not proven under monkey-patching, and such a worker has no event loop; use "
-                f"--pool prefork, threads or solo, or -Q to keep this worker off the handlers' "
-                f"queues"
+                f"the {name} pool is not supported. Use --pool prefork, threads or solo, or keep "
+                f"this worker off the handlers' queues with -Q."
             )
     return ""
 
@@ -165,6 +187,6 @@ def _check_queues(app: Celery, ours: Iterable[str]) -> None:
     both = sorted(set(app.amqp.queues) & set(ours))
     if both:
         raise AmqpEventsError(
-            f"task_queues of the Celery app names {', '.join(both)}, which Celery would declare "
-            f"with other arguments; take the handlers' queues out of it"
+            f"task_queues of the Celery app contains {', '.join(both)}, which Celery would declare "
+            f"with other arguments. Remove the handlers' queues from it."
         )

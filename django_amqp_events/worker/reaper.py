@@ -26,7 +26,7 @@ from ..exceptions import Malformed
 from ..message import decoding, headers
 from ..message.messages import Failure, Received
 from .bootstep import EventStep
-from .request import Delivery
+from .delivery import Delivery
 from .settlement import HOLD, Settler
 from .verdict import REQUEUE, Verdict
 

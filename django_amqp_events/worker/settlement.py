@@ -1,11 +1,11 @@
-"""Carrying out verdicts: publish the copy, wait for its confirm, then ack the delivery.
+"""Carry out verdicts: publish the message, wait for its confirm, then ack the delivery.
 
-One thread with a connection of its own: publishing on the consuming connection would re-enter
-deliveries while it waits. Acks and rejects are written by the main thread, which owns the
-consuming channel. Where handlers run in the worker's own process, the next run begins when the
-last one is settled: it may end the process, and what is not acked is run again. A publish that
-fails is repeated alone, with the handler not run again, and the delivery stays in hand until
-shortly before the broker's consumer timeout.
+A thread publishes, on a connection of its own: publishing on the consuming connection would receive
+further deliveries while it waits for a confirm. The main thread, which owns the consuming channel,
+writes acks and rejects. In a solo or thread pool the next run begins only when the last event is
+settled, because a run may end the worker, and an event that is not acked runs again. A publish that
+fails is repeated without running the handler again; the delivery is held until shortly before
+RabbitMQ's consumer timeout.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ from ..conf import Settings
 from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
 from ..message import headers
 from ..message.messages import Message
-from .fast.batched_acks import Acks, Answers
+from .acks import Acks
+from .celery_internals import AckCallback, runs_acks_while_stopping
+from .delivery import Delivery
 from .outgoing import Copies, announce
-from .request import Delivery
 from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a delivery is held while its copy cannot be published. RabbitMQ's consumer
+#: Seconds that a delivery is held while its message cannot be published. RabbitMQ's consumer
 #: timeout is 30 minutes by default and runs from the delivery.
 HOLD: Final = 25 * 60.0
-#: Seconds between repeats of a failed publish: doubled from the first to the last.
+#: Shortest and longest delay in seconds before a failed publish is repeated; it doubles each time.
 BACKOFF: Final = (0.5, 30.0)
-#: Seconds that the next run waits at most for the last one's confirm and ack.
-PATIENCE: Final = 2.0
-#: Seconds after which the event loop is asked again: one that was left has lost what it was to do.
-LOST_CALL: Final = 1.0
+#: Longest time in seconds that the next run waits until the last event is settled.
+SETTLE_TIMEOUT: Final = 2.0
+#: Seconds after which a flush is requested again: an event loop that has ended drops callbacks.
+FLUSH_TIMEOUT: Final = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A copy on its way, and the delivery that waits for its confirm."""
+    """A message to publish and the delivery that its confirm settles."""
 
     delivery: Delivery
     verdict: Verdict | None
@@ -61,14 +62,11 @@ class Job:
 
 
 class Settler:
-    """Settles deliveries by verdicts. :meth:`settle` may be called from any thread.
+    """Settle deliveries by verdicts. :meth:`settle` may be called from any thread.
 
     Args:
+        acks: writes acks and rejects; it needs to know of each delivery on arrival.
         call_soon: runs a function in the main thread, soon.
-        errors: connection errors that an ack on a lost channel may raise.
-
-    Attributes:
-        acks: told of each delivery when it comes.
     """
 
     def __init__(
@@ -77,20 +75,21 @@ class Settler:
         app: Celery,
         settings: Settings,
         copies: Copies,
+        acks: Acks,
         call_soon: Callable[..., Any],
-        errors: tuple[type[BaseException], ...],
     ) -> None:
         self.app = app
         self.settings = settings
         self.copies = copies
         self.call_soon = call_soon
-        self.acks = Acks(together="acks" in settings.fast_paths, errors=errors)
-        self._answers = Answers(self.flush)
-        # When the main thread was asked to flush, and has not yet.
-        self._asked: float | None = None
+        self.acks = acks
+        runs_acks_while_stopping()
+        self._flush = AckCallback(self.flush)
+        # When a flush was requested that has not run yet.
+        self._flush_requested: float | None = None
         self._jobs: deque[Job] = deque()
         self._busy = 0
-        # The first wakes the thread that publishes, the second those who wait for acks.
+        # The first wakes the publishing thread, the second the threads that wait for acks.
         lock = threading.RLock()
         self._wake = threading.Condition(lock)
         self._answered = threading.Condition(lock)
@@ -98,42 +97,41 @@ class Settler:
         self._thread: threading.Thread | None = None
         self._channel: ConfirmChannel | None = None
         self._done: deque[tuple[Delivery, bool]] = deque()
-        # The last publish timed out: whether the broker takes messages at all is not known.
-        self._doubt = False
-        # Settled and not answered yet, where somebody waits for that; not those whose copy is held
-        # after a failed publish.
+        # The last publish timed out, so it is not known whether RabbitMQ accepts messages.
+        self._may_be_blocked = False
+        # Deliveries with a verdict and without an ack, if runs wait for that; without those whose
+        # publish has failed.
         self._open: set[Delivery] = set()
         self._inline = self._threads = self._waited_for = self._ending = False
 
     # -- from the worker ------------------------------------------------------------------
 
     def runs_in(self, pool: Any) -> None:
-        """Say which pool handlers run in: in some, their end is the worker's."""
+        """Set the pool; in a solo or thread pool a run waits until the last event is settled."""
         self._inline = isinstance(pool, SoloPool)
         self._threads = isinstance(pool, ThreadPool)
         self._waited_for = self._inline or self._threads
 
     def begin(self) -> None:
-        """Start, perhaps again after a lost connection."""
+        """Start, at first or after a lost connection."""
         self._ending = False
-        self._asked = None
+        self._flush_requested = None
 
     def end(self) -> None:
-        """Let no run wait any more: the main thread waits for them, and answers afterwards."""
+        """End the waiting of runs, since the main thread waits for them before it writes acks."""
         with self._answered:
             self._ending = True
             self._answered.notify_all()
 
     def catch_up(self) -> None:
-        """Answer what is settled before the main thread of a solo worker runs anything else.
+        """Write the acks of settled events before a solo worker runs anything else.
 
-        Celery's loop comes to it only after the next message, if that is there already: whose
-        run may take an hour or end the process, with the copies of the last ones published and
-        their acks not written.
+        If the next message is there already, Celery's loop runs it first. That run may take an
+        hour or end the process, with messages published and their deliveries not acked.
         """
         if not self._inline:
             return
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + SETTLE_TIMEOUT
         self.flush()
         with self._answered:
             while self._open and (left := deadline - time.monotonic()) > 0:
@@ -142,10 +140,10 @@ class Settler:
                 self.flush()
 
     def wait_for(self, delivery: Delivery) -> None:
-        """Wait in a thread of the pool until *delivery* is answered, before its next run."""
+        """In a thread pool, wait until *delivery* is acked before the thread's next run."""
         if not self._threads:
             return
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + SETTLE_TIMEOUT
         with self._answered:
             while delivery in self._open and (left := deadline - time.monotonic()) > 0:
                 if (self._ending or state.should_stop is not None
@@ -154,7 +152,7 @@ class Settler:
                 self._answered.wait(min(left, 0.1))
 
     def settle(self, delivery: Delivery, verdict: Verdict) -> None:
-        """Carry out *verdict*; the first one for a delivery counts."""
+        """Carry out *verdict*, unless the delivery has one already."""
         if delivery.settled:
             return
         delivery.settled = True
@@ -166,8 +164,9 @@ class Settler:
             try:
                 message = self.copies.build(delivery, verdict, datetime.now(UTC))
             except Exception:
-                # A bug of ours; without an answer the delivery would keep its place for ever.
-                logger.exception("%s goes back to the broker: no copy of it", delivery.title)
+                # A bug of ours; without a settlement the delivery would count against the
+                # prefetch count until the worker ends.
+                logger.exception("%s is requeued: its message cannot be built", delivery.title)
                 self._answer(delivery, ack=False)
                 return
             if message is None:
@@ -176,25 +175,25 @@ class Settler:
                 self._add(Job(delivery, verdict, message))
 
     def unanswered(self, delivery: Delivery, exc: BaseException) -> Verdict:
-        """Say what becomes of a delivery whose run gave no verdict: it is delivered again."""
+        """Return the verdict for a delivery whose run ended without one: requeue it."""
         return REQUEUE
 
     def timed_out(self, delivery: Delivery, exc: BaseException) -> Verdict | None:
-        """Say what becomes of a run that its time limit ended; ``None``: what its policy says."""
+        """Return the verdict after a time limit, ``None`` if the handler's policy decides."""
         return None
 
     def postpone(self, delivery: Delivery) -> None:
-        """Send an event that came back too early round again."""
+        """Publish an event to a delay queue again if its retry is not due yet."""
         if not delivery.settled:
             delivery.settled = True
             message = self.copies.postponed(delivery, datetime.now(UTC))
             self._add(Job(delivery, None, message))
 
     def drain(self, timeout: float) -> bool:
-        """Wait until every copy is out and every ack is written; call it in the main thread.
+        """Wait until every message is confirmed, then write the acks; in the main thread only.
 
         Returns:
-            whether that was so within *timeout* seconds. What is left is delivered again.
+            whether all were confirmed within *timeout* seconds. RabbitMQ delivers the others again.
         """
         deadline = time.monotonic() + timeout
         with self._wake:
@@ -208,7 +207,7 @@ class Settler:
 
     def flush(self) -> None:
         """Write the acks and rejects that are ready; in the main thread only."""
-        self._asked = None
+        self._flush_requested = None
         while self._done:
             ready = [self._done.popleft() for _ in range(len(self._done))]
             acked = []
@@ -225,7 +224,7 @@ class Settler:
                 self._close(*(delivery for delivery, _ in ready))
 
     def _answer(self, *deliveries: Delivery, ack: bool) -> None:
-        """Let the main thread ack or reject, all that is ready at once."""
+        """Have the main thread ack or reject deliveries, all that are ready at once."""
         if self._waited_for:
             with self._answered:
                 self._open.update(deliveries)
@@ -234,13 +233,13 @@ class Settler:
                     self._answered.notify_all()
         else:
             self._done.extend((delivery, ack) for delivery in deliveries)
-        now, asked = time.monotonic(), self._asked
-        if asked is None or now > asked + LOST_CALL:
-            self._asked = now
-            self.call_soon(self._answers.ack_log_error)
+        now, requested = time.monotonic(), self._flush_requested
+        if requested is None or now > requested + FLUSH_TIMEOUT:
+            self._flush_requested = now
+            self.call_soon(self._flush.ack_log_error)
 
     def _close(self, *deliveries: Delivery) -> None:
-        """Nobody need wait for them any more."""
+        """Release the runs that wait for these deliveries."""
         if self._waited_for:
             with self._answered:
                 self._open.difference_update(deliveries)
@@ -275,8 +274,8 @@ class Settler:
             try:
                 self._publish(batch)
             except Exception:
-                # Never let the thread die with deliveries in hand.
-                logger.exception("settlement failed; the publishes are repeated")
+                # The thread must not end while deliveries depend on it.
+                logger.exception("the settlement of %d events failed; it is repeated", len(batch))
                 for job in batch:
                     self._hold(job, None)
             finally:
@@ -307,13 +306,13 @@ class Settler:
         jobs = []
         for job in batch:
             if job.delivery.lost:
-                # Publishing now would make two of it.
+                # RabbitMQ delivers it again, so publishing would duplicate it.
                 self._log_lost(job.delivery)
                 self._close(job.delivery)
             else:
                 jobs.append(job)
-        # A missing exchange or a header that is refused closes the channel, and with it go the
-        # confirms of the same window: what failed before is repeated alone, after the others.
+        # RabbitMQ closes the channel for a missing exchange or an invalid header, and the confirms
+        # of the other messages are lost. So a message that has failed is published alone.
         windows = [[job for job in jobs if not job.failures]]
         windows += [[job] for job in jobs if job.failures]
         for number, window in enumerate(windows):
@@ -327,30 +326,30 @@ class Settler:
             self._attempt(channel, window)
 
     def _connect(self) -> ConfirmChannel | PublishError:
-        """Return a channel on which the broker answers, or what is wrong."""
+        """Return a channel on which RabbitMQ accepts messages, or the error."""
         try:
             if self._channel is None or not self._channel.healthy():
                 self._channel = ConfirmChannel(self.app, timeout=self.settings.confirm_timeout)
         except PublishError as exc:
             return exc
-        if not self._doubt:
+        if not self._may_be_blocked:
             return self._channel
-        # A broker that blocks publishers (memory, disk) says so after the first publish on a
-        # connection, and takes that publish when the alarm is over, although nobody waits for
-        # its confirm any more. So after a time-out it is asked with a message that no queue
-        # gets; otherwise every repeat would be one more copy of the event.
-        question = Message(
+        # RabbitMQ reports an alarm (memory, disk) after the first publish on a connection, and
+        # accepts that message when the alarm ends, although its confirm has timed out here. So
+        # after a timeout the channel is tested with a message that is not routed to any queue;
+        # otherwise each repeat would duplicate the event.
+        test = Message(
             exchange=self.copies.names.replay,
             routing_key="",
             body=b"",
             headers={},
             properties={"delivery_mode": 1, "message_id": "question"},
-            name="a question whether the broker takes messages",
+            name="a test whether RabbitMQ accepts messages",
         )
         (error,) = self._channel.publish(
-            [question], mandatory=False, timeout=self.settings.confirm_timeout
+            [test], mandatory=False, timeout=self.settings.confirm_timeout
         )
-        self._doubt = isinstance(error, PublishTimeoutError)
+        self._may_be_blocked = isinstance(error, PublishTimeoutError)
         return error or self._channel
 
     def _attempt(self, channel: ConfirmChannel, jobs: list[Job]) -> None:
@@ -365,7 +364,7 @@ class Settler:
             if error is None:
                 confirmed.append(job)
             else:
-                self._doubt = self._doubt or isinstance(error, PublishTimeoutError)
+                self._may_be_blocked |= isinstance(error, PublishTimeoutError)
                 self._hold(job, error)
         self._answer(*(job.delivery for job in confirmed), ack=True)
         for job in confirmed:
@@ -373,9 +372,9 @@ class Settler:
                 close_old_connections()
 
     def _hold(self, job: Job, error: PublishError | None) -> None:
-        """Keep the delivery and repeat the publish later, or give it back at the last moment."""
+        """Repeat the publish later, or requeue the delivery after :data:`HOLD` seconds."""
         if isinstance(error, PublishRefusedError) and not job.failures:
-            # A header that cannot be written, or that the broker refuses, is not the event.
+            # An invalid header of a publisher must not keep the event from its queue.
             job.message = headers.without_foreign_headers(job.message)
         first, last = BACKOFF
         wait = min(first * 2 ** min(job.failures, 16), last)
@@ -383,11 +382,10 @@ class Settler:
         job.not_before = time.monotonic() + wait
         what = job.delivery.title
         if job.not_before > job.delivery.since + HOLD:
-            logger.error("gave %s back to the broker after %d failed publishes: %s",
-                         what, job.failures, error)  # fmt: skip
+            logger.error("%s is requeued after %d failed publishes: %s", what, job.failures, error)
             self._answer(job.delivery, ack=False)
             return
         self._close(job.delivery)
-        logger.warning("%s is held, its copy is published again in %.1f s: %s", what, wait, error)
+        logger.warning("publishing %s failed, the next try is in %.1f s: %s", what, wait, error)
         with self._wake:
             self._jobs.append(job)

@@ -1,1 +1,1 @@
-"""Optional fast paths of workers; each can be deleted without touching its neighbours."""
+"""Optional fast paths of a worker, chosen in ``fast_paths``; each module can be deleted alone."""

@@ -1,14 +1,14 @@
-"""Several fresh events in one job of a pool process: a job costs more than a short handler.
+"""Several events in one job of a pool process, since a job costs more than a short handler.
 
-The process runs them one after another. It takes a token before each but the first, and reports
-each that was handled; the first one that was not ends the chunk. So it is known of each event
-whether it is settled, runs, or has not begun. What ends the process concerns the one that runs;
-what has not begun is handed out again, to another process also when a run takes long: the worker
-takes the tokens that are left. What may hang, fail or kill goes alone: what was delivered before,
-came back, has a time limit, or whose handler takes longer than a job does.
+The process runs them one after another. Before each but the first it takes a token, and it reports
+each that was handled; the first one that was not ends the chunk. So the worker knows of each event
+whether it is settled, running or not begun. If the process ends, the running event is settled as
+lost. Events that are not begun go to another process then, and also when a run takes long: the
+worker takes the tokens that are left. An event goes alone if it was delivered before, is a retry or
+replay, has a time limit, or if its handler takes longer than a job costs.
 
-Tokens and reports go through pipes that the processes inherit. A read of a pipe gives a token to
-one of those who ask for it, whatever ends the others, which no lock in shared memory does.
+Tokens and reports are bytes in pipes that the processes inherit. A read gives each token to one
+reader only, whatever ends the others, which a lock in shared memory does not.
 """
 
 from __future__ import annotations
@@ -23,198 +23,203 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Final
-from weakref import ref
 
-from billiard.einfo import ExceptionInfo
 from celery.concurrency.prefork import TaskPool
 from celery.worker import state
 
+from ..billiard_internals import ExceptionInfo
+from ..celery_internals import waiting_for_a_process
 from ..request import EventRequest, Job
-from ..task import trace_event
+from ..tracing import trace_event
 from ..verdict import HANDLED, REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
-#: Events of one chunk at most, and seconds that they may take together by what is known.
-MOST: Final = 16
-BUDGET: Final = 0.05
-#: Seconds that a job costs whoever hands it out, about: what takes less together waits for more,
-#: while a process is at work.
-JOB: Final = 0.001
-#: Seconds that it waits for more at most, or twice that where others went meanwhile.
-PUT_OFF: Final = 0.01
-#: Seconds that a run of a handler takes on the average at most, for its events to be in chunks.
-FAST: Final = 0.01
-#: Seconds that a run takes before what stands behind it is handed to another process, at least.
-SLOW: Final = 0.05
-#: Seconds between looks at the reports of chunks under way: most end before the first.
-LOOK: Final = 0.02
+#: Largest number of events in a chunk.
+MAX_EVENTS: Final = 16
+#: Longest time in seconds that the events of a chunk may take together, by their averages.
+MAX_SECONDS: Final = 0.05
+#: Approximate cost of one pool job, in seconds. Events that take less wait for further ones, while
+#: a process is busy.
+JOB_SECONDS: Final = 0.001
+#: Longest time in seconds that they wait; twice that if other jobs are submitted meanwhile.
+MAX_DELAY: Final = 0.01
+#: Longest average run in seconds of a handler whose events share a chunk.
+MAX_AVERAGE: Final = 0.01
+#: Shortest run in seconds after which the events behind it go to another process.
+SLOW_RUN: Final = 0.05
+#: Seconds between two reads of the reports; most chunks end before the first.
+REPORT_INTERVAL: Final = 0.02
 #: Weight of the last run in the average.
-WEIGHT: Final = 0.2
+AVERAGE_WEIGHT: Final = 0.2
 
-#: Chunk, place in it, seconds: written at once, since it is shorter than PIPE_BUF.
+#: Chunk, index of the event, seconds: written at once, since it is shorter than PIPE_BUF.
 _REPORT: Final = struct.Struct("=QHd")
 
-#: Where the tokens of one event are: it needs none.
-NOWHERE: Final = -1
+#: The pipe of a chunk with one event, which needs no tokens.
+NO_TOKENS: Final = -1
 
 Pipe = tuple[int, int]
 
-#: Reading and writing end of the reports of this worker's pool; there is none yet.
+#: Reading and writing end of the reports of this worker's pool, once they are open.
 _reports: Pipe = (-1, -1)
-#: The same of the tokens, one for each chunk that can be under way at a time.
+#: The pipes for tokens, one for each chunk that can run at the same time.
 _tokens: list[Pipe] = []
-#: The worker's main process.
+#: Process id of the worker's main process.
 _main = 0
 
 
 def open_pipes(processes: int) -> None:
-    """Make the pipes that the processes of the pool inherit; before there are any.
+    """Open the pipes that the processes of the pool inherit; call it before the pool starts.
 
     Args:
-        processes: of the pool, at most.
+        processes: largest number of processes in the pool.
     """
-    global _reports, _main  # noqa: PLW0603 - one process is one worker, and its children's all
+    global _reports, _main  # noqa: PLW0603 - one process is one worker
     if _reports[0] < 0:
         _reports = os.pipe()
         os.set_blocking(_reports[0], False)
     _main = os.getpid()
-    # A process is free again a moment before its chunk is over, or ten seconds if it was killed.
+    # A process is free a moment before its chunk has ended; ten seconds before if it was killed.
     while len(_tokens) < 2 * processes:
         pipe = os.pipe()
         os.set_blocking(pipe[0], False)
         _tokens.append(pipe)
 
 
-def _take_tokens(place: int, number: int) -> bytes:
-    """Take up to *number* tokens of a chunk, and return those that there were."""
+def _take_tokens(pipe: int, number: int) -> bytes:
+    """Take up to *number* tokens of a chunk and return them."""
     try:
-        return os.read(_tokens[place][0], number)
+        return os.read(_tokens[pipe][0], number)
     except BlockingIOError:
         return b""
 
 
-def _put_tokens(place: int, number: int, mark: int) -> None:
-    """Put the tokens of a chunk where none are left of those that have ended."""
-    while _take_tokens(place, MOST):
+def _put_tokens(pipe: int, number: int, token: int) -> None:
+    """Put the tokens of a chunk into a pipe, after removing those of an earlier one."""
+    while _take_tokens(pipe, MAX_EVENTS):
         pass
-    os.write(_tokens[place][1], bytes([mark] * number))
+    os.write(_tokens[pipe][1], bytes([token] * number))
 
 
 def run(
-    number: int, tokens: int, mark: int, jobs: Sequence[Job]
+    number: int, pipe: int, token: int, jobs: Sequence[Job]
 ) -> tuple[int, Verdict | ExceptionInfo | None, float]:
-    """Run events in a pool process; what the pool calls.
+    """Run the events of a chunk; the pool calls this function in a process.
 
     Args:
         number: of the chunk, for its reports.
-        tokens: where those of the chunk are.
-        mark: what they are. Others there are of a connection after this one, whose events the
-            broker has delivered again.
+        pipe: index of the pipe with its tokens.
+        token: its tokens. Others belong to a later connection, on which RabbitMQ has delivered
+            the events of this chunk again.
 
     Returns:
-        how many were handled, the verdict of the next one if it was none of these, and the seconds
-        of the last run.
+        the number of handled events, the verdict of the next one if it was not handled, and the
+        seconds of the last run.
     """
-    took, last = 0.0, len(jobs) - 1
-    for place, job in enumerate(jobs):
-        # Without the main process nobody would ack it.
-        if place and (os.getppid() != _main or _take_tokens(tokens, 1) != bytes([mark])):
-            return place, None, took
+    seconds, last = 0.0, len(jobs) - 1
+    for index, job in enumerate(jobs):
+        # Without the main process no event could be acked.
+        if index and (os.getppid() != _main or _take_tokens(pipe, 1) != bytes([token])):
+            return index, None, seconds
         began = time.perf_counter()
         verdict = trace_event(*job)
-        took = time.perf_counter() - began
+        seconds = time.perf_counter() - began
         if verdict is not HANDLED:
-            return place, verdict, took
-        if took > SLOW:
-            return place + 1, None, took
-        if place != last:
-            os.write(_reports[1], _REPORT.pack(number, place, took))
-    return len(jobs), None, took
+            return index, verdict, seconds
+        if seconds > SLOW_RUN:
+            return index + 1, None, seconds
+        if index != last:
+            os.write(_reports[1], _REPORT.pack(number, index, seconds))
+    return len(jobs), None, seconds
 
 
 class Chunk:
-    """Events that a pool process has in hand.
+    """Events that were submitted to the pool as one job.
 
     Attributes:
-        tokens: where its tokens are.
-        settled: how many of them have their verdict.
-        running: how many the worker has noted as begun.
-        since: when the one that runs was seen to begin at the latest, monotonic; ``None`` before
+        pipe: index of the pipe with its tokens.
+        settled: number of events that have a verdict.
+        begun: number of events that are known to have begun.
+        since: monotonic time at which the running event was first known to run; ``None`` before
             the first.
+        accepted: process id and time of the first run; ``None`` before it.
     """
 
-    __slots__ = ("accepted", "job", "requests", "running", "settled", "since", "tokens")
+    __slots__ = ("accepted", "begun", "job", "pipe", "requests", "settled", "since")
 
     def __init__(self, requests: list[EventRequest]) -> None:
         self.requests = requests
-        self.tokens = NOWHERE
-        self.settled = self.running = 0
+        self.pipe = NO_TOKENS
+        self.settled = self.begun = 0
         self.since: float | None = None
         self.accepted: tuple[int, float] | None = None
         self.job: Any = None
 
     @property
     def left(self) -> int:
-        """How many of them have no verdict yet."""
+        """The number of events without a verdict."""
         return len(self.requests) - self.settled
 
     @property
-    def unclear(self) -> bool:
-        """Whether it is not known of each which one runs, so that somebody has to look."""
-        return self.left > 1 or (self.left == 1 and self.running < len(self.requests))
+    def needs_reports(self) -> bool:
+        """Whether only reports tell which event runs."""
+        return self.left > 1 or (self.left == 1 and self.begun < len(self.requests))
 
-    def begin(self, place: int, since: float | None = None) -> None:
-        """Note that the run of an event has begun, for those who look and those who end it."""
-        self.running = max(self.running, self.settled)
-        while self.accepted is not None and self.running <= place < len(self.requests):
-            request = self.requests[self.running]
-            self.running += 1
-            # Ends this one: those behind it are nobody's yet.
-            request._apply_result = ref(self.job)  # noqa: SLF001
+    def begin(self, index: int, since: float | None = None) -> None:
+        """Record that the event at *index* has begun."""
+        self.begun = max(self.begun, self.settled)
+        while self.accepted is not None and self.begun <= index < len(self.requests):
+            request = self.requests[self.begun]
+            self.begun += 1
+            # Remote control ends the job of this event only.
+            request.pool_result = self.job
             self.since = time.monotonic()
             request.on_accepted(self.accepted[0], since or self.since)
 
 
 class Chunks:
-    """Hands fresh events to the processes of a prefork pool; in the worker's main thread.
+    """Submit fresh events to a prefork pool in chunks; used in the worker's main thread.
 
     Args:
-        consumer: Celery's consumer, whose worker has the pool and its slots.
+        consumer: Celery's consumer.
 
     Attributes:
-        handed: jobs that were given to the pool, and the events in them.
+        submitted: numbers of pool jobs and of events in them.
     """
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self._worker = consumer.controller
+        self._worker = worker = consumer.controller
+        # A semaphore of free processes, which Celery's own tasks wait for as well.
+        self._processes_free = worker.semaphore
         self._pending: deque[EventRequest] = deque()
         self._numbers = count(1)
-        self._under_way: dict[int, Chunk] = {}
+        self._chunks: dict[int, Chunk] = {}
         self._reported: deque[tuple[int, int, float]] = deque()
-        self._free: list[int] = []
-        self._asked = self._put_off = self._overdue = self._looks = False
+        self._free_pipes: list[int] = []
+        self._request_scheduled = self._delayed = self._overdue = self._reports_scheduled = False
         self._connections = 0
-        # Places in the queue for processes, and how many of them nobody needs any more.
-        self._places = self._spare = 0
-        # Processes that are given to the next in that queue, and whether somebody does that.
-        self._slots, self._releasing = 0, False
-        self._seconds: dict[str, float] = {}
+        # Processes that were requested, and how many of them are no longer needed.
+        self._requested = self._surplus = 0
+        # Processes to release, and whether that is in progress.
+        self._to_release, self._releasing = 0, False
+        self._average_seconds: dict[str, float] = {}
         self._thread = 0
-        self._over = True
-        self.handed = {"jobs": 0, "events": 0}
+        self._stopped = True
+        self.submitted = {"jobs": 0, "events": 0}
 
     @staticmethod
     def possible(consumer: Any) -> bool:
-        """Say whether this worker's pool can take chunks."""
+        """Return True if this worker's pool can run chunks."""
         worker = consumer.controller
         return (
             bool(_tokens)
             and consumer.hub is not None
             and isinstance(consumer.pool, TaskPool)
             and worker.pool_start_method == "fork"
-            and consumer.on_task_request == worker._process_task_sem  # noqa: SLF001
+            and worker.pool_putlocks
+            and consumer.on_task_request == worker.process_task
             and not any(
                 (
                     worker.max_tasks_per_child,
@@ -226,22 +231,22 @@ class Chunks:
         )
 
     def begin(self) -> None:
-        """Start, perhaps again after a lost connection, whose deliveries nobody waits for."""
+        """Start, at first or after a lost connection, whose deliveries are void."""
         self._thread = threading.get_ident()
-        self.let_go()
-        self._over = False
+        self.stop()
+        self._stopped = False
         self._pending.clear()
-        self._asked = self._put_off = self._overdue = self._looks = False
+        self._request_scheduled = self._delayed = self._overdue = self._reports_scheduled = False
         self._connections += 1
-        self._places = self._spare = 0
-        # What is under way ends in its process, and its verdicts come too late for a lost channel.
-        # Of a job that no process had begun Celery's pool says nothing any more (AsynPool.flush).
-        self._under_way.clear()
-        # Whoever is still at one of these finds no token with its own mark.
-        self._free = list(range(len(_tokens)))
+        self._requested = self._surplus = 0
+        # Running events end in their processes, but their deliveries are lost. Celery's pool
+        # reports nothing of a job that no process had begun (AsynPool.flush).
+        self._chunks.clear()
+        # A process that still runs one of these chunks finds no token of its own.
+        self._free_pipes = list(range(len(_tokens)))
 
     @property
-    def _mark(self) -> int:
+    def _token(self) -> int:
         return self._connections % 256
 
     @property
@@ -249,175 +254,176 @@ class Chunks:
         number: int = self._consumer.pool.num_processes
         return max(1, number)
 
-    def let_go(self) -> None:
-        """Let nothing begin any more that has not: the broker has it again.
+    def stop(self) -> None:
+        """Keep events from beginning that have not begun: RabbitMQ delivers them again.
 
-        What has ended by now is settled: a process reports it before it takes the next token.
+        Events that have ended are settled: a process reports one before it takes the next token.
         """
-        self._over = True
-        for place in range(len(_tokens)):
-            _take_tokens(place, MOST)
-        if self._under_way:
+        self._stopped = True
+        for pipe in range(len(_tokens)):
+            _take_tokens(pipe, MAX_EVENTS)
+        if self._chunks:
             self.read_reports()
 
-    def runs(self, request: EventRequest) -> bool:
-        """Say whether its process runs this event, and has nothing behind it any more."""
-        for chunk in self._under_way.values():
+    def is_running(self, request: EventRequest) -> bool:
+        """Return True if a process runs this event and has no other event behind it."""
+        for chunk in self._chunks.values():
             if request in chunk.requests:
-                self._make_clear(chunk)
+                self._split(chunk)
                 return chunk.left == 1 and chunk.requests[chunk.settled] is request
         return False
 
     @property
-    def _elsewhere(self) -> bool:
-        """Whether this is a timer of Celery's in another thread, as while a pool shuts down."""
+    def _in_other_thread(self) -> bool:
+        """Whether Celery runs this timer in another thread, as while a pool shuts down."""
         return threading.get_ident() != self._thread
 
-    def takes(self, request: EventRequest) -> bool:
-        """Say whether an event may be in a chunk with others."""
+    def accepts(self, request: EventRequest) -> bool:
+        """Return True if an event may share a chunk."""
         return request.task.time_limit is None and request.task.soft_time_limit is None
 
     def add(self, request: EventRequest) -> None:
-        """Hand an event to the pool, soon: with what else has come by then."""
+        """Submit an event soon, together with others that arrive by then."""
         self._pending.append(request)
-        self._soon()
+        self._schedule_request()
 
-    def _soon(self) -> None:
-        if not self._asked:
-            self._asked = True
-            # By the timer: what is called soon may come after a poll of a second, and between
-            # poll and writing to the pool (on_tick) there must be none.
-            self._consumer.timer.call_after(0, self._ask)
+    def _schedule_request(self) -> None:
+        if not self._request_scheduled:
+            self._request_scheduled = True
+            # Not call_soon, which may run after a poll of a second. A timer runs between a poll
+            # and the writing to the pool (on_tick).
+            self._consumer.timer.call_after(0, self._request_processes)
 
-    def _ask(self) -> None:
-        """Wait for free processes, if what waits is worth a job by now.
+    def _request_processes(self) -> None:
+        """Request free processes, if the pending events are worth a job by now.
 
-        Each event has a place of its own in the queue for them, as ordinary tasks have, or these
-        would be served first. The places of those that went along with others are not used.
+        A process is requested for each event, as for ordinary tasks, which would be preferred
+        otherwise. Requests for events that went along with others are surplus.
         """
-        self._asked = False
-        if self._over or self._elsewhere:
+        self._request_scheduled = False
+        if self._stopped or self._in_other_thread:
             return
-        while len(self._pending) > self._places - self._spare:
-            if self._too_little():
-                if not self._put_off:
-                    self._put_off = True
-                    # What is at work may be something slow: nobody waits for its end.
-                    again = partial(self._put_off_over, self.handed["jobs"])
-                    self._consumer.timer.call_after(PUT_OFF, again)
+        while len(self._pending) > self._requested - self._surplus:
+            if self._should_wait():
+                if not self._delayed:
+                    self._delayed = True
+                    # The busy processes may run something slow, so do not wait for their end.
+                    again = partial(self._end_delay, self.submitted["jobs"])
+                    self._consumer.timer.call_after(MAX_DELAY, again)
                 return
-            self._places += 1
+            self._requested += 1
             start = partial(self._start, self._connections)
-            self._worker._quick_acquire(start)  # noqa: SLF001 - as Celery's own tasks do
+            self._processes_free.acquire(start)
 
     def _release(self) -> None:
-        """Give a process to the next place in the queue; not deeper down for each of ours."""
-        self._slots += 1
+        """Give a free process to the next request, in a loop instead of recursively."""
+        self._to_release += 1
         if self._releasing:
             return
         self._releasing = True
         try:
-            while self._slots:
-                self._slots -= 1
-                self._worker._quick_release()  # noqa: SLF001
+            while self._to_release:
+                self._to_release -= 1
+                self._processes_free.release()
         finally:
             self._releasing = False
 
     @property
-    def _undisturbed(self) -> bool:
-        """Whether nobody else waits for a process."""
-        waiting = self._worker.semaphore._waiting  # noqa: SLF001 - it tells of them nowhere else
-        return len(waiting) <= self._places
+    def _no_task_waits(self) -> bool:
+        """Whether no ordinary task waits for a process."""
+        return waiting_for_a_process(self._worker) <= self._requested
 
-    def _put_off_over(self, jobs: int) -> None:
-        self._put_off = False
-        self._overdue = jobs == self.handed["jobs"]
-        self._ask()
+    def _end_delay(self, jobs: int) -> None:
+        self._delayed = False
+        self._overdue = jobs == self.submitted["jobs"]
+        self._request_processes()
 
-    def _too_little(self) -> bool:
-        """Say whether what waits is not worth a job yet; the end of one under way asks again."""
-        if self._overdue or not self._under_way:
+    def _should_wait(self) -> bool:
+        """Return True if the pending events are not worth a job yet; a chunk's end asks again."""
+        if self._overdue or not self._chunks:
             return False
-        at_work = sum(chunk.left for chunk in self._under_way.values())
-        if len(self._pending) * self._processes >= len(self._pending) + at_work:
-            return False  # a fair share of all that the broker lets this worker have
+        running = sum(chunk.left for chunk in self._chunks.values())
+        if len(self._pending) * self._processes >= len(self._pending) + running:
+            return False  # a fair share of the events that the prefetch count allows
         expected = 0.0
         for request in self._pending:
-            expected += self._seconds.get(request.name, JOB)
-            if expected >= JOB:
+            expected += self._average_seconds.get(request.name, JOB_SECONDS)
+            if expected >= JOB_SECONDS:
                 return False
         return True
 
     def _start(self, connection: int) -> None:
-        """Give a free process its share of what waits, if that is worth a job now."""
+        """Submit a share of the pending events to a free process, if they are worth a job now."""
         if connection != self._connections:
             self._release()
             return
-        self._places -= 1
-        if self._spare:
-            self._spare -= 1
+        self._requested -= 1
+        if self._surplus:
+            self._surplus -= 1
             self._release()
             return
-        if self._over or (self._too_little() and self._undisturbed):
+        if self._stopped or (self._should_wait() and self._no_task_waits):
             self._release()
-            self._soon()
+            self._schedule_request()
             return
         self._overdue = False
         waited = len(self._pending)
-        requests = self._take()
+        requests = self._next_events()
         taken = waited - len(self._pending)
-        self._spare = min(self._spare + max(0, taken - 1), self._places)
+        self._surplus = min(self._surplus + max(0, taken - 1), self._requested)
         if not requests:
             self._release()
             return
         number, chunk = next(self._numbers), Chunk(requests)
         try:
             if len(requests) > 1:
-                chunk.tokens = self._free.pop()
-                _put_tokens(chunk.tokens, len(requests) - 1, self._mark)
+                chunk.pipe = self._free_pipes.pop()
+                _put_tokens(chunk.pipe, len(requests) - 1, self._token)
             job = self._consumer.pool.apply_async(
                 run,
-                args=(number, chunk.tokens, self._mark, [request.job for request in requests]),
+                args=(number, chunk.pipe, self._token, [request.job for request in requests]),
                 accept_callback=partial(self._on_accepted, chunk),
                 callback=partial(self._on_returned, number, chunk),
                 error_callback=partial(self._on_lost, number, chunk),
                 correlation_id=requests[0].id,
             )
         except Exception:
-            logger.exception("%d events were not handed to the pool", len(requests))
+            logger.exception(
+                "%d events could not be submitted to the pool; they are requeued", len(requests)
+            )
             for request in requests:
                 state.task_ready(request)
-                request.delivery.settler.settle(request.delivery, REQUEUE)
-            self._give_back(chunk)
+                request.settler.settle(request.delivery, REQUEUE)
+            self._release_tokens(chunk)
             self._release()
-            self._soon()
+            self._schedule_request()
             return
         if job is None:
-            return  # the pool is closed: the broker has them again when the channel is
+            return  # the pool is closed; RabbitMQ delivers them again when the channel closes
         chunk.job = job
-        requests[0]._apply_result = ref(job)  # noqa: SLF001 - so that it is not forgotten (keep)
-        self._under_way[number] = chunk
-        self._look_soon()
-        self.handed["jobs"] += 1
-        self.handed["events"] += len(requests)
+        requests[0].pool_result = job  # for keep_results
+        self._chunks[number] = chunk
+        self._schedule_reports()
+        self.submitted["jobs"] += 1
+        self.submitted["events"] += len(requests)
 
-    def _take(self) -> list[EventRequest]:
-        """Return the next events that may go together."""
+    def _next_events(self) -> list[EventRequest]:
+        """Return the next events that may share a chunk."""
         share = -(-len(self._pending) // self._processes)
-        most = MOST if self._free else 1
+        most = MAX_EVENTS if self._free_pipes else 1
         taken: list[EventRequest] = []
         expected = 0.0
-        while self._pending and len(taken) < most and (len(taken) < share or expected < JOB):
+        while (
+            self._pending and len(taken) < most and (len(taken) < share or expected < JOB_SECONDS)
+        ):
             request = self._pending[0]
             if request.delivery.lost or request.revoked():
                 self._pending.popleft()
                 continue
-            seconds = self._seconds.get(request.name)
-            # Remote control may want to end its process when it has begun.
-            doomed = request._terminate_on_ack is not None  # noqa: SLF001
-            alone = doomed or seconds is None or seconds > FAST
+            seconds = self._average_seconds.get(request.name)
+            alone = request.terminates_when_accepted or seconds is None or seconds > MAX_AVERAGE
             expected += seconds or 0.0
-            if taken and (alone or expected > BUDGET):
+            if taken and (alone or expected > MAX_SECONDS):
                 break
             taken.append(self._pending.popleft())
             if alone:
@@ -426,55 +432,57 @@ class Chunks:
 
     # -- from the pool --------------------------------------------------------------------
 
-    def _look_soon(self) -> None:
-        """Look soon, unless each process has one event: the end of that is told anyway."""
-        if not self._looks and any(chunk.unclear for chunk in self._under_way.values()):
-            self._looks = True
-            self._consumer.timer.call_after(LOOK, self._look)
+    def _schedule_reports(self) -> None:
+        """Schedule a read of the reports, unless each process has one event only."""
+        if not self._reports_scheduled and any(
+            chunk.needs_reports for chunk in self._chunks.values()
+        ):
+            self._reports_scheduled = True
+            self._consumer.timer.call_after(REPORT_INTERVAL, self._check_reports)
 
-    def _look(self) -> None:
-        self._looks = False
-        if self._elsewhere:
+    def _check_reports(self) -> None:
+        self._reports_scheduled = False
+        if self._in_other_thread:
             return
         try:
             self.read_reports()
             now = time.monotonic()
-            for chunk in tuple(self._under_way.values()):
-                if chunk.since is not None and now > chunk.since + SLOW:
-                    self._make_clear(chunk)
+            for chunk in tuple(self._chunks.values()):
+                if chunk.since is not None and now > chunk.since + SLOW_RUN:
+                    self._split(chunk)
         finally:
-            self._look_soon()
+            self._schedule_reports()
 
-    def _make_clear(self, chunk: Chunk) -> None:
-        """Hand out to others what has not begun, and note which one runs."""
-        self._take_back(chunk)
+    def _split(self, chunk: Chunk) -> None:
+        """Submit the events that are not begun to others, and record which one runs."""
+        self._reclaim(chunk)
         # A process reports an event before it takes the token of the next one.
         self.read_reports()
         if chunk.left == 1:
             chunk.begin(chunk.settled)
 
-    def _take_back(self, chunk: Chunk) -> None:
-        """Hand out to others what stands behind a run that takes long."""
-        behind = len(_take_tokens(chunk.tokens, MOST)) if chunk.tokens != NOWHERE else 0
+    def _reclaim(self, chunk: Chunk) -> None:
+        """Make the events pending again that have not begun."""
+        behind = len(_take_tokens(chunk.pipe, MAX_EVENTS)) if chunk.pipe != NO_TOKENS else 0
         if behind:
             left = chunk.requests[-behind:]
             del chunk.requests[-behind:]
-            self._first(left)
+            self._put_first(left)
 
     def read_reports(self) -> None:
-        """Settle what pool processes have handled so far."""
+        """Settle the events that pool processes have handled so far."""
         while True:
             try:
                 raw = os.read(_reports[0], 1024 * _REPORT.size)
             except BlockingIOError:
                 break
             self._reported.extend(_REPORT.iter_unpack(raw))
-        # One that cannot be settled now takes none of the others along.
+        # In a queue: an error with one of them must not lose the others.
         while self._reported:
-            number, place, seconds = self._reported.popleft()
-            chunk = self._under_way.get(number)
+            number, index, seconds = self._reported.popleft()
+            chunk = self._chunks.get(number)
             if chunk is not None:
-                self._handled(chunk, place + 1, seconds)
+                self._handled(chunk, index + 1, seconds)
                 chunk.since = time.monotonic()
 
     def _on_accepted(self, chunk: Chunk, pid: int, since: float) -> None:
@@ -484,7 +492,7 @@ class Chunks:
     def _on_returned(
         self, number: int, chunk: Chunk, found: tuple[int, Verdict | ExceptionInfo | None, float]
     ) -> None:
-        """The process has come to the end of a chunk, or to one that was not handled."""
+        """Settle a chunk whose process has reached its end or an event that was not handled."""
         handled, verdict, seconds = found
         self.read_reports()
         self._end(number)
@@ -492,60 +500,61 @@ class Chunks:
         if verdict is not None:
             chunk.begin(handled)
             chunk.settled = handled + 1
-            self._alone_next(chunk.requests[handled])
+            self._forget_duration(chunk.requests[handled])
             chunk.requests[handled].on_success(verdict)
-        self._again(chunk)
+        self._resubmit_rest(chunk)
 
     def _on_lost(self, number: int, chunk: Chunk, exc_info: ExceptionInfo) -> None:
-        """The process has ended in the middle of the first one that is not reported."""
-        if number in self._under_way:
-            self._take_back(chunk)
+        """Settle a chunk whose process has ended; the first event without a report was running."""
+        if number in self._chunks:
+            self._reclaim(chunk)
         self.read_reports()
         self._end(number)
         if chunk.settled < len(chunk.requests):
             lost = chunk.requests[chunk.settled]
             chunk.settled += 1
-            self._alone_next(lost)
+            self._forget_duration(lost)
             lost.on_failure(exc_info)
-        self._again(chunk)
+        self._resubmit_rest(chunk)
 
-    def _alone_next(self, failed: EventRequest) -> None:
-        """Let the next one of a handler go alone: what fails keeps those behind it from their run.
+    def _forget_duration(self, failed: EventRequest) -> None:
+        """Run the next event of a handler alone, since a failure ends a chunk.
 
-        Where a service that all of them need is away, each would be handed out several times.
+        While a service that a handler needs is down, each event behind a failed one would be
+        submitted several times.
         """
-        self._seconds.pop(failed.name, None)
+        self._average_seconds.pop(failed.name, None)
 
     def _handled(self, chunk: Chunk, until: int, seconds: float) -> None:
         while chunk.settled < until:
             request = chunk.requests[chunk.settled]
-            # Too late to end it: its process is at another one.
-            request._terminate_on_ack = None  # noqa: SLF001
+            # Its process runs another event already.
+            request.keep_running()
             chunk.begin(chunk.settled)
             chunk.settled += 1
-            known = self._seconds.get(request.name)
-            self._seconds[request.name] = (
-                seconds if known is None else known + WEIGHT * (seconds - known)
+            known = self._average_seconds.get(request.name)
+            self._average_seconds[request.name] = (
+                seconds if known is None else known + AVERAGE_WEIGHT * (seconds - known)
             )
             request.on_success(HANDLED)
 
     def _end(self, number: int) -> None:
-        chunk = self._under_way.pop(number, None)
+        chunk = self._chunks.pop(number, None)
         if chunk is not None:
-            self._give_back(chunk)
+            self._release_tokens(chunk)
 
-    def _give_back(self, chunk: Chunk) -> None:
-        if chunk.tokens != NOWHERE:
-            self._free.append(chunk.tokens)
+    def _release_tokens(self, chunk: Chunk) -> None:
+        if chunk.pipe != NO_TOKENS:
+            self._free_pipes.append(chunk.pipe)
 
-    def _again(self, chunk: Chunk) -> None:
-        """Hand out once more what has not begun, and ask for what waits."""
-        self._first(chunk.requests[chunk.settled :])
+    def _resubmit_rest(self, chunk: Chunk) -> None:
+        """Make the events pending again that have not begun, and request processes."""
+        self._put_first(chunk.requests[chunk.settled :])
         if self._pending:
-            self._soon()
+            self._schedule_request()
 
-    def _first(self, requests: Sequence[EventRequest]) -> None:
-        """Hand these out before all others."""
+    def _put_first(self, requests: Sequence[EventRequest]) -> None:
+        """Make events pending, before all others."""
         if requests:
             self._pending.extendleft(reversed(requests))
-            self._soon()
+            self._schedule_request()

@@ -174,7 +174,7 @@ def test_a_cold_shutdown_while_a_large_event_is_handed_over(
         until(lambda: not pending(worker.pid, signal.SIGQUIT), what="the signal has come")
         if impatient:
             worker.signal(signal.SIGQUIT)
-            until(lambda: "is under way" in worker.log, what="it has come twice")
+            until(lambda: "is in progress" in worker.log, what="it has come twice")
     worker.wait(30)
     following = core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
     until(lambda: {line["event"] for line in core.ledger(what="end")} == {small, large}, 40)

@@ -188,7 +188,7 @@ def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
     assert strict not in worker.log
     private_node.ctl("set_permissions", user, ".*", ".*", ".*")
     until(lambda: strict in worker.log and "Task testproject.strict[" in worker.log, 60)
-    assert f"queue '{queue}' is there, consuming it" in worker.log
+    assert f"queue '{queue}' exists now, consuming it" in worker.log
     assert worker.stop() == 0
 
 

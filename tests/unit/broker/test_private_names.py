@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 
-from django_amqp_events.broker import private_names
 from django_amqp_events.broker.private_names import PrivateName, available, require
 from django_amqp_events.exceptions import ConfigurationError
 
 
 class Library:
     attribute = 1
+
+    def __init__(self) -> None:
+        self.set_by_init = 1
 
     def method(self, one: int, two: int = 2) -> None: ...
 
@@ -29,6 +32,7 @@ def name(attribute: str, *parameters: str, overridden: bool = False) -> PrivateN
     "found",
     [
         name("attribute"),
+        name("set_by_init"),
         name("method", "self", "one"),
         name("method", "self", "one", "two", overridden=True),
         name("open_ended", "self", "one"),
@@ -59,7 +63,7 @@ def test_a_required_name_that_is_missing_names_library_version_and_remedy() -> N
     with pytest.raises(ConfigurationError) as raised:
         require("celery", [name("renamed")])
     text = str(raised.value)
-    assert f"celery {private_names.version('celery')} is not supported" in text
+    assert f"celery {version('celery')} is not supported" in text
     assert "Library.renamed does not exist, which is needed to test it" in text
     assert "Install another version of celery or upgrade django_amqp_events" in text
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
 
-from django_amqp_events.worker.fast.batched_acks import Acks
+from django_amqp_events.worker.acks import Acks
+from django_amqp_events.worker.fast.batched_acks import BatchedAcks
 
 
 class Broker:
@@ -71,7 +72,7 @@ def written(number: int, tag: int, *, multiple: bool) -> bytes:
 
 
 def acks(together: bool = True) -> Acks:
-    return Acks(together=together, errors=(OSError,))
+    return (BatchedAcks if together else Acks)((OSError,))
 
 
 @given(st.data(), st.booleans())
@@ -82,7 +83,7 @@ def test_any_order(data: Any, together: bool) -> None:
     for step in data.draw(st.lists(st.sampled_from("dddaarl"), max_size=40)):
         if step == "d":
             message = channel.deliver()
-            ours.came(message)
+            ours.received(message)
             held.append(message)
         elif step == "l":
             # One that a signal's exception kept from us: nobody may answer it.
@@ -104,7 +105,7 @@ def test_many_in_a_frame() -> None:
     channel, ours = Broker(), acks()
     messages = [channel.deliver() for _ in range(10)]
     for message in messages:
-        ours.came(message)
+        ours.received(message)
     ours.ack([*messages[:4], messages[6]])
     assert (sorted(channel.acked), channel.frames, channel.writes) == ([1, 2, 3, 4, 7], 2, 1)
     assert channel.connection.bytes_sent == 2
@@ -118,7 +119,7 @@ def test_a_connection_that_is_lost_is_not_acked_on(caplog: pytest.LogCaptureFixt
     channel, ours = Broker(), acks()
     messages = [channel.deliver() for _ in range(3)]
     for message in messages:
-        ours.came(message)
+        ours.received(message)
     channel.connection.transport.write = _broken(OSError("gone"))
     ours.ack(messages[:1])
     assert "could not ack 1 deliveries" in caplog.text
@@ -138,7 +139,7 @@ def test_switched_off() -> None:
     channel, ours = Broker(), acks(together=False)
     messages = [channel.deliver() for _ in range(3)]
     for message in messages:
-        ours.came(message)
+        ours.received(message)
     ours.ack(messages)
     assert channel.frames == 3
 
@@ -147,11 +148,11 @@ def test_another_channel_counts_from_one() -> None:
     ours = acks()
     first = Broker()
     for message in [first.deliver() for _ in range(5)]:
-        ours.came(message)
+        ours.received(message)
     second = Broker()
     messages = [second.deliver() for _ in range(3)]
     for message in messages:
-        ours.came(message)
+        ours.received(message)
     ours.ack(messages[1:])
     assert sorted(second.acked) == [2, 3]
     assert first.acked == []
@@ -161,10 +162,10 @@ def test_a_channel_that_was_closed_and_opened_again_under_the_same_object() -> N
     """Its numbers begin anew: what is in hand must not be taken for what has just come."""
     channel, ours = Broker(), acks()
     for message in [channel.deliver() for _ in range(3)]:
-        ours.came(message)
+        ours.received(message)
     channel.open.clear()
     with pytest.raises(RecoverableConnectionError, match="opened again"):
-        ours.came(channel.deliver())
+        ours.received(channel.deliver())
 
 
 def test_a_delivery_of_an_older_channel_says_nothing_of_this_one() -> None:
@@ -172,10 +173,10 @@ def test_a_delivery_of_an_older_channel_says_nothing_of_this_one() -> None:
     first, second = Broker(), Broker()
     old = [first.deliver() for _ in range(3)]
     for message in old:
-        ours.came(message)
+        ours.received(message)
     new = [second.deliver() for _ in range(4)]
     for message in new:
-        ours.came(message)
+        ours.received(message)
     ours.ack([old[2], new[0], new[1], new[3]])
     assert (first.acked, sorted(second.acked)) == ([3], [1, 2, 4])
     ours.reject(old[0])

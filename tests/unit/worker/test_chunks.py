@@ -15,12 +15,12 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from django_amqp_events.worker.fast import chunks
 from django_amqp_events.worker.fast.chunks import (
-    JOB,
-    LOOK,
-    MOST,
-    NOWHERE,
-    PUT_OFF,
-    SLOW,
+    JOB_SECONDS,
+    MAX_DELAY,
+    MAX_EVENTS,
+    NO_TOKENS,
+    REPORT_INTERVAL,
+    SLOW_RUN,
     Chunks,
 )
 from django_amqp_events.worker.verdict import HANDLED, Verdict
@@ -48,8 +48,6 @@ class Worker:
             pool=SimpleNamespace(num_processes=2, apply_async=self._take),
             controller=SimpleNamespace(
                 semaphore=self.slots,
-                _quick_acquire=self.slots.acquire,
-                _quick_release=self.slots.release,
             ),
         )
         self.chunks = Chunks(self.consumer)
@@ -81,7 +79,8 @@ class Worker:
                 on_accepted=lambda _pid, _since: None,
                 on_success=lambda _verdict: self.handled.append(name),
                 on_failure=lambda _info: self.lost.append(name),
-                _terminate_on_ack=None,
+                terminates_when_accepted=False,
+                keep_running=lambda: None,
             )
         )
 
@@ -90,7 +89,7 @@ class Worker:
         due, self.timers = self.timers, []
         for _, call in due:
             call()
-        return [after for after, _ in due if after != LOOK]
+        return [after for after, _ in due if after != REPORT_INTERVAL]
 
 
 @pytest.fixture
@@ -113,7 +112,7 @@ def worker(pipes: None) -> Worker:
     worker = Worker()
     worker.add("fast")
     worker.turn()
-    worker.told.pop()((1, None, JOB / 10))
+    worker.told.pop()((1, None, JOB_SECONDS / 10))
     worker.add("slow")
     worker.turn()
     assert worker.jobs == [["fast"], ["slow"]]
@@ -126,7 +125,7 @@ def test_what_takes_less_than_a_job_waits_for_more_but_not_for_what_is_slow(work
     worker.add("fast")
     worker.turn()
     assert worker.jobs[2:] == [["slow"]]
-    assert worker.turn() == [PUT_OFF]
+    assert worker.turn() == [MAX_DELAY]
     assert worker.jobs[3:] == [["fast"]]
 
 
@@ -145,11 +144,11 @@ def test_what_is_worth_a_job_does_not_wait(worker: Worker) -> None:
 
 
 def test_no_chunk_has_more_than_it_may(worker: Worker) -> None:
-    worker.told.pop()((1, None, JOB / 1000))
-    for _ in range(20 * MOST):
+    worker.told.pop()((1, None, JOB_SECONDS / 1000))
+    for _ in range(20 * MAX_EVENTS):
         worker.add("slow")
     worker.turn()
-    assert {len(jobs) for jobs in worker.jobs[2:]} <= set(range(1, MOST + 1))
+    assert {len(jobs) for jobs in worker.jobs[2:]} <= set(range(1, MAX_EVENTS + 1))
 
 
 def test_after_a_lost_connection_nothing_is_under_way(worker: Worker) -> None:
@@ -187,7 +186,7 @@ class Process:
 @pytest.fixture
 def process(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Process:
     """The worker has given it a chunk, and has heard that it began."""
-    worker.told.pop()((1, None, JOB / MOST))
+    worker.told.pop()((1, None, JOB_SECONDS / MAX_EVENTS))
     for told in (
         worker.jobs, worker.numbers, worker.tokens, worker.marks, worker.told, worker.accepted
     ):  # fmt: skip
@@ -202,12 +201,12 @@ def process(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Process:
 
 def late(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
     """Let the worker look at what its processes do, and again after some time."""
-    worker.chunks._look()
-    worker.timers = [timer for timer in worker.timers if timer[0] != LOOK]
-    later = time.monotonic() + 2 * SLOW
+    worker.chunks._check_reports()
+    worker.timers = [timer for timer in worker.timers if timer[0] != REPORT_INTERVAL]
+    later = time.monotonic() + 2 * SLOW_RUN
     with monkeypatch.context() as patched:
         patched.setattr(time, "monotonic", lambda: later)
-        worker.chunks._look()
+        worker.chunks._check_reports()
 
 
 def test_a_chunk_is_run_to_its_end(worker: Worker, process: Process) -> None:
@@ -236,28 +235,28 @@ def test_a_process_with_one_event_is_not_looked_at(pipes: None) -> None:
     assert worker.jobs == [["unknown"]]
     worker.accepted[-1](123, time.monotonic())
     worker.turn()
-    assert LOOK not in [after for after, _ in worker.timers]
+    assert REPORT_INTERVAL not in [after for after, _ in worker.timers]
 
 
 def test_nor_is_one_that_has_nothing_behind_it_any_more(
     worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert LOOK in [after for after, _ in worker.timers]
+    assert REPORT_INTERVAL in [after for after, _ in worker.timers]
     worker.timers.clear()
     late(monkeypatch, worker)
-    assert LOOK not in [after for after, _ in worker.timers]
+    assert REPORT_INTERVAL not in [after for after, _ in worker.timers]
 
 
 def test_what_runs_for_a_short_time_keeps_what_stands_behind_it(
     worker: Worker, process: Process
 ) -> None:
-    process.between[3] = worker.chunks._look
+    process.between[3] = worker.chunks._check_reports
     assert process.run() == 8
 
 
 def connected_anew(worker: Worker) -> None:
     """Have a chunk of a new connection where the one of the old connection has its tokens."""
-    for chunk in worker.chunks._under_way.values():
+    for chunk in worker.chunks._chunks.values():
         for request in chunk.requests:
             request.delivery.lost = True  # type: ignore[misc]
     worker.chunks.begin()
@@ -295,18 +294,18 @@ def test_the_end_of_a_process_of_the_connection_before_takes_no_tokens(
 def test_tokens_of_a_chunk_that_ended_early_are_nobodys(worker: Worker, process: Process) -> None:
     chunks._put_tokens(0, 5, 1)
     chunks._put_tokens(0, 2, 1)
-    assert chunks._take_tokens(0, MOST) == bytes([1, 1])
-    assert chunks._take_tokens(0, MOST) == b""
+    assert chunks._take_tokens(0, MAX_EVENTS) == bytes([1, 1])
+    assert chunks._take_tokens(0, MAX_EVENTS) == b""
 
 
 def test_without_a_free_place_for_tokens_each_goes_alone(worker: Worker) -> None:
-    worker.told.pop()((1, None, JOB / MOST))
-    worker.chunks._free.clear()
+    worker.told.pop()((1, None, JOB_SECONDS / MAX_EVENTS))
+    worker.chunks._free_pipes.clear()
     for _ in range(3):
         worker.add("slow")
     worker.turn()
     assert worker.jobs[2] == ["slow"]
-    assert worker.tokens[2] == NOWHERE
+    assert worker.tokens[2] == NO_TOKENS
 
 
 def test_what_ends_a_process_concerns_what_it_ran(
@@ -353,7 +352,7 @@ def test_a_process_whose_worker_is_gone_begins_nothing(
 
 def test_a_worker_that_stops_lets_nothing_begin(worker: Worker, process: Process) -> None:
     """What is behind the one that runs goes back to the broker; it is handed to nobody."""
-    process.between[2] = worker.chunks.let_go
+    process.between[2] = worker.chunks.stop
     assert process.run(0) == 2
     worker.turn()
     assert len(worker.jobs) == 1
@@ -365,7 +364,7 @@ def test_a_worker_that_stops_settles_what_has_ended(worker: Worker, process: Pro
     seen: list[int] = []
 
     def stop() -> None:
-        worker.chunks.let_go()
+        worker.chunks.stop()
         seen.append(len(worker.handled) - before)
 
     process.between[6] = stop
@@ -464,20 +463,20 @@ def test_after_a_pool_that_refuses_a_job_the_rest_is_handed_out(
 ) -> None:
     settled: list[Any] = []
     monkeypatch.setattr(state, "task_ready", lambda request: settled.append(request.name))
-    worker.told.pop()((1, None, JOB / MOST))
+    worker.told.pop()((1, None, JOB_SECONDS / MAX_EVENTS))
     settle = SimpleNamespace(settle=lambda *_: None)
     worker.refuse = True
     for _ in range(20):
         worker.add("slow")
     for request in worker.chunks._pending:
-        request.delivery.settler = settle  # type: ignore[assignment]
-    worker.chunks._asked = False
-    worker.chunks._ask()
-    assert len(settled) in range(1, MOST + 1)
+        request.settler = settle  # type: ignore[assignment]
+    worker.chunks._request_scheduled = False
+    worker.chunks._request_processes()
+    assert len(settled) in range(1, MAX_EVENTS + 1)
     while worker.timers:
         worker.turn()
         while worker.told:
-            worker.told.pop()((len(worker.jobs[-1]), None, JOB / MOST))
+            worker.told.pop()((len(worker.jobs[-1]), None, JOB_SECONDS / MAX_EVENTS))
     assert len(settled) + sum(map(len, worker.jobs[2:])) == 20
 
 
@@ -485,7 +484,7 @@ def test_timers_of_a_pool_that_shuts_down_do_nothing(worker: Worker, process: Pr
     """Celery fires them in another thread, beside the results that the main one reads."""
     looked: list[int] = []
     worker.chunks.read_reports = lambda: looked.append(1)  # type: ignore[method-assign]
-    thread = threading.Thread(target=worker.chunks._look)
+    thread = threading.Thread(target=worker.chunks._check_reports)
     thread.start()
     thread.join()
     assert not looked

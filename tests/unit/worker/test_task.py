@@ -26,13 +26,15 @@ from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler
 from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.exceptions import ConfigurationError, DirectCallError
-from django_amqp_events.worker import task as worker_task
+from django_amqp_events.worker import tracing
+from django_amqp_events.worker.binding import bind
+from django_amqp_events.worker.fast.quiet_retries import QuietRetries
 from django_amqp_events.worker.task import (
-    bind,
+    HandlerTask,
     register,
     task_class,
-    trace_event,
 )
+from django_amqp_events.worker.tracing import trace_event
 from django_amqp_events.worker.verdict import InvalidArguments, Verdict
 
 calls: list[int] = []
@@ -57,8 +59,10 @@ class PersistentBackend(FilesystemBackend):
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[Celery]:
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     calls.clear()
+    # As in a worker.
+    monkeypatch.setattr(HandlerTask, "trace_info", QuietRetries)
     app = Celery("deduplicating", set_as_current=False)
     app.conf.update(
         result_backend=f"{__name__}:PersistentBackend+file://{tmp_path}",
@@ -206,7 +210,7 @@ def test_an_exception_whose_attributes_are_not_what_one_thinks(
 
 def test_an_error_of_ours_is_an_answer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Raised in a pool of threads it would be heard by nobody."""
-    monkeypatch.setattr(worker_task, "_let_go", len)
+    monkeypatch.setattr(tracing, "_release_frames", len)
     answer = answer_of(app, sold_out, {}, ignore_result=True)
     assert isinstance(answer, ExceptionInfo)
     assert answer.type is TypeError

@@ -1,0 +1,112 @@
+"""Every private or undocumented name of billiard and of Celery's pool over it that a worker uses.
+
+What is required and what is optional is told apart as in ``celery_internals``.
+"""
+
+from __future__ import annotations
+
+from inspect import GEN_SUSPENDED, getgeneratorstate
+from typing import Any, Final
+
+from billiard.common import TERM_SIGNAME
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from celery.concurrency import asynpool
+
+from ..broker.private_names import PrivateName, available, require
+
+__all__ = [
+    "TERM_SIGNAME",
+    "ExceptionInfo",
+    "ExceptionWithTraceback",
+    "check",
+    "finish_writes",
+    "keep_result",
+    "terminated_by_signal",
+    "unwrapped",
+]
+
+_FAILURES: Final = "return a failure from a pool process"
+
+REQUIRED: Final = (
+    PrivateName("billiard.einfo:ExceptionInfo.exception", _FAILURES),
+    PrivateName("billiard.einfo:ExceptionInfo.traceback", _FAILURES),
+    PrivateName("billiard.einfo:ExceptionWithTraceback.__init__", _FAILURES,
+                ("self", "exc", "tb")),
+    PrivateName("billiard.einfo:ExceptionWithTraceback.exc", _FAILURES),
+    PrivateName("billiard.common:TERM_SIGNAME", "end a run whose connection was lost"),
+    PrivateName("billiard.common:_shutdown_cleanup", "recognize that a signal ends a pool process",
+                ("signum", "frame")),
+)  # fmt: skip
+KEEP_RESULTS: Final = (
+    PrivateName("billiard.pool:ApplyResult._write_to", "recognize a run that has begun"),
+    PrivateName("billiard.pool:ApplyResult.accepted", "recognize a run that has begun", ("self",)),
+    PrivateName("billiard.pool:ApplyResult.discard", "keep the result of a run", ("self",),
+                overridden=True),
+)  # fmt: skip
+FINISH_WRITES: Final = (
+    PrivateName("celery.concurrency.prefork:TaskPool._pool", "finish a job's write"),
+    PrivateName("billiard.pool:Pool._cache", "finish a job's write"),
+    PrivateName("billiard.pool:ApplyResult._write_to", "finish a job's write"),
+    PrivateName("celery.concurrency.asynpool:_get_job_writer", "finish a job's write", ("job",)),
+    PrivateName("celery.concurrency.asynpool:AsynPool._flush_writer", "finish a job's write",
+                ("self", "proc", "writer")),
+)  # fmt: skip
+
+
+def check() -> None:
+    """Check what correctness depends on.
+
+    Raises:
+        ConfigurationError: billiard has changed a name; the worker must not start.
+    """
+    require("billiard", REQUIRED)
+
+
+def unwrapped(exc: Any) -> Any:
+    """Return the exception itself if *exc* carries it together with its traceback."""
+    return exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
+
+
+def terminated_by_signal(exc: BaseException) -> bool:
+    """Return True if billiard's signal handler ends this pool process; that is no verdict.
+
+    ``billiard.common._shutdown_cleanup`` exits with ``-(256 - signum)``.
+    """
+    return isinstance(exc, SystemExit) and isinstance(exc.code, int) and exc.code < -128
+
+
+def keep_result(result: Any) -> None:
+    """Keep the pool from dropping a job that a process has received but not begun.
+
+    When it stops, Celery's pool drops each job that is not accepted (``AsynPool.flush``), and with
+    it the result, although a process that has received the job runs it to the end. Without these
+    names such an event runs again after the shutdown.
+    """
+    if (
+        available("billiard", "keeping the results of handed over events", KEEP_RESULTS)
+        and getattr(result, "_write_to", None) is not None
+        and not result.accepted()
+    ):
+        result.discard = _nothing
+
+
+def _nothing() -> None:
+    """Replace ``ApplyResult.discard``."""
+
+
+def finish_writes(pool: Any) -> None:
+    """Write the rest of jobs of which pool processes have received a part.
+
+    A process that waits for the rest of a job never ends, so a cold shutdown would hang. Jobs that
+    are not begun are dropped.
+
+    Args:
+        pool: Celery's prefork ``TaskPool``.
+    """
+    if not available("celery", "finishing writes before a cold shutdown", FINISH_WRITES):
+        return
+    processes = pool._pool  # noqa: SLF001
+    for job in tuple(processes._cache.values()):  # noqa: SLF001
+        write = asynpool._get_job_writer(job)  # noqa: SLF001
+        if write is not None and getgeneratorstate(write) == GEN_SUSPENDED:
+            processes._flush_writer(job._write_to, write)  # noqa: SLF001

@@ -1,0 +1,238 @@
+"""Every private or undocumented name of Celery, and of kombu's event loop, that a worker uses.
+
+Correctness depends on the names in :data:`REQUIRED`: a worker does not start without them
+(:func:`check`). A feature that is optional has a tuple of its own, and is switched off with one
+log line. The probes look at existence and parameters; what the names do is tested on real workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+from weakref import ref
+
+from celery.app import trace
+from celery.worker import state
+from celery.worker.request import Request
+from kombu.asynchronous.hub import Hub
+from kombu.message import Message
+from kombu.utils import eventio
+
+from ..broker.private_names import PrivateName, available, require
+
+_REQUEST: Final = "celery.worker.request:Request"
+_CONSUMER: Final = "celery.worker.consumer.consumer:Consumer"
+
+#: A request for an event is settled by verdicts alone: Celery's own ways to answer would call our
+#: ``acknowledge()``, which does nothing, and hold the delivery until the consumer timeout.
+_SETTLE: Final = "settle an event by its verdict only"
+_REVOKE: Final = "archive an event that remote control revokes"
+_CANCEL: Final = "end a run whose connection was lost"
+_CONNECT: Final = "react to a refusal by RabbitMQ"
+_QUEUES: Final = "keep Celery from declaring the handlers' queues"
+_TRACE: Final = "run a handler"
+
+REQUIRED: Final = (
+    PrivateName(f"{_REQUEST}.__init__", _SETTLE, (
+        "self", "message", "on_ack", "hostname", "eventer", "app", "connection_errors",
+        "request_dict", "task", "on_reject", "body", "headers", "decoded", "utc")),
+    PrivateName(f"{_REQUEST}.acknowledge", _SETTLE, ("self",), overridden=True),
+    PrivateName(f"{_REQUEST}.reject", _SETTLE, ("self", "requeue"), overridden=True),
+    PrivateName(f"{_REQUEST}.execute_using_pool", _SETTLE, ("self", "pool", "kwargs"),
+                overridden=True),
+    PrivateName(f"{_REQUEST}.on_accepted", _SETTLE, ("self", "pid", "time_accepted")),
+    PrivateName(f"{_REQUEST}.on_success", _SETTLE, ("self", "failed__retval__runtime", "kwargs"),
+                overridden=True),
+    PrivateName(f"{_REQUEST}.on_failure", _SETTLE,
+                ("self", "exc_info", "send_failed_event", "return_ok"), overridden=True),
+    PrivateName(f"{_REQUEST}.on_timeout", _SETTLE, ("self", "soft", "timeout"), overridden=True),
+    PrivateName(f"{_REQUEST}._announce_revoked", _REVOKE,
+                ("self", "reason", "terminated", "signum", "expired"), overridden=True),
+    PrivateName(f"{_REQUEST}._already_revoked", _REVOKE),
+    PrivateName(f"{_REQUEST}.terminate", _REVOKE, ("self", "pool", "signal"), overridden=True),
+    PrivateName(f"{_REQUEST}._terminate_on_ack", _REVOKE),
+    PrivateName(f"{_REQUEST}._context", _REVOKE),
+    PrivateName(f"{_REQUEST}._announce_cancelled", _CANCEL, ("self", "emit_retry"),
+                overridden=True),
+    PrivateName(f"{_REQUEST}._already_cancelled", _CANCEL),
+    PrivateName(f"{_REQUEST}._apply_result", _CANCEL),
+    PrivateName(f"{_REQUEST}.cancel", _CANCEL, ("self", "pool", "signal", "emit_retry"),
+                overridden=True),
+    PrivateName("celery.worker.state:task_reserved", _SETTLE, ("request",)),
+    PrivateName("celery.worker.state:task_ready", _SETTLE, ("request", "successful")),
+    PrivateName("celery.worker.state:reserved_requests", _SETTLE),
+    PrivateName("celery.worker.state:active_requests", _SETTLE),
+    PrivateName("celery.worker.state:revoked", _REVOKE),
+    PrivateName("celery.worker.state:should_stop", _SETTLE),
+    PrivateName("celery.worker.state:should_terminate", _SETTLE),
+    PrivateName("celery.worker.state:maybe_shutdown", _CONNECT, ()),
+    PrivateName(f"{_CONSUMER}.call_soon", _SETTLE, ("self", "p")),
+    PrivateName(f"{_CONSUMER}._limit_task", "apply a handler's rate limit",
+                ("self", "request", "bucket", "tokens")),
+    PrivateName(f"{_CONSUMER}.on_connection_error_before_connected", _CONNECT, ("self", "exc"),
+                overridden=True),
+    PrivateName(f"{_CONSUMER}.on_connection_error_after_connected", _CONNECT, ("self", "exc"),
+                overridden=True),
+    PrivateName(f"{_CONSUMER}.add_task_queue", _QUEUES,
+                ("self", "queue", "exchange", "exchange_type", "routing_key")),
+    PrivateName(f"{_CONSUMER}.cancel_task_queue", _QUEUES, ("self", "queue"), overridden=True),
+    PrivateName("celery.worker.worker:WorkController.setup_queues", _QUEUES,
+                ("self", "include", "exclude"), overridden=True),
+    PrivateName("celery.app.amqp:Queues.deselect", _QUEUES, ("self", "exclude")),
+    PrivateName("celery.app.trace:TraceInfo", _TRACE),
+    PrivateName("celery.app.trace:build_tracer", _TRACE,
+                ("name", "task", "loader", "hostname", "store_errors", "Info", "eager",
+                 "propagate", "app")),
+    # Celery puts the second in place of the first when it starts, so their parameters differ.
+    PrivateName("celery.app.trace:trace_task_ret", _TRACE),
+    PrivateName("celery.app.trace:fast_trace_task", _TRACE,
+                ("task", "uuid", "request", "body", "content_type", "content_encoding")),
+)  # fmt: skip
+
+CHUNKS: Final = (
+    PrivateName("kombu.asynchronous.semaphore:LaxBoundedSemaphore._waiting", "share processes"),
+)
+QUIET_RETRIES: Final = (
+    PrivateName("celery.app.trace:TraceInfo.handle_retry", "skip a traceback that nobody reads",
+                ("self", "task", "req", "store_errors", "kwargs"), overridden=True),
+    PrivateName("celery.app.trace:get_task_name", "log a retry", ("request", "default")),
+    PrivateName("celery.app.trace:info", "log a retry", ("fmt", "context")),
+    PrivateName("celery.app.trace:LOG_RETRY", "log a retry"),
+)  # fmt: skip
+ACKS_WHILE_STOPPING: Final = (
+    PrivateName("celery.concurrency.prefork:_is_ack_callback", "ack before the pool has ended",
+                ("callback",)),
+)  # fmt: skip
+COLD_SHUTDOWN: Final = (
+    PrivateName("kombu.asynchronous.hub:Hub.create_loop.__code__", "recognize the event loop"),
+    PrivateName("kombu.asynchronous.hub:Hub.on_tick", "run something at its next turn"),
+)
+
+
+def check() -> None:
+    """Check what correctness depends on.
+
+    Raises:
+        ConfigurationError: Celery has changed a name; the worker must not start.
+    """
+    require("celery", REQUIRED)
+
+
+class SettledRequest(Request):
+    """Celery's request for a task, with its private members under names of our own."""
+
+    _already_revoked: bool
+    _already_cancelled: bool
+    _terminate_on_ack: tuple[Any, Any] | None
+
+    @property
+    def ended_by_celery(self) -> bool:
+        """Whether remote control or a lost connection has ended the run already."""
+        return self._already_cancelled or self._already_revoked
+
+    @property
+    def context(self) -> Any:
+        """The request as result backends and signals take it."""
+        return self._context
+
+    @property
+    def pool_result(self) -> Any:
+        """The pool's job, ``None`` before there is one and after the pool has dropped it."""
+        return self._apply_result() if self._apply_result is not None else None
+
+    @pool_result.setter
+    def pool_result(self, result: Any) -> None:
+        self._apply_result = ref(result) if result is not None else None
+
+    @property
+    def terminates_when_accepted(self) -> bool:
+        """Whether remote control wants to end the run's process as soon as it begins."""
+        return self._terminate_on_ack is not None
+
+    def terminate_when_accepted(self, pool: Any, signum: Any) -> None:
+        """End the run's process as soon as it begins."""
+        self._terminate_on_ack = pool, signum
+
+    def keep_running(self) -> None:
+        """Withdraw :meth:`terminate_when_accepted`."""
+        self._terminate_on_ack = None
+
+    def on_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Settle an event that remote control has revoked or terminated; called once."""
+        raise NotImplementedError
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        if not self._already_revoked:
+            self._already_revoked = True
+            self.on_revoked(reason, terminated, signum, expired)
+
+    def on_terminated(self, detail: str) -> None:
+        """Settle an event whose process was terminated by remote control."""
+        self._announce_revoked("terminated", True, detail, False)
+
+    def _announce_cancelled(self, emit_retry: bool = True) -> None:
+        """Report a run that was ended because its connection was lost.
+
+        Unlike Celery, store no retry: RabbitMQ delivers the event again.
+        """
+        state.task_ready(self)
+        self._already_cancelled = True
+        self.send_event("task-cancelled")
+
+
+def apply_rate_limit(consumer: Any, request: Request, bucket: Any) -> None:
+    """Hand a request to the pool when its task's rate limit allows."""
+    consumer._limit_task(request, bucket, 1)  # noqa: SLF001
+
+
+def waiting_for_a_process(worker: Any) -> int:
+    """Return how many tasks and chunks wait for a free pool process."""
+    return len(worker.semaphore._waiting)  # noqa: SLF001
+
+
+class AckCallback(Message):
+    """A callback of the event loop that Celery also runs while it joins a stopping pool.
+
+    Meanwhile Celery runs a callback only if it is the ``ack_log_error`` of a :class:`Message`
+    (``celery.concurrency.prefork._is_ack_callback``), since any other could hand a delivery to
+    the closed pool. Ours writes acks as well, of all deliveries that are ready, so it is a Message
+    for that test's sake. Without it these acks would wait until the pool has ended.
+    """
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._write = write
+
+    def ack_log_error(self, *args: Any, **kwargs: Any) -> None:
+        self._write()
+
+
+def event_loop_is_busy(frame: FrameType | None) -> bool:
+    """Return True if the event loop was interrupted in a callback and not while it polls.
+
+    A signal handler has nothing but the stack to tell: the loop (a generator,
+    ``Hub.create_loop``) keeps no state that says whether it polls, and a flag of ours, set by one
+    callback, would not cover the others. An answer of True puts a cold shutdown off until the
+    loop's next turn; without the names the shutdown begins at once, as Celery's does.
+    """
+    if not available("kombu", "putting a cold shutdown off", COLD_SHUTDOWN):
+        return False
+    while frame is not None:
+        if frame.f_globals.get("__name__") == eventio.__name__:
+            return False
+        if frame.f_code is Hub.create_loop.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def runs_acks_while_stopping() -> bool:
+    """Return True if Celery still tells acks from other callbacks; log once if it does not."""
+    return available("celery", "acknowledging while the pool stops", ACKS_WHILE_STOPPING)
+
+
+def trace_task(app: Any, name: str, task_id: str, request: dict[str, Any], body: Any) -> Any:
+    """Run a task under the tracer of its class (``__trace__``) and return the outcome."""
+    run = trace.fast_trace_task if app.use_fast_trace_task else trace.trace_task_ret
+    return run(name, task_id, request, body, None, None)[1]
