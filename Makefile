@@ -6,7 +6,7 @@ ARGS ?=
 VENV = .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check lint format matrix faults bench demo serve show screenshots lock messages wheel clean broker-start \
+.PHONY: help venv test test-all upstream check lint format matrix faults bench demo serve show screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## This list
@@ -15,7 +15,11 @@ help:  ## This list
 venv:  ## .venv from the lock file
 	@$(PYTHON) scripts/bootstrap.py
 
-test: venv  ## The whole suite, on the wheel and a real RabbitMQ (ARGS="-k name tests/unit")
+test: venv  ## Each behaviour once on a real RabbitMQ, ten minutes (ARGS="-k name", ARGS=--changed)
+	@$(VENV) scripts/wheel.py
+	@$(VENV) scripts/suite.py --quick $(ARGS)
+
+test-all: venv  ## The whole suite: every pool, database, fault row and browser page
 	@$(VENV) scripts/wheel.py
 	@$(VENV) scripts/suite.py $(ARGS)
 
@@ -29,6 +33,9 @@ lint: venv  ## Style and types alone
 format: venv  ## Let ruff write what it can
 	@$(VENV) -m ruff check --fix --quiet . || true
 	@$(VENV) -m ruff format --quiet .
+
+upstream:  ## The core tests on the newest pre-releases of Celery, kombu, py-amqp, billiard and Django
+	@$(PYTHON) scripts/upstream.py $(ARGS)
 
 matrix:  ## The suite on fresh Debian 12, 13 and forky, and on PostgreSQL (ARGS="debian12 -- -k x")
 	@$(PYTHON) scripts/matrix.py $(ARGS)

@@ -46,6 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 from postgresql import Postgres
 
 from broker import Broker, Node
+from tests.tiers import later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="Leave out what tests/tiers.py names.")
+
+
 #: What takes long begins first: what is short fills the gaps at the end.
 LONG = (
     "acceptance/example/test_demo.py",
@@ -127,8 +132,12 @@ LONG = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put what takes long first; the rest stays in the order that pytest-randomly gave it."""
+    if config.getoption("--quick"):
+        left_out = [item for item in items if later(item.nodeid)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not later(item.nodeid)]
     here = Path(__file__).parent
 
     def rank(item: pytest.Item) -> int:

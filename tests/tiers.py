@@ -1,0 +1,52 @@
+"""Which tests `make test` leaves to `make test-all`: those whose behaviour another test covers.
+
+`make test` runs each behaviour once on a real broker, in ten minutes. `make test-all`, which CI
+runs, adds the other pools, databases, fault rows and browser pages, and the programs in scripts/.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+#: One row per family of faults runs in `make test`.
+FAULT_ROWS: Final = (
+    "broker-killed-publish",
+    "child-within",
+    "cold-solo",
+    "cut-handling",
+    "database-outbox",
+    "delay-queue-deleted",
+    "disk-retry",
+    "half-open-archive",
+    "relay-relayed",
+    "worker-within-prefork",
+)
+
+#: Node ids, relative to tests/, with the reason why they wait for `make test-all`.
+_LATER: Final = {
+    rf"faults/.*\[(?!({'|'.join(FAULT_ROWS)})\])": "one row per family is enough",
+    r"browser/(?!test_story)": "the story visits the pages",
+    r"acceptance/example/(?!.*everything_that_was_accepted)": "one demo is enough",
+    r"test_broker_node\.py": "tests of scripts/, not of the package",
+    r"acceptance/(?!worker/test_core).*\[([^\]]*-)?(threads|solo)\b": "prefork covers it",
+    r"acceptance/worker/test_poison\.py::Test(Threads|Solo)": "prefork covers it",
+    r"acceptance/.*\[([^\]]*-)?postgresql\b": "SQLite covers it",
+    r"integration/(?!archive/test_races|monitor/test_statistics).*\[([^\]]*-)?postgresql\b": (
+        "SQLite covers it"
+    ),
+    r"integration/archive/test_races.*\[sqlite": "PostgreSQL, with its row locks, covers it",
+    r"acceptance/worker/test_chunks\.py.*(warm_shut|ends_the_process|holds_nobody_up|cold_shut)": (
+        "the fault rows kill workers with chunks"
+    ),
+    r"acceptance/worker/.*(rolling_restarts|memory_stays_bounded|killed_seven_times)": "load",
+    r"acceptance/worker/test_reconnect\.py.*comes_back\[stop\]": "a killed broker covers it",
+    r"acceptance/worker/test_children\.py.*(runs_a_relay|celery_of_its_own)": "slow starts",
+    r"acceptance/worker/test_starts\.py.*(may_not_be_read|without_permissions)": "long back-off",
+}
+_PATTERN: Final = re.compile("|".join(f"({pattern})" for pattern in _LATER))
+
+
+def later(node_id: str) -> bool:
+    """Return True if a test waits for `make test-all`."""
+    return _PATTERN.match(node_id.removeprefix("tests/")) is not None
