@@ -33,6 +33,8 @@ from __future__ import annotations
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .reasons import Reason
+
 
 class AmqpEventsError(Exception):
     """Root of the errors of django_amqp_events."""
@@ -54,11 +56,11 @@ class InvalidEditError(InvalidEventError):
     """A payload that somebody wrote cannot be published; nothing was.
 
     Attributes:
-        problems: each in a sentence, for the field that it was written in.
+        problems: the reasons, for the form field.
     """
 
-    def __init__(self, *problems: str) -> None:
-        super().__init__("; ".join(problems))
+    def __init__(self, *problems: Reason) -> None:
+        super().__init__("; ".join(map(str, problems)))
         self.problems = problems
 
 

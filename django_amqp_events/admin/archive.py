@@ -39,7 +39,6 @@ from ..archive.groups import failure_groups
 from ..archive.replay import Report
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
-from ..lazy_messages import stored
 from ..models import (
     ArchiveAction,
     ArchivedEvent,
@@ -50,6 +49,7 @@ from ..models import (
     State,
     visible,
 )
+from ..reasons import Reason, stored
 from . import decisions, formatting
 from .base import (
     List,
@@ -660,8 +660,8 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                 try:
                     where = replay.target(event)
                 except AmqpEventsError as exc:
-                    where = str(exc)
-                if isinstance(where, str):
+                    where = Reason.of(exc)
+                if isinstance(where, Reason):
                     obstacles.append(
                         _("It cannot be replayed: %(why)s")
                         % {"why": formatting.text(where, formatting.TEXT)}

@@ -26,7 +26,6 @@ from django.utils.translation import gettext_lazy, gettext_noop, ngettext
 from ..archive import states
 from ..archive.batches import batch_states, preview
 from ..exceptions import AmqpEventsError
-from ..lazy_messages import stored
 from ..models import (
     ArchivedEvent,
     ReplayBatch,
@@ -34,6 +33,7 @@ from ..models import (
     ReplayBatchEvent,
     visible,
 )
+from ..reasons import stored
 from . import formatting
 from .base import (
     List,

@@ -24,7 +24,6 @@ from ..archive.batches import batch_states
 from ..broker import topology
 from ..broker.topology import Queue, Topology
 from ..declare.registry import Registry
-from ..lazy_messages import stored
 from ..models import (
     Alert,
     ArchiveAction,
@@ -35,6 +34,7 @@ from ..models import (
     visible,
 )
 from ..monitor import alerts, snapshots, statistics
+from ..reasons import stored
 from . import charts
 from .base import Pages
 from .batches import bar, titled

@@ -29,6 +29,7 @@ from ..models import (
     State,
     visible,
 )
+from ..reasons import Reason
 from .filters import handler_of, known
 from .formatting import line, number, text
 
@@ -366,13 +367,13 @@ def carry_out(
                 there, by=by, reason=reason, force=decision.force, progress=so_far
             )
         except AmqpEventsError as exc:
-            report.stopped = str(exc)
+            report.stopped = Reason.of(exc)
     elif decision.overdue:
         try:
             done, left = replay.resolve(there, by=by, reason=reason)
             report = Report(published=done, skipped=left)
         except AmqpEventsError as exc:
-            report = Report(stopped=str(exc))
+            report = Report(stopped=Reason.of(exc))
     else:
         act = states.discard if decision.name == "discard" else states.restore
         # Nothing is published; these are what was done.
@@ -382,7 +383,7 @@ def carry_out(
     _log(user, [rows[pk] for pk in report.published], f"{decision.past}{because}")
     for why in {each.why for each in report.returned}:
         ids = [each.id for each in report.returned if each.why == why]
-        _log(user, [rows[pk] for pk in ids], f"Replay was not published: {visible(why, 500)}")
+        _log(user, [rows[pk] for pk in ids], f"Replay was not published: {visible(str(why), 500)}")
     report.skipped += [_gone(pk) for pk in seen if pk not in rows]
     return report
 
@@ -402,11 +403,11 @@ def edit(
             event.pk, version, payload, by=user.get_username(), reason=reason, base=base
         )
     except AmqpEventsError as exc:
-        report = Report(stopped=str(exc))
+        report = Report(stopped=Reason.of(exc))
     if report.published:
         _log(user, [event], f"Edited and replayed: {reason}")
     for each in report.returned:
-        _log(user, [event], f"Edited, but not published: {visible(each.why, 500)}")
+        _log(user, [event], f"Edited, but not published: {visible(str(each.why), 500)}")
     return report
 
 

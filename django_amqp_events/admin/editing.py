@@ -32,6 +32,7 @@ from ..models import (
     Revision,
     visible,
 )
+from ..reasons import Reason
 from . import decisions, formatting
 from .base import Pages, as_file, non_atomic
 from .formatting import line
@@ -113,20 +114,17 @@ class EditingPages(Pages[ArchivedEvent]):
         try:
             where = self._editable(event, event.version)
         except AmqpEventsError as exc:
-            where = str(exc)
-        if isinstance(where, str):
+            where = Reason.of(exc)
+        if isinstance(where, Reason):
             return None, _("It cannot be edited: %(why)s") % {
                 "why": formatting.text(where, formatting.TEXT)
             }
         url = self._url("edit", event.pk, filters=filters, version=str(event.version))
         return {"label": label, "name": "edit", "url": url}, ""
 
-    def _editable(self, event: ArchivedEvent, version: int) -> Target | str:
+    def _editable(self, event: ArchivedEvent, version: int) -> Target | Reason:
         if event.body_size > formatting.SHOWN:
-            return _(
-                "its body has %(size)s bytes, which is too much for a page; use `manage.py "
-                "events_replay --edit %(pk)s --payload FILE`"
-            ) % {"size": event.body_size, "pk": event.pk}
+            return Reason("body-too-large-for-page", size=event.body_size, pk=event.pk)
         return replay.editable(event, version)
 
     def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[dict[str, Any]]:
@@ -204,8 +202,8 @@ class EditingPages(Pages[ArchivedEvent]):
                 raise PermissionDenied
             where = self._editable(event, -1 if version is None else version)
         except AmqpEventsError as exc:
-            where = str(exc)
-        if isinstance(where, str) or version is None:
+            where = Reason.of(exc)
+        if isinstance(where, Reason) or version is None:
             messages.error(
                 request, _("Nothing was published: %(why)s") % {"why": formatting.text(where)}
             )

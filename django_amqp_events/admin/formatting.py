@@ -21,7 +21,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from ..archive.replay import RESOLVED as RESOLVED_WORDS
-from ..lazy_messages import told
 from ..message.archive_reader import INSTALLED
 from ..message.text import parse_moment
 from ..models import (
@@ -32,6 +31,7 @@ from ..models import (
     State,
     visible,
 )
+from ..reasons import translated
 
 #: Bytes of a body that a page shows; the rest is in the download.
 SHOWN: Final = 256 * 1024
@@ -95,7 +95,7 @@ RESOLVED: Final = (
 
 def text(value: object, limit: int | None = None) -> str:
     """Write text so that all of it can be seen; ours in the language of whoever looks."""
-    return visible(told(str(value)) if value is not None else "", limit)
+    return visible(translated(value) if value is not None else "", limit)
 
 
 def number(value: int) -> str:

@@ -24,16 +24,16 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop, ngettext, pgettext, pgettext_lazy
+from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 
 from ..archive.replay import Skipped
-from ..lazy_messages import Sentence
 from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.messages import Received
 from ..models import Moment, OutboxEvent, visible
 from ..publish import outbox
 from ..publish.outbox import Standing
+from ..reasons import Reason
 from . import (
     databases,
     decisions,
@@ -201,17 +201,7 @@ DECISIONS: Final[Mapping[str, Decision]] = {
         ),
     )
 }
-_GONE: Final = Sentence(gettext_noop("it is not in the outbox any more: it has been published"))
-#: Why a decision leaves a row as it is.
-_LEFT: Final[Mapping[Standing, str]] = {
-    "held": Sentence(
-        gettext_noop("its process or a relay has it in hand, and waits for RabbitMQ's confirm")
-    ),
-    "failed": Sentence(gettext_noop("it is not discarded, and is tried again by a relay")),
-    "due": Sentence(gettext_noop("it is due already, and the next relay takes it")),
-    "overdue": Sentence(gettext_noop("it is due already, but no relay takes it: run events_relay")),
-    "discarded": Sentence(gettext_noop("it is discarded")),
-}
+_GONE: Final = Reason("outbox-published")
 
 
 # -- filters ---------------------------------------------------------------------------------
@@ -384,7 +374,7 @@ def plan(decision: Decision, ids: Sequence[UUID], rows: Mapping[UUID, OutboxEven
         elif (stands := outbox.standing(row, _now(row))) in decision.before:
             eligible.append(row)
         else:
-            skipped.append(Skipped(id=pk, title=str(row), why=_LEFT[stands]))
+            skipped.append(Skipped(id=pk, title=str(row), why=Reason(f"outbox-{stands}")))
     routes: dict[tuple[str, str, str], int] = {}
     for row in eligible:
         key = (row.name, row.exchange, row.service)
@@ -405,7 +395,9 @@ def plan(decision: Decision, ids: Sequence[UUID], rows: Mapping[UUID, OutboxEven
             for (name, exchange, service), count in sorted(routes.items())
         ],
         errors=grouped(
-            Skipped(id=row.pk, title=str(row), why=_error(row)) for row in eligible if row.error
+            Skipped(id=row.pk, title=str(row), why=Reason.of(_error(row)))
+            for row in eligible
+            if row.error
         ),
         skipped=grouped(skipped),
         foreign=sorted(map(line, services - {own})) if own else [],

@@ -11,16 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from django.utils.translation import gettext_noop as _
 from django.utils.translation import ngettext
 
 from ..conf import Settings
 from ..declare import contracts
 from ..declare.registry import Handler, Registry
 from ..exceptions import InvalidEditError, InvalidEventError
-from ..lazy_messages import Sentence
 from ..message import encoding
 from ..models import ArchivedEvent, InboxEntry
+from ..reasons import Reason
 from ..worker import once
 from ..worker.binding import bind
 from ..worker.verdict import InvalidArguments
@@ -29,21 +28,8 @@ from ..worker.verdict import InvalidArguments
 COMPARED: Final = 2_000
 #: Lines of a diff.
 LINES: Final = 2_000
-#: What somebody is told who wrote JSON that is no object.
-_NO_PAYLOAD: Final = Sentence(
-    _("This is a value; a payload is a JSON object: the arguments by name, in braces.")
-)
-_NO_OBJECT: Final[Mapping[type, Sentence]] = {
-    list: Sentence(
-        _("This is a list; a payload is a JSON object: the arguments by name, in braces.")
-    ),
-    str: Sentence(
-        _("This is a text; a payload is a JSON object: the arguments by name, in braces.")
-    ),
-    bool: Sentence(
-        _("This is true or false; a payload is a JSON object: the arguments by name, in braces.")
-    ),
-}
+#: Codes for JSON that is no object.
+_NO_OBJECT: Final[Mapping[type, str]] = {list: "json-list", str: "json-text", bool: "json-bool"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +42,7 @@ class Draft:
     """
 
     body: bytes
-    notes: tuple[str, ...] = ()
+    notes: tuple[Reason, ...] = ()
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -69,21 +55,14 @@ def parse(text: str) -> dict[str, Any]:
         found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
     except json.JSONDecodeError as exc:
         raise InvalidEditError(
-            Sentence(
-                _("This is no JSON: %(error)s, in line %(line)s, column %(column)s."),
-                error=exc.msg,
-                line=exc.lineno,
-                column=exc.colno,
-            )
+            Reason("json", error=exc.msg, line=exc.lineno, column=exc.colno)
         ) from exc
     except InvalidEditError:
         raise
     except (ValueError, RecursionError) as exc:
-        raise InvalidEditError(
-            Sentence(_("This cannot be read as JSON: %(error)s."), error=str(exc))
-        ) from exc
+        raise InvalidEditError(Reason("json-unreadable", error=str(exc))) from exc
     if not isinstance(found, dict):
-        raise InvalidEditError(_NO_OBJECT.get(type(found), _NO_PAYLOAD))
+        raise InvalidEditError(Reason(_NO_OBJECT.get(type(found), "json-value")))
     return found
 
 
@@ -91,18 +70,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise InvalidEditError(
-                Sentence(
-                    _("The name %(name)s is there twice; one of them would be lost."),
-                    name=repr(key),
-                )
-            )
+            raise InvalidEditError(Reason("json-twice", name=repr(key)))
         found[key] = value
     return found
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise InvalidEditError(Sentence(_("%(text)s is no JSON; write a number, or null."), text=text))
+    raise InvalidEditError(Reason("json-constant", text=text))
 
 
 def written(payload: Mapping[str, Any]) -> str:
@@ -127,65 +101,40 @@ def draft(
     """
     own = event.decoded
     args: Sequence[Any] = own.args if own is not None else ()
-    problems: list[str] = []
-    notes: list[str] = []
+    problems: list[Reason] = []
+    notes: list[Reason] = []
     try:
         body = encoding.encode_payload(event.name, payload, args)
     except InvalidEventError as exc:
         # Too deep to be looked at any further, maybe.
-        raise InvalidEditError(f"{_sentence(exc)}.") from exc
+        raise InvalidEditError(_sentence(exc)) from exc
     if own is not None and _same(own.kwargs, payload):
-        problems.append(
-            Sentence(_("It is the event's own payload; to publish that again, replay it."))
-        )
+        problems.append(Reason("own-payload"))
     try:
         _bound, taken = bind(handler, args, payload)
     except InvalidArguments as exc:
-        problems.append(f"{_sentence(exc)}.")
+        problems.append(_sentence(exc))
     else:
         before = own.kwargs if own is not None else {}
         left = sorted(key for key in payload if key not in taken and key not in before)
         if left:
             names = ", ".join(repr(key) for key in left)
-            notes.append(
-                Sentence(
-                    _("The handler %(handler)s does not take %(names)s: it is left out."),
-                    handler=repr(handler.name),
-                    names=names,
-                )
-            )
+            notes.append(Reason("not-taken", handler=repr(handler.name), names=names))
     known = registry.events.get(event.name)
     if known is not None and known.contract is not None:
         why = _refusal(event.name, known.contract, args, payload)
         if isinstance(why, InvalidEventError):
-            problems.append(f"{_sentence(why)}.")
+            problems.append(_sentence(why))
         elif why is not None:
             kind = type(why)
-            told = Sentence(
-                _("The event's contract does not take it: %(error)s."),
-                error=f"{kind.__name__}: {why}",
-            )
+            told = Reason("contract", error=f"{kind.__name__}: {why}")
             first = _refusal(event.name, known.contract, args, own.kwargs) if own else None
             if type(first) is kind:
-                notes.append(
-                    Sentence(
-                        _(
-                            "%(refused)s Nor does it take the event's own payload: it may want "
-                            "Python's types (Decimal, date) where a payload has text."
-                        ),
-                        refused=told,
-                    )
-                )
+                notes.append(Reason("contract-own", refused=told))
             else:
                 problems.append(told)
     if len(body) > settings.max_body:
-        problems.append(
-            Sentence(
-                _("It takes %(size)s bytes; MAX_BODY is %(most)s."),
-                size=len(body),
-                most=settings.max_body,
-            )
-        )
+        problems.append(Reason("payload-too-large", size=len(body), most=settings.max_body))
     if problems:
         raise InvalidEditError(*problems)
     return Draft(body=body, notes=tuple(notes))
@@ -202,9 +151,9 @@ def _refusal(
     return None
 
 
-def _sentence(exc: Exception) -> str:
+def _sentence(exc: Exception) -> Reason:
     text = str(exc)
-    return text[:1].upper() + text[1:]
+    return Reason.of(f"{text[:1].upper()}{text[1:]}.")
 
 
 def _same(one: object, other: object) -> bool:

@@ -191,7 +191,7 @@ def _redacted(name: str, payload: Mapping[str, Any] | None) -> tuple[Any, str]:
         return None, "it cannot be decoded, so it cannot be redacted"
     found = redaction.redacted(name, payload)
     if found.payload is None:
-        return None, found.problem
+        return None, str(found.problem)
     try:
         json.dumps(found.payload)
     except (TypeError, ValueError, RecursionError) as exc:

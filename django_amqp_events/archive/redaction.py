@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.utils.module_loading import import_string
-from django.utils.translation import gettext_noop as _
 
 from .. import conf
-from ..lazy_messages import Sentence
+from ..reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class Redacted:
     """
 
     payload: Mapping[str, Any] | None
-    problem: str = ""
+    problem: Reason | None = None
 
 
 def active() -> bool:
@@ -52,10 +51,6 @@ def redacted(name: str, payload: Mapping[str, Any]) -> Redacted:
         # Its words may quote the payload.
         kind = type(exc).__name__
         logger.error("AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind)  # noqa: TRY400
-        problem = Sentence(
-            _("the redaction hook %(hook)s failed (%(error)s), so the payload is hidden"),
-            hook=path,
-            error=kind,
-        )
+        problem = Reason("redaction-failed", hook=path, error=kind)
         return Redacted(payload=None, problem=problem)
     return Redacted(payload=found)

@@ -19,7 +19,6 @@ from django.db import InterfaceError, OperationalError, connections
 from django.db.models import OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Length
 from django.utils.timezone import localtime
-from django.utils.translation import gettext_noop as _
 from django.utils.translation import pgettext_lazy
 
 from ..broker.connection import named
@@ -37,7 +36,6 @@ from ..exceptions import (
     PublishRefusedError,
     PublishTimeoutError,
 )
-from ..lazy_messages import Sentence
 from ..message import copies, headers
 from ..message.messages import Message
 from ..models import (
@@ -47,6 +45,7 @@ from ..models import (
     visible,
 )
 from ..publish import publisher
+from ..reasons import Reason
 from . import editing, states
 from .states import (
     Claimed,
@@ -125,7 +124,7 @@ class Skipped:
 
     id: UUID
     title: str
-    why: str
+    why: Reason
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,13 +135,13 @@ class Report:
         published: confirmed by the broker, on their way to their handlers.
         returned: back in the archive, because they were not published (or that is not known).
         skipped: not touched.
-        stopped: why the rest was not tried, ``""`` where all were.
+        stopped: why the rest was not tried, ``None`` where all were.
     """
 
     published: list[UUID] = field(default_factory=list)
     returned: list[Skipped] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    stopped: str = ""
+    stopped: Reason | None = None
 
     @property
     def done(self) -> int:
@@ -242,9 +241,9 @@ def edit(
         where = None if event is None else editable(event, version, settings, registry)
         if event is None:
             report.skipped.append(_gone(pk))
-        elif not isinstance(where, Target):
-            report.skipped.append(_skipped(event, str(where)))
-        else:
+        elif isinstance(where, Reason):
+            report.skipped.append(_skipped(event, where))
+        elif where is not None:
             draft = editing.draft(event, where.handler, payload, settings, registry)
             claimed = states.claim(
                 {pk: version},
@@ -266,7 +265,7 @@ def editable(
     version: int,
     settings: Settings | None = None,
     registry: Registry | None = None,
-) -> Target | str:
+) -> Target | Reason:
     """Return where an edited replay of *event* would go, or why there can be none.
 
     A body that cannot be read, or that is too large, can be mended.
@@ -287,28 +286,14 @@ def _ready() -> tuple[Settings, Registry]:
     """
     settings, registry = get_settings(), get_registry()
     if settings.backend != "amqp":
-        raise ConfigurationError(
-            Sentence(
-                _(
-                    "a replay needs RabbitMQ, which its outcome comes back through, and "
-                    "AMQP_EVENTS['BACKEND'] is %(backend)s; nothing was published"
-                ),
-                backend=repr(settings.backend),
-            )
-        )
+        raise ConfigurationError(Reason("backend", backend=repr(settings.backend)))
     states.check_no_transaction()
     return settings, registry
 
 
-def _away(exc: Exception) -> str:
+def _away(exc: Exception) -> Reason:
     text = str(exc).strip().partition("\n")[0]
-    return Sentence(
-        _(
-            "the database is away (%(error)s); what it could not note stays queued, and the "
-            "mirror publishes it again under the same replay id"
-        ),
-        error=f"{type(exc).__name__}: {text}",
-    )
+    return Reason("database-unreachable", error=f"{type(exc).__name__}: {text}")
 
 
 def resume(*, lease: float | None = None) -> int:
@@ -362,7 +347,7 @@ def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipp
             handler = _handler(event, settings, registry)
             if event.service != settings.service:
                 skipped.append(_skipped(event, foreign(event)))
-            elif not overdue(event, None if isinstance(handler, str) else handler):
+            elif not overdue(event, None if isinstance(handler, Reason) else handler):
                 skipped.append(_skipped(event, NOT_OVERDUE))
             else:
                 wanted[event.pk] = chunk[event.pk]
@@ -374,32 +359,25 @@ def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipp
 
 def target(
     event: ArchivedEvent, settings: Settings | None = None, registry: Registry | None = None
-) -> Target | str:
+) -> Target | Reason:
     """Return where a replay of *event* would go, or why it cannot be replayed."""
     settings, registry = settings or get_settings(), registry or get_registry()
     found = _target(event, settings, registry)
-    if isinstance(found, str):
+    if isinstance(found, Reason):
         return found
     if event.body_size > settings.max_body:
-        return Sentence(
-            _(
-                "its body has %(size)s bytes, MAX_BODY is %(most)s; raise it first, here and in "
-                "the workers"
-            ),
-            size=event.body_size,
-            most=settings.max_body,
-        )
+        return Reason("body-too-large", size=event.body_size, most=settings.max_body)
     if event.reason in UNREAD and event.payload is None:
-        return Sentence(_("its body cannot be read, so it would come back as it went; discard it"))
+        return Reason("body-unreadable")
     return found
 
 
-def _target(event: ArchivedEvent, settings: Settings, registry: Registry) -> Target | str:
+def _target(event: ArchivedEvent, settings: Settings, registry: Registry) -> Target | Reason:
     """Return where a replay would go, whatever its body is."""
     if event.service != settings.service:
         return foreign(event)
     handler = _handler(event, settings, registry)
-    if isinstance(handler, str):
+    if isinstance(handler, Reason):
         return handler
     return Target(
         handler=handler,
@@ -514,22 +492,12 @@ def overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | None 
 # -- one chunk ----------------------------------------------------------------------------
 
 #: Why nobody may edit.
-NOT_EDITABLE: Final = Sentence(
-    _(
-        "archived events can be edited only where AMQP_EVENTS['EDITING'] is True; nothing was "
-        "published"
-    )
-)
-_MAY_RUN: Final = Sentence(
-    _(
-        "its last replay was not confirmed and may be on its way, and with another payload both "
-        "could run; replay it as it is first, under the same replay id"
-    )
-)
+NOT_EDITABLE: Final = Reason("editing-off")
+_MAY_RUN: Final = Reason("unconfirmed")
 #: Why an event is left alone whose replay may report back still.
-NOT_OVERDUE: Final = Sentence(_("its replay may be waiting for a retry still; it is not overdue"))
+NOT_OVERDUE: Final = Reason("not-overdue")
 #: Why nothing is done about an event that was deleted.
-GONE: Final = Sentence(_("there is no such event any more"))
+GONE: Final = Reason("deleted")
 
 
 def _replay(
@@ -568,7 +536,7 @@ def _examine(
     skipped: list[Skipped] = []
     for event in _found(chunk, State.REPLAYING if force else State.ARCHIVED, skipped):
         where = target(event, settings, registry)
-        if isinstance(where, str):
+        if isinstance(where, Reason):
             skipped.append(_skipped(event, where))
         elif force and not overdue(event, where.handler):
             skipped.append(_skipped(event, NOT_OVERDUE))
@@ -612,7 +580,7 @@ def _changed(events: list[ArchivedEvent], seen: Seen) -> list[Skipped]:
     return [_skipped(event, changed(event, seen[event.pk], last.get(event.pk))) for event in events]
 
 
-def _skipped(event: ArchivedEvent, why: str) -> Skipped:
+def _skipped(event: ArchivedEvent, why: Reason) -> Skipped:
     return Skipped(id=event.pk, title=str(event), why=why)
 
 
@@ -620,33 +588,24 @@ def _gone(pk: UUID) -> Skipped:
     return Skipped(id=pk, title="", why=GONE)
 
 
-def foreign(event: ArchivedEvent) -> str:
+def foreign(event: ArchivedEvent) -> Reason:
     """Say why another service's event is left alone."""
-    return Sentence(
-        _("it is of the service %(service)s; replay it in a process of that service"),
-        service=repr(event.service),
-    )
+    return Reason("other-service", service=repr(event.service))
 
 
-def changed(event: ArchivedEvent, version: int, last: ArchiveAction | None = None) -> str:
+def changed(event: ArchivedEvent, version: int, last: ArchiveAction | None = None) -> Reason:
     """Say why an event is left alone that is not as it was seen.
 
     Args:
         last: the last decision about it (:func:`last_actions`).
     """
     if event.version == version:
-        return Sentence(_("it is %(state)s"), state=_label(State, event.state))
-    text = Sentence(
-        _(
-            "it has changed since you looked, and is %(state)s now: somebody else, or another "
-            "tab, was faster"
-        ),
-        state=_label(State, event.state),
-    )
+        return Reason("state", state=_label(State, event.state))
+    text = Reason("changed", state=_label(State, event.state))
     if last is None:
         return text
-    return Sentence(
-        _("%(changed)s; the last decision: %(what)s by %(who)s, %(at)s"),
+    return Reason(
+        "changed-by",
         changed=text,
         what=_label(ArchiveAction.Action, last.action),
         who=visible(last.by, 80) or pgettext_lazy("by", "nobody"),
@@ -683,7 +642,7 @@ def _publish(
     sent: list[Claimed] = []
     back: list[Unpublished] = []
     # What is wrong, without who it is about.
-    whys: dict[UUID, str] = {}
+    whys: dict[UUID, Reason] = {}
     forced = states.forced(claimed)
     for each in claimed:
         handler = registry.handlers.get(each.replay.handler)
@@ -740,10 +699,10 @@ def _publish(
         report.stopped = whys[sent[0].event.pk]
 
 
-def _why(error: PublishError, message: Message) -> str:
+def _why(error: PublishError, message: Message) -> Reason:
     """Write an error without the name and id of its event, which its neighbours do not share."""
     text = str(error).replace(named(message), "it")
-    return text.removeprefix("it was not published: ").removeprefix("it: ")
+    return Reason.of(text.removeprefix("it was not published: ").removeprefix("it: "))
 
 
 def _unpublished(
@@ -756,12 +715,15 @@ def _unpublished(
 
 
 def _give_back(
-    back: list[Unpublished], report: Report, whys: Mapping[UUID, str] | None = None
+    back: list[Unpublished], report: Report, whys: Mapping[UUID, Reason] | None = None
 ) -> None:
     if back:
         whys = whys or {}
         report.returned += [
-            _skipped(each.claimed.event, whys.get(each.claimed.event.pk, each.error))
+            _skipped(
+                each.claimed.event,
+                whys.get(each.claimed.event.pk) or Reason.of(each.error),
+            )
             for each in back
         ]
         _noted(lambda: states.returned(back, now=_now()))
@@ -816,29 +778,17 @@ def _noted(note: Callable[[], None]) -> None:
     note()
 
 
-def _handler(event: ArchivedEvent, settings: Settings, registry: Registry) -> Handler | str:
+def _handler(event: ArchivedEvent, settings: Settings, registry: Registry) -> Handler | Reason:
     name = settings.renamed_handlers.get(event.handler, event.handler)
     if name:
         handler = registry.handlers.get(name)
         if handler is None:
-            return Sentence(
-                _(
-                    "no handler is named %(name)s here; if it was renamed, put "
-                    '{"%(old)s": "its name today"} into AMQP_EVENTS["RENAMED_HANDLERS"]; '
-                    "if its module is imported by workers only, name it in AUTODISCOVER"
-                ),
-                name=repr(name),
-                old=event.handler,
-            )
+            return Reason("unknown-handler", name=repr(name), old=event.handler)
         return handler
     # Nobody was found when it was delivered; there may be somebody by now.
     handler = registry.find(event.queue, event.name)
     if handler is None:
-        return Sentence(
-            _("no handler is known for event %(name)s on the queue %(queue)s"),
-            name=repr(event.name),
-            queue=repr(event.queue),
-        )
+        return Reason("unknown-event", name=repr(event.name), queue=repr(event.queue))
     return handler
 
 

@@ -28,7 +28,6 @@ from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subque
 from django.utils.translation import gettext_noop
 
 from ..exceptions import ConfigurationError
-from ..lazy_messages import Sentence
 from ..models import (
     LENGTH,
     ArchiveAction,
@@ -39,6 +38,7 @@ from ..models import (
     State,
     clean,
 )
+from ..reasons import Reason
 from .groups import group_counts
 from .groups.group_counts import Standing
 
@@ -146,18 +146,7 @@ def check_no_transaction() -> None:
     ]
     if not blocks and (connection.in_atomic_block or connection.get_autocommit()):
         return
-    raise ConfigurationError(
-        Sentence(
-            gettext_noop(
-                "a replay is published after its claim is committed, and there is a transaction "
-                "around it on the database %(database)s: ATOMIC_REQUESTS, transaction.atomic or "
-                "AUTOCOMMIT off. Decorate the view with "
-                "django.db.transaction.non_atomic_requests, or replay after the transaction; "
-                "nothing was published"
-            ),
-            database=repr(database()),
-        )
-    )
+    raise ConfigurationError(Reason("in-transaction", database=repr(database())))
 
 
 def whole(function: Callable[P, T]) -> Callable[P, T]:

@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 from amqp.serialization import dumps, loads
 from django.db import models
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import gettext_noop, pgettext_lazy
+from django.utils.translation import pgettext_lazy
 
 from ..context import ReceivedEvent
-from ..lazy_messages import Sentence
 from ..message import decoding, messages
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
 from ..message.messages import Payload, Received
@@ -162,12 +161,11 @@ class ArchivedEvent(models.Model):
         ]
 
     def __str__(self) -> str:
-        return Sentence(
-            gettext_noop("%(name)s (%(id)s) for %(handler)s"),
-            name=visible(self.name),
-            id=visible(self.event_id),
-            handler=visible(self.handler) or pgettext_lazy("for", "nobody"),
-        )
+        return str(_("%(name)s (%(id)s) for %(handler)s")) % {
+            "name": visible(self.name),
+            "id": visible(self.event_id),
+            "handler": visible(self.handler) or pgettext_lazy("for", "nobody"),
+        }
 
     @cached_property
     def headers(self) -> Mapping[str, Any]:

@@ -7,9 +7,7 @@ from uuid import uuid4
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import gettext_noop
 
-from ..lazy_messages import Sentence
 from .archive import ArchivedEvent, Replay
 from .base import LENGTH, Moment
 from .text import visible
@@ -93,11 +91,7 @@ class ReplayBatch(models.Model):
         ]
 
     def __str__(self) -> str:
-        return Sentence(
-            gettext_noop("%(title)s (%(id)s)"),
-            title=visible(self.title) or _("replay batch"),
-            id=str(self.pk)[:8],
-        )
+        return f"{visible(self.title) or _('replay batch')} ({str(self.pk)[:8]})"
 
     @property
     def open(self) -> bool:

@@ -6,9 +6,7 @@ from typing import ClassVar
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import gettext_noop
 
-from ..lazy_messages import Sentence
 from .base import LENGTH, Moment
 from .text import visible
 
@@ -75,11 +73,10 @@ class FailureGroup(models.Model):
 
     def __str__(self) -> str:
         what = (self.exception or self.reason).rpartition(".")[2]
-        return Sentence(
-            gettext_noop("%(what)s in %(handler)s"),
-            what=visible(what),
-            handler=visible(self.handler) or _("no handler"),
-        )
+        return str(_("%(what)s in %(handler)s")) % {
+            "what": visible(what),
+            "handler": visible(self.handler) or _("no handler"),
+        }
 
 
 class GroupAction(models.Model):

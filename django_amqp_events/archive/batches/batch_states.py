@@ -399,7 +399,7 @@ def skip(pk: UUID, skipped: Iterable[Skipped]) -> None:
     """Note why events of a batch were left alone; those that were taken meanwhile stay."""
     whys: dict[str, list[UUID]] = {}
     for each in skipped:
-        whys.setdefault(clean(each.why), []).append(each.id)
+        whys.setdefault(clean(str(each.why)), []).append(each.id)
     for why, ids in whys.items():
         events(pk).filter(state=_Event.WAITING, event_id__in=ids).update(
             state=_Event.SKIPPED, why=why

@@ -26,6 +26,7 @@ from ...models import (
     State,
     clean,
 )
+from ...reasons import Reason
 from .. import replay, states
 from ..replay import Target
 from . import batch_states
@@ -57,7 +58,8 @@ def examine(batch: ReplayBatch) -> dict[str, Any]:
     targets: Counter[Target] = Counter()
     undecided = 0
 
-    def leave(why: str, title: str, count: int = 1) -> None:
+    def leave(reason: Reason, title: str, count: int = 1) -> None:
+        why = str(reason)
         skipped[why] += count
         titles.setdefault(why, title)
 
@@ -73,7 +75,7 @@ def examine(batch: ReplayBatch) -> dict[str, Any]:
             leave(replay.changed(event, event.version), str(event), number)
         elif group["unread"] == "unread":
             undecided += number
-        elif isinstance(where := replay.target(event, settings, get_registry()), str):
+        elif isinstance(where := replay.target(event, settings, get_registry()), Reason):
             leave(where, str(event), number)
         else:
             targets[where] += number

@@ -28,6 +28,7 @@ from ...conf import Settings
 from ...declare.registry import get_registry
 from ...exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
 from ...models import ReplayBatch, visible
+from ...reasons import Reason
 from .. import replay, states
 from . import batch_states
 
@@ -195,14 +196,14 @@ class Runner:
         except ConfigurationError:
             raise
         except AmqpEventsError as exc:
-            report = replay.Report(stopped=str(exc))
+            report = replay.Report(stopped=Reason.of(exc))
         batch_states.skip(work.pk, report.skipped)
         self.published += len(report.published)
         if report.published:
             work.tries = work.refused = work.fruitless = 0
             batch_states.say(batch, "")
         elif report.stopped:
-            self._in_vain(batch, work, report.stopped)
+            self._in_vain(batch, work, str(report.stopped))
             return
         elif report.returned:
             work.fruitless += len(report.returned)

@@ -34,6 +34,7 @@ from django_amqp_events.models import (
     State,
     visible,
 )
+from django_amqp_events.reasons import Reason
 
 #: Rows or ids that one statement of this command names at most.
 CHUNK: Final = 500
@@ -90,7 +91,7 @@ class Tally:
     returned: list[Skipped] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     replays: set[UUID] = field(default_factory=set)
-    stopped: str = ""
+    stopped: Reason | None = None
     waited: bool = False
     succeeded: int = 0
     failed: list[UUID] = field(default_factory=list)
@@ -389,11 +390,11 @@ class Command(ArchiveCommand):
             if event.service != conf.get_settings().service:
                 why = replay.foreign(event)
             elif event.state == state:
-                why = "the filters leave it out"
+                why = Reason("filtered")
             elif _overdue(event):
-                why = "it is replaying and overdue; --force replays it, and may run it twice"
+                why = Reason("overdue")
             else:
-                why = f"it is {event.get_state_display()}"
+                why = Reason("state", state=event.get_state_display())
             tally.skipped.append(Skipped(id=event.pk, title=str(event), why=why))
         tally.missing += [each for each in ids if not known & {each, _plain(each)}]
 
@@ -459,7 +460,7 @@ class Command(ArchiveCommand):
             tally.skipped += skipped
             self.progress(f"{handlers.total() + len(tally.skipped)} of {len(seen)} looked at")
             if self.stopping:
-                tally.stopped = "somebody stopped it"
+                tally.stopped = Reason("interrupted")
                 break
         return handlers
 
@@ -473,7 +474,7 @@ class Command(ArchiveCommand):
             if rate is not None:
                 self._sleep(began + done / rate)
             if self.stopping:
-                tally.stopped = "somebody stopped it"
+                tally.stopped = Reason("interrupted")
                 return
             chunk = {pk: seen[pk] for pk in part}
             try:
@@ -485,7 +486,7 @@ class Command(ArchiveCommand):
             except DatabaseError as exc:
                 if not done:
                     raise
-                tally.stopped = f"the database: {type(exc).__name__}: {exc}"
+                tally.stopped = Reason.of(f"the database: {type(exc).__name__}: {exc}")
                 return
             done += len(chunk)
             tally.published += len(report.published)
@@ -517,13 +518,13 @@ class Command(ArchiveCommand):
         [row] = archived
         tally.fits = 1
         where = replay.editable(row, row.version)
-        if isinstance(where, str):
+        if isinstance(where, Reason):
             tally.skipped.append(Skipped(id=row.pk, title=str(row), why=where))
             return handlers
         settings, registry = conf.get_settings(), get_registry()
         draft = editing.draft(row, where.handler, payload, settings, registry)
         for note in draft.notes:
-            self.stderr.write(note)
+            self.stderr.write(str(note))
         if options["dry_run"]:
             handlers[_place(where)] += 1
             before = "" if row.payload is None else editing.written(row.payload)
@@ -654,7 +655,7 @@ def _document(
         "returned": [_left(each) for each in tally.returned],
         "skipped": [_left(each) for each in tally.skipped],
         "missing": tally.missing,
-        "stopped": tally.stopped,
+        "stopped": str(tally.stopped or ""),
         "handlers": [
             {"handler": name, "exchange": exchange, "queue": queue, "events": count}
             for (name, exchange, queue), count in handlers.most_common()
@@ -677,7 +678,7 @@ def _threshold(options: Mapping[str, Any]) -> int | None:
 
 
 def _left(each: Skipped) -> dict[str, str]:
-    return {"id": str(each.id), "title": each.title, "why": each.why}
+    return {"id": str(each.id), "title": each.title, "why": str(each.why)}
 
 
 def _overdue(event: ArchivedEvent) -> bool:

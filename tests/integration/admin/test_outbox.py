@@ -27,6 +27,7 @@ from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent
 from django_amqp_events.publish import outbox, publisher
 from django_amqp_events.publish.outbox import Answer, Row
 from django_amqp_events.publish.relay import Counts, Relay
+from django_amqp_events.reasons import Reason
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import once
 from tests.conftest import Database, Vhost, routed_by
@@ -350,7 +351,7 @@ def test_archived_events_of_the_old_name_can_be_replayed_once_they_are_the_new_o
     new = service(fresh_vhost, SERVICE="new", HANDLERS=handlers)
     new.declare()
     [left] = replay.replay({row.pk: row.version}, by="ada", reason="").skipped
-    assert "of the service 'old'" in left.why
+    assert left.why == Reason("other-service", service="'old'")
     # What docs/outbox.md says.
     ArchivedEvent.objects.filter(service="old", state="archived").update(service="new")
     assert replay.replay({row.pk: row.version}, by="ada", reason="").published == [row.pk]

@@ -107,7 +107,7 @@ def test_of_fifty_who_replay_one_event_one_gets_it(billing: Service) -> None:
     assert Counter(len(report.published) for report in reports) == {1: 1, 0: 49}
     told = [each.why for report in reports for each in report.skipped]
     assert len(told) == 49
-    assert all("somebody else, or another tab, was faster; the last" in why for why in told), told
+    assert {why.code for why in told} == {"changed-by"}
     assert Replay.objects.count() == ArchiveAction.objects.count() == 1
     assert replay_ids(billing) == [str(Replay.objects.get().pk)]
     assert (again(row).state, again(row).replays, again(row).version) == (State.REPLAYING, 1, 2)
@@ -269,7 +269,7 @@ def comes_back(row: ArchivedEvent, error: str, *, unconfirmed: bool = False) -> 
     """Replay; it is back in the archive, and says why there and in the report."""
     report = run(row)
     assert [each.id for each in report.returned] == [row.pk]
-    assert error in report.returned[0].why
+    assert error in str(report.returned[0].why)
     now = again(row)
     assert (now.state, now.unconfirmed) == (State.ARCHIVED, unconfirmed)
     assert error in now.error

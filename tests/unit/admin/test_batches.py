@@ -26,6 +26,7 @@ from django_amqp_events.models import (
     ReplayBatch,
     State,
 )
+from django_amqp_events.reasons import Reason
 
 from . import admin_world as world
 from .admin_world import (
@@ -271,7 +272,9 @@ def test_progress_is_told_and_everything_is_escaped(ada: Client) -> None:
     hostile = "<script>alert(1)</script>\u202e"
     batch = running()
     seen = dict(batch_states.events(batch.pk).values_list("event_id", "version"))
-    batch_states.skip(batch.pk, [replay.Skipped(id=next(iter(seen)), title="", why=hostile)])
+    batch_states.skip(
+        batch.pk, [replay.Skipped(id=next(iter(seen)), title="", why=Reason.of(hostile))]
+    )
     batch_states.count(batch.pk)
     batch_states.rows().filter(pk=batch.pk).update(note=hostile, title=hostile)
     for address in (

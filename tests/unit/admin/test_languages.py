@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,20 +16,20 @@ from django.contrib.auth.models import User
 from django.test import override_settings
 from django.urls import reverse
 from django.utils import translation
-from django.utils.translation import gettext, gettext_lazy, gettext_noop, override, trans_real
+from django.utils.translation import gettext, gettext_lazy, override, trans_real
 
 from django_amqp_events.admin import formatting
-from django_amqp_events.archive import replay, states
+from django_amqp_events.archive import states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.exceptions import BrokerUnavailableError, ConfigurationError
-from django_amqp_events.lazy_messages import Sentence, stored, told
 from django_amqp_events.models import (
     InboxEntry,
     OutboxEvent,
     Revision,
     State,
 )
+from django_amqp_events.reasons import Reason, stored, translated
 
 from . import admin_world as world
 from .admin_world import (
@@ -202,42 +200,49 @@ def test_what_is_forgotten_is_found() -> None:
     assert forgotten('{% translate "State" %}{% blocktranslate %}by{% endblocktranslate %}') == []
 
 
-# -- sentences ------------------------------------------------------------------------------
+# -- reasons --------------------------------------------------------------------------------
 
-NESTED = Sentence(
-    gettext_noop("%(changed)s; the last decision: %(what)s by %(who)s, %(at)s"),
-    changed=replay.NOT_OVERDUE,
+NESTED = Reason(
+    "changed-by",
+    changed=Reason("not-overdue"),
     what=gettext_lazy("discarded"),
     who="Zoë 100 %",
     at="today",
 )
-ENGLISH = (
-    "its replay may be waiting for a retry still; it is not overdue; the last decision: discarded "
-    "by Zoë 100 %, today"
-)
 
 
-def test_a_sentence_is_english_until_somebody_asks_for_another_language() -> None:
+def test_a_reason_is_english_until_a_page_asks_for_another_language() -> None:
+    assert str(NESTED).startswith(str(Reason("not-overdue")))
+    assert str(NESTED).endswith(": discarded by Zoë 100 %, today")
     with override("de"):
-        assert f"{NESTED}" == NESTED[:] == ENGLISH
-        made = Sentence(gettext_noop("it is %(state)s"), state=State.ARCHIVED.label)
-        assert made[:] == "it is archived"
-        assert told(made) == "sein Zustand ist: archiviert"
-        assert told(NESTED).startswith("seine Neuzustellung wartet vielleicht noch")
-        assert told(NESTED).endswith("die letzte Entscheidung: verworfen von Zoë 100 %, today")
-        assert told("archived") == "archived"
-        assert stored(str(replay.GONE[:])) == "es gibt dieses Ereignis nicht mehr"
+        assert str(NESTED).endswith(": discarded by Zoë 100 %, today")
+        assert str(Reason("state", state=State.ARCHIVED.label)) == "it is archived"
+        state = Reason("state", state=State.ARCHIVED.label)
+        assert translated(state) == "sein Zustand ist: archiviert"
+        assert translated(NESTED).startswith("seine Neuzustellung wartet vielleicht noch")
+        assert translated(NESTED).endswith(
+            "die letzte Entscheidung: verworfen von Zoë 100 %, today"
+        )
+        assert translated("archived") == "archived"
+        assert stored(str(Reason("deleted"))) == "es gibt dieses Ereignis nicht mehr"
         assert stored("") == ""
         assert formatting.text(None) == ""
 
 
-def test_a_sentence_is_told_after_it_was_raised_and_is_text_after_it_was_copied() -> None:
-    error = ConfigurationError(replay.NOT_OVERDUE)
+def test_an_error_raised_with_a_reason_is_translated() -> None:
+    error = ConfigurationError(Reason("not-overdue"))
+    assert str(error) == str(Reason("not-overdue"))
     with override("de"):
-        assert told(str(error)).startswith("seine Neuzustellung")
-    for copy in (deepcopy(NESTED), pickle.loads(pickle.dumps(NESTED))):  # noqa: S301 - ours
-        assert type(copy) is str
-        assert copy == ENGLISH
+        assert translated(error).startswith("seine Neuzustellung")
+        assert translated(ValueError("no reason")) == "no reason"
+
+
+def test_reasons_are_equal_by_code_and_values() -> None:
+    assert Reason("state", state=State.ARCHIVED.label) == Reason("state", state="archived")
+    assert Reason("state", state="queued") != Reason("state", state="archived")
+    assert len({Reason("deleted"), Reason("deleted"), Reason("filtered")}) == 2
+    with pytest.raises(KeyError):
+        Reason("no such code")
 
 
 # -- pages ----------------------------------------------------------------------------------
