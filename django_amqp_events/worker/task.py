@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
@@ -301,25 +302,30 @@ def task_class(handler: Handler) -> type[HandlerTask]:
     return type(str(name), (HandlerTask, *user), attributes)
 
 
+#: The in-memory broker registers tasks from several threads; Celery's registry has no lock.
+_REGISTERING: Final = threading.Lock()
+
+
 def register(app: Celery, handlers: Mapping[str, Handler]) -> None:
     """Register the tasks of *handlers* in a Celery app, unless they are registered.
 
     Raises:
         ConfigurationError: another task of the app has the name of a handler.
     """
-    for name, handler in handlers.items():
-        known = app.tasks.get(name)
-        if isinstance(known, HandlerTask):
-            if known.handler is handler:
-                continue
-            # Declared again, in a test. Celery warns if a task is registered over another.
-            app.tasks.pop(name, None)
-        elif known is not None:
-            raise ConfigurationError(
-                f"handler {name!r} has the name of the Celery task {type(known).__module__}."
-                f"{name.rpartition('.')[2]}. Rename one of them."
-            )
-        app.register_task(task_class(handler)())
+    with _REGISTERING:
+        for name, handler in handlers.items():
+            known = app.tasks.get(name)
+            if isinstance(known, HandlerTask):
+                if known.handler is handler:
+                    continue
+                # Declared again, in a test. Celery warns if a task is registered over another.
+                app.tasks.pop(name, None)
+            elif known is not None:
+                raise ConfigurationError(
+                    f"handler {name!r} has the name of the Celery task {type(known).__module__}."
+                    f"{name.rpartition('.')[2]}. Rename one of them."
+                )
+            app.register_task(task_class(handler)())
 
 
 def task_for(name: str) -> HandlerTask:
