@@ -1,17 +1,22 @@
-"""Handling: what happens in a worker between a delivery and its settlement.
+"""Handle events: what happens in a worker between a delivery and its settlement.
 
-The flow, in the order of the modules:
+The path of a delivery through the modules:
 
-``entry``       waits for Celery to say that this process is a worker
-``bootstrap``   installs the step in a Celery worker
-``consumer``    the step: consumes the handlers' queues, rebuilds each delivery
-``dispatch``    says what a delivery is: whose, and whether now: pure
-``request``     Celery's request for a delivery: acks only on a verdict
-``task``        runs the handler, in the pool's child
-``verdict``     decides what becomes of the delivery: pure
-``copies``      builds what a verdict publishes: pure
-``settlement``  publishes what the verdict asks for, confirmed, then acks
-``watch``       names handlers that do not end
-``stopping``    keeps a cold shutdown from hanging
-``reaper``      the step of another worker: runs alone what ended its worker
+``celery_signals``     waits for Celery to signal that this process is a worker
+``bootstrap``          installs the steps; lists what is replaced on Celery's instances
+``bootstep``           consumes the handlers' queues and gives each delivery to Celery
+``dispatch``           reads a delivery: event, handler, whether it is due (pure)
+``request``            Celery's request for a delivery; only a verdict settles it
+``tracing``            runs the handler under Celery's tracer, in the pool
+``task``, ``binding``  the Celery task of a handler; binds the payload to its parameters
+``once``               the inbox: effects in the database happen once
+``verdict``            decides: handled, retry, archive or requeue (pure)
+``outgoing``           builds the message that a verdict publishes (pure)
+``settlement``         publishes that message and waits for its confirm
+``acks``               acks the delivery
+
+Beside it: ``fast_paths`` chooses the optional modules in ``fast/``; ``reaper`` runs events alone
+whose workers have died; ``hang_detector``, ``connection_errors`` and ``cold_shutdown`` keep a
+worker from hanging; ``celery_internals`` and ``billiard_internals`` hold every use of a private
+name.
 """

@@ -1,7 +1,7 @@
-"""Where a worker begins: Celery's signals, connected without what only a worker needs.
+"""Connect Celery's worker signals, without importing what only a worker needs.
 
-Each process of a project imports this, those of the web server and of management commands too;
-the rest of this package comes when Celery says that the process is a worker.
+Every process of a project imports this module, web servers and management commands included. The
+rest of the package is imported when Celery signals that the process is a worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from celery.signals import celeryd_init, worker_init
 
 
 def connect() -> None:
-    """Connect the signals; called when Django is ready, without any effect outside workers."""
+    """Connect the signals, when Django is ready; they have no effect outside workers."""
     celeryd_init.connect(_read_queue_options, dispatch_uid="django_amqp_events.queues", weak=False)
     worker_init.connect(_install, dispatch_uid="django_amqp_events.install", weak=False)
 
@@ -30,6 +30,6 @@ def _bootstrap() -> ModuleType:
     try:
         from . import bootstrap
     except Exception as exc:
-        # Celery's signals swallow Exception, and the worker would handle nothing.
+        # Celery's signals swallow Exception, and the worker would start without handlers.
         raise SystemExit(f"django_amqp_events: this worker does not start: {exc!r}") from exc
     return bootstrap

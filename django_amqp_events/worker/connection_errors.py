@@ -1,8 +1,8 @@
-"""What a worker does where RabbitMQ refuses it: a wrong password, a missing vhost, no permissions.
+"""React when RabbitMQ refuses a worker: a wrong password, a missing vhost, no permissions.
 
-Celery takes that for a connection that was lost and tries again at once, five times a second and
-for ever. A worker that was never let in is set up wrongly, and ends. One that was goes on, since
-a password or permissions may be changed while it runs; it only asks less and less often.
+Celery treats this as a lost connection and retries at once, five times a second and without end.
+A worker that was never accepted is configured wrongly, so it ends. One that was accepted before
+retries with a growing delay, since a password or permissions may change while it runs.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ..broker.connection import refusal, urls
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two tries: doubled from the first to the last, and from the first again when none
-#: was refused for twice the last.
+#: Shortest and longest delay in seconds before the next try. It doubles, and starts again after
+#: twice the longest without a refusal.
 PAUSE: Final = (1.0, 30.0)
-#: Seconds between looks whether the worker shall end.
-LOOK: Final = 0.2
+#: Seconds between two checks whether the worker is asked to stop.
+STOP_CHECK: Final = 0.2
 
 
 class Login(bootsteps.StartStopStep):
-    """Is asked when there is no connection or it broke, and told when there is one."""
+    """A bootstep that is called when a connection fails, is lost or is established."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
     label = "AMQP events login"
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self._pause, self._last = PAUSE[0], -math.inf
-        # With several brokers each attempt begins with the first: another one may let it in.
-        self._was_in = len(urls(c.app.conf.broker_read_url)) > 1
+        # With several brokers each attempt begins with the first; another may accept the worker.
+        self._was_accepted = len(urls(c.app.conf.broker_read_url)) > 1
         self._before, self._after = (
             c.on_connection_error_before_connected,
             c.on_connection_error_after_connected,
@@ -47,31 +47,31 @@ class Login(bootsteps.StartStopStep):
         super().__init__(c, **kwargs)
 
     def start(self, c: Any) -> None:
-        self._was_in = True
+        self._was_accepted = True
 
     def _not_connected(self, exc: Exception) -> None:
         self._before(exc)
-        why = refusal(exc)
-        if why is None:
+        refused = refusal(exc)
+        if refused is None:
             return
-        if not self._was_in:
-            logger.critical("this worker does not start: %s", why)
+        if not self._was_accepted:
+            logger.critical("this worker does not start: %s", refused)
             raise WorkerShutdown(1) from exc
-        self._wait(why)
+        self._wait(refused)
 
     def _broken(self, exc: Exception) -> None:
         self._after(exc)
-        # It is let in, and may not use what a worker needs.
+        # The login succeeded, but a permission is missing.
         if isinstance(exc, AccessRefused):
             self._wait(f"{exc.reply_text}: check the user's permissions on this vhost")
 
-    def _wait(self, why: str) -> None:
+    def _wait(self, refused: str) -> None:
         now = monotonic()
         if now - self._last > 2 * PAUSE[1]:
             self._pause = PAUSE[0]
-        logger.error("%s; the next try is in %g s", why, self._pause)
+        logger.error("%s; the next try is in %g s", refused, self._pause)
         until = now + self._pause
         while monotonic() < until:
             maybe_shutdown()
-            sleep(LOOK)
+            sleep(STOP_CHECK)
         self._pause, self._last = min(2 * self._pause, PAUSE[1]), monotonic()

@@ -1,6 +1,6 @@
-"""What a delivery is: whose, how far, and whether now. No broker and no Celery worker in it.
+"""Read a delivery: its event, its handler, and whether it is due. Without broker and worker.
 
-The worker's consumer and the in-memory broker read deliveries with the same code.
+The worker's consumer and the in-memory broker use the same code.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..message.messages import Payload, Progress, Received
 from ..message.text import shown
 from .verdict import Verdict
 
-#: What is due within this many seconds is held for so long instead of taking another turn
-#: through the broker, whose shortest delay is a second.
+#: A retry that is due within this many seconds is held in the worker instead of being published
+#: to a delay queue again, whose shortest delay is a second.
 HOLDABLE: Final = 0.1
-#: Characters of arguments that Celery gets to see in words, for its logs and events.
+#: Longest representation of arguments in characters, for Celery's logs and task events.
 MAX_REPR: Final = 1024
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Reading:
-    """A delivery as it was read.
+    """What was read of a delivery.
 
     Attributes:
-        event, handler: ``None`` as far as they could not be read.
+        event, handler: ``None`` if they could not be read.
     """
 
     received: Received
@@ -43,31 +43,31 @@ class Reading:
 
     @property
     def known(self) -> tuple[ReceivedEvent, Handler]:
-        """Event and handler of a delivery that got as far as a handler.
+        """Event and handler of a delivery that has a handler.
 
         Raises:
-            LookupError: it did not; only its raw bytes can be archived.
+            LookupError: it has none; only its raw bytes can be archived.
         """
         if self.event is None or self.handler is None:
-            raise LookupError(f"a delivery from {self.received.queue!r} has no handler")
+            raise LookupError(f"the delivery from {self.received.queue!r} has no handler")
         return self.event, self.handler
 
     @property
     def title(self) -> str:
-        """Who it is, for logs."""
+        """The event and its handler, for logs."""
         if self.event is None:
             return f"a message from {self.received.queue!r}"
-        handler = self.handler.name if self.handler else "nobody"
+        handler = self.handler.name if self.handler else "no handler"
         return f"event {self.event.name!r} ({shown(self.event.id)}) for {handler}"
 
     def remaining(self, now: datetime) -> float:
-        """Return the seconds until it is due; 0 or less where it is."""
+        """Return the seconds until it is due, 0 or less if it is."""
         due_at = self.progress.due_at
         return 0.0 if due_at is None else (due_at - now).total_seconds()
 
 
 class Dispatcher:
-    """Says what a delivery is: whose, and whether now. Pure but for the time, an argument."""
+    """Reads deliveries. Pure; the time is an argument."""
 
     def __init__(self, settings: Settings, registry: Registry, names: Names) -> None:
         self.settings = settings
@@ -82,18 +82,18 @@ class Dispatcher:
         """Read a delivery.
 
         Returns:
-            event, progress, handler and payload; instead of the payload a verdict where it
-            cannot be handled.
+            event, progress, handler and payload, or a verdict instead of the payload if the
+            delivery cannot be handled.
         """
         if received.unreadable:
             verdict = Verdict(kind="archive", reason="malformed", detail=received.unreadable)
             return None, Progress(), None, verdict
-        trusted = self.trusts(received)
+        trusted = self.is_trusted(received)
         event: ReceivedEvent | None = None
         progress, handler = Progress(), None
         try:
             event, progress = decoding.identify(received, trusted=trusted)
-            handler = self.whose(received, event, progress)
+            handler = self.find_handler(received, event, progress)
             payload = decoding.decode(received, self.settings.max_body)
         except Malformed as exc:
             verdict = Verdict(kind="archive", reason="malformed", detail=exc.detail)
@@ -108,26 +108,28 @@ class Dispatcher:
             return event, progress, None, verdict
         return event, progress, handler, payload
 
-    def trusts(self, received: Received) -> bool:
-        """Say whether it came back to this service, so that our own headers are believed."""
+    def is_trusted(self, received: Received) -> bool:
+        """Return True if this service has published it, so that our own headers are valid."""
         return received.exchange in (self.names.return_, self.names.replay)
 
-    def whose(self, received: Received, event: ReceivedEvent, progress: Progress) -> Handler | None:
-        """Return the handler of a delivery."""
-        if self.trusts(received):
+    def find_handler(
+        self, received: Received, event: ReceivedEvent, progress: Progress
+    ) -> Handler | None:
+        """Return the handler of a delivery, ``None`` if this service has none."""
+        if self.is_trusted(received):
             if progress.handler is not None:
                 handler = self.registry.handlers.get(progress.handler)
             else:
                 handler = self._by_key.get(received.event_key)
-            # A queue that the handler has left (QUEUE) stays bound to what returns until
-            # somebody unbinds it, so the handler's own queue has got this as well: run from
-            # both, each retry would make two of it.
+            # If a handler moved to another queue (QUEUE), its old one stays bound to the return
+            # exchange until an operator unbinds it. Both queues receive the retry, and running it
+            # from both would double it each time.
             return handler if handler and handler.queue == received.queue else None
         name = event.name
         if not received.exchange:
-            # Put on the queue by hand: the routing key is the queue's name.
+            # Published to the default exchange: the routing key is the queue's name.
             header = received.headers.get(headers.EVENT_NAME) or received.headers.get("task")
-            # Kept below, so a name that no event can have must not come that far.
+            # The name is cached below, so limit its length.
             name = header if isinstance(header, str) and len(header) <= MAX_NAME else name
         key = (received.queue, name)
         if key not in self._found:
@@ -140,7 +142,7 @@ class Dispatcher:
 def celery_headers(
     event: ReceivedEvent, progress: Progress, handler: Handler, payload: Payload, size: int
 ) -> dict[str, Any]:
-    """Return all headers that Celery gets to see; none is the publisher's.
+    """Return the headers of the message that Celery receives; none is the publisher's.
 
     Args:
         size: bytes of the body that the payload was decoded from.
@@ -152,18 +154,18 @@ def celery_headers(
         "root_id": event.correlation_id,
         "parent_id": event.causation_id,
         "retries": progress.attempt - 1,
-        "argsrepr": _words(list(payload.args), size),
-        "kwargsrepr": _words(dict(payload.kwargs), size),
+        "argsrepr": _representation(list(payload.args), size),
+        "kwargsrepr": _representation(dict(payload.kwargs), size),
         "origin": event.service,
         "ignore_result": handler.ignore_result,
         "amqp_event": event,
     }
 
 
-def _words(value: list[Any] | dict[str, Any], size: int) -> str:
-    """Return plain data in words, at most :data:`MAX_REPR` characters."""
+def _representation(value: list[Any] | dict[str, Any], size: int) -> str:
+    """Return plain data as text of at most :data:`MAX_REPR` characters."""
     if size <= MAX_REPR:
-        # Celery's own takes longer than all else that is done with a delivery here.
+        # saferepr takes longer than the rest of the dispatch.
         text = repr(value)
         if len(text) <= MAX_REPR:
             return text

@@ -1,4 +1,4 @@
-"""The watch: names handlers that do not end, in the log, by a signal and in `inspect stats`."""
+"""Report handlers that do not end: in the log, by a signal and in `inspect stats`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .settlement import HOLD
 
 logger = logging.getLogger(__name__)
 
-#: The worker option; ``celery worker`` has it where the project calls :func:`add_options`.
+#: The worker option; ``celery worker`` has it if the project calls :func:`add_options`.
 OPTION: Final = "--events-hang-after"
-#: Seconds between looks, at the most.
-LOOK: Final = 5.0
+#: Longest time in seconds between two checks.
+CHECK_INTERVAL: Final = 5.0
 
 
 def add_options(app: Celery) -> None:
@@ -37,31 +37,32 @@ def add_options(app: Celery) -> None:
             Option(
                 [OPTION],
                 type=float,
-                help="Report handlers that run for longer than this many seconds; 0: none. By "
-                "default their time limit, or what is safely below RabbitMQ's consumer timeout.",
+                help="Report handlers that run for longer than this many seconds; 0 reports none. "
+                "Default: the handler's time limit, or 25 minutes, which is below RabbitMQ's "
+                "consumer timeout.",
             )
         )
 
 
 def ask(app: Celery, service: str, timeout: float) -> list[dict[str, Any]]:
-    """Ask all workers for the runs of a service that hang; each says ``worker`` too.
+    """Return the hanging runs of a service, as all workers report them.
 
     Args:
-        timeout: seconds that is waited for answers. A solo worker gives none while it handles.
+        timeout: seconds to wait for answers. A solo worker does not answer while it handles.
     """
     answers = app.control.inspect(timeout=timeout).stats() or {}
     return [
         {"worker": worker, **found}
-        for worker, told in sorted(answers.items())
-        for found in told.get("amqp_events_hanging", ())
+        for worker, stats in sorted(answers.items())
+        for found in stats.get("amqp_events_hanging", ())
         if found.get("service") == service
     ]
 
 
 class Watch(bootsteps.StartStopStep):
-    """Looks at the runs in hand from a thread of its own, whatever the main thread does.
+    """A bootstep that checks the running handlers, in a thread of its own.
 
-    It ends nothing: in prefork that is for time limits, and elsewhere nobody can.
+    It ends no handler: prefork has time limits for that, and other pools cannot.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -82,7 +83,7 @@ class Watch(bootsteps.StartStopStep):
         self._thread.start()
 
     def stop(self, c: Any) -> None:
-        """Go on: what hangs in a warm shutdown keeps the worker from its end."""
+        """Continue, since a handler that hangs also keeps a warm shutdown from ending."""
 
     terminate = stop
 
@@ -90,7 +91,7 @@ class Watch(bootsteps.StartStopStep):
         self._stopping.set()
 
     def info(self, c: Any) -> dict[str, Any]:
-        """What ``inspect stats`` shows."""
+        """Return the step's part of ``inspect stats``."""
         return {
             "amqp_events_hanging": [
                 {
@@ -106,14 +107,14 @@ class Watch(bootsteps.StartStopStep):
         }
 
     def limit(self, handler: Handler) -> float:
-        """Return the seconds after which a run of *handler* is called hanging."""
+        """Return the seconds after which a run of *handler* counts as hanging."""
         return self.hang_after or handler.time_limit or handler.soft_time_limit or HOLD
 
     def hanging(self) -> Iterator[tuple[EventRequest, float]]:
-        """Return the runs that go on for longer than they should, and for how long."""
+        """Return the runs that exceed their limit, each with its seconds."""
         try:
             requests = tuple(state.active_requests)
-        except RuntimeError:  # it changed meanwhile; the next look is soon
+        except RuntimeError:  # the set changed during iteration; the next check is soon
             return
         now = time.time()
         for request in requests:
@@ -126,33 +127,33 @@ class Watch(bootsteps.StartStopStep):
                 yield request, seconds
 
     def _run(self) -> None:
-        look = min(LOOK, self.hang_after / 4) if self.hang_after else LOOK
-        while not self._stopping.wait(look):
+        interval = min(CHECK_INTERVAL, self.hang_after / 4) if self.hang_after else CHECK_INTERVAL
+        while not self._stopping.wait(interval):
             try:
                 for request, seconds in self.hanging():
                     self._report(request, seconds)
             except Exception:
-                logger.exception("the watch for handlers that hang failed; it looks again")
+                logger.exception("the check for hanging handlers failed; it continues")
 
     def _report(self, request: EventRequest, seconds: float) -> None:
-        """Say it once, and again each time that it has gone on for twice as long."""
+        """Report a run, and again each time its duration has doubled."""
         if seconds < self._reported.get(request, 0.0):
             return
         self._reported[request] = 2 * seconds
         event, handler = request.delivery.known
         logger.error(
-            "%s has not ended after %d s, in process %s: give its calls time-outs, or the handler "
-            "a time limit",
+            "%s has not ended after %d s, in process %s. Set timeouts on its calls, or a time "
+            "limit on the handler.",
             request.delivery.title,
             seconds,
             request.worker_pid or os.getpid(),
         )
-        heard = signals.event_hanging.send_robust(
+        received = signals.event_hanging.send_robust(
             get_settings().service,
             handler=handler.name,
             event=event,
             seconds=seconds,
             pid=request.worker_pid or os.getpid(),
         )
-        if heard:
+        if received:
             close_old_connections()

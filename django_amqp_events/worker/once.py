@@ -1,9 +1,9 @@
-"""The inbox: handlers with ``once`` have their effects in the database once.
+"""The inbox: the effects of a handler with ``once`` happen once in the database.
 
-A row says that a handler has handled an event. It is in the transaction of the handler's own
-effects, on the database that they are in: both are there, or neither. A second delivery finds the
-row and is skipped; one that comes at the same time waits for the first to commit or to roll back
-(on SQLite for the write lock).
+A row states that a handler has handled an event. It is inserted in the transaction of the handler's
+own effects, on the same database, so both commit or neither does. A second delivery finds the row
+and is skipped. One that arrives at the same time waits for the first transaction to end (on SQLite
+for the write lock).
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: That a row is kept at the least.
+#: Shortest time that a row is kept.
 KEEP: Final = timedelta(seconds=INBOX_MIN)
-#: Rows that one statement deletes.
+#: Number of rows that one statement deletes.
 CHUNK: Final = 500
 
 _NAMESPACE: Final = UUID("0f5c3a4e-9c53-4b44-8f4c-0d1b6a2f7c11")
 
 
 class _Known(Exception):
-    """Somebody has handled it; ends the transaction that has done nothing yet."""
+    """The event is handled already; ends the transaction before it has changed anything."""
 
 
 def key(service: str, handler: str, event: ReceivedEvent) -> UUID:
-    """Return the id of the row of an event and a handler.
+    """Return the primary key of the row of an event and a handler.
 
-    The name is part of it: a publisher may give ``order.created`` and ``order.paid`` one id.
+    It includes the name, since a publisher may use one id for ``order.created`` and ``order.paid``.
 
-    A replay has the event's own: it runs because no run of it has committed. A forced replay is
-    asked for although one may have, and has one of its own.
+    A replay has the key of the event itself: it runs because no earlier run has committed. A forced
+    replay runs although one may have, so it has a key of its own.
     """
     forced = event.replay_id if event.replay_forced else None
     parts = (service, handler, event.service, event.id, event.name, forced or "")
@@ -60,18 +60,18 @@ def key(service: str, handler: str, event: ReceivedEvent) -> UUID:
 
 
 def database(handler: Handler, settings: Settings | None = None) -> str:
-    """Return the alias of the database that a handler with ``once`` writes to."""
+    """Return the alias of the database in which a handler with ``once`` has its effects."""
     return handler.using or (settings or get_settings()).database
 
 
 def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | None:
-    """Run *run* in a transaction with the row that says so; nothing where there is one already.
+    """Call *run* and insert the row in one transaction; skip it if the row exists.
 
-    What *run* raises rolls both back, so that the next attempt runs.
+    An exception of *run* rolls both back, so that the next attempt runs.
 
     Raises:
-        RolledBackError: *run* returned, but what it wrote cannot be committed.
-        ConfigurationError: nothing would be committed; *run* was not called.
+        RolledBackError: *run* returned, but its transaction cannot be committed.
+        ConfigurationError: the database would not commit; *run* was not called.
     """
     from ..models import LENGTH, clean
 
@@ -95,19 +95,22 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
             except IntegrityError as exc:
                 raise _Known from exc
             result = run()
-            if not _stands(alias, pk):
+            if not _can_commit(alias, pk):
                 raise RolledBackError.of(handler.name, event.id, alias)
             return result
     except _Known:
         logger.info(
-            "event %r (%s) is not run again: %s has handled it", event.name, event.id, handler.name
+            "event %r (%s) is skipped: %s has handled it already",
+            event.name,
+            event.id,
+            handler.name,
         )
         signals.event_skipped.send_robust(settings.service, handler=handler.name, event=event)
         return None
 
 
-# Not by the ORM: it takes several times as long to make these two statements, for each event, as
-# the database takes to run them.
+# Without the ORM, which takes several times as long to build these two statements, for each event,
+# as the database takes to run them.
 
 
 @lru_cache(maxsize=32)
@@ -137,13 +140,13 @@ def _insert(alias: str, values: Mapping[str, Any]) -> None:
         cursor.execute(insert, row)
 
 
-def _stands(alias: str, pk: UUID) -> bool:
-    """Say whether the transaction that the row *pk* was inserted in can be committed still.
+def _can_commit(alias: str, pk: UUID) -> bool:
+    """Return True if the transaction that has inserted the row *pk* can still be committed.
 
-    Where a database error was swallowed in it, ``atomic()`` rolls back without a word, and so does
-    PostgreSQL at a COMMIT. Django knows of the first; the row itself, read by its primary key,
-    tells of the second, and of a transaction that somebody has ended by hand. (What libpq knows
-    without asking is no answer to that: another transaction may be open by now.)
+    If the handler swallowed a database error, ``atomic()`` rolls back without an exception, and so
+    does PostgreSQL's COMMIT. Django knows the first case. Reading the row shows the second, and also
+    a transaction that the handler has ended by hand. (libpq's transaction status does not: another
+    transaction may be open by now.)
     """
     from ..models import InboxEntry
 
@@ -162,18 +165,18 @@ def _stands(alias: str, pk: UUID) -> bool:
 
 
 def aliases(settings: Settings | None = None, registry: Registry | None = None) -> list[str]:
-    """Return the databases that have rows of this service's handlers."""
+    """Return the databases of this service's handlers with ``once``."""
     settings, registry = settings or get_settings(), registry or get_registry()
     found = (database(handler, settings) for handler in registry.handlers.values() if handler.once)
     return list(dict.fromkeys(found))
 
 
 def keep(registry: Registry | None = None) -> timedelta:
-    """Return how long rows are kept at the least: twice any retry schedule, or 30 days.
+    """Return the shortest time that rows are kept: twice the longest retry schedule, or 30 days.
 
-    A row stands where the handler has handled the event, so only another copy can come after it:
-    one that waits for a retry of its own, whose next attempt finds the row and ends it, or one
-    that waits in a queue. A replay has no such limit; rows of archived events stay (:func:`prune`).
+    After a row is inserted, only another copy of the event can arrive: a retry, whose attempt finds
+    the row and ends, or one that is still queued. A replay has no such limit, so rows of archived
+    events are kept (:func:`prune`).
     """
     handlers = (registry or get_registry()).handlers.values()
     longest = max((h.policy.total() for h in handlers if h.once), default=0.0)
@@ -181,7 +184,7 @@ def keep(registry: Registry | None = None) -> timedelta:
 
 
 def databases() -> list[str]:
-    """Return the databases that may have rows: of handlers that were removed or moved too."""
+    """Return the databases that may have rows, including those of removed or moved handlers."""
     from ..models import InboxEntry
 
     own = aliases()
@@ -191,7 +194,7 @@ def databases() -> list[str]:
 
 
 def due(*, before: datetime, service: str | None = None) -> int:
-    """Count what :func:`prune` would delete; changes nothing."""
+    """Return the number of rows that :func:`prune` would delete."""
     return sum(
         len(gone)
         for alias in databases()
@@ -208,31 +211,30 @@ def prune(
     progress: Callable[[int], object] = bool,
     stop: Callable[[], bool] = bool,
 ) -> int:
-    """Delete rows from before a time, but none of an event that archive or outbox have still.
+    """Delete old rows, except those of events that are in the archive or the outbox.
 
-    A row must outlive whatever could bring its event again: queues, delays, the archive, from
-    which it may be replayed as long as it is there, and this service's own outbox, which may
-    have an event that some of its queues have taken (:func:`_coming`).
+    A row must outlive everything that may deliver its event again: queues, delays, the archive,
+    from which it may be replayed, and this service's own outbox (:func:`_open_events`).
 
     Args:
         before: aware, at least :func:`keep` ago.
-        limit: rows at the most, over all databases.
-        service: whose, this one by default.
-        batch_size: rows in one transaction at most, :data:`CHUNK` by default.
-        progress: called after each of them with how many went so far.
-        stop: asked before each whether to end.
+        limit: largest number of rows, over all databases.
+        service: whose rows; this service's by default.
+        batch_size: largest number of rows in a transaction, :data:`CHUNK` by default.
+        progress: called after each transaction with the number of deleted rows so far.
+        stop: called before each transaction; True ends.
 
     Returns:
-        how many.
+        the number of deleted rows.
 
     Raises:
-        ValueError: *before* is later than that.
+        ValueError: *before* is too late.
     """
     latest = datetime.now(UTC) - keep()
     if before > latest:
         raise ValueError(
-            f"inbox rows are kept for at least {keep()}, because an event may come again as long; "
-            f"before= is {before}, and at the latest {latest}"
+            f"inbox rows are kept for at least {keep()}, since their events may be delivered again "
+            f"until then. before= is {before}, and must not be later than {latest}"
         )
     total, most = 0, batch_size or CHUNK
 
@@ -257,34 +259,34 @@ def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
 def _pages(
     rows: QuerySet[InboxEntry], before: datetime, size: Callable[[], int]
 ) -> Iterator[list[UUID]]:
-    """Return the ids of rows that can go, oldest first, page by page.
+    """Return the ids of rows that can be deleted, oldest first, page by page.
 
     Args:
-        size: asked for the next page's; 0 ends it.
+        size: returns the size of the next page; 0 ends.
     """
-    coming = _coming()
+    open_events = _open_events()
     page = rows.filter(handled_at__lt=before).order_by("handled_at", "pk")
     while wanted := size():
         found = list(page.values_list("pk", "event_id", "handled_at")[:wanted])
         if not found:
             break
         kept: set[str] = set()
-        for events in coming:
+        for events in open_events:
             ids = {row[1] for row in found} - kept
             kept.update(events.filter(event_id__in=ids).values_list("event_id", flat=True))
         yield [pk for pk, event_id, _ in found if event_id not in kept]
-        # Those that stay are not looked at again.
+        # Rows that are kept are not read again.
         last, _, at = found[-1]
         page = rows.filter(
             Q(handled_at__gt=at) | Q(pk__gt=last), handled_at__gte=at, handled_at__lt=before
         ).order_by("handled_at", "pk")
 
 
-def _coming() -> list[QuerySet[Any]]:
-    """Return the rows whose events may come again: open ones of the archive, all of the outbox.
+def _open_events() -> list[QuerySet[Any]]:
+    """Return the rows whose events may be delivered again: open archived events, all of the outbox.
 
-    An outbox's row whose publish has failed, or that somebody discarded and may restore, can be
-    of an event that another queue took, so that its handler has handled it.
+    An event in the outbox may have reached some of its queues although its publish has failed or
+    it was discarded, so that its handler has handled it. It may be published or restored later.
     """
     from ..models import ArchivedEvent
 

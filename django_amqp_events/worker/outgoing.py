@@ -1,6 +1,6 @@
-"""What a verdict publishes, and what it announces. Pure but for the signals.
+"""Build the message that a verdict publishes, and announce the verdict.
 
-The worker's settlement and the in-memory broker carry out verdicts with the same copies.
+The worker's settlement and the in-memory broker use the same code. Pure but for log and signals.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """Builds what a verdict publishes. Pure but for the time, which is an argument.
+    """Builds the message that a verdict publishes. Pure; the time is an argument.
 
     Attributes:
         worker: name of the worker, for history and archive.
         delays: the declared delays in seconds.
-        home: the queue that retries come back to, ``""`` for that of their handlers.
+        home: the queue to which retries return, ``""`` for the queue of their handler.
     """
 
     settings: Settings
@@ -41,7 +41,7 @@ class Copies:
     home: str = ""
 
     def build(self, reading: Reading, verdict: Verdict, now: datetime) -> Message | None:
-        """Return the message of *verdict*, ``None`` where nothing is to be published."""
+        """Return the message of *verdict*, ``None`` if it publishes nothing."""
         event, handler = reading.event, reading.handler
         if verdict.kind == "handled":
             if event is None or handler is None or event.replay_id is None:
@@ -92,7 +92,7 @@ class Copies:
         return None
 
     def postponed(self, reading: Reading, now: datetime) -> Message:
-        """Return the copy that goes round again because the event is not due yet."""
+        """Return the message that delays an event again, since it is not due yet."""
         event, handler = reading.known
         progress = reading.progress
         return self.delayed(
@@ -133,13 +133,13 @@ class Copies:
 def announce(
     service: str, reading: Reading, verdict: Verdict | None, *, with_traceback: bool = False
 ) -> bool:
-    """Log and send the signal of what has become of a delivery; receivers cannot change it.
+    """Log a retry's or archived event's verdict and send its signal.
 
     Args:
-        with_traceback: log the traceback too, where Celery's own log goes nowhere.
+        with_traceback: whether to log the traceback, for processes without Celery's own log.
 
     Returns:
-        whether anybody listened, who may have left a database connection behind.
+        whether a receiver ran, which may have left a database connection open.
     """
     if verdict is None or verdict.kind not in ("retry", "archive"):
         return False
@@ -150,12 +150,12 @@ def announce(
         signal, extra = signals.event_retried, {"due_at": verdict.due_at}
     else:
         signal, extra = signals.event_archived, {"reason": verdict.reason}
-        why = exception or verdict.detail
+        cause = exception or verdict.detail
         if with_traceback and verdict.failure is not None and verdict.failure.traceback:
-            why = f"{verdict.detail}\n{verdict.failure.traceback.rstrip()}"
-        # Line by line: an exception may say what a publisher has said.
-        why = "\n".join(map(text.shown, why.split("\n")))
-        logger.error("archived %s (%s): %s", reading.title, verdict.reason, why)
+            cause = f"{verdict.detail}\n{verdict.failure.traceback.rstrip()}"
+        # Escaped line by line: an exception's text may contain a publisher's data.
+        cause = "\n".join(map(text.shown, cause.split("\n")))
+        logger.error("archived %s (%s): %s", reading.title, verdict.reason, cause)
     return bool(
         signal.send_robust(
             service, handler=handler, event=reading.event, exception=exception, **extra

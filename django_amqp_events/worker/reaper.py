@@ -1,11 +1,10 @@
-"""The reaper: runs alone what nobody answered for, and says in the end that it is poison.
+"""The reaper: run each event in the graveyard alone, and archive it if it is poison.
 
-An event is in the graveyard because its deliveries ended without an answer: its worker was killed,
-or only sat beside the one that was. Being there is no verdict; it means "run alone". A Celery
-worker with one process and one message in hand does that, so time limits, results and signals are
-those of any handler. What kills the process twice goes to the archive. What kills the reaper
-itself is moved on by the broker, to the queue ``dead``, from which it is archived undecoded; and
-where even that cannot be done, to the abyss.
+An event is in the graveyard because its deliveries ended without a settlement: it killed its
+worker, or was prefetched by a worker that another event killed. A Celery worker with one process
+and a prefetch count of one runs it, so time limits, results and signals work as usual. An event
+that kills the process twice is archived. If it kills the reaper itself, RabbitMQ moves it to the
+queue ``dead``, from which it is archived undecoded; if even that fails, to the abyss.
 """
 
 from __future__ import annotations
@@ -32,19 +31,21 @@ from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
-#: Times that an event may end the process that runs it alone.
+#: Number of processes that an event may kill when it runs alone.
 DEATHS: Final = 2
-#: Seconds between looks whether ``dead`` is empty; for how long the first of it is waited for,
-#: whatever its length is said to be (a busy quorum queue says 0); and for how long the next.
-LOOK: Final = 0.2
-GRACE: Final = 1.0
-PATIENCE: Final = 10.0
+#: Seconds between two checks whether ``dead`` is empty.
+CHECK_INTERVAL: Final = 0.2
+#: Seconds to wait for its first message even if RabbitMQ reports it empty, as it does of a busy
+#: quorum queue.
+FIRST_TIMEOUT: Final = 1.0
+#: Seconds to wait for each further message.
+NEXT_TIMEOUT: Final = 10.0
 
 
 class Isolation(Settler):
-    """Counts who ends the process; in this worker it can be nobody else's fault."""
+    """Settles events that run alone, so that an event is known to have killed its process."""
 
-    #: Seconds that a handler without a time limit has here.
+    #: Time limit in seconds of a handler without one.
     time_limit: float = HOLD
 
     def __init__(self, **kwargs: Any) -> None:
@@ -60,7 +61,7 @@ class Isolation(Settler):
         key = _key(delivery)
         self._deaths[key] += 1
         if self._deaths[key] < DEATHS:
-            logger.warning("%s ended its process; it is run alone once more", delivery.title)
+            logger.warning("%s killed its process; it is run alone once more", delivery.title)
             return REQUEUE
         times = self._deaths.pop(key)
         return Verdict(
@@ -88,20 +89,20 @@ def _key(delivery: Delivery) -> tuple[str, ...]:
 
 
 class ReaperStep(EventStep):
-    """Consumes the graveyard and, before it, what lies behind it; one message at a time."""
+    """Consumes the graveyard and, before it, ``dead``; one message at a time."""
 
     label = "AMQP events reaper"
     settler_class = Isolation
     alone = True
     settler: Isolation
 
-    #: Seconds that a handler without a time limit has here, below the broker's consumer timeout.
+    #: Time limit in seconds of a handler without one, below RabbitMQ's consumer timeout.
     time_limit: float = HOLD
-    #: Messages that were in ``dead`` and are not forwarded yet, and until when to wait for them:
-    #: another reaper may have taken some. And until when to wait in any case.
+    #: Messages of ``dead`` that are not archived yet. Another reaper may have received some, so
+    #: they are waited for until a time (monotonic), and in any case until another.
     _left = 0
-    _until = 0.0
-    _grace = 0.0
+    _next_deadline = 0.0
+    _first_deadline = 0.0
 
     @classmethod
     def known(cls, settings: Settings, registry: Registry) -> set[str]:
@@ -110,7 +111,7 @@ class ReaperStep(EventStep):
 
     @staticmethod
     def home(names: Names) -> str:
-        # A retry comes back to where it is alone.
+        # So that a retry runs alone as well.
         return names.graveyard
 
     @property
@@ -123,29 +124,32 @@ class ReaperStep(EventStep):
         for name in self.registry.handlers:
             task = c.app.tasks[name]
             if task.time_limit is None and c.app.conf.task_time_limit is None:
-                # One that hangs would keep the others waiting until the consumer timeout, and
-                # again and again: it may be here because it outlasted that.
+                # An event may be here because its run exceeded the consumer timeout. Without a
+                # limit it would block the others until then, each time.
                 task.time_limit = self.time_limit
 
     def _next(self, connection: Any) -> None:
         """Empty ``dead`` before the graveyard is consumed.
 
-        What is in it has ended reapers, and must find none with another message in hand: each end
-        counts for that one too.
+        A message in ``dead`` has killed reapers. If it does so again, each other message that the
+        reaper has received counts one delivery more.
         """
         if self._stale(connection) or not self._pending:
             return
         head = self._pending[0]
         if head == self.names.dead:
             self._left = self._ready(connection, head)
-            self._until = monotonic() + PATIENCE
-            self._grace = monotonic() + GRACE
+            self._wait_for_dead()
         elif head == self.names.graveyard and monotonic() < (
-            self._until if self._left > 0 else self._grace
+            self._next_deadline if self._left > 0 else self._first_deadline
         ):
-            self.c.timer.call_after(LOOK, self._turn, (connection,))
+            self.c.timer.call_after(CHECK_INTERVAL, self._turn, (connection,))
             return
         super()._next(connection)
+
+    def _wait_for_dead(self) -> None:
+        self._next_deadline = monotonic() + NEXT_TIMEOUT
+        self._first_deadline = monotonic() + FIRST_TIMEOUT
 
     def _ready(self, connection: Any, queue: str) -> int:
         if self._probe is None or self._probe.connection is None:
@@ -165,30 +169,32 @@ class ReaperStep(EventStep):
         super()._dispatch(delivery)
 
     def _forward(self, delivery: Delivery) -> None:
-        """Archive a message that killed the reaper, without reading its body."""
-        self._until, self._grace = monotonic() + PATIENCE, monotonic() + GRACE
+        """Archive a message that killed the reaper, without decoding its body."""
+        self._wait_for_dead()
         delivery.received = received = self._original(delivery.received)
-        trusted = self.dispatcher.trusts(received)
+        trusted = self.dispatcher.is_trusted(received)
         if not received.unreadable:
             try:
                 delivery.event, delivery.progress = decoding.identify(received, trusted=trusted)
-                delivery.handler = self.dispatcher.whose(
+                delivery.handler = self.dispatcher.find_handler(
                     received, delivery.event, delivery.progress
                 )
             except Malformed as exc:
-                logger.warning("a message of %r cannot be read: %s", self.names.dead, exc.detail)
+                logger.warning(
+                    "a message in %r has invalid headers: %s", self.names.dead, exc.detail
+                )
         self.settler.settle(
             delivery,
             Verdict(
                 kind="archive",
                 reason="poison",
-                detail="whoever took it ended without an answer, the reaper too",
+                detail="each worker that received it ended without settling it, the reaper included",
             ),
         )
         self._left -= 1
 
     def _original(self, received: Received) -> Received:
-        """Return a message as it was in its handler's queue: the broker says where that was."""
+        """Return a message as it was in its handler's queue, by RabbitMQ's headers on its death."""
         death = _death(received, received.routing_key)
         if death is not None:
             keys = death.get("routing-keys")
@@ -200,7 +206,7 @@ class ReaperStep(EventStep):
                 else received.routing_key,
             )  # fmt: skip
         if received.exchange == self.names.return_:
-            # A retry that came back here, or died here: its handler's name is in a header of ours.
+            # A retry that returned to the graveyard; one of our headers has its handler's name.
             name = received.headers.get(headers.EVENT_HANDLER)
             handler = self.registry.handlers.get(name) if isinstance(name, str) else None
             if handler is not None:
@@ -209,7 +215,7 @@ class ReaperStep(EventStep):
 
 
 def _death(received: Received, queue: str) -> Mapping[str, Any] | None:
-    """Return the broker's entry about a message's death in *queue*."""
+    """Return RabbitMQ's record of a message's death in *queue*."""
     deaths = received.headers.get("x-death")
     for death in deaths if isinstance(deaths, list) else ():
         if isinstance(death, Mapping) and death.get("queue") == queue:

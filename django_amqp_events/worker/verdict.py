@@ -1,4 +1,4 @@
-"""What becomes of a delivery: a pure decision from policy, attempt, exception and time."""
+"""Decide what is done with a delivery, from policy, attempt, exception and time. Pure."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ Kind = Literal["handled", "retry", "archive", "requeue"]
 
 
 class InvalidArguments(ControlFlow):
-    """The payload cannot be bound to the handler; no retry will change that."""
+    """The payload cannot be bound to the handler; a retry would fail again."""
 
 
 class Unsupported(ControlFlow):
-    """The handler asked for something that makes no sense for an event."""
+    """The handler used a feature of Celery's that events do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What is done with a delivery.
 
-    Plain data, so that it travels from a pool child whatever the handler raised.
+    Plain data, so that a pool process can return it whatever the handler raised.
 
     Attributes:
         kind: ``handled`` and ``requeue`` settle it at once; ``retry`` and ``archive``
@@ -53,7 +53,7 @@ class Verdict:
     failure: Failure | None = None
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # The one of nearly every run comes from a pool's process by its name.
+        # The most frequent one is pickled by its name.
         if self is HANDLED:
             return "HANDLED"
         return _verdict, (self.kind, self.due_at, self.reason, self.detail, self.failure)
@@ -62,7 +62,7 @@ class Verdict:
 def _verdict(
     kind: Kind, due_at: datetime | None, reason: str, detail: str, failure: Failure | None
 ) -> Verdict:
-    """Make a verdict of the values of its fields."""
+    """Return a verdict with these fields; unpickling calls it."""
     return Verdict(kind=kind, due_at=due_at, reason=reason, detail=detail, failure=failure)
 
 
@@ -79,14 +79,14 @@ def decide(
     random: float,
     tracebacks: bool = True,
 ) -> Verdict:
-    """Say what becomes of a delivery whose handler raised *exc*.
+    """Return the verdict for a delivery whose handler raised *exc*.
 
     Args:
-        attempt: the attempt that raised; 1 is the first run.
+        attempt: the attempt that raised; the first is 1.
         now: aware; the retry is due from here.
         random: a number in [0, 1] for jitter.
-        tracebacks: whether the failure of a retry has one too. No message carries it, and to
-            write it takes longer than all else that is done for a retry.
+        tracebacks: whether the failure of a retry has one. No message carries it, and formatting
+            it takes longer than everything else that is done for a retry.
     """
     if isinstance(exc, Reject):
         if exc.requeue:
@@ -99,7 +99,7 @@ def decide(
     if isinstance(exc, Ignore):
         return HANDLED
     if isinstance(exc, Retry):
-        return _asked(exc, policy, attempt, now, random, tracebacks)
+        return _requested(exc, policy, attempt, now, random, tracebacks)
     if isinstance(exc, InvalidArguments):
         return Verdict(kind="archive", reason="arguments", detail=str(exc), failure=describe(exc))
     if isinstance(exc, Unsupported):
@@ -116,7 +116,7 @@ def decide(
     )
 
 
-def _asked(
+def _requested(
     exc: Retry,
     policy: RetryPolicy,
     attempt: int,
@@ -124,7 +124,7 @@ def _asked(
     random: float,
     tracebacks: bool,
 ) -> Verdict:
-    """Decide for a handler that called ``self.retry(…)``."""
+    """Return the verdict for a handler that called ``self.retry(…)``."""
     cause = exc.__cause__
     if isinstance(exc.when, datetime):
         delay = (exc.when - now).total_seconds()
@@ -148,8 +148,8 @@ def _retry_or_archive(
     max_retries: int | None = None,
     at: TracebackType | None = None,
 ) -> Verdict:
-    # retry(exc=ValueError()) and Reject(ValueError()) carry an exception that was never raised:
-    # the place is where the handler gave up.
+    # retry(exc=ValueError()) and Reject(ValueError()) carry an exception that was never raised, so
+    # its place is where the handler raised the Retry or Reject.
     exhausted = policy.exhausted(attempt, max_retries)
     failure = describe(exc, exc.__traceback__ or at, traced=exhausted or tracebacks)
     if exhausted:
@@ -165,10 +165,10 @@ def _retry_or_archive(
 def describe(
     exc: BaseException, tb: TracebackType | None = None, *, traced: bool = True
 ) -> Failure:
-    """Put an exception into words, bounded, whatever its ``__str__`` does.
+    """Describe an exception as text of limited length, whatever its ``__str__`` does.
 
     Args:
-        traced: with its traceback.
+        traced: whether to include the traceback.
     """
     tb = tb or exc.__traceback__
     cls = type(exc)
@@ -200,7 +200,7 @@ def describe(
 
 
 def _ends(text: str, limit: int) -> str:
-    """Cut the middle out: the frames come first, and a long message must not push them out."""
+    """Cut out the middle, so that a long message does not displace the frames before it."""
     if len(text) <= limit:
         return text
     half = (limit - len(_CUT)) // 2

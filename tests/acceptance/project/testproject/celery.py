@@ -46,6 +46,28 @@ app.autodiscover_tasks(["testproject"])
 add_options(app)
 
 
+def _change_libraries() -> None:
+    """Do without private names of Celery and billiard.
+
+    ``TESTPROJECT_RENAMED`` is a method of Celery's Request that a newer version has renamed;
+    ``TESTPROJECT_WITHOUT`` is a list of names in ``*_internals`` whose probe is to fail.
+    """
+    from celery.worker.request import Request
+
+    from django_amqp_events.broker.private_names import PrivateName
+    from django_amqp_events.worker import billiard_internals, celery_internals
+
+    if renamed := os.environ.get("TESTPROJECT_RENAMED"):
+        setattr(Request, f"{renamed}_renamed", getattr(Request, renamed))
+        delattr(Request, renamed)
+    for feature in os.environ.get("TESTPROJECT_WITHOUT", "").split():
+        (module,) = (m for m in (billiard_internals, celery_internals) if hasattr(m, feature))
+        setattr(module, feature, (PrivateName(f"celery:{feature}", "test it"),))
+
+
+_change_libraries()
+
+
 @worker_init.connect
 def _patch(**_: object) -> None:
     """Shorten what would take half an hour."""

@@ -1,0 +1,106 @@
+"""A worker without private names of its libraries: it refuses to start, or works more slowly."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+
+import pytest
+
+from django_amqp_events.message.messages import task_id
+
+from ..conftest import Make
+from ..harness import Archive, Eyes, Service, until
+
+ACT = "core.act"
+QUEUE = "core.testproject.act"
+#: In celery_internals and billiard_internals.
+FEATURES = (
+    "CHUNKS",
+    "QUIET_RETRIES",
+    "ACKS_WHILE_STOPPING",
+    "COLD_SHUTDOWN",
+    "KEEP_RESULTS",
+    "FINISH_WRITES",
+)
+
+
+@pytest.mark.parametrize("name", ["_announce_revoked", "_context"])
+def test_a_worker_refuses_to_start_without_a_name_that_it_needs(
+    fresh_eyes: Eyes, service: Make, name: str
+) -> None:
+    core: Service = service(fresh_eyes, environ={"TESTPROJECT_RENAMED": name})
+    core.declare()
+    worker = core.worker("prefork", 1)
+    assert worker.wait(60) == 1
+    assert "this worker does not start: celery 5" in worker.log
+    assert f"celery.worker.request:Request.{name} does not exist" in worker.log
+    assert "archive an event that remote control revokes" in worker.log
+    assert "Install another version of celery" in worker.log
+    assert fresh_eyes.consumers(QUEUE) == 0
+
+
+def core_with(service: Make, eyes: Eyes, missing: str) -> Service:
+    """A service whose workers do without a feature, or without any fast path."""
+    if missing == "FAST_PATHS":
+        made = service(eyes, events={"FAST_PATHS": []})
+    else:
+        made = service(eyes, environ={"TESTPROJECT_WITHOUT": missing})
+    made.declare()
+    return made
+
+
+@pytest.mark.parametrize("missing", [*FEATURES, "FAST_PATHS", " ".join(FEATURES)])
+def test_events_are_handled_retried_archived_and_revoked(
+    fresh_eyes: Eyes, service: Make, missing: str
+) -> None:
+    core = core_with(service, fresh_eyes, missing)
+    plans = [["ok"] for _ in range(40)] + [["fail", "ok"], ["fail"], ["file:go"]]
+    messages = [fresh_eyes.message(ACT, {"plan": plan}) for plan in plans]
+    *handled, retried, failed, running = [message.event_id for message in messages]
+    revoked = fresh_eyes.message(ACT, {"plan": ["ok"]})
+    worker = core.worker("prefork", 2, "-Q", QUEUE, "--prefetch-multiplier", "20").wait_ready()
+    name = task_id("tests", revoked.event_id, "testproject.act", None)
+    assert fresh_eyes.app.control.revoke(name, reply=True, timeout=5, limit=1)
+
+    fresh_eyes.send(*messages, revoked)
+    archive = Archive(fresh_eyes)
+    assert archive.wait(failed)["reason"] == "exhausted"
+    assert archive.wait(revoked.event_id)["reason"] == "revoked"
+    until(lambda: core.runs(retried, "end") and core.runs(running))
+    # The event that runs is handled and acked before the worker ends.
+    worker.signal(signal.SIGTERM)
+    until(lambda: fresh_eyes.consumers(QUEUE) == 0)
+    (core.where / "go").touch()
+    assert worker.wait(60) == 0
+
+    fresh_eyes.empty(QUEUE)
+    ends = Counter(line["event"] for line in core.ledger(what="end"))
+    assert ends == Counter([*handled, retried, running])
+    for feature in missing.split():
+        if feature in FEATURES and feature not in ("COLD_SHUTDOWN", "FINISH_WRITES"):
+            assert worker.log.count(f"celery:{feature} does not exist") == 1
+
+
+@pytest.mark.parametrize("missing", ["COLD_SHUTDOWN", "FINISH_WRITES"])
+def test_a_cold_shutdown(fresh_eyes: Eyes, service: Make, missing: str) -> None:
+    core = core_with(service, fresh_eyes, missing)
+    event_id = fresh_eyes.event(ACT, {"plan": ["file:go"]})
+    worker = core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
+    until(lambda: core.runs(event_id))
+    worker.signal(signal.SIGQUIT)
+    worker.wait(60)
+    assert f"celery:{missing} does not exist" in worker.log
+    (core.where / "go").touch()
+    core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
+    until(lambda: core.runs(event_id, "end"))
+    fresh_eyes.empty(QUEUE)
+
+
+def test_stats_show_that_chunks_are_off(fresh_eyes: Eyes, service: Make) -> None:
+    core = core_with(service, fresh_eyes, "CHUNKS")
+    core.worker("prefork", 1, "-Q", QUEUE).wait_ready()
+    said = core.control("inspect", "stats", "--json")
+    (stats,) = json.loads(said[said.index("{") :]).values()
+    assert stats["amqp_events"]["chunks"] is None

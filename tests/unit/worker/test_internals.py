@@ -1,0 +1,179 @@
+"""The private names of Celery and billiard: probes, and what their uses rely on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+from importlib import import_module
+from operator import attrgetter
+from types import FrameType
+from typing import Any
+
+import pytest
+from billiard import common
+from celery.concurrency import prefork
+from kombu.asynchronous import Hub
+from kombu.message import Message
+from vine import promise
+
+from django_amqp_events.broker import private_names
+from django_amqp_events.broker.private_names import PrivateName
+from django_amqp_events.exceptions import ConfigurationError
+from django_amqp_events.worker import billiard_internals, celery_internals
+from django_amqp_events.worker.celery_internals import AckCallback, event_loop_is_busy
+
+MODULES = (celery_internals, billiard_internals)
+REQUIRED = [(module, name) for module in MODULES for name in module.REQUIRED]
+OPTIONAL = [
+    name
+    for module, features in (
+        (celery_internals, ("CHUNKS", "QUIET_RETRIES", "ACKS_WHILE_STOPPING", "COLD_SHUTDOWN")),
+        (billiard_internals, ("KEEP_RESULTS", "FINISH_WRITES")),
+    )
+    for feature in features
+    for name in getattr(module, feature)
+]
+NAMES = [name for _, name in REQUIRED] + OPTIONAL
+
+
+def owner_of(name: PrivateName) -> tuple[Any, str]:
+    module, _, attribute = name.path.partition(":")
+    owner, _, last = attribute.rpartition(".")
+    found = import_module(module)
+    return (attrgetter(owner)(found) if owner else found), last
+
+
+def changed(*parameters: str) -> Any:
+    """Return a function that takes one parameter more."""
+    source = f"lambda {', '.join([*parameters, 'one_more'])}: None"
+    return eval(source)  # noqa: S307 - parameter names of a library
+
+
+def test_the_installed_libraries_have_all_names() -> None:
+    assert not [problem for name in NAMES if (problem := name.problem())]
+    celery_internals.check()
+    billiard_internals.check()
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name.path)
+def test_a_missing_name_is_noticed(name: PrivateName) -> None:
+    renamed = dataclasses.replace(name, path=f"{name.path}_renamed")
+    assert renamed.problem() == f"{renamed.path} does not exist"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name.parameters is not None], ids=lambda name: name.path
+)
+def test_a_changed_signature_is_noticed(name: PrivateName, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name.parameters is not None
+    owner, last = owner_of(name)
+    monkeypatch.setattr(owner, last, changed(*name.parameters))
+    assert "one_more" in name.problem()
+
+
+@pytest.mark.parametrize(("module", "name"), REQUIRED, ids=lambda value: getattr(value, "path", ""))
+def test_a_worker_does_not_start_without_a_name_that_it_needs(
+    module: Any, name: PrivateName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renamed = dataclasses.replace(name, path=f"{name.path}_renamed")
+    monkeypatch.setattr(module, "REQUIRED", (renamed,))
+    with pytest.raises(ConfigurationError, match="does not exist, which is needed to"):
+        module.check()
+
+
+def test_celery_takes_an_ack_callback_for_an_ack() -> None:
+    written: list[int] = []
+    callback = AckCallback(lambda: written.append(1))
+    assert prefork._is_ack_callback(promise(callback.ack_log_error))
+    assert prefork._is_ack_callback(promise(Message(None).ack_log_error))
+    assert not prefork._is_ack_callback(promise(written.append))
+    promise(callback.ack_log_error)()
+    assert written == [1]
+
+
+def test_a_signal_that_ends_a_pool_process_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "maybe_setsignal", lambda *_: None)
+    monkeypatch.setattr(common, "_should_have_exited", [False])
+    with pytest.raises(SystemExit) as ended:
+        common._shutdown_cleanup(signal.SIGTERM, None)
+    assert billiard_internals.terminated_by_signal(ended.value)
+    assert not billiard_internals.terminated_by_signal(SystemExit(1))
+    assert not billiard_internals.terminated_by_signal(SystemExit(-1))
+
+
+class TestEventLoop:
+    """A signal tells whether it came in a callback or in a poll."""
+
+    @pytest.fixture
+    def hub(self) -> Any:
+        hub = Hub()
+        yield hub
+        hub.close()
+
+    @pytest.fixture
+    def seen(self) -> Any:
+        seen: list[bool] = []
+
+        def handle(_number: int, frame: FrameType | None) -> None:
+            seen.append(event_loop_is_busy(frame))
+
+        before = signal.signal(signal.SIGUSR1, handle)
+        yield seen
+        signal.signal(signal.SIGUSR1, before)
+
+    def test_in_a_callback(self, hub: Any, seen: list[bool]) -> None:
+        hub.call_soon(lambda: signal.raise_signal(signal.SIGUSR1))
+        next(hub.create_loop(), None)
+        assert seen == [True]
+
+    def test_in_a_poll(self, hub: Any, seen: list[bool]) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        reading, writing = os.pipe()
+        hub.add_reader(reading, os.read, reading, 1)
+        polled = threading.Event()
+
+        def interrupt() -> None:
+            # Where a single signal arrives is not known: only the poll answers with False.
+            while False not in seen and not polled.wait(0.01):
+                signal.pthread_kill(main, signal.SIGUSR1)
+            os.write(writing, b"x")
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        try:
+            next(hub.create_loop(), None)
+            assert False in seen
+        finally:
+            polled.set()
+            thread.join()
+            hub.remove(reading)
+            os.close(reading)
+            os.close(writing)
+
+    def test_outside_the_loop(self, seen: list[bool]) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        assert seen == [False]
+
+    def test_without_the_names(
+        self, hub: Any, seen: list[bool], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Then a cold shutdown begins at once, as Celery's own does."""
+        monkeypatch.setattr(celery_internals, "COLD_SHUTDOWN", (PrivateName("celery:no", ""),))
+        hub.call_soon(lambda: signal.raise_signal(signal.SIGUSR1))
+        next(hub.create_loop(), None)
+        assert seen == [False]
+
+
+def test_one_log_line_for_each_feature(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    private_names.available.cache_clear()
+    missing = (PrivateName("celery:renamed", "test it"),)
+    monkeypatch.setattr(celery_internals, "ACKS_WHILE_STOPPING", missing)
+    assert not celery_internals.runs_acks_while_stopping()
+    assert not celery_internals.runs_acks_while_stopping()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("acknowledging while the pool stops is switched off")
