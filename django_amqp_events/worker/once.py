@@ -100,7 +100,7 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
             return result
     except _Known:
         logger.info(
-            "event %r (%s) is skipped: %s has handled it already",
+            "event %r (%s) is skipped, since %s has handled it already",
             event.name,
             event.id,
             handler.name,
@@ -144,9 +144,9 @@ def _can_commit(alias: str, pk: UUID) -> bool:
     """Return True if the transaction that has inserted the row *pk* can still be committed.
 
     If the handler swallowed a database error, ``atomic()`` rolls back without an exception, and so
-    does PostgreSQL's COMMIT. Django knows the first case. Reading the row shows the second, and also
-    a transaction that the handler has ended by hand. (libpq's transaction status does not: another
-    transaction may be open by now.)
+    does PostgreSQL's COMMIT. Django knows the first case. Reading the row shows the second, and
+    also a transaction that the handler has ended by hand. (libpq's transaction status does not:
+    another transaction may be open by now.)
     """
     from ..models import InboxEntry
 

@@ -188,7 +188,7 @@ class ReaperStep(EventStep):
             Verdict(
                 kind="archive",
                 reason="poison",
-                detail="each worker that received it ended without settling it, the reaper included",
+                detail="each worker that received it ended without settling it, also the reaper",
             ),
         )
         self._left -= 1

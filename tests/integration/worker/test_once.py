@@ -82,7 +82,7 @@ def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptur
         signals.event_skipped.disconnect(hear)
     assert effects() == [event.id]
     assert heard == [("billing", "books.write", event.id)]
-    assert f"({event.id}) is not run again: books.write has handled it" in caplog.text
+    assert f"({event.id}) is skipped, since books.write has handled it" in caplog.text
     (entry,) = InboxEntry.objects.using(ALIAS)
     assert (entry.service, entry.handler, entry.source) == ("billing", "books.write", "shop")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from billiard import common
+from billiard.pool import ApplyResult
 from celery.concurrency import prefork
 from kombu.asynchronous import Hub
 from kombu.message import Message
@@ -177,3 +178,22 @@ def test_one_log_line_for_each_feature(
     assert not celery_internals.runs_acks_while_stopping()
     (record,) = caplog.records
     assert record.getMessage().startswith("acknowledging while the pool stops is switched off")
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_pool_keeps_the_result_of_a_job_that_a_process_has_received(
+    missing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing:
+        names = (PrivateName("billiard:renamed", "test it"),)
+        monkeypatch.setattr(billiard_internals, "KEEP_RESULTS", names)
+    cache: dict[int, Any] = {}
+    results = [ApplyResult(cache, None) for _ in range(3)]
+    written, accepted, _waiting = results
+    written._write_to = accepted._write_to = object()
+    accepted._ack(None, 0, 1, None)
+    for result in results:
+        billiard_internals.keep_result(result)
+        result.discard()
+    billiard_internals.keep_result(None)
+    assert list(cache.values()) == ([] if missing else [written])
