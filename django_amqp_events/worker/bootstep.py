@@ -374,7 +374,7 @@ class EventStep(bootsteps.StartStopStep):
         self.c.timer.call_after(wait, again)
 
     def _cancelled(self, connection: Any, queue: str, consumer_tag: str) -> None:
-        """Consume a queue again whose consumer RabbitMQ cancelled: it was deleted, or moved."""
+        """Consume a queue again: it was deleted, or its consumer exceeded the consumer timeout."""
         self._tags.pop(queue, None)
         logger.warning("RabbitMQ cancelled the consumer of %r; consuming it again", queue)
         self._soon(connection, queue, MISSING_BACKOFF[0])

@@ -14,15 +14,17 @@ from ..broker.private_names import available
 from ..conf import Settings
 from . import celery_internals
 from .acks import Acks
-from .fast import chunks
-from .fast.batched_acks import BatchedAcks
+from .fast import batched_acks, chunks
 from .fast.quiet_retries import QuietRetries
 from .request import Chunking
 
 
 def acks(settings: Settings, errors: tuple[type[BaseException], ...]) -> Acks:
     """Return what writes acks."""
-    return BatchedAcks(errors) if "acks" in settings.fast_paths else Acks(errors)
+    batched = "acks" in settings.fast_paths and available(
+        "amqp", "acknowledging in batches", batched_acks.NAMES
+    )
+    return batched_acks.BatchedAcks(errors) if batched else Acks(errors)
 
 
 def trace_info() -> type[TraceInfo]:

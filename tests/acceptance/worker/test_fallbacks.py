@@ -17,6 +17,7 @@ ACT = "core.act"
 QUEUE = "core.testproject.act"
 #: In celery_internals and billiard_internals.
 FEATURES = (
+    "BATCHED_ACKS",
     "CHUNKS",
     "QUIET_RETRIES",
     "ACKS_WHILE_STOPPING",
@@ -24,6 +25,7 @@ FEATURES = (
     "KEEP_RESULTS",
     "FINISH_WRITES",
 )
+FOUND_AT_START = FEATURES[:4]
 
 
 @pytest.mark.parametrize("name", ["_announce_revoked", "_context"])
@@ -79,7 +81,7 @@ def test_events_are_handled_retried_archived_and_revoked(
     ends = Counter(line["event"] for line in core.ledger(what="end"))
     assert ends == Counter([*handled, retried, running])
     for feature in missing.split():
-        if feature in ("CHUNKS", "QUIET_RETRIES", "ACKS_WHILE_STOPPING"):
+        if feature in FOUND_AT_START:
             assert worker.log.count(f"celery:{feature} does not exist") == 1
 
 

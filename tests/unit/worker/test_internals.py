@@ -24,6 +24,7 @@ from django_amqp_events.broker.private_names import PrivateName
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.worker import billiard_internals, celery_internals
 from django_amqp_events.worker.celery_internals import AckCallback, event_loop_is_busy
+from django_amqp_events.worker.fast import batched_acks
 
 MODULES = (celery_internals, billiard_internals)
 REQUIRED = [(module, name) for module in MODULES for name in module.REQUIRED]
@@ -35,7 +36,7 @@ OPTIONAL = [
     )
     for feature in features
     for name in getattr(module, feature)
-]
+] + list(batched_acks.NAMES)
 NAMES = [name for _, name in REQUIRED] + OPTIONAL
 
 

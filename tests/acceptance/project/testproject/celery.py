@@ -56,13 +56,19 @@ def _change_libraries() -> None:
 
     from django_amqp_events.broker.private_names import PrivateName
     from django_amqp_events.worker import billiard_internals, celery_internals
+    from django_amqp_events.worker.fast import batched_acks
 
     if renamed := os.environ.get("TESTPROJECT_RENAMED"):
         setattr(Request, f"{renamed}_renamed", getattr(Request, renamed))
         delattr(Request, renamed)
     for feature in os.environ.get("TESTPROJECT_WITHOUT", "").split():
-        (module,) = (m for m in (billiard_internals, celery_internals) if hasattr(m, feature))
-        setattr(module, feature, (PrivateName(f"celery:{feature}", "test it"),))
+        if feature == "BATCHED_ACKS":
+            module, name = batched_acks, "NAMES"
+        else:
+            modules = billiard_internals, celery_internals
+            (module,) = (module for module in modules if hasattr(module, feature))
+            name = feature
+        setattr(module, name, (PrivateName(f"celery:{feature}", "test it"),))
 
 
 _change_libraries()
