@@ -386,6 +386,6 @@ class Settler:
             self._answer(job.delivery, ack=False)
             return
         self._close(job.delivery)
-        logger.warning("publishing %s failed, the next try is in %.1f s: %s", what, wait, error)
+        logger.warning("publishing %s failed, it is repeated in %.1f s: %s", what, wait, error)
         with self._wake:
             self._jobs.append(job)

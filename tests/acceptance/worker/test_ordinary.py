@@ -179,7 +179,7 @@ def test_task_queues_that_name_one_of_ours_are_refused(fresh_eyes: Eyes, service
     mixed.declare()
     worker = mixed.worker("threads", 1)
     assert worker.wait() != 0
-    assert "take the handlers' queues out of it" in worker.log
+    assert "Remove the handlers' queues from it" in worker.log
 
 
 @pytest.mark.parametrize("name", ["gevent", "eventlet"])

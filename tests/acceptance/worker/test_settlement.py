@@ -1,4 +1,4 @@
-"""The copy cannot be published: the delivery is held, and the handler is not run again."""
+"""A message cannot be published: the delivery is held, and the handler is not run again."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def delete_queue(eyes: Eyes, name: str) -> None:
 def held(service: Service, event_id: str, times: int) -> bool:
     """Say whether the log tells of so many failed publishes for an event."""
     log = "".join(path.read_text() for path in service.where.glob("*.log"))
-    return sum(event_id in line and " is held" in line for line in log.splitlines()) >= times
+    return (
+        sum(event_id in line and "it is repeated in" in line for line in log.splitlines()) >= times
+    )
 
 
 @pytest.mark.parametrize("what", ["exchange", "queue"])
@@ -136,7 +138,7 @@ def test_held_until_the_limit_then_given_back(fresh_eyes: Eyes, service: Make) -
     assert [line["attempt"] for line in runs[:2]] == [1, 1]
     assert [line["redelivered"] for line in runs[:2]] == [False, True]
     assert runs[1]["at"] - runs[0]["at"] >= 0.5, "it was held first"
-    assert "gave event" in worker.log
+    assert "is requeued after" in worker.log
     assert [line["attempt"] for line in core.runs(event_id, "end")] == [2]
 
 

@@ -207,7 +207,7 @@ def test_with_several_brokers_the_refusal_of_one_ends_nothing(
 
 def test_a_worker_of_other_queues_says_so(fresh_eyes: Eyes, service: Make) -> None:
     worker = service(fresh_eyes).worker("solo", 1, "-Q", "others").wait_ready()
-    assert "this worker consumes no handler's queue, as its -Q and -X say" in worker.log
+    assert "this worker consumes no handler's queue, because of its options -Q and -X" in worker.log
 
 
 def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, service: Make) -> None:
