@@ -39,7 +39,7 @@ def delete_queue(eyes: Eyes, name: str) -> None:
 
 
 def held(service: Service, event_id: str, times: int) -> bool:
-    """Say whether the log tells of so many failed publishes for an event."""
+    """Return True if the log has so many failed publishes of an event."""
     log = "".join(path.read_text() for path in service.where.glob("*.log"))
     return (
         sum(event_id in line and "it is repeated in" in line for line in log.splitlines()) >= times
