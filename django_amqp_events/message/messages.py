@@ -112,9 +112,6 @@ class Received:
     @property
     def deaths(self) -> list[dict[str, Any]]:
         """The broker's own death history, reduced to JSON types; not always newest first."""
-        deaths = self.headers.get("x-death")
-        if not isinstance(deaths, list):
-            return []
         return [
             {
                 "queue": as_text(death.get("queue")),
@@ -124,9 +121,21 @@ class Received:
                 "exchange": as_text(death.get("exchange")),
                 "routing_keys": as_texts(death.get("routing-keys")),
             }
-            for death in deaths[:16]
+            for death in self._x_death[:16]
             if isinstance(death, Mapping)
         ]
+
+    def death_in(self, queue: str) -> Mapping[str, Any] | None:
+        """Return RabbitMQ's record of the message's death in a queue, ``None`` without one."""
+        for death in self._x_death:
+            if isinstance(death, Mapping) and death.get("queue") == queue:
+                return death
+        return None
+
+    @property
+    def _x_death(self) -> list[Any]:
+        deaths = self.headers.get("x-death")
+        return deaths if isinstance(deaths, list) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

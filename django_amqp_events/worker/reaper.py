@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
 from typing import Any, Final
@@ -195,7 +194,7 @@ class ReaperStep(EventStep):
 
     def _original(self, received: Received) -> Received:
         """Return a message as it was in its handler's queue, by RabbitMQ's headers on its death."""
-        death = _death(received, received.routing_key)
+        death = received.death_in(received.routing_key)
         if death is not None:
             keys = death.get("routing-keys")
             received = replace(
@@ -212,12 +211,3 @@ class ReaperStep(EventStep):
             if handler is not None:
                 return replace(received, queue=handler.queue)
         return received
-
-
-def _death(received: Received, queue: str) -> Mapping[str, Any] | None:
-    """Return RabbitMQ's record of a message's death in *queue*."""
-    deaths = received.headers.get("x-death")
-    for death in deaths if isinstance(deaths, list) else ():
-        if isinstance(death, Mapping) and death.get("queue") == queue:
-            return death
-    return None
