@@ -21,82 +21,81 @@ TEXTS: Final[Mapping[str, str]] = {
     "overdue": "it is replaying and overdue; --force replays it, and may run it twice",
     # -- replay
     "backend": _(
-        "a replay needs RabbitMQ, which its outcome comes back through, and "
-        "AMQP_EVENTS['BACKEND'] is %(backend)s; nothing was published"
+        "a replay needs RabbitMQ, but AMQP_EVENTS['BACKEND'] is %(backend)s; nothing was published"
     ),
     "body-too-large": _(
-        "its body has %(size)s bytes, MAX_BODY is %(most)s; raise it first, here and in the workers"
+        "the body has %(size)s bytes and MAX_BODY is %(most)s; raise MAX_BODY here "
+        "and in the workers"
     ),
     "body-too-large-for-page": _(
-        "its body has %(size)s bytes, which is too much for a page; use `manage.py "
+        "the body has %(size)s bytes, too many for a page; use `manage.py "
         "events_replay --edit %(pk)s --payload FILE`"
     ),
-    "body-unreadable": _("its body cannot be read, so it would come back as it went; discard it"),
-    "changed": _(
-        "it has changed since you looked, and is %(state)s now: somebody else, or another "
-        "tab, was faster"
+    "body-unreadable": _(
+        "the body is not a valid payload, so a replay would fail again; discard the event"
     ),
-    "changed-by": _("%(changed)s; the last decision: %(what)s by %(who)s, %(at)s"),
+    "changed": _("another user or tab changed it first; it is %(state)s now"),
+    "changed-by": _("%(changed)s (last decision: %(what)s by %(who)s, %(at)s)"),
     "database-unreachable": _(
-        "the database is away (%(error)s); what it could not note stays queued, and the "
-        "mirror publishes it again under the same replay id"
+        "the database is unreachable (%(error)s); the mirror publishes queued "
+        "replays again under the same replay id"
     ),
-    "deleted": _("there is no such event any more"),
+    "deleted": _("the event no longer exists"),
     "in-transaction": _(
-        "a replay is published after its claim is committed, and there is a transaction "
-        "around it on the database %(database)s: ATOMIC_REQUESTS, transaction.atomic or "
-        "AUTOCOMMIT off. Decorate the view with "
+        "a replay publishes after its claim is committed, but a transaction is open "
+        "on the database %(database)s (ATOMIC_REQUESTS, transaction.atomic or "
+        "AUTOCOMMIT off). Decorate the view with "
         "django.db.transaction.non_atomic_requests, or replay after the transaction; "
         "nothing was published"
     ),
-    "not-overdue": _("its replay may be waiting for a retry still; it is not overdue"),
-    "other-service": _("it is of the service %(service)s; replay it in a process of that service"),
+    "not-overdue": _("its replay is not overdue and may still be waiting for a retry"),
+    "other-service": _(
+        "it belongs to the service %(service)s; replay it in a process of that service"
+    ),
     "state": _("it is %(state)s"),
     "unconfirmed": _(
-        "its last replay was not confirmed and may be on its way, and with another payload both "
-        "could run; replay it as it is first, under the same replay id"
+        "RabbitMQ has not confirmed its last replay, which may still run; replay it unedited first"
     ),
-    "unknown-event": _("no handler is known for event %(name)s on the queue %(queue)s"),
+    "unknown-event": _("no handler matches event %(name)s on queue %(queue)s"),
     "unknown-handler": _(
-        "no handler is named %(name)s here; if it was renamed, put "
-        '{"%(old)s": "its name today"} into AMQP_EVENTS["RENAMED_HANDLERS"]; '
-        "if its module is imported by workers only, name it in AUTODISCOVER"
+        'there is no handler %(name)s; if it was renamed, add {"%(old)s": "new '
+        'name"} to AMQP_EVENTS["RENAMED_HANDLERS"]; if only workers import its '
+        "module, add the module to AUTODISCOVER"
     ),
     # -- editing
-    "contract": _("The event's contract does not take it: %(error)s."),
+    "contract": _("The event's contract rejects it: %(error)s."),
     "contract-own": _(
-        "%(refused)s Nor does it take the event's own payload: it may want "
-        "Python's types (Decimal, date) where a payload has text."
+        "%(refused)s It rejects the original payload too: it may want Python types "
+        "(Decimal, date) where a payload has text."
     ),
-    "editing-off": _(
-        "archived events can be edited only where AMQP_EVENTS['EDITING'] is True; nothing was "
-        "published"
-    ),
+    "editing-off": _("editing needs AMQP_EVENTS['EDITING'] to be True; nothing was published"),
     "json": _("This is no JSON: %(error)s, in line %(line)s, column %(column)s."),
     "json-bool": _(
-        "This is true or false; a payload is a JSON object: the arguments by name, in braces."
+        "This is true or false. The payload must be a JSON object with the arguments by name."
     ),
-    "json-constant": _("%(text)s is no JSON; write a number, or null."),
-    "json-list": _("This is a list; a payload is a JSON object: the arguments by name, in braces."),
-    "json-text": _("This is a text; a payload is a JSON object: the arguments by name, in braces."),
-    "json-twice": _("The name %(name)s is there twice; one of them would be lost."),
-    "json-unreadable": _("This cannot be read as JSON: %(error)s."),
+    "json-constant": _("%(text)s is not valid JSON. Write a number, or null."),
+    "json-list": _("This is a list. The payload must be a JSON object with the arguments by name."),
+    "json-text": _(
+        "This is a string. The payload must be a JSON object with the arguments by name."
+    ),
+    "json-twice": _("The name %(name)s appears twice. Remove one of them."),
+    "json-unreadable": _("This is not valid JSON: %(error)s."),
     "json-value": _(
-        "This is a value; a payload is a JSON object: the arguments by name, in braces."
+        "This is a number or null. The payload must be a JSON object with the arguments by name."
     ),
-    "not-taken": _("The handler %(handler)s does not take %(names)s: it is left out."),
-    "own-payload": _("It is the event's own payload; to publish that again, replay it."),
-    "payload-too-large": _("It takes %(size)s bytes; MAX_BODY is %(most)s."),
+    "not-taken": _("The handler %(handler)s does not take %(names)s, which will be left out."),
+    "own-payload": _("This is the original payload. To publish it again, replay the event."),
+    "payload-too-large": _("It has %(size)s bytes, and MAX_BODY is %(most)s."),
     "redaction-failed": _(
-        "the redaction hook %(hook)s failed (%(error)s), so the payload is hidden"
+        "the redaction hook %(hook)s failed with %(error)s; the payload is hidden"
     ),
     # -- outbox
     "outbox-discarded": _("it is discarded"),
-    "outbox-due": _("it is due already, and the next relay takes it"),
-    "outbox-failed": _("it is not discarded, and is tried again by a relay"),
-    "outbox-held": _("its process or a relay has it in hand, and waits for RabbitMQ's confirm"),
-    "outbox-overdue": _("it is due already, but no relay takes it: run events_relay"),
-    "outbox-published": _("it is not in the outbox any more: it has been published"),
+    "outbox-due": _("it is due, and the next relay publishes it"),
+    "outbox-failed": _("publishing failed, and a relay tries again"),
+    "outbox-held": _("RabbitMQ has not confirmed it yet"),
+    "outbox-overdue": _("it is due, but no relay publishes it; run events_relay"),
+    "outbox-published": _("it has been published and has left the outbox"),
 }
 
 

@@ -154,7 +154,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
     sortable_by = ("age",)
     search_fields = ("event_id",)
     search_help_text = gettext_lazy(
-        "An event id or correlation id (or how it begins), the id of a row or of a replay."
+        "Start of an event id or correlation id, or the id of a row or replay."
     )
     actions = (
         "replay_selected",
@@ -232,7 +232,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         try:
             found = self.get_changelist_instance(request).queryset
         except IncorrectLookupParameters:
-            messages.error(request, _("The address has filters that there are none of."))
+            messages.error(request, _("The URL contains an unknown filter."))
             return HttpResponseRedirect(self._url("changelist"))
         raw = self.has_raw_permission(request)
         logger.info("%s exports archived events: %s", request.user, request.GET.urlencode())
@@ -360,8 +360,8 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                 request,
                 _(
                     "More than %(limit)s events are selected. Filter the list, or replay them in "
-                    "the background: with the action of that name, or `manage.py events_replay "
-                    "--background`, which takes the same filters."
+                    "the background with the action of that name or `manage.py events_replay "
+                    "--background`."
                 )
                 % {"limit": number(LIMIT)},
             )
@@ -373,10 +373,8 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                 messages.warning(
                     request,
                     ngettext(
-                        "%(count)s of the %(total)s selected events are no longer in this list: "
-                        "they have changed since you looked.",
-                        "%(count)s of the %(total)s selected events are no longer in this list: "
-                        "they have changed since you looked.",
+                        "%(count)s of the %(total)s selected events changed and left this list.",
+                        "%(count)s of the %(total)s selected events changed and left this list.",
                         chosen - len(seen),
                     )
                     % {"count": chosen - len(seen), "total": chosen},
@@ -449,7 +447,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             "title": _("%(name)s for %(handler)s (%(id)s)")
             % {
                 "name": line(event.name),
-                "handler": line(event.handler) or pgettext("for", "nobody"),
+                "handler": line(event.handler) or pgettext("for", "no handler"),
                 "id": line(event.event_id, 9),
             },
             "subtitle": None,
@@ -533,7 +531,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                 (_("Event"), event.name, self._url("changelist", state="all", event=event.name)),
                 (
                     _("Handler"),
-                    event.handler or _("nobody"),
+                    event.handler or _("none"),
                     self._url("changelist", state="all", handler=event.handler),
                 ),
                 (_("Queue"), event.queue, ""),
@@ -588,7 +586,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                         "events": [
                             {
                                 "name": line(each.name),
-                                "handler": line(each.handler) or _("nobody"),
+                                "handler": line(each.handler) or _("none"),
                                 "state": each.state,
                                 "words": line(each.get_state_display()),
                                 "age": ago(each.last_failed_at, now),
@@ -623,13 +621,15 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                 if safe.payload is not None:
                     payload, cut = formatting.pretty(dict(safe.payload))
             elif not raw:
-                problem = _("It cannot be decoded as an event's payload, so it cannot be redacted.")
+                problem = _("The payload cannot be decoded, so it cannot be redacted.")
             else:
-                problem = _("It cannot be decoded as an event's payload; this is its raw body.")
+                problem = _("The payload cannot be decoded. This is the raw body.")
         elif raw:
-            problem = _("It is too long to be decoded here; this is how its raw body begins.")
+            problem = _(
+                "The payload is too long to decode here. This is the start of the raw body."
+            )
         else:
-            problem = _("It is too long to be decoded here.")
+            problem = _("The payload is too long to decode here.")
         headers, headers_note = formatting.headers(event)
         return {
             "readable": True,
@@ -756,14 +756,14 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         oldest = rows.order_by("last_failed_at", "pk").values_list("pk", "version")
         seen = dict(oldest[: LIMIT + 1])
         if not seen:
-            messages.warning(request, _("Nothing of this group is open."))
+            messages.warning(request, _("This group has no open events."))
             return None
         if len(seen) > LIMIT and decision.publishes:
             messages.error(
                 request,
                 _(
                     "More than %(limit)s events are open. Replay them in the background, here or "
-                    "by `manage.py events_replay --background --group %(group)s`."
+                    "with `manage.py events_replay --background --group %(group)s`."
                 )
                 % {"limit": number(LIMIT), "group": group.pk},
             )
@@ -773,8 +773,8 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             messages.warning(
                 request,
                 _(
-                    "More than %(limit)s events are open: these are the %(limit)s that failed "
-                    "first. Do it again for the rest."
+                    "More than %(limit)s events are open. These are the %(limit)s that failed "
+                    "first; repeat the action for the rest."
                 )
                 % {"limit": number(LIMIT)},
             )
@@ -792,7 +792,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             raise PermissionDenied
         rows = self.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
         if not rows.exists():
-            messages.warning(request, _("Nothing of this group is open."))
+            messages.warning(request, _("This group has no open events."))
             return None
         criteria = {"groups": [str(group.pk)]}
         return freeze(self, request, rows, title=str(group), criteria=criteria)
@@ -833,7 +833,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                 (
                     line(rows[pk].name),
                     line(rows[pk].event_id),
-                    line(rows[pk].handler) or _("nobody"),
+                    line(rows[pk].handler) or _("none"),
                     formatting.called(rows[pk].exception, rows[pk].message)
                     or line(rows[pk].reason),
                     rows[pk].replays,
@@ -903,24 +903,24 @@ def _said(decision: str, count: int) -> str:
             count,
         )
     return ngettext(
-        "%(count)s event published to the handler that failed; it reports back by itself.",
-        "%(count)s events published to the handler that failed; it reports back by itself.",
+        "%(count)s event published to its handler.",
+        "%(count)s events published to their handlers.",
         count,
     )
 
 
 def _returned(count: int) -> str:
     return ngettext(
-        "%(count)s event not published, still in the archive: %(why)s",
-        "%(count)s events not published, still in the archive: %(why)s",
+        "%(count)s event not published: %(why)s",
+        "%(count)s events not published: %(why)s",
         count,
     )
 
 
 def _returned_more(count: int) -> str:
     return ngettext(
-        "and %(count)s more event not published, still in the archive, for other reasons",
-        "and %(count)s more events not published, still in the archive, for other reasons",
+        "and %(count)s more event not published, for other reasons",
+        "and %(count)s more events not published, for other reasons",
         count,
     )
 
@@ -951,7 +951,7 @@ def _audit(actions: list[ArchiveAction], replays: list[Replay]) -> list[dict[str
         found.append(
             {
                 "at": each.at,
-                "by": line(each.by) or _("nobody"),
+                "by": line(each.by) or _("none"),
                 "what": line(each.get_action_display()),
                 "reason": visible(each.reason, formatting.TEXT),
                 "replay": made.number if made else 0,

@@ -96,7 +96,7 @@ class Pages(_ModelAdmin[M]):
             return super().response_action(request, queryset, *args, **kwargs)
         messages.error(
             request,
-            _("The form names events by ids that are none. Select them in the list once more."),
+            _("Some event ids are invalid. Select the events again."),
         )
         return HttpResponseRedirect(self._url("changelist", filters=self._filters(request)))
 

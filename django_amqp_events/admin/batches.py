@@ -77,32 +77,34 @@ class StartForm(forms.Form):
         label=gettext_lazy("Reason"),
         max_length=1_000,
         widget=forms.Textarea(attrs={"rows": 2}),
-        help_text=gettext_lazy("It stands with your name in the history of each event."),
+        help_text=gettext_lazy("Recorded with your name in the history of each event."),
     )
     rate = forms.FloatField(
-        label=gettext_lazy("Events per second, at most"),
+        label=gettext_lazy("Rate limit (events per second)"),
         required=False,
         min_value=batch_states.RATES[0],
         max_value=batch_states.RATES[1],
-        help_text=gettext_lazy("Empty: as fast as it goes."),
+        help_text=gettext_lazy("Empty: no limit."),
     )
     canary = forms.IntegerField(
-        label=gettext_lazy("Try so many first"),
+        label=gettext_lazy("Canary size"),
         required=False,
         min_value=1,
         max_value=1_000_000,
         help_text=gettext_lazy(
-            "The others follow by themselves when all of these have succeeded. If one fails "
-            "again, the batch pauses. Empty: all at once."
+            "The rest starts after these have succeeded. If one fails again, the batch "
+            "pauses. Empty: no canary."
         ),
     )
     threshold = forms.IntegerField(
-        label=gettext_lazy("Pause when so many percent fail again"),
+        label=gettext_lazy("Failure threshold (percent)"),
         required=False,
         min_value=1,
         max_value=100,
         initial=batch_states.THRESHOLD,
-        help_text=gettext_lazy("Of the last 50 outcomes. Empty: never."),
+        help_text=gettext_lazy(
+            "The batch pauses when this share of the last 50 outcomes has failed. Empty: never."
+        ),
     )
 
 
@@ -197,18 +199,18 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         return format_html(
             '{} <span class="ae-quiet">{}</span>',
             bar(batch),
-            _("{through} of {total}; {failed} failed again").format(
+            _("{through} of {total} finished; {failed} failed again").format(
                 through=number(batch.through),
                 total=number(batch.total),
                 failed=number(batch.failed),
             ),
         )
 
-    @admin.display(description=gettext_lazy("by"))
+    @admin.display(description=gettext_lazy("created by"))
     def asked(self, batch: ReplayBatch) -> str:
         return line(batch.started_by or batch.created_by)
 
-    @admin.display(description=gettext_lazy("made"))
+    @admin.display(description=gettext_lazy("created"))
     def age(self, batch: ReplayBatch) -> str:
         return ago(batch.created_at, datetime.now(UTC))
 
@@ -291,7 +293,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                 {
                     "at": step.at,
                     "what": step.get_action_display(),
-                    "by": line(step.by) or _("by itself"),
+                    "by": line(step.by) or _("automatic"),
                     "note": visible(step.note, formatting.TEXT),
                 }
                 for step in history.order_by("-at", "-pk")[:STEPS]
@@ -403,7 +405,13 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         self, row: ReplayBatchEvent, event: ArchivedEvent | None, *, shown: bool
     ) -> dict[str, str]:
         if event is not None and not shown:
-            return {"name": _("not yours to see"), "id": "", "handler": "", "url": "", "why": ""}
+            return {
+                "name": _("no permission to view"),
+                "id": "",
+                "handler": "",
+                "url": "",
+                "why": "",
+            }
         why = visible(stored(row.why), 500)
         if event is None:
             name, key = _("deleted"), str(row.event_id)
@@ -465,8 +473,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             messages.warning(
                 request,
                 _(
-                    "Nothing was done: the batch is {state}. Somebody else, or another tab, was "
-                    "faster."
+                    "Nothing was done: the batch is {state}. Another user or tab changed it first."
                 ).format(state=batch.get_state_display()),
             )
         return HttpResponseRedirect(self._url("change", batch.pk))
@@ -484,7 +491,7 @@ def bar(batch: ReplayBatch) -> SafeString:
     return format_html(
         '<svg class="ae-bar" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" '
         'aria-label="{}">{}</svg>',
-        _("{through} of {total} events are through").format(
+        _("{through} of {total} events finished").format(
             through=number(batch.through), total=number(batch.total)
         ),
         format_html_join(
@@ -494,7 +501,7 @@ def bar(batch: ReplayBatch) -> SafeString:
 
 
 #: Titles that batches have by themselves, in the rows; :func:`titled` translates them.
-_ALL_OPEN: Final = gettext_noop("All that is open")
+_ALL_OPEN: Final = gettext_noop("All open events")
 _ALL_WITH: Final = "All with "
 
 

@@ -171,7 +171,7 @@ def area(title: str, points: Sequence[tuple[float, str, float]], *, of: tuple[st
         _text(WIDTH, HEIGHT - 5, points[-1][1], anchor="end", limit=20),
     ]
     values = [value for _, _, value in points]
-    described = _("from %(first)s to %(last)s, %(most)s at the most") % {
+    described = _("from %(first)s to %(last)s, at most %(most)s") % {
         "first": _told(values[0]),
         "last": _told(values[-1]),
         "most": _told(max(values)),
@@ -246,7 +246,7 @@ def schedule(title: str, delays: Sequence[float]) -> Picture:
         [
             Layer(
                 "ae-fill-quiet",
-                _("waited before"),
+                _("delay before"),
                 [(total - delay) / length for total, delay in zip(totals, delays, strict=True)],
             ),
             Layer("ae-fill", _("delay"), [delay / length for delay in delays]),
@@ -336,7 +336,7 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
             (line(each.exchange, _LONG), line(each.queue, _LONG), line(each.routing_key, _LONG))
             for each in topology.bindings
         ),
-        legend=(("ae-edge", _("binding")), ("ae-edge-dead", _("dead letters, delays that end"))),
+        legend=(("ae-edge", _("binding")), ("ae-edge-dead", _("dead letters, expired delays"))),
     )
 
 

@@ -231,7 +231,7 @@ class DashboardAdmin(Pages[Dashboard]):
             tile(
                 _("Open"),
                 _capped(number, cap),
-                _("archived, nobody has decided"),
+                _("archived, no decision yet"),
                 archived,
                 "error" if standing.open else "ok",
             ),
@@ -240,7 +240,7 @@ class DashboardAdmin(Pages[Dashboard]):
             tile(
                 _("Oldest"),
                 age(standing.oldest, now) if standing.oldest else pgettext("age", "none"),
-                _("open since its last failure") if standing.oldest else "",
+                _("since its last failure") if standing.oldest else "",
             ),
             tile(
                 _("Unconfirmed"),
@@ -251,7 +251,7 @@ class DashboardAdmin(Pages[Dashboard]):
             tile(
                 _("Overdue"),
                 _capped(late, OVERDUE),
-                _("replays that have not reported back"),
+                _("replays without an outcome"),
                 f"{listed}?state=overdue" if listed else "",
                 "warning" if late else "ok",
             ),
@@ -316,10 +316,10 @@ class DashboardAdmin(Pages[Dashboard]):
                 "at": each.at,
                 "ago": age(each.at, now),
                 "action": each.get_action_display(),
-                "by": line(each.by) or _("nobody"),
+                "by": line(each.by) or _("none"),
                 "reason": line(each.reason),
                 "event": line(events[each.event_id].name),
-                "handler": line(events[each.event_id].handler) or _("nobody"),
+                "handler": line(events[each.event_id].handler) or _("none"),
                 "url": reverse(change, args=[each.event_id], current_app=self.admin_site.name),
             }
             for each in actions
@@ -344,16 +344,16 @@ class _Seen:
         if newest is None:
             self.notes.append(
                 _(
-                    "There are no figures of broker and outbox yet: start events_mirror, or "
-                    "events_worker, which runs it."
+                    "No statistics of the broker and the outbox yet. Start events_mirror or "
+                    "events_worker."
                 )
             )
             return
         if now - newest.at > timedelta(seconds=STALE):
             self.notes.append(
                 _(
-                    "Stale since %(when)s: nobody takes figures of broker and outbox. Start "
-                    "events_mirror, or events_worker, which runs it."
+                    "Stale since %(when)s: statistics are not being collected. Start "
+                    "events_mirror or events_worker."
                 )
                 % {"when": _when(newest.at)}
             )
@@ -362,7 +362,7 @@ class _Seen:
             of = (
                 _("Queues are shown as of %(when)s") % {"when": _when(self.at)}
                 if self.at
-                else _("Its queues have not been seen yet.")
+                else _("Its queues have not been read yet.")
             )
             why = visible(broker.get("error"), TEXT)
             self.notes.append(
@@ -411,7 +411,7 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
                 "name": line(name, 300),
                 "role": role,
                 "severity": severity,
-                "meaning": visible(figures_.get("meaning", _("not seen yet")), TEXT),
+                "meaning": visible(figures_.get("meaning", _("not read yet")), TEXT),
                 "ready": figures_.get("ready"),
                 "unacked": figures_.get("unacked"),
                 "consumers": figures_.get("consumers"),
@@ -509,7 +509,7 @@ def _depths(queues: list[dict[str, Any]]) -> Picture:
     deep = [each for each in queues if each["role"] != "delay" and each["ready"] is not None]
     deep.sort(key=lambda each: -each["ready"])
     return charts.lying(
-        _("Messages that wait, by queue"),
+        _("Waiting messages by queue"),
         [
             Row(
                 each["name"],
@@ -527,7 +527,7 @@ def _returning(queues: list[dict[str, Any]], seen: _Seen) -> Picture:
     delayed = [each for each in queues if each["role"] == "delay" and each["ready"]]
     delayed.sort(key=lambda each: each["delay"])
     return charts.lying(
-        _("Delayed events, and when they come back"),
+        _("Delayed events by return time"),
         [
             Row(
                 _("within %(time)s, by %(when)s")
@@ -545,7 +545,7 @@ def _returning(queues: list[dict[str, Any]], seen: _Seen) -> Picture:
             )
             for each in delayed
         ],
-        of=(_("Comes back"), _("Events")),
+        of=(_("Returns"), _("Events")),
     )
 
 

@@ -98,10 +98,7 @@ class DecidingPages(Pages[M]):
         """Lead back to the list from an address that names no events."""
         messages.error(
             request,
-            _(
-                "The address or form does not say which events are meant. Select them in the "
-                "list once more."
-            ),
+            _("The URL or form names no events. Select the events again."),
         )
         return HttpResponseRedirect(self._url("changelist", filters=filters))
 

@@ -117,10 +117,7 @@ DECISIONS: Final[Mapping[str, Decision]] = {
             asks=_replays,
             before=State.ARCHIVED,
             past="Replayed",
-            effect=_(
-                "Each event is published once more, as it was, to the handler that failed and to "
-                "no other."
-            ),
+            effect=_("Each event is published again, unchanged, to the handler that failed."),
             publishes=True,
         ),
         Decision(
@@ -131,8 +128,7 @@ DECISIONS: Final[Mapping[str, Decision]] = {
             before=State.REPLAYING,
             past="Replayed by force",
             effect=_(
-                "Each event whose replay is overdue is published once more to its handler, under "
-                "a new replay id."
+                "Each overdue event is published again to its handler, under a new replay id."
             ),
             publishes=True,
             overdue=True,
@@ -145,9 +141,9 @@ DECISIONS: Final[Mapping[str, Decision]] = {
             before=State.REPLAYING,
             past="Marked as resolved",
             effect=_(
-                "Events whose replay is overdue are discarded, because somebody has seen that "
-                "they are settled. Nothing is published, and nothing is taken back: a copy that "
-                "still waits will run. A report that comes after all is kept in the history only."
+                "The overdue events are discarded as settled. Nothing is published. A copy "
+                "that is still queued will run, and a late outcome is only recorded in the "
+                "history."
             ),
             reason_required=True,
             overdue=True,
@@ -159,10 +155,7 @@ DECISIONS: Final[Mapping[str, Decision]] = {
             asks=discards,
             before=State.ARCHIVED,
             past="Discarded",
-            effect=_(
-                "The events are settled without being handled. Nothing is published and nothing "
-                "deleted: they can be restored."
-            ),
+            effect=_("The events are settled without being handled. You can restore them."),
             reason_required=True,
         ),
         Decision(
@@ -172,7 +165,7 @@ DECISIONS: Final[Mapping[str, Decision]] = {
             asks=restores,
             before=State.DISCARDED,
             past="Restored",
-            effect=_("The discarded events come back into the archive. Nothing is published."),
+            effect=_("The discarded events return to the archive. Nothing is published."),
         ),
     )
 }

@@ -163,13 +163,13 @@ class EditingPages(Pages[ArchivedEvent]):
         sides = []
         for each in (base or event, revision):
             if max(event.body_size, len(each.body)) > formatting.SHOWN:
-                return {"lines": [], "problem": _("It is too long to be shown here.")}
+                return {"lines": [], "problem": _("The payload is too long to show here.")}
             found = redaction.redacted(event.name, each.payload or {})
             if found.payload is None:
                 return {"lines": [], "problem": formatting.text(found.problem)}
             sides.append(_written(found.payload))
         lines = editing.diff(*sides)
-        problem = "" if lines else _("What differs is redacted, or how numbers are written.")
+        problem = "" if lines else _("Only redacted values or number formats differ.")
         return {"lines": _lines(lines), "problem": problem}
 
     def revision_view(self, request: HttpRequest, pk: UUID, number: int) -> HttpResponse:
@@ -253,7 +253,7 @@ class EditingPages(Pages[ArchivedEvent]):
                 "edit", event.pk, filters=filters, version=str(event.version), base=str(number)
             )
 
-        own = {"label": _("the event's own payload"), "number": 0}
+        own = {"label": _("the original payload"), "number": 0}
         starts = [own] + [
             {
                 "number": each.number,
@@ -367,9 +367,9 @@ def _warnings(event: ArchivedEvent, where: Target) -> list[str]:
     using = event._state.db  # noqa: SLF001
     succeeded = event.replay_set.using(using).filter(outcome=Replay.Outcome.SUCCEEDED).exists()
     if succeeded:
-        told.append(_("A replay of it has succeeded: the handler has done its work for it once."))
+        told.append(_("A replay has already succeeded: the handler has run for this event once."))
     if event.reason == "poison":
-        told.append(_("It is here as poison: it ended the process that ran it, and may again."))
+        told.append(_("This event is poison: it killed its worker process and may do so again."))
     if where.handler.once:
         told.append(_once(event, where))
     return told
@@ -380,18 +380,18 @@ def _once(event: ArchivedEvent, where: Target) -> str:
         handled = editing.handled(event, where.handler, get_settings())
     except DatabaseError as exc:
         return _(
-            "The handler runs once per event, and it cannot be told whether it has run for this "
-            "one (%(error)s). If it has, this replay does nothing and is reported as succeeded."
+            "The handler uses once, and its inbox could not be read (%(error)s). If it "
+            "has handled this event, the replay does nothing and counts as succeeded."
         ) % {"error": type(exc).__name__}
     if handled is not None:
         return _(
-            "The handler runs once per event, and has handled this event id on %(at)s: an edited "
-            "replay has the same event id, so it will do nothing, and be reported as succeeded. "
-            "Publish a new event instead."
+            "The handler uses once and handled this event id on %(at)s. An edited replay "
+            "has the same id, so it would do nothing and count as succeeded. Publish a "
+            "new event instead."
         ) % {"at": f"{localtime(handled.handled_at):%Y-%m-%d %H:%M:%S %Z}"}
     return _(
-        "The handler runs once per event. It has not handled this event id yet; an edited replay "
-        "has the same one, so of this and any other copy of the event one alone takes effect."
+        "The handler uses once. An edited replay has the same event id, so only one "
+        "of this and any other copy takes effect."
     )
 
 
@@ -420,13 +420,10 @@ def _tell(request: HttpRequest, report: replay.Report) -> None:
     if report.published:
         messages.success(
             request,
-            _(
-                "1 event published with the edited payload to the handler that failed; it reports "
-                "back by itself."
-            ),
+            _("1 event published with the edited payload."),
         )
     for each in report.returned:
-        told = _("Not published, still in the archive; the edit is kept: %(why)s")
+        told = _("Not published; the edit is kept: %(why)s")
         messages.error(request, told % {"why": formatting.text(each.why, 500)})
     for each in report.skipped:
         told = _("Nothing was published: %(why)s")

@@ -54,12 +54,12 @@ class StateFilter(admin.SimpleListFilter):
             (
                 "going",
                 _counted(
-                    gettext("on its way: queued, replaying"),
+                    gettext("in progress: queued, replaying"),
                     rows,
                     state__in=(State.QUEUED, State.REPLAYING),
                 ),
             ),
-            ("overdue", gettext("no report for long: overdue")),
+            ("overdue", gettext("overdue: no outcome")),
             ("succeeded", _counted(gettext("succeeded"), rows, state=State.SUCCEEDED)),
             ("discarded", _counted(gettext("discarded"), rows, state=State.DISCARDED)),
             ("all", gettext("all")),
@@ -139,7 +139,7 @@ class HandlerFilter(ColumnFilter):
     title = _("handler")
     parameter_name = "handler"
     column = "handler"
-    nothing = _("(nobody)")
+    nothing = _("(no handler)")
 
 
 class ReasonFilter(ColumnFilter):

@@ -56,40 +56,34 @@ _INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
 #: What a state means, and what can be done.
 STATES: Final[Mapping[str, tuple[Any, Any]]] = {
     State.ARCHIVED: (
-        gettext_lazy(
-            "Its handler could not handle it. Nothing happens to it until somebody decides."
-        ),
-        gettext_lazy("Mend the cause, then replay it; or discard it with a reason."),
+        gettext_lazy("The handler failed."),
+        gettext_lazy("Fix the cause and replay the event, or discard it."),
     ),
     State.QUEUED: (
-        gettext_lazy("Somebody asked for a replay, and it is being published."),
-        gettext_lazy(
-            "Wait a moment. Should the process that does it have died, events_mirror goes on."
-        ),
+        gettext_lazy("A replay was requested and is being published."),
+        gettext_lazy("If its process has died, events_mirror publishes it."),
     ),
     State.REPLAYING: (
-        gettext_lazy("It is published to its handler's queue, which has not reported back yet."),
+        gettext_lazy("Published to its handler, which has not reported an outcome yet."),
         gettext_lazy(
-            "Wait: its worker reports to the archive queue, and events_mirror brings that here."
+            "The worker reports the outcome to the archive queue, and events_mirror records it."
         ),
     ),
     State.SUCCEEDED: (
-        gettext_lazy("A replay of it was handled."),
+        gettext_lazy("A replay succeeded."),
         gettext_lazy("Nothing is left to do."),
     ),
     State.DISCARDED: (
-        gettext_lazy("Somebody decided that it is not to be handled."),
-        gettext_lazy("Restore it to bring it back into the archive."),
+        gettext_lazy("Discarded without being handled."),
+        gettext_lazy("Restore it to return it to the archive."),
     ),
 }
 
 
 #: The same of one that was marked as resolved.
 RESOLVED: Final = (
-    gettext_lazy(
-        "Somebody marked it as resolved: no replay reported back. A copy that still waits will run."
-    ),
-    gettext_lazy("Restore it to bring it back into the archive."),
+    gettext_lazy("Marked as resolved without an outcome. A copy that is still queued will run."),
+    gettext_lazy("Restore it to return it to the archive."),
 )
 
 
@@ -207,7 +201,7 @@ def headers(event: ArchivedEvent) -> tuple[list[Header], str]:
     names = sorted(found, key=str)
     more = len(names) - ROWS
     rest = (
-        ngettext("%(count)s more is not shown", "%(count)s more are not shown", more)
+        ngettext("%(count)s more not shown", "%(count)s more not shown", more)
         % {"count": number(more)}
         if more > 0
         else ""
@@ -467,13 +461,10 @@ def _archived(failure: ArchivedFailure, number: int | None) -> str:
     values = {"reason": line(failure.reason), "replay": number}
     if number is None:
         if failure.late:
-            return _("archived: %(reason)s; it came late and changed nothing") % values
+            return _("archived: %(reason)s (late, no effect)") % values
         return _("archived: %(reason)s") % values
     if failure.late:
-        return (
-            _("archived after replay %(replay)s: %(reason)s; it came late and changed nothing")
-            % values
-        )
+        return _("archived after replay %(replay)s: %(reason)s (late, no effect)") % values
     return _("archived after replay %(replay)s: %(reason)s") % values
 
 
@@ -488,10 +479,10 @@ def _replayed(replay: Replay) -> list[Step]:
     steps = [
         Step(
             at=replay.requested_at,
-            what=_("replay %(number)s, of revision %(revision)s asked for")
+            what=_("replay %(number)s of revision %(revision)s requested")
             % {**number, "revision": replay.revision.number}
             if replay.revision
-            else _("replay %(number)s asked for") % number,
+            else _("replay %(number)s requested") % number,
             who=by(replay.requested_by),
             note=visible(replay.reason, TEXT),
         )

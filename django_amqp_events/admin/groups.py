@@ -107,8 +107,8 @@ class StandingFilter(admin.SimpleListFilter):
     ) -> list[tuple[str, Any]]:
         return [
             (self.OPEN, gettext_lazy("with open events")),
-            ("back", gettext_lazy("came back")),
-            ("right", gettext_lazy("nothing open")),
+            ("back", gettext_lazy("reopened")),
+            ("right", gettext_lazy("no open events")),
             ("all", gettext_lazy("all")),
         ]
 
@@ -152,7 +152,7 @@ class HandlerFilter(GroupColumnFilter):
     title = gettext_lazy("handler")
     parameter_name = "handler"
     column = "handler"
-    nothing = gettext_lazy("(nobody)")
+    nothing = gettext_lazy("(no handler)")
 
 
 class ExceptionFilter(GroupColumnFilter):
@@ -165,7 +165,7 @@ class AssigneeFilter(GroupColumnFilter):
     title = gettext_lazy("assignee")
     parameter_name = "assignee"
     column = "assignee"
-    nothing = gettext_lazy("(nobody)")
+    nothing = gettext_lazy("(unassigned)")
 
 
 class GroupForm(forms.Form):
@@ -181,7 +181,7 @@ class GroupForm(forms.Form):
         label=gettext_lazy("Assignee"), required=False, max_length=LENGTH, strip=True
     )
     ticket = forms.CharField(
-        label=gettext_lazy("Address of a ticket"),
+        label=gettext_lazy("Ticket URL"),
         required=False,
         max_length=LENGTH,
         validators=[URLValidator(schemes=["http", "https"])],
@@ -205,7 +205,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     ordering = ("-last_seen", "-pk")
     search_fields = ("exception", "handler")
     search_help_text = gettext_lazy(
-        "How an exception or a handler begins: its dotted name, or the last word of it."
+        "Start of an exception or handler: its dotted name, or the last part."
     )
     actions = ()
 
@@ -253,7 +253,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
         context = {
-            "title": _("Failures in groups"),
+            "title": _("Failure groups"),
             "cap": CAP,
             "loose": states.rows().filter(group__isnull=True).exists(),
             **(extra_context or {}),
@@ -272,7 +272,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             line(group.frame),
             format_html(
                 ' <span class="ae-warning">{}</span>',
-                format_html(_("came back {time} ago"), time=ago(back, datetime.now(UTC))),
+                format_html(_("reopened {time} ago"), time=ago(back, datetime.now(UTC))),
             )
             if back is not None
             else "",
@@ -424,11 +424,11 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         written = group.action_set.using(group._state.db).filter(events=None)  # noqa: SLF001
         last = written.order_by("-at", "-pk").first()
         return _(
-            "Nothing was saved: %(who)s has written about this group since you looked. "
-            "What it says now: %(note)s; assignee %(assignee)s; ticket %(ticket)s. "
-            "What you wrote is in the form still; save it once more to replace that."
+            "Nothing was saved: %(who)s changed this group since you opened it. It now "
+            "says: %(note)s; assignee %(assignee)s; ticket %(ticket)s. Save again to "
+            "replace that with yours."
         ) % {
-            "who": line(last.by) if last is not None else pgettext("who", "somebody"),
+            "who": line(last.by) if last is not None else pgettext("who", "another user"),
             "note": line(group.note, 200) or "-",
             "assignee": line(group.assignee) or "-",
             "ticket": line(group.ticket) or "-",
@@ -466,7 +466,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             "facts": [
                 (name, visible(text, formatting.TEXT))
                 for name, text in (
-                    (_("Handler"), group.handler or _("nobody")),
+                    (_("Handler"), group.handler or _("none")),
                     (_("Exception"), group.exception),
                     (_("Reason"), group.reason),
                     (_("Failing function"), group.frame),
@@ -571,7 +571,7 @@ def _picture(group: _Counted, now: datetime) -> str:
     ]
     totals = _totals(group)
     label = _(
-        "In 24 hours: %(archived)s failed, %(most)s in one hour at most; "
+        "Last 24 hours: %(archived)s failed (at most %(most)s in an hour), "
         "%(succeeded)s succeeded, %(discarded)s discarded"
     ) % {**totals, "most": max(values)}
     return sparkline(values, label)

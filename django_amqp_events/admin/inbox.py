@@ -68,7 +68,7 @@ class InboxEntryAdmin(Pages[InboxEntry]):
     list_filter = (OwnFilter, DatabaseFilter)
     sortable_by = ("age",)
     search_fields = ("event_id",)
-    search_help_text = _("An event id, or how it begins; the id of a row.")
+    search_help_text = _("Start of an event id, or the id of a row.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[InboxEntry]:
         found = known()
@@ -101,7 +101,7 @@ class InboxEntryAdmin(Pages[InboxEntry]):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        title = gettext("Events that handlers with once have handled")
+        title = gettext("Inbox")
         return super().changelist_view(
             request, {"title": title, "cap": CAP, **(extra_context or {})}
         )

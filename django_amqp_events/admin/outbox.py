@@ -66,31 +66,29 @@ _TEMPLATES: Final = "admin/django_amqp_events/outboxevent"
 #: How a row stands: on the list, what it means, and what can be done.
 STANDINGS: Final[Mapping[Standing, tuple[Any, Any, Any]]] = {
     "held": (
-        gettext_lazy("in hand"),
-        gettext_lazy("Its process or a relay has it in hand, and waits for RabbitMQ's confirm."),
-        gettext_lazy("Wait a minute: if its holder has died, a relay takes it then."),
+        gettext_lazy("publishing"),
+        gettext_lazy("Waiting for RabbitMQ to confirm."),
+        gettext_lazy("If its publisher has died, a relay takes over within 60 s."),
     ),
     "failed": (
         gettext_lazy("failed"),
-        gettext_lazy("It could not be published, and is tried again by a relay."),
-        gettext_lazy("Mend the cause; then wait, or publish it now. Or discard it with a reason."),
+        gettext_lazy("Publishing failed. A relay tries again."),
+        gettext_lazy("Fix the cause, then wait or publish it now; or discard it."),
     ),
     "due": (
         gettext_lazy("due"),
-        gettext_lazy("It is due: the next relay takes it."),
+        gettext_lazy("Due: the next relay publishes it."),
         gettext_lazy("Wait a moment."),
     ),
     "overdue": (
         gettext_lazy("overdue"),
-        gettext_lazy("It has been due for more than a minute, and no relay takes it."),
-        gettext_lazy("Run events_relay, or events_worker, which runs one."),
+        gettext_lazy("Due for more than a minute, and no relay has published it."),
+        gettext_lazy("Run events_relay or events_worker."),
     ),
     "discarded": (
         gettext_lazy("discarded"),
-        gettext_lazy("Somebody decided that it is not to be published."),
-        gettext_lazy(
-            "Restore it to have it published after all; events_prune deletes it when it is old."
-        ),
+        gettext_lazy("Discarded: it is not published."),
+        gettext_lazy("Restore it to publish it. events_prune deletes it when it is old."),
     ),
 }
 
@@ -136,8 +134,8 @@ def _publishes(count: int) -> str:
 
 def _published(count: int) -> str:
     found = ngettext(
-        "%(count)s event due now: a relay publishes what RabbitMQ takes.",
-        "%(count)s events due now: a relay publishes what RabbitMQ takes.",
+        "%(count)s event is due now. A relay publishes it.",
+        "%(count)s events are due now. A relay publishes them.",
         count,
     )
     return found % {"count": number(count)}
@@ -150,8 +148,8 @@ def _discarded(count: int) -> str:
 
 def _restored(count: int) -> str:
     found = ngettext(
-        "%(count)s event restored: a relay publishes what RabbitMQ takes.",
-        "%(count)s events restored: a relay publishes what RabbitMQ takes.",
+        "%(count)s event restored. A relay publishes it.",
+        "%(count)s events restored. A relay publishes them.",
         count,
     )
     return found % {"count": number(count)}
@@ -167,8 +165,8 @@ DECISIONS: Final[Mapping[str, Decision]] = {
             before=("failed",),
             past="Publish now",
             effect=gettext_lazy(
-                "Each event is due at once, instead of at its next try. A relay takes it and "
-                "publishes it as any event: to every queue that is bound for it."
+                "The events are due now instead of at their next try. A relay publishes each "
+                "to every bound queue."
             ),
             done=_published,
         ),
@@ -179,9 +177,8 @@ DECISIONS: Final[Mapping[str, Decision]] = {
             before=("failed", "due", "overdue"),
             past="Discarded",
             effect=gettext_lazy(
-                "The events are given up: no relay publishes them, so nobody gets them who has "
-                "not got them yet. They stay here with their payload, and can be restored until "
-                "events_prune finds them old."
+                "Discarded events are not published. You can restore them until events_prune "
+                "deletes them."
             ),
             done=_discarded,
             reason_required=True,
@@ -194,8 +191,7 @@ DECISIONS: Final[Mapping[str, Decision]] = {
             before=("discarded",),
             past="Restored",
             effect=gettext_lazy(
-                "The discarded events are due again. A relay takes each and publishes it as any "
-                "event: to every queue that is bound for it."
+                "The discarded events are due again. A relay publishes each to every bound queue."
             ),
             done=_restored,
         ),
@@ -231,9 +227,9 @@ class StandingFilter(admin.SimpleListFilter):
         return [
             (value, _counted(title, self._of(rows, value)))
             for value, title in (
-                ("waiting", _("waiting")),
-                ("failed", _("failed: tried again later")),
-                ("overdue", _("overdue: no relay takes them")),
+                ("waiting", _("pending")),
+                ("failed", _("failed: will be retried")),
+                ("overdue", _("overdue: no relay")),
                 ("discarded", _("discarded")),
             )
         ] + [("all", _("all"))]
@@ -473,7 +469,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
     list_filter = (StandingFilter, NameFilter, ServiceFilter, DatabaseFilter)
     sortable_by = ("age",)
     search_fields = ("event_id",)
-    search_help_text = gettext_lazy("An event id, or how it begins; the id of a row.")
+    search_help_text = gettext_lazy("Start of an event id, or the id of a row.")
     actions = ("publish_selected", "discard_selected", "restore_selected")
 
     # -- who may do what
@@ -529,7 +525,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {"title": _("Waiting events"), "cap": CAP, **(extra_context or {})}
+        context = {"title": _("Outbox"), "cap": CAP, **(extra_context or {})}
         return super().changelist_view(request, context)
 
     @admin.display(description=gettext_lazy("event"))
@@ -543,7 +539,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
     @admin.display(description=gettext_lazy("state"))
     def standing(self, event: OutboxEvent) -> str:
         stands = outbox.standing(event, _now(event))
-        note = _("again in %(time)s") % {"time": _ahead(event)} if stands == "failed" else ""
+        note = _("next try in %(time)s") % {"time": _ahead(event)} if stands == "failed" else ""
         return format_html(
             '<span class="ae-state ae-{}">{}</span>{}',
             stands,
@@ -551,7 +547,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
             format_html(' <span class="ae-quiet">{}</span>', note) if note else "",
         )
 
-    @admin.display(description=gettext_lazy("why"))
+    @admin.display(description=gettext_lazy("error"))
     def failure(self, event: OutboxEvent) -> str:
         stands = outbox.standing(event, _now(event))
         if stands == "discarded":
@@ -632,8 +628,8 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
             messages.warning(
                 request,
                 _(
-                    "There is no event %(pk)s in the outbox. What is confirmed by RabbitMQ is "
-                    "deleted here."
+                    "The outbox has no event %(pk)s. An event is deleted once RabbitMQ has "
+                    "confirmed it."
                 )
                 % {"pk": line(unquote(object_id), 60)},
             )
@@ -746,7 +742,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
             raise PermissionDenied
         event = self.get_object(request, str(pk))
         if event is None:
-            messages.warning(request, _("There is no event %(pk)s in the outbox.") % {"pk": pk})
+            messages.warning(request, _("The outbox has no event %(pk)s.") % {"pk": pk})
             return HttpResponseRedirect(self._url("changelist"))
         return as_file(pk, bytes(event.body))
 
@@ -794,15 +790,15 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
         now = plan(decision, others, self._found(request, others))
         for group in now.skipped:
             told = ngettext(
-                "%(count)s event not touched: %(why)s",
-                "%(count)s events not touched: %(why)s",
+                "%(count)s event skipped: %(why)s",
+                "%(count)s events skipped: %(why)s",
                 group.count,
             )
             messages.warning(request, told % {"count": number(group.count), "why": group.why})
         if now.eligible:
             told = ngettext(
-                "%(count)s event changed while this was done; look once more.",
-                "%(count)s events changed while this was done; look once more.",
+                "%(count)s event changed meanwhile. Check it again.",
+                "%(count)s events changed meanwhile. Check them again.",
                 len(now.eligible),
             )
             messages.warning(request, told % {"count": number(len(now.eligible))})
@@ -856,7 +852,7 @@ def with_id(text: str, alias: str) -> Q:
 
 def _given_up(event: OutboxEvent) -> str:
     """Say who discarded it, and why."""
-    who = line(event.discarded_by) or pgettext("by", "nobody")
+    who = line(event.discarded_by) or pgettext("by", "unknown")
     if not event.discard_reason:
         return _("discarded by %(who)s") % {"who": who}
     return _("discarded by %(who)s: %(why)s") % {"who": who, "why": event.discard_reason}
@@ -881,7 +877,7 @@ def _payload(
 ) -> tuple[str, bool, str]:
     """Show the arguments by name; says whether they were cut, and what is wrong with them."""
     if event.size > formatting.SHOWN:
-        problem = _("It is too long to be decoded here; this is how its raw body begins.")
+        problem = _("The payload is too long to decode here. This is the start of the raw body.")
         return "", False, problem
     received = Received(
         queue="",
@@ -894,7 +890,7 @@ def _payload(
     try:
         return (*formatting.pretty(dict(decoding.decode(received, event.size).kwargs)), "")
     except Exception:  # noqa: BLE001 - Malformed, or a row that somebody has changed by hand
-        problem = _("It cannot be decoded as an event's payload; this is its raw body.")
+        problem = _("The payload cannot be decoded. This is the raw body.")
         return "", False, problem
 
 
@@ -928,14 +924,14 @@ def _timeline(event: OutboxEvent, stands: Standing) -> list[Step]:
             )
         )
     elif stands == "held":
-        what = _("free for a relay, if nobody has confirmed it")
+        what = _("lease ends: a relay takes over unless it is confirmed")
         steps.append(Step(at=event.due_at, what=what))
     elif stands == "failed":
-        what = _("try %(number)s, by a relay") % {"number": event.attempts + 1}
+        what = _("try %(number)s by a relay") % {"number": event.attempts + 1}
         steps.append(Step(at=event.due_at, what=what))
     else:
         late = event.due_at < _now(event) - timedelta(seconds=outbox.OVERDUE)
-        steps.append(Step(at=event.due_at, what=_("due, for a relay"), kind="bad" if late else ""))
+        steps.append(Step(at=event.due_at, what=_("due for a relay"), kind="bad" if late else ""))
     return steps
 
 

@@ -608,7 +608,7 @@ def changed(event: ArchivedEvent, version: int, last: ArchiveAction | None = Non
         "changed-by",
         changed=text,
         what=_label(ArchiveAction.Action, last.action),
-        who=visible(last.by, 80) or pgettext_lazy("by", "nobody"),
+        who=visible(last.by, 80) or pgettext_lazy("by", "unknown"),
         at=f"{localtime(last.at):%Y-%m-%d %H:%M:%S %Z}",
     )
 

@@ -65,7 +65,7 @@ _NOT_COPIED: Final = (
     "mirrored_at",
 )
 _NOBODY: Final = UUID(int=0)
-_RECORD_GONE: Final = gettext_noop("the record of its replay was deleted before it was published")
+_RECORD_GONE: Final = gettext_noop("the record of the replay was deleted before it was published")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

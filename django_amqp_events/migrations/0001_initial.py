@@ -60,11 +60,11 @@ class Migration(migrations.Migration):
                 ("going", models.IntegerField(default=0)),
                 (
                     "put_right_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="put right"),
+                    models.DateTimeField(blank=True, null=True, verbose_name="resolved"),
                 ),
                 (
                     "came_back_at",
-                    models.DateTimeField(blank=True, null=True, verbose_name="came back"),
+                    models.DateTimeField(blank=True, null=True, verbose_name="reopened"),
                 ),
                 ("note", models.TextField(blank=True)),
                 ("assignee", models.CharField(blank=True, max_length=255)),
@@ -248,8 +248,8 @@ class Migration(migrations.Migration):
                 ("handled_at", models.DateTimeField(verbose_name="handled")),
             ],
             options={
-                "verbose_name": "handled event",
-                "verbose_name_plural": "handled events",
+                "verbose_name": "inbox entry",
+                "verbose_name_plural": "inbox",
                 "ordering": ["-handled_at", "pk"],
                 "default_permissions": ("view",),
                 "indexes": [
@@ -286,13 +286,13 @@ class Migration(migrations.Migration):
                 ("discard_reason", models.TextField(blank=True, db_default="")),
             ],
             options={
-                "verbose_name": "waiting event",
-                "verbose_name_plural": "waiting events",
+                "verbose_name": "outbox event",
+                "verbose_name_plural": "outbox",
                 "ordering": ["pk"],
                 "permissions": [
-                    ("view_payload_outboxevent", "Can view payload and headers of waiting events"),
-                    ("publish_outboxevent", "Can publish waiting events at once"),
-                    ("discard_outboxevent", "Can discard waiting events"),
+                    ("view_payload_outboxevent", "Can view payload and headers of outbox events"),
+                    ("publish_outboxevent", "Can publish outbox events now"),
+                    ("discard_outboxevent", "Can discard outbox events"),
                     ("restore_outboxevent", "Can restore discarded events of the outbox"),
                 ],
                 "default_permissions": ("view",),
@@ -423,8 +423,11 @@ class Migration(migrations.Migration):
                 ("trusted", models.BooleanField(default=False)),
                 ("threshold", models.PositiveSmallIntegerField(blank=True, null=True)),
                 ("note", models.TextField(blank=True)),
-                ("created_at", models.DateTimeField(verbose_name="made")),
-                ("created_by", models.CharField(blank=True, max_length=255, verbose_name="by")),
+                ("created_at", models.DateTimeField(verbose_name="created")),
+                (
+                    "created_by",
+                    models.CharField(blank=True, max_length=255, verbose_name="created by"),
+                ),
                 ("started_at", models.DateTimeField(blank=True, null=True)),
                 ("started_by", models.CharField(blank=True, max_length=255)),
                 ("resumed_at", models.DateTimeField(blank=True, null=True)),
@@ -528,7 +531,7 @@ class Migration(migrations.Migration):
                     "action",
                     models.CharField(
                         choices=[
-                            ("freeze", "made"),
+                            ("freeze", "created"),
                             ("start", "started"),
                             ("pause", "paused"),
                             ("resume", "resumed"),
@@ -568,9 +571,9 @@ class Migration(migrations.Migration):
                     "state",
                     models.CharField(
                         choices=[
-                            ("waiting", "waiting"),
+                            ("waiting", "pending"),
                             ("queued", "queued"),
-                            ("published", "on its way"),
+                            ("published", "in progress"),
                             ("succeeded", "succeeded"),
                             ("failed", "failed again"),
                             ("unconfirmed", "not confirmed"),

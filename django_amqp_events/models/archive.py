@@ -164,7 +164,7 @@ class ArchivedEvent(models.Model):
         return str(_("%(name)s (%(id)s) for %(handler)s")) % {
             "name": visible(self.name),
             "id": visible(self.event_id),
-            "handler": visible(self.handler) or pgettext_lazy("for", "nobody"),
+            "handler": visible(self.handler) or pgettext_lazy("for", "no handler"),
         }
 
     @cached_property

@@ -61,8 +61,8 @@ class ReplayBatch(models.Model):
     trusted = models.BooleanField(default=False)
     threshold = models.PositiveSmallIntegerField(null=True, blank=True)
     note = models.TextField(blank=True)
-    created_at = Moment(_("made"))
-    created_by = models.CharField(_("by"), max_length=LENGTH, blank=True)
+    created_at = Moment(_("created"))
+    created_by = models.CharField(_("created by"), max_length=LENGTH, blank=True)
     started_at = Moment(null=True, blank=True)
     started_by = models.CharField(max_length=LENGTH, blank=True)
     resumed_at = Moment(null=True, blank=True)
@@ -117,9 +117,9 @@ class ReplayBatchEvent(models.Model):
     """
 
     class State(models.TextChoices):
-        WAITING = "waiting", _("waiting")
+        WAITING = "waiting", _("pending")
         QUEUED = "queued", _("queued")
-        PUBLISHED = "published", _("on its way")
+        PUBLISHED = "published", _("in progress")
         SUCCEEDED = "succeeded", _("succeeded")
         FAILED = "failed", _("failed again")
         UNCONFIRMED = "unconfirmed", _("not confirmed")
@@ -176,7 +176,7 @@ class ReplayBatchAction(models.Model):
     """
 
     class Action(models.TextChoices):
-        FREEZE = "freeze", _("made")
+        FREEZE = "freeze", _("created")
         START = "start", _("started")
         PAUSE = "pause", _("paused")
         RESUME = "resume", _("resumed")

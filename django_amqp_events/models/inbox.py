@@ -31,8 +31,8 @@ class InboxEntry(models.Model):
     handled_at = Moment(_("handled"))
 
     class Meta:
-        verbose_name = _("handled event")
-        verbose_name_plural = _("handled events")
+        verbose_name = _("inbox entry")
+        verbose_name_plural = _("inbox")
         ordering: ClassVar = ["-handled_at", "pk"]
         default_permissions = ("view",)
         indexes: ClassVar = [

@@ -51,14 +51,14 @@ class OutboxEvent(models.Model):
     discard_reason = models.TextField(blank=True, db_default="")
 
     class Meta:
-        verbose_name = _("waiting event")
-        verbose_name_plural = _("waiting events")
+        verbose_name = _("outbox event")
+        verbose_name_plural = _("outbox")
         ordering: ClassVar = ["pk"]
         default_permissions = ("view",)
         permissions: ClassVar = [
-            ("view_payload_outboxevent", "Can view payload and headers of waiting events"),
-            ("publish_outboxevent", "Can publish waiting events at once"),
-            ("discard_outboxevent", "Can discard waiting events"),
+            ("view_payload_outboxevent", "Can view payload and headers of outbox events"),
+            ("publish_outboxevent", "Can publish outbox events now"),
+            ("discard_outboxevent", "Can discard outbox events"),
             ("restore_outboxevent", "Can restore discarded events of the outbox"),
         ]
         indexes: ClassVar = [

@@ -35,15 +35,15 @@ logger = logging.getLogger(__name__)
 
 #: What each kind is called, in e-mails and on pages.
 KINDS: Final[Mapping[str, Any]] = {
-    "growth": _("Many events are archived"),
-    "mirror_lag": _("The archive is not mirrored"),
-    "outbox_lag": _("Events wait in the outbox"),
-    "abyss": _("Poison is in the abyss"),
-    "broker_away": _("RabbitMQ is away"),
+    "growth": _("Many events archived"),
+    "mirror_lag": _("Archive mirror behind"),
+    "outbox_lag": _("Outbox behind"),
+    "abyss": _("Messages in the abyss"),
+    "broker_away": _("RabbitMQ unreachable"),
     "broker_alarm": _("RabbitMQ blocks publishers"),
-    "stale": _("Nobody takes the figures of the dashboard"),
-    "group_new": _("A new kind of failure"),
-    "group_back": _("A kind of failure came back"),
+    "stale": _("Dashboard statistics are not being collected"),
+    "group_new": _("New failure"),
+    "group_back": _("Failure reopened"),
 }
 #: Of which the key is a group's id, and the text begins with the group's name and a colon.
 OF_GROUPS: Final = ("group_new", "group_back")

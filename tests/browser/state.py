@@ -268,7 +268,7 @@ def _batches(now: datetime) -> dict[str, Any]:
             for each in everything[at : at + number]:
                 each.state = state
                 if state == "skipped":
-                    each.why = "it has changed since you looked, and is discarded now"
+                    each.why = "another user or tab changed it first; it is discarded now"
             at += number
         ReplayBatchEvent.objects.bulk_update(everything, ["state", "why"])
         if name == "paused":

@@ -238,9 +238,9 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     ada.wait_for(f"succeeded\n{NUMBER}", reload=False)
     browser.until(lambda: browser.all(".ae-batch-done"), "the batch is done")
     browser.open(batch)
-    assert "(they are through)" in ada.page
+    assert "(succeeded)" in ada.page
     assert "the rate of XX was missing" in ada.page
-    ada.follow("Each event of this batch")
+    ada.follow("All events of this batch")
     assert ada.page.count("succeeded") >= NUMBER
     browser.open(group)
     ada.wait_for("Put right")
@@ -258,7 +258,7 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     written = str(editor.get_attribute("value"))
     editor.clear()
     editor.send_keys(written.replace("??", "DE"))
-    ada.press("Show what changes")
+    ada.press("Preview changes")
     changed = [each.text for each in browser.all(".ae-diff .ae-removed, .ae-diff .ae-added")]
     assert [line.split()[-1].strip(",") for line in changed] == ['"??"', '"DE"'], changed
     ada.write("reason", "the shop says it is DE")
@@ -276,7 +276,7 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     ada.write("reason", "placed by a test of the shop")
     ada.press("Discard 1 event")
     ada.turn_to("archivedevent")
-    assert "Nothing open." in ada.page
+    assert "No open events." in ada.page
     ada.turn_to("dashboard")
     ada.wait_for("Open\n0")
 

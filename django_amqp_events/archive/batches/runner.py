@@ -238,13 +238,11 @@ class Runner:
         work.quiet = now if work.quiet is None else work.quiet
         out = now > work.quiet + self._patience
         if waiting and queued + published:
-            batch_states.say(batch, _("waits for the outcomes of the first events"))
+            batch_states.say(batch, _("waiting for the outcomes of the canary"))
             if out:
                 self._stop_batch(work, f"{published} of the first events never reported back")
         elif queued:
-            batch_states.say(
-                batch, _("waits for replays that are left queued; events_mirror goes on")
-            )
+            batch_states.say(batch, _("waiting for queued replays, which events_mirror publishes"))
         elif out:
             self._finish(work, f"{published} events did not report back")
 

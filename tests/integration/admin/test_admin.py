@@ -28,10 +28,7 @@ from ..serving import Browser, serving
 from ..wire import close_pools, in_threads
 
 #: What somebody is told who comes late.
-FASTER = (
-    "1 event skipped: it has changed since you looked, and is {} now: "
-    "somebody else, or another tab, was faster"
-)
+FASTER = "1 event skipped: another user or tab changed it first; it is {} now"
 QUEUE = "billing.send_invoice"
 
 
@@ -55,9 +52,7 @@ def test_a_replay_goes_to_its_handlers_queue_and_its_outcome_comes_back(billing,
     assert QUEUE in page.words
     assert billing.ready(QUEUE) == 0
     done = ada.post(world.url("replay"), {**page.fields, "reason": "fixed"}, follow=True)
-    assert said(done) == [
-        "2 events published to the handler that failed; it reports back by itself."
-    ]
+    assert said(done) == ["2 events published to their handlers; it reports back by itself."]
     messages = {each.headers["event-id"]: each for each in billing.take_all(QUEUE)}
     assert set(messages) == {"order-1", "order-2"}
     body = messages["order-1"].body
@@ -72,7 +67,7 @@ def test_a_replay_goes_to_its_handlers_queue_and_its_outcome_comes_back(billing,
     # Whoever still has the page of then is told.
     again = ada.post(world.url("replay"), {**page.fields, "reason": "again"}, follow=True)
     first, second = sorted(said(again))
-    assert first.startswith(f"{FASTER.format('replaying')}; the last decision: replayed by ada, 20")
+    assert first.startswith(f"{FASTER.format('replaying')} (last decision: replayed by ada, 20")
     assert second.startswith(FASTER.format("succeeded"))
     assert billing.ready(QUEUE) == 0
 
@@ -142,10 +137,10 @@ def test_fifty_at_once_replay_one_event_once(
             for words in told
         )
         assert counts == {"1 event published": 1, "1 event skipped": 49}
-        faster = [words for words in told if "somebody else, or another tab, was faster" in words]
+        faster = [words for words in told if "another user or tab changed it first" in words]
         assert len(faster) == 49
         detail = ada.open(f"{archive}{pk}/change/").words
-        assert "replay 1 asked for by ada" in detail
+        assert "replay 1 requested by ada" in detail
         assert "replay 2" not in detail
     [message] = billing.take_all(QUEUE)
     assert message.headers["event-id"] == "order-1"

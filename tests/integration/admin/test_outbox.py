@@ -125,7 +125,7 @@ def test_publish_now_is_published_by_the_next_relay(wire: Wire, ada: Client) -> 
     assert relay() == Counts(failed=1)
     wire.channel.queue_bind(wire.queue, wire.exchange, "#")
     assert relay() == Counts(), "it waits for its next try"
-    assert post(ada, "publish", row) == ["1 event due now: a relay publishes what RabbitMQ takes."]
+    assert post(ada, "publish", row) == ["1 event is due now. A relay publishes it."]
     assert relay() == Counts(published=1)
     assert wire.ids() == [row.event_id]
     # The row is gone, who asked for it is not.
@@ -157,7 +157,7 @@ def test_what_a_relay_publishes_at_this_moment_is_left_to_it(wire: Wire, ada: Cl
     until(lambda: table().filter(claim__isnull=False).exists(), "a relay has it in hand")
     for decision in ("publish", "discard", "restore"):
         [told] = post(ada, decision, row)
-        assert "waits for RabbitMQ's confirm" in told
+        assert "Waiting for RabbitMQ to confirm" in told
     proxy.release()
     join(threads)
     assert not table().exists()

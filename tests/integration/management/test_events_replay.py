@@ -145,7 +145,7 @@ def test_filters(billing, arguments, expected):
 
 
 def test_a_group(billing):
-    """All that is open of it, and its history says so; nobody else's."""
+    """All open events of it, and its history says so; nobody else's."""
     fill(billing, 1, 2)
     fill(billing, 3, handler="book")
     group = ArchivedEvent.objects.get(event_id="order-1").group
@@ -280,7 +280,7 @@ def test_a_dry_run_names_handlers_and_places_and_changes_nothing(billing):
         "  1 to book: billing:replay → billing.book",
         "1 would be skipped",
     ]
-    assert why.startswith("  shop.order.created (order-4) for gone: no handler is named 'gone'")
+    assert why.startswith("  shop.order.created (order-4) for gone: there is no handler 'gone'")
     assert list(ArchivedEvent.objects.order_by("pk").values_list("version", "state")) == before
     assert not Replay.objects.exists()
     assert billing.ready("billing.send_invoice") == billing.ready("billing.book") == 0
@@ -627,7 +627,7 @@ def test_an_event_is_replayed_with_another_payload(editing, tmp_path):
         (["order-1", "--payload", "FILE"], "--payload needs --edit"),
         (["--edit", "order-1", "--payload", "/no/such/file", "--comment", "x"], "No such file"),
         (["--edit", "order-1", "--payload", "WRONG", "--comment", "x"], "This is a list"),
-        (["--edit", "order-1", "--payload", "SAME", "--comment", "x"], "the event's own payload"),
+        (["--edit", "order-1", "--payload", "SAME", "--comment", "x"], "the original payload"),
     ],
 )
 def test_wrong_arguments_edit_nothing(editing, tmp_path, arguments, text):

@@ -108,7 +108,7 @@ def test_selected_events_are_frozen_and_the_dry_run_is_shown(ada: Client) -> Non
     assert batch.criteria is None
     words = page(response).words
     assert "2 of 3 events can be replayed" in words
-    assert "no handler is named 'gone' here" in words
+    assert "there is no handler 'gone'" in words
     assert "billing.send_invoice unknown unknown" in words
     assert "there is none here" in words
     assert "Start in the background" in words or "Start" in words
@@ -133,7 +133,7 @@ def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
     assert timedelta(hours=23) < datetime.now(UTC) - since < timedelta(hours=25)
     make(last_failed_at=datetime.now(UTC) + timedelta(seconds=5))
     words = page(ada.get(response.redirect_chain[-1][0])).words
-    assert "1 event that fits the same filter has failed since" in words
+    assert "1 event that matches the same filter has failed since" in words
 
 
 def test_a_search_cannot_be_asked_again() -> None:
@@ -213,18 +213,18 @@ def test_start_pause_resume_cancel_and_what_is_kept(ada: Client) -> None:
     batch.refresh_from_db()
     assert (batch.state, batch.rate, batch.canary, batch.threshold) == ("running", 5, 1, None)
     assert b"<b>fixed</b>" not in done.content
-    assert "No process works on it" in page(done).words
+    assert "No process runs this batch" in page(done).words
     for act, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         ada.post(url(act, batch.pk))
         batch.refresh_from_db()
         assert batch.state == state
     late = ada.post(url("pause", batch.pk), follow=True)
     assert said(late)[-1] == (
-        "Nothing was done: the batch is cancelled. Somebody else, or another tab, was faster."
+        "Nothing was done: the batch is cancelled. Another user or tab changed it first."
     )
     assert LogEntry.objects.count() == 4
     words = page(ada.get(url("change", batch.pk))).words
-    for step in ("made ada", "started ada", "paused ada", "resumed ada", "cancelled ada"):
+    for step in ("created ada", "started ada", "paused ada", "resumed ada", "cancelled ada"):
         assert step in words
 
 
@@ -262,7 +262,7 @@ def test_look_again(ada: Client) -> None:
     ada.post(url("look", batch.pk))
     words = page(ada.get(url("change", batch.pk))).words
     assert "2 of 3 events can be replayed" in words
-    assert "it has changed since you looked, and is discarded now" in words
+    assert "another user or tab changed it first; it is discarded now" in words
 
 
 # -- what is shown ------------------------------------------------------------------------
@@ -290,11 +290,11 @@ def test_progress_is_told_and_everything_is_escaped(ada: Client) -> None:
     words = page(ada.get(url("change", batch.pk))).words
     assert "1 skipped: <script>" in words
     assert "skipped 1" in words
-    assert "waiting 1" in words
+    assert "pending 1" in words
     for address in (url("change", batch.pk), url("changelist")):
         content = ada.get(address).content.decode()
         assert '<rect class="ae-part-skipped" x="0.00" y="0" width="50.00"' in content
-        assert "1 of 2 events are through" in content
+        assert "1 of 2 events finished" in content
 
 
 def test_a_page_follows_only_where_it_is_asked_to(ada: Client) -> None:
@@ -333,7 +333,7 @@ def test_a_batch_does_not_name_events_that_a_project_hides(
         lambda self, request: ArchivedEvent.objects.none(),
     )
     shown = page(ada.get(url("events", batch.pk))).words
-    assert shown.count("not yours to see") == 2
+    assert shown.count("no permission to view") == 2
     assert "secret" not in shown
     assert "shop.order" not in shown
 

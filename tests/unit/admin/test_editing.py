@@ -166,9 +166,9 @@ def test_from_the_button_to_the_replay(ada, wire):
     assert (revision.by, revision.reason, revision.base) == ("ada", "a wrong number", 0)
     words = page(ada.get(url("change", row.pk))).words
     for word in (
-        "replay 1, of revision 1 asked for by ada",
+        "replay 1 of revision 1 requested by ada",
         "Revision 1",
-        "edited from the event's own payload",
+        "edited from the original payload",
         "edited and replayed replay 1, revision 1",
         '- "order_id": 7,',
         '+ "order_id": 8,',
@@ -192,9 +192,9 @@ def test_nothing_is_published_without_a_reason(ada, wire):
     [
         ('{"order_id": 8,}', "This is no JSON"),
         ("", "This is no JSON"),
-        ("[]", "This is a list; a payload is a JSON object"),
+        ("[]", "This is a list. The payload must be a JSON object"),
         ({"order": 8}, "missing a required argument: 'order_id'"),
-        ({"order_id": 7, "note": "Grüße"}, "It is the event's own payload"),
+        ({"order_id": 7, "note": "Grüße"}, "This is the original payload"),
     ],
 )
 @pytest.mark.parametrize("step", ["review", "publish"])
@@ -221,7 +221,7 @@ def test_editing_begins_with_the_last_revision_or_with_another(ada, wire):
     for number in (8, 9):
         row.refresh_from_db()
         told = ada.post(url("edit", row.pk), publish(row, {"order_id": number}), follow=True)
-        assert said(told) == ["Not published, still in the archive; the edit is kept: nobody"]
+        assert said(told) == ["Not published; the edit is kept: nobody"]
     row.refresh_from_db()
     for query, wanted in (({}, 9), ({"base": "1"}, 8), ({"base": "0"}, 7), ({"base": "77"}, 7)):
         response = ada.get(url("edit", row.pk), query)
@@ -239,7 +239,7 @@ def test_a_body_that_cannot_be_read_can_be_mended(ada, wire):
     row = make(body=b'[[], {"order_id": 7,}, {}]', reason="malformed")
     response = ada.get(url("edit", row.pk))
     assert text_of(response) == '[[], {"order_id": 7,}, {}]'
-    assert "cannot be read as a payload" in page(response).words
+    assert "is not a valid payload" in page(response).words
     assert "Edit and replay" in page(ada.get(url("change", row.pk))).words
     ada.post(url("edit", row.pk), publish(row, {"order_id": 7}))
     assert json.loads(wire.messages[0].body) == [[], {"order_id": 7}, {}]
@@ -263,17 +263,17 @@ def test_what_failed_again_says_which_revision(ada, wire):
     ArchivedEvent.objects.update(state="archived", version=5)
     found = page(ada.get(url("change", row.pk))).words
     assert "Failed as revision 1 , replay 1" in found
-    assert "It has been edited: there is 1 revision below" in found
+    assert "It has 1 revision, listed below" in found
     row.refresh_from_db()
     asked = page(ada.get(url("replay"), {"seen": frozen(row, make())})).words
-    assert "1 of 2 has been edited before." in asked
-    assert "This publishes its own payload, not the revision" in asked
+    assert "1 of 2 has been edited." in asked
+    assert "This replay publishes the original payload, not the revision" in asked
 
 
 def test_a_handler_that_runs_once_is_said_plainly(ada):
     row = make(handler="once")
     words = page(ada.get(url("edit", row.pk))).words
-    assert "It has not handled this event id yet" in words
+    assert "An edited replay has the same event id" in words
     InboxEntry.objects.create(
         id=once.key("billing", "once", row.event), service="billing", handler="once",
         event_id=row.event_id, name=row.name, handled_at=datetime(2026, 3, 1, tzinfo=UTC),
@@ -283,23 +283,23 @@ def test_a_handler_that_runs_once_is_said_plainly(ada):
         ada.post(url("edit", row.pk), form(row)),
     ):
         words = page(response).words
-        assert "has handled this event id on 2026-02-28" in words
-        assert "it will do nothing, and be reported as succeeded" in words
+        assert "handled this event id on 2026-02-28" in words
+        assert "it would do nothing and count as succeeded" in words
 
 
 def test_what_may_double_is_said(ada):
     row = make(reason="poison", replays=1)
     add_replay(row, outcome=Replay.Outcome.SUCCEEDED)
     words = page(ada.get(url("edit", row.pk))).words
-    assert "A replay of it has succeeded" in words
-    assert "It is here as poison" in words
+    assert "A replay has already succeeded" in words
+    assert "This event is poison" in words
 
 
 def test_one_that_may_be_on_its_way_is_not_edited(ada):
     row = make(unconfirmed=True, replays=1)
     words = page(ada.get(url("change", row.pk))).words
-    assert "It cannot be edited: its last replay was not confirmed" in words
-    assert "was not confirmed" in said(ada.get(url("edit", row.pk), follow=True))[0]
+    assert "It cannot be edited: RabbitMQ has not confirmed its last replay" in words
+    assert "has not confirmed its last replay" in said(ada.get(url("edit", row.pk), follow=True))[0]
 
 
 @pytest.mark.parametrize("step", ["review", "publish", "edit"])
@@ -309,14 +309,14 @@ def test_a_stale_tab_is_told_who_changed_what(ada, wire, step):
     wire.messages.clear()
     response = ada.post(url("edit", row.pk), {**publish(row), "step": step}, follow=True)
     [told] = said(response)
-    assert "it has changed since you looked, and is replaying now" in told
-    assert "the last decision: replayed by bob, 20" in told
+    assert "another user or tab changed it first; it is replaying now" in told
+    assert "last decision: replayed by bob, 20" in told
     assert not wire.messages
     # And the one who comes with a plain replay.
     stale = make()
     ada.post(url("edit", stale.pk), publish(stale))
     done = ada.post(url("replay"), {"seen": frozen(stale)}, follow=True)
-    assert "the last decision: edited and replayed by ada, 20" in said(done)[-1]
+    assert "last decision: edited and replayed by ada, 20" in said(done)[-1]
 
 
 @pytest.mark.parametrize("version", ["", "x", "-1", "9" * 11, "²"])
@@ -540,7 +540,7 @@ def test_a_hook_that_fails_hides_the_payload(ada, wire, hook, kind, caplog):
     with hooked(hook):
         response = ada.get(url("change", row.pk))
         words = page(response).words
-        assert f"failed ({kind}), so the payload is hidden" in words
+        assert f"failed with {kind}; the payload is hidden" in words
         for text in (words, caplog.text):
             assert "Grüße" not in text
 
@@ -553,7 +553,7 @@ def test_what_cannot_be_decoded_cannot_be_redacted(ada):
         with hooked(f"{__name__}.redact"):
             html = ada.get(url("change", row.pk)).content.decode()
         assert "4711-" not in html
-        assert "It cannot be decoded" in html or "too long to be decoded" in html
+        assert "The payload cannot be decoded" in html or "too long to decode" in html
 
 
 def test_the_log_of_the_admin_says_what_was_not_published(ada, wire):

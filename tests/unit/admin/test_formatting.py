@@ -238,12 +238,12 @@ def test_the_timeline_is_in_order_and_whole():
         "attempt 2 failed on w",
         "archived: exhausted",
         "mirrored into this database",
-        "replay 1 asked for by ada",
+        "replay 1 requested by ada",
         "replay 1 published to send_invoice",
         "archived after replay 1: failed",
         "replay 1: failed again",
         "discarded by bob",
-        "archived: failed; it came late and changed nothing",
+        "archived: failed (late, no effect)",
     ]
 
 

@@ -152,7 +152,7 @@ def test_the_list_shows_what_an_operator_asks_first(ada):
         "bob",
         "tickets.example/7",
         "wait for the release",
-        "In 24 hours: 3 failed",
+        "Last 24 hours: 3 failed",
     ):
         assert word in words, word
     html = response.content.decode()
@@ -207,8 +207,8 @@ def test_a_group_says_that_it_came_back(ada):
     group = grouped(make())
     now = datetime.now(UTC)
     FailureGroup.objects.update(put_right_at=now, came_back_at=now - timedelta(hours=3))
-    assert "came back 3 h" in page(ada.get(url("changelist"))).words
-    assert "and fails again since" in page(ada.get(url("change", group.pk))).words
+    assert "reopened 3 h" in page(ada.get(url("changelist"))).words
+    assert "reopened" in page(ada.get(url("change", group.pk))).words
 
 
 def test_numbers_are_exact_before_anybody_has_added_them_up(ada):
@@ -223,7 +223,7 @@ def test_numbers_are_exact_before_anybody_has_added_them_up(ada):
     states.discard(
         {row.pk: row.version for row in rows}, by="ada", reason="old", now=datetime.now(UTC)
     )
-    assert "Nothing open. Show all groups" in page(ada.get(url("changelist"))).words
+    assert "No open events. Show all groups" in page(ada.get(url("changelist"))).words
 
 
 def test_events_without_a_group_are_told_of(ada):
@@ -381,7 +381,7 @@ def test_a_group_is_replayed_in_the_background(wire):
     assert "in the background" not in replayer.get(url("change", group.pk)).content.decode()
     assert replayer.post(url("batch", group.pk)).status_code == 403
     ArchivedEvent.objects.update(state=State.DISCARDED)
-    assert "Nothing of this group is open" in said(bulk.post(url("batch", group.pk)))[0]
+    assert "This group has no open events" in said(bulk.post(url("batch", group.pk)))[0]
     assert wire.messages == []
 
 
@@ -441,7 +441,7 @@ def test_note_assignee_and_ticket(ada):
     assert LogEntry.objects.get().object_id == str(group.pk)
     words = page(ada.get(url("change", group.pk))).words
     assert "by ada" in words
-    ada.post(url("write", group.pk), fields(group, mine="Save, and assign it to me"))
+    ada.post(url("write", group.pk), fields(group, mine="Save and assign to me"))
     group.refresh_from_db()
     assert group.assignee == "ada"
 
@@ -473,7 +473,7 @@ def test_a_stale_form_is_told_who_changed_what(ada):
     eve.post(url("write", group.pk), fields(group, note="eve looks at it"))
     response = ada.post(url("write", group.pk), fields(group, note="mine"))
     words = page(response).words
-    assert "eve has written about this group since you looked" in words
+    assert "eve changed this group since you opened it" in words
     assert "eve looks at it" in words
     assert FailureGroup.objects.get().note == "eve looks at it"
     again = page(response).fields["edits"]
@@ -510,7 +510,7 @@ def test_a_whole_group_is_replayed(ada, wire):
     assert (action.action, action.by, action.text, action.events) == ("replay", "ada", "mended", 3)
     words = page(ada.get(url("change", group.pk))).words
     assert "1 open event" in words
-    assert "3 on their way" in words
+    assert "3 in progress" in words
     # Once more with the same form: nothing is replayed twice.
     confirm(ada, "replay", asked)
     assert len(wire.messages) == 3
@@ -529,8 +529,8 @@ def test_a_whole_group_is_discarded(ada, wire):
     words = page(ada.get(url("change", group.pk))).words
     assert "0 open events" in words
     failure_groups.fold_all()
-    assert "Put right" in page(ada.get(url("change", group.pk))).words
-    assert "Nothing of this group is open." in said(ada.post(url("replay", group.pk)))
+    assert "Resolved" in page(ada.get(url("change", group.pk))).words
+    assert "This group has no open events." in said(ada.post(url("replay", group.pk)))
 
 
 def test_more_than_the_limit(ada, wire, monkeypatch):
@@ -543,7 +543,7 @@ def test_more_than_the_limit(ada, wire, monkeypatch):
     assert response.url == url("change", group.pk)
     assert f"events_replay --background --group {group.pk}" in said(response)[0]
     asked = ada.post(url("discard", group.pk))
-    assert "these are the 3 that failed first" in page(asked).words
+    assert "These are the 3 that failed first" in page(asked).words
     confirm(ada, "discard", asked)
     left = ArchivedEvent.objects.filter(state="archived")
     assert {row.pk for row in left} == {row.pk for row in rows[:2]}
@@ -591,7 +591,7 @@ def test_the_picture_has_an_hour_for_each_hour(ada):
     found = group_counts.hours([group.pk], since=now - timedelta(hours=23), using="default")
     assert sum(values["archived"] for values in found[group.pk].values()) == 2
     response = ada.get(url("changelist"))
-    assert "In 24 hours: 2 failed, 1 in one hour at most" in page(response).words
+    assert "Last 24 hours: 2 failed (at most 1 in an hour)" in page(response).words
     assert "M115 19v-19" in response.content.decode()
     assert "M0 19v-19" in response.content.decode()
 

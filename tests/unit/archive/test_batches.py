@@ -338,13 +338,13 @@ def test_a_dry_run_says_what_goes_where_and_why_not_the_others() -> None:
     assert len(whys) == 7, whys
     assert sum(whys.values()) == plan["skipped_total"] == 7
     assert whys["it is replaying"] == 1
-    assert whys["there is no such event any more"] == 1
+    assert whys["the event no longer exists"] == 1
     for part in (
-        "it has changed since you looked, and is discarded now",
-        "no handler is named 'gone'",
-        "of the service 'shipping'",
+        "another user or tab changed it first; it is discarded now",
+        "there is no handler 'gone'",
+        "belongs to the service 'shipping'",
         "MAX_BODY is 1000",
-        "cannot be read",
+        "is not a valid payload",
     ):
         assert [why for why in whys if part in why], part
     (first, second) = plan["handlers"]
@@ -448,7 +448,7 @@ def test_a_single_replay_in_between_is_skipped_and_named(broker: Broker) -> None
     run(until=lambda: again(batch).published == 2)
     assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
     (left,) = batch_states.left(batch.pk)
-    assert "somebody else, or another tab, was faster" in left.why
+    assert "another user or tab changed it first" in left.why
 
 
 def test_the_rate_is_kept(broker: Broker, clock: Clock) -> None:

@@ -541,7 +541,7 @@ def test_resume_gives_back_what_nobody_handles_any_more(broker: Broker) -> None:
     left_queued(renamed, handler="older")
     assert replay.resume() == 1
     now = again(row)
-    assert (now.state, now.error) == (State.ARCHIVED, "no handler is named 'gone'")
+    assert (now.state, now.error) == (State.ARCHIVED, "there is no handler 'gone'")
     assert now.unconfirmed, "it may have been published before its process died"
     assert broker.messages[0].headers["event-handler"] == "send_invoice"
 

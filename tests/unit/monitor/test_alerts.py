@@ -254,12 +254,12 @@ def test_an_alert_follows_its_group(heard: Any) -> None:
     assert look(NOW, open=7) == []
     alert = Alert.objects.get()
     assert "7 open" in alert.text
-    assert alerts.title(alert) == "A new kind of failure: TaxError in send_invoice"
+    assert alerts.title(alert) == "New failure: TaxError in send_invoice"
     later = NOW + timedelta(minutes=10)
     changed = {"open": 1, "put_right_at": later, "came_back_at": later}
     assert look(later, **changed) == [("group_back", "raised"), ("group_new", "ended")]
     new = Alert.objects.get(ended=None)
-    assert alerts.title(new) == "A kind of failure came back: TaxError in send_invoice"
+    assert alerts.title(new) == "Failure reopened: TaxError in send_invoice"
     assert "1 open" in new.text
     # The same again is the same trouble, whose text is renewed.
     much_later = later + timedelta(minutes=10)
@@ -320,7 +320,7 @@ def test_email_to_admins_where_it_is_asked_for() -> None:
             "growth", "x\nBcc: eve@example.com", now=later, troubled=False, settings=loud
         )
     first, last = mail.outbox
-    assert first.subject == ("[Django] billing: Many events are archived: x Bcc: eve@example.com")
+    assert first.subject == ("[Django] billing: Many events archived: x Bcc: eve@example.com")
     assert first.to == ["ada@example.com"]
     assert first.body == "many\n\nSince 2026-03-01 12:00:00 UTC."
     assert "over: " in last.subject
@@ -363,7 +363,7 @@ def test_nobody_takes_figures(heard: Any, settings: Any) -> None:
     settings.AMQP_EVENTS = {"SERVICE": "billing"}
     code, out = command()
     assert code == 1
-    assert "Nobody takes the figures" in out
+    assert "Dashboard statistics are not being collected" in out
     assert "There are none yet" in out
     taken = Snapshot.objects.create(
         at=datetime.now(UTC) - timedelta(minutes=6), service="billing", document="{}"
@@ -389,5 +389,5 @@ def test_the_command_shows_what_lasts(settings: Any) -> None:
     alerts.consider("abyss", "billing:abyss", "look at the logs", now=NOW)
     code, out = command()
     assert code == 1
-    assert "2026-03-01 12:00:00  Poison is in the abyss: billing:abyss" in out
+    assert "2026-03-01 12:00:00  Messages in the abyss: billing:abyss" in out
     assert "look at the logs" in out
