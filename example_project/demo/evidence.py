@@ -1,4 +1,4 @@
-"""History, by ledgers, the archive's tables and the broker; nobody is believed twice."""
+"""What happened, by ledgers, the archive's tables and the broker; nobody is believed twice."""
 
 from __future__ import annotations
 
