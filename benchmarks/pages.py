@@ -142,7 +142,7 @@ FILL = (ROWS, FAILURES, REPLAYS, WAITING, HANDLED)
 GROUPS = """
 INSERT INTO django_amqp_events_failuregroup (
     id, algorithm, service, handler, exception, frame, reason, first_seen, last_seen, open, again,
-    going, note, assignee, ticket, edits, came_back_at, put_right_at)
+    going, note, assignee, ticket, edits, reopened_at, resolved_at)
 SELECT group_id, 1, 'billing', handler, exception, location, '',
     min(first_failed_at), max(last_failed_at), count(*) FILTER (WHERE state = 'archived'),
     count(*) FILTER (WHERE state = 'archived' AND replays > 0),
@@ -153,13 +153,13 @@ ON CONFLICT (id) DO UPDATE
 SET open = excluded.open, again = excluded.again, going = excluded.going
 """
 TALLIES = """
-INSERT INTO django_amqp_events_archivetally (group_id, hour, archived, succeeded, discarded)
+INSERT INTO django_amqp_events_grouphour (group_id, hour, archived, succeeded, discarded)
 SELECT id, date_trunc('hour', now()) - h * interval '1 hour', 20 + h, h, 1
 FROM django_amqp_events_failuregroup, generate_series(0, 47) h
 ON CONFLICT DO NOTHING
 """
 CHANGED = """
-INSERT INTO django_amqp_events_tallychange (
+INSERT INTO django_amqp_events_groupcountchange (
     group_id, at, hour, open, again, going, archived, succeeded, discarded)
 SELECT id, now(), date_trunc('hour', now()), 0, 0, 0, 1, 0, 0
 FROM django_amqp_events_failuregroup LIMIT {changes}
@@ -346,7 +346,7 @@ def work() -> None:
     batch_states.count(batch.pk)
     print(f"  counted in {1000 * (time.monotonic() - began):.0f} ms")
     began = time.monotonic()
-    statistics.standing(cap=statistics.CAP)
+    statistics.open_events(cap=statistics.CAP)
     statistics.new_since(datetime.now(UTC) - statistics.HOUR, statistics.READ, statistics.LOOKED)
     print(f"what a snapshot asks of the archive: {1000 * (time.monotonic() - began):.0f} ms\n")
     with connection.cursor() as cursor:

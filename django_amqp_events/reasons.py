@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from django.utils.translation import gettext, override
-from django.utils.translation import gettext_noop as _
+
+
+def _(text: str) -> str:
+    """Mark a text for ``makemessages``. Django's gettext_noop needs settings at import."""
+    return text
+
 
 #: The text of each code, with a named placeholder for each parameter.
 TEXTS: Final[Mapping[str, str]] = {

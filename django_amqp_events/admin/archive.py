@@ -76,7 +76,7 @@ from .filters import (
     StateFilter,
     TimeFilter,
     handler_of,
-    known,
+    settings_and_registry,
 )
 from .formatting import line, number
 from .pagination import CAP
@@ -209,7 +209,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         term = search_term.strip()
         if not term:
             return queryset, False
-        wanted = replay.begins("event_id", term) | replay.begins("correlation_id", term)
+        wanted = replay.starts_with("event_id", term) | replay.starts_with("correlation_id", term)
         if (pk := uuid_of(term)) is not None:
             wanted |= Q(pk=pk)
             of_replay = Replay.objects.using(queryset.db).filter(pk=pk)
@@ -273,7 +273,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
     def _overdue(self, event: ArchivedEvent) -> bool:
         if event.unconfirmed or event.error or event.state != State.REPLAYING:
             return False
-        return replay.overdue(event, handler_of(event, known()))
+        return replay.is_overdue(event, handler_of(event, settings_and_registry()))
 
     @admin.display(description=gettext_lazy("failure"))
     def failure(self, event: ArchivedEvent) -> str:
@@ -497,7 +497,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             "exception": kind or line(event.exception, formatting.TEXT),
             "message": message or visible(event.message, formatting.TEXT),
             "detail": visible(event.detail, formatting.TEXT),
-            "traceback": formatting.fold(document.get("traceback")),
+            "traceback": formatting.fold_traceback(document.get("traceback")),
             "frames": formatting.frames(document),
             "deaths": formatting.deaths(document),
             "cut": [line(each) for each in _texts(document.get("cut"))],
@@ -590,7 +590,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                                 "state": each.state,
                                 "words": line(each.get_state_display()),
                                 "age": ago(each.last_failed_at, now),
-                                "failure": formatting.called(each.exception, each.message)
+                                "failure": formatting.exception_line(each.exception, each.message)
                                 or line(each.reason),
                                 "url": self._url("change", each.pk, filters=filters),
                             }
@@ -727,7 +727,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         report = decisions.carry_out(decision, seen, rows, user=request.user, reason=reason)
         _tell(request, decision, report, len(seen))
         if group is not None and decision.name in GroupAction.Action.values:
-            failure_groups.decided(
+            failure_groups.record_decision(
                 group,
                 action=decision.name,
                 # The form comes from a browser: what is of another group is not counted here.
@@ -834,7 +834,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                     line(rows[pk].name),
                     line(rows[pk].event_id),
                     line(rows[pk].handler) or _("none"),
-                    formatting.called(rows[pk].exception, rows[pk].message)
+                    formatting.exception_line(rows[pk].exception, rows[pk].message)
                     or line(rows[pk].reason),
                     rows[pk].replays,
                 )

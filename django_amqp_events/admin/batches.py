@@ -261,7 +261,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
     ) -> HttpResponse:
         now = datetime.now(UTC)
         draft = batch.state == _State.DRAFT
-        new = batch_states.fresh(batch) if draft or batch.open else None
+        new = batch_states.count_new_matches(batch) if draft or batch.open else None
         follow = batch.open and request.GET.get("follow") == "1"
         history = ReplayBatchAction.objects.using(states.database()).filter(batch=batch)
         context = {
@@ -329,7 +329,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                 "count": each.count,
                 "url": self._event_url(each.first),
             }
-            for each in batch_states.left(batch.pk, LEFT)
+            for each in batch_states.skipped_by_reason(batch.pk, LEFT)
         ]
 
     def _events(self, batch: ReplayBatch, state: str) -> str:

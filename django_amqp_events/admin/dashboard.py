@@ -44,7 +44,7 @@ from .charts import (
     Picture,
     Row,
 )
-from .filters import known, overdue
+from .filters import overdue, settings_and_registry
 from .formatting import (
     TEXT,
     age,
@@ -97,12 +97,12 @@ class DashboardAdmin(Pages[Dashboard]):
         """How the service stands."""
         self._check(request)
         now = datetime.now(UTC)
-        found = known()
+        found = settings_and_registry()
         service = found[0].service if found else ""
         seen = _Seen.of(service, now)
-        standing = statistics.standing(now, statistics.READ)
+        standing = statistics.open_events(now, statistics.READ)
         declared = topology.build(*found) if found else None
-        series = statistics.series(now)
+        series = statistics.hourly_series(now)
         late = count(event_states.rows().filter(overdue(now)), OVERDUE)
         lasting = list(alerts.open_alerts(service)[:ALERTS])
         queues = _queues(seen, declared)
@@ -138,7 +138,7 @@ class DashboardAdmin(Pages[Dashboard]):
     def topology_view(self, request: HttpRequest) -> HttpResponse:
         """Exchanges, queues, bindings, and how deep the queues are."""
         self._check(request)
-        found = known()
+        found = settings_and_registry()
         seen = _Seen.of(found[0].service if found else "", datetime.now(UTC))
         picture, queues = None, []
         if found is not None:
@@ -157,7 +157,7 @@ class DashboardAdmin(Pages[Dashboard]):
     def retries_view(self, request: HttpRequest) -> HttpResponse:
         """When each handler's retries come."""
         self._check(request)
-        found = known()
+        found = settings_and_registry()
         context = {
             "handlers": _schedules(found[1])[:QUEUES] if found else [],
             "configured": found is not None,
@@ -204,7 +204,7 @@ class DashboardAdmin(Pages[Dashboard]):
     def _tiles(
         self,
         request: HttpRequest,
-        standing: statistics.Standing,
+        standing: statistics.OpenEvents,
         seen: _Seen,
         late: int,
         now: datetime,
@@ -494,7 +494,7 @@ def _backlog(service: str, now: datetime) -> Picture:
     )
 
 
-def _ages(standing: statistics.Standing) -> Picture:
+def _ages(standing: statistics.OpenEvents) -> Picture:
     hour, day = pgettext("hours", "h"), pgettext("days", "d")
     labels = [f"< 1 {hour}", f"< 6 {hour}", f"< 1 {day}", f"< 3 {day}", f"< 7 {day}", f"≥ 7 {day}"]
     return charts.bars(
@@ -571,7 +571,7 @@ def _schedules(registry: Registry) -> list[dict[str, Any]]:
 def _alert(alert: Alert, now: datetime) -> dict[str, Any]:
     return {
         "title": alerts.title(alert),
-        "text": alerts.told(alert),
+        "text": alerts.alert_text(alert),
         "since": alert.since,
         "ago": age(alert.since, now),
     }

@@ -21,7 +21,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..publish import outbox
-from .filters import known
+from .filters import settings_and_registry
 
 #: Seconds for which it is remembered whether a database has a table: one that is away, and that
 #: nobody asked for, does not hold up each page.
@@ -31,7 +31,7 @@ _known: dict[tuple[str, str, type[models.Model]], tuple[float, bool]] = {}
 
 def aliases(model: type[models.Model], *own: str) -> list[str]:
     """Return the databases that have the model's table: first *own*, then those of the settings."""
-    found = known()
+    found = settings_and_registry()
     first = found[0].database if found is not None else DEFAULT_DB_ALIAS
     allowed = [
         alias

@@ -30,7 +30,7 @@ from ..models import (
     visible,
 )
 from ..reasons import Reason
-from .filters import handler_of, known
+from .filters import handler_of, settings_and_registry
 from .formatting import line, number, text
 
 #: Events that one decision in the admin is about at most.
@@ -266,14 +266,14 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
     missing = [_gone(pk) for pk in seen if pk not in rows]
     there = {pk: version for pk, version in seen.items() if pk in rows}
     if not decision.publishes:
-        found_here = known()
+        found_here = settings_and_registry()
         skipped = []
         last = replay.last_actions([pk for pk in there if rows[pk].version != there[pk]])
         for pk, version in there.items():
             event = rows[pk]
             if event.state != decision.before or event.version != version:
-                why = replay.changed(event, version, last.get(pk))
-            elif decision.overdue and not replay.overdue(event, handler_of(event, found_here)):
+                why = replay.why_changed(event, version, last.get(pk))
+            elif decision.overdue and not replay.is_overdue(event, handler_of(event, found_here)):
                 why = replay.NOT_OVERDUE
             else:
                 continue
@@ -319,7 +319,7 @@ def _edited(ids: Iterable[UUID]) -> int:
 
 
 def _gone(pk: UUID) -> Skipped:
-    return Skipped(id=pk, title="", why=replay.GONE)
+    return Skipped(id=pk, title="", why=replay.DELETED)
 
 
 def grouped(skipped: Iterable[Skipped], titles: int = 5) -> list[Why]:
@@ -412,7 +412,9 @@ def _missed(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
     now = {row.pk: row for row in found}
     last = replay.last_actions(list(now))
     return [
-        Skipped(id=pk, title=str(now[pk]), why=replay.changed(now[pk], wanted[pk], last.get(pk)))
+        Skipped(
+            id=pk, title=str(now[pk]), why=replay.why_changed(now[pk], wanted[pk], last.get(pk))
+        )
         if pk in now
         else _gone(pk)
         for pk in missed

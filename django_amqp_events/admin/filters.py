@@ -221,7 +221,7 @@ class TimeFilter(admin.SimpleListFilter):
         return queryset.none()
 
 
-def known() -> tuple[Settings, Registry] | None:
+def settings_and_registry() -> tuple[Settings, Registry] | None:
     """Return this service's settings and handlers, ``None`` where they are wrong."""
     try:
         return get_settings(), get_registry()
@@ -239,10 +239,10 @@ def handler_of(event: ArchivedEvent, found: tuple[Settings, Registry] | None) ->
 
 
 def overdue(now: datetime | None = None) -> Q:
-    """Say in SQL what :func:`django_amqp_events.archive.replay.overdue` says of one event."""
+    """Say in SQL what :func:`django_amqp_events.archive.replay.is_overdue` says of one event."""
     now = now or datetime.now(UTC)
     wanted = Q(state=State.REPLAYING, state_since__lte=now - timedelta(seconds=replay.OVERDUE))
-    if (found := known()) is not None:
+    if (found := settings_and_registry()) is not None:
         settings, registry = found
         for handler in registry.handlers.values():
             delays = handler.policy.total()

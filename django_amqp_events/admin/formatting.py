@@ -256,7 +256,7 @@ class Piece:
     frames: int
 
 
-def fold(traceback: object) -> list[Piece]:
+def fold_traceback(traceback: object) -> list[Piece]:
     """Cut a traceback into what is the project's own and what is of installed packages."""
     pieces: list[tuple[bool, list[str], int]] = []
     installed = False
@@ -314,7 +314,7 @@ def attempts(failure: ArchivedFailure) -> list[Attempt]:
             number=line(each.get("attempt") if each.get("attempt") is not None else "?", 12),
             at=moment(each.get("at")),
             worker=line(each.get("worker") or ""),
-            what=called(each.get("exception"), each.get("message")),
+            what=exception_line(each.get("exception"), each.get("message")),
         )
         for each in mappings(failure.about.get("history"))
     ]
@@ -351,7 +351,7 @@ def exception(document: Mapping[str, Any]) -> tuple[str, str]:
     return line(found.get("type") or "", TEXT), visible(found.get("message") or "", 8_000)
 
 
-def called(kind: object, message: object = "") -> str:
+def exception_line(kind: object, message: object = "") -> str:
     """Write an exception and the first line of its message."""
     name, words = line(kind or "", TEXT), visible(message or "", TEXT).strip().partition("\n")[0]
     return f"{name}: {words}" if name and words else name or words
@@ -391,7 +391,7 @@ def timeline(
     steps: list[Step] = []
     numbers = {replay.pk: replay.number for replay in replays}
     if event.published_at is not None:
-        steps.append(Step(at=event.published_at, what=_("published"), who=by(event.source)))
+        steps.append(Step(at=event.published_at, what=_("published"), who=who(event.source)))
     for failure in failures:
         number = numbers.get(failure.replay_id) if failure.replay_id is not None else None
         for attempt in attempts(failure):
@@ -411,7 +411,7 @@ def timeline(
             Step(
                 at=failure.failed_at,
                 what=_archived(failure, number),
-                note="" if failure.about.get("history") else called(
+                note="" if failure.about.get("history") else exception_line(
                     failure.exception, failure.message
                 ),
                 kind="bad",
@@ -437,7 +437,7 @@ def timeline(
                 what=what,
                 who=" ".join(
                     [
-                        *([by(action.by)] if action.by else []),
+                        *([who(action.by)] if action.by else []),
                         *(
                             [_("in batch %(id)s") % {"id": str(action.batch_id)[:8]}]
                             if action.batch_id
@@ -452,7 +452,7 @@ def timeline(
     return sorted(steps, key=lambda step: step.at)
 
 
-def by(name: str) -> str:
+def who(name: str) -> str:
     """Say who did it; ``""`` where nobody is named."""
     return _("by %(who)s") % {"who": line(name)} if name else ""
 
@@ -483,7 +483,7 @@ def _replayed(replay: Replay) -> list[Step]:
             % {**number, "revision": replay.revision.number}
             if replay.revision
             else _("replay %(number)s requested") % number,
-            who=by(replay.requested_by),
+            who=who(replay.requested_by),
             note=visible(replay.reason, TEXT),
         )
     ]

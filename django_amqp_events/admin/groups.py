@@ -122,7 +122,7 @@ class StandingFilter(admin.SimpleListFilter):
     ) -> QuerySet[FailureGroup]:
         wanted = {
             self.OPEN: Q(open_now__gt=0),
-            "back": Q(came_back_at__isnull=False),
+            "back": Q(reopened_at__isnull=False),
             "right": Q(open_now=0),
             "all": Q(),
         }
@@ -229,7 +229,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     def get_queryset(self, request: HttpRequest) -> QuerySet[FailureGroup]:
         """Return the groups with what is open of them, read where they are written."""
         found = super().get_queryset(request).using(states.database())
-        return group_counts.standing(found, names=("open",))
+        return group_counts.with_exact_counts(found, names=("open",))
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return GroupList
@@ -262,7 +262,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
 
     @admin.display(description=gettext_lazy("failure, handler"))
     def what(self, group: FailureGroup) -> str:
-        back = group.came_back_at
+        back = group.reopened_at
         return format_html(
             '<span class="ae-what ae-exception" title="{}">{}</span> '
             '<span class="ae-quiet">{}</span> <code class="ae-quiet">{}</code>{}',
@@ -537,20 +537,20 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             "exception": kind or line(event.exception, formatting.TEXT),
             "message": message or visible(event.message, formatting.TEXT),
             "detail": visible(event.detail, formatting.TEXT),
-            "traceback": formatting.fold(document.get("traceback")),
+            "traceback": formatting.fold_traceback(document.get("traceback")),
         }
 
 
 def _count(found: list[Any], now: datetime) -> None:
     """Give groups their exact numbers and hours; two statements for all of them."""
     ids = [group.pk for group in found]
-    numbers = group_counts.standing(failure_groups.groups().filter(pk__in=ids))
+    numbers = group_counts.with_exact_counts(failure_groups.groups().filter(pk__in=ids))
     exact = {
         pk: values
         for pk, *values in numbers.values_list("pk", "open_now", "again_now", "going_now")
     }
     since = now - timedelta(hours=HOURS - 1)
-    hours = group_counts.hours(ids, since=since, using=states.database()) if ids else {}
+    hours = group_counts.hourly_counts(ids, since=since, using=states.database()) if ids else {}
     for group in found:
         group.open_now, group.again_now, group.going_now = exact.get(group.pk, (0, 0, 0))
         group.hours = hours.get(group.pk, {})

@@ -20,7 +20,7 @@ from ..worker import once
 from . import databases
 from .base import List, Pages, ago
 from .databases import DatabaseFilter
-from .filters import known
+from .filters import settings_and_registry
 from .formatting import line
 from .outbox import ServiceFilter, with_id
 from .pagination import CAP
@@ -52,7 +52,7 @@ class OwnFilter(ServiceFilter):
 
 
 def _own() -> list[str]:
-    found = known()
+    found = settings_and_registry()
     return [found[0].service] if found is not None else []
 
 
@@ -71,7 +71,7 @@ class InboxEntryAdmin(Pages[InboxEntry]):
     search_help_text = _("Start of an event id, or the id of a row.")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[InboxEntry]:
-        found = known()
+        found = settings_and_registry()
         own = once.aliases(*found) if found is not None else []
         return super().get_queryset(request).using(databases.chosen(request, InboxEntry, *own))
 

@@ -55,7 +55,7 @@ from .decisions import (
     Why,
     grouped,
 )
-from .filters import COUNTED, known
+from .filters import COUNTED, settings_and_registry
 from .formatting import Step, line, number
 from .pagination import CAP
 
@@ -382,7 +382,7 @@ def plan(decision: Decision, ids: Sequence[UUID], rows: Mapping[UUID, OutboxEven
             of_theirs = outbox.rows(alias).filter(service__in=services).order_by()
             late = outbox.standing_in(of_theirs, "overdue")
             idle |= set(late.values_list("service", flat=True).distinct())
-    found = known()
+    found = settings_and_registry()
     own = found[0].service if found is not None else None
     return Plan(
         eligible=eligible,
@@ -638,7 +638,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
             raise PermissionDenied
         stands = outbox.standing(event, _now(event))
         state, meaning, remedy = STANDINGS[stands]
-        found = known()
+        found = settings_and_registry()
         foreign = found is not None and event.service != found[0].service
         context = {
             **self.admin_site.each_context(request),
@@ -919,7 +919,7 @@ def _timeline(event: OutboxEvent, stands: Standing) -> list[Step]:
             Step(
                 at=event.discarded_at,
                 what=_("discarded"),
-                who=formatting.by(event.discarded_by),
+                who=formatting.who(event.discarded_by),
                 note=visible(event.discard_reason, formatting.TEXT),
             )
         )

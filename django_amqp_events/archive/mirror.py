@@ -39,7 +39,7 @@ from ..models import (
 )
 from . import replay, states
 from .groups import failure_groups, group_counts
-from .groups.group_counts import Standing
+from .groups.group_counts import CountedEvent
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Counts:
 
 
 @dataclass(slots=True)
-class _End:
+class _Outcome:
     """The outcome of a replay, on its way into the database."""
 
     replay_id: UUID
@@ -290,8 +290,8 @@ class Mirror:
         if not now and time.monotonic() < self._folded + FOLD:
             return
         self._folded = time.monotonic()
-        failure_groups.fold_all(self.stop)
-        while idle and not self.stop() and failure_groups.adopt():
+        failure_groups.fold_all_counts(self.stop)
+        while idle and not self.stop() and failure_groups.group_ungrouped():
             if time.monotonic() > self._folded + FOLD:
                 # There may be a million of them; what comes in goes first.
                 return
@@ -334,15 +334,17 @@ def store(messages: Sequence[Received], settings: Settings) -> Counts:
     return _store(_read(messages, settings, now), settings, now)
 
 
-def _read(messages: Sequence[Received], settings: Settings, now: datetime) -> list[_Entry | _End]:
+def _read(
+    messages: Sequence[Received], settings: Settings, now: datetime
+) -> list[_Entry | _Outcome]:
     alike: Counter[UUID] = Counter()
-    entries: list[_Entry | _End] = []
+    entries: list[_Entry | _Outcome] = []
     for message in messages:
         try:
             entry = _entry(message, settings, now)
         except Exception as exc:
             logger.exception("a message of the archive cannot be read; its bytes are kept")
-            entry = _entry(_bare(message, exc), settings, now)
+            entry = _entry(_raw_only(message, exc), settings, now)
         if isinstance(entry, _Entry) and entry.nameless:
             entry.copy = alike[entry.first_id]
             alike[entry.first_id] += 1
@@ -350,17 +352,19 @@ def _read(messages: Sequence[Received], settings: Settings, now: datetime) -> li
     return entries
 
 
-def _entry(message: Received, settings: Settings, now: datetime) -> _Entry | _End:
+def _entry(message: Received, settings: Settings, now: datetime) -> _Entry | _Outcome:
     found = archive_reader.read(message)
     if isinstance(found, Archived):
         return _Entry(found, message, found.identity(settings.service))
     replay_id = _uuid(found.event.replay_id)
     if found.outcome == "succeeded" and replay_id is not None:
-        return _End(replay_id, _moment(found.at) or now)
-    return _entry(_bare(message, ValueError("an outcome that no worker reports")), settings, now)
+        return _Outcome(replay_id, _moment(found.at) or now)
+    return _entry(
+        _raw_only(message, ValueError("an outcome that no worker reports")), settings, now
+    )
 
 
-def _store(entries: Sequence[_Entry | _End], settings: Settings, now: datetime) -> Counts:
+def _store(entries: Sequence[_Entry | _Outcome], settings: Settings, now: datetime) -> Counts:
     """Store entries together where that can be done, else by halves."""
     try:
         return _together(entries, settings, now)
@@ -378,18 +382,18 @@ def _store(entries: Sequence[_Entry | _End], settings: Settings, now: datetime) 
         counts.add(_store(entries[middle:], settings, now))
         return counts
     [entry] = entries
-    if isinstance(entry, _End) or entry.message.unreadable:
+    if isinstance(entry, _Outcome) or entry.message.unreadable:
         raise error
     logger.error(
         "a message of the archive cannot be stored as it is; its bytes are kept", exc_info=error
     )
-    bare = _entry(_bare(entry.message, error), settings, now)
+    bare = _entry(_raw_only(entry.message, error), settings, now)
     if isinstance(bare, _Entry):
         bare.copy = entry.copy
     return _store([bare], settings, now)
 
 
-def _together(entries: Sequence[_Entry | _End], settings: Settings, now: datetime) -> Counts:
+def _together(entries: Sequence[_Entry | _Outcome], settings: Settings, now: datetime) -> Counts:
     for _ in range(TRIES - 1):
         try:
             return _transaction(entries, settings, now)
@@ -399,13 +403,13 @@ def _together(entries: Sequence[_Entry | _End], settings: Settings, now: datetim
     return _transaction(entries, settings, now)
 
 
-@states.whole
-def _transaction(entries: Sequence[_Entry | _End], settings: Settings, now: datetime) -> Counts:
+@states.retry_on_conflict
+def _transaction(entries: Sequence[_Entry | _Outcome], settings: Settings, now: datetime) -> Counts:
     counts = Counts()
     failures: dict[UUID, _Entry] = {}
     ends: dict[UUID, datetime] = {}
     for entry in entries:
-        if isinstance(entry, _End):
+        if isinstance(entry, _Outcome):
             counts.known += entry.replay_id in ends
             ends[entry.replay_id] = entry.at
         else:
@@ -432,7 +436,7 @@ def _transaction(entries: Sequence[_Entry | _End], settings: Settings, now: date
 
 def _store_events(
     entries: list[_Entry],
-    before: Mapping[UUID, Standing],
+    before: Mapping[UUID, CountedEvent],
     settings: Settings,
     counts: Counts,
     now: datetime,
@@ -466,22 +470,22 @@ def _store_events(
             counts.unreadable += entry.archived.reason == "unreadable"
         else:
             counts.failures += 1
-            late = not _again(row, entry, now)
+            late = not _add_failure(row, entry, now)
             if not late and entry.id in rows:
                 changed[entry.id] = row
         if not late:
             failed.setdefault(entry.id, []).append(entry.failed_at or now)
         failures.append(_failure(entry, late=late, now=now))
     touched = [*new.values(), *changed.values()]
-    failure_groups.place(touched, failed, now=now)
+    failure_groups.assign_groups(touched, failed, now=now)
     # Another mirror that was faster is a conflict: its rows are read then, not passed over.
     states.rows().bulk_create(new.values())
     _failures().bulk_create(failures)
     if changed:
         states.rows().bulk_update(list(changed.values()), _FAILED)
-    group_counts.record(
+    group_counts.record_changes(
         {pk: before[pk] for pk in changed},
-        {row.pk: group_counts.of(row) for row in touched},
+        {row.pk: group_counts.counted_event(row) for row in touched},
         failed=failed,
         now=now,
         using=states.database(),
@@ -510,7 +514,7 @@ _FAILED: Final = (
 )
 
 
-def _again(row: ArchivedEvent, entry: _Entry, now: datetime) -> bool:
+def _add_failure(row: ArchivedEvent, entry: _Entry, now: datetime) -> bool:
     """Enter a further failure into its event; returns whether it changed anything there.
 
     It does not where the event is settled, or on its way under another replay.
@@ -642,7 +646,7 @@ def _failure(entry: _Entry, *, late: bool, now: datetime) -> ArchivedFailure:
     )
 
 
-def _bare(message: Received, exc: Exception) -> Received:
+def _raw_only(message: Received, exc: Exception) -> Received:
     """Return a message of which only the bytes are left, for a database that refuses the rest."""
     return Received(
         queue=message.queue,

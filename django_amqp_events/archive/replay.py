@@ -48,10 +48,10 @@ from ..publish import publisher
 from ..reasons import Reason
 from . import editing, states
 from .states import (
-    Claimed,
+    ClaimedReplay,
     Edit,
     Seen,
-    Unpublished,
+    UnpublishedReplay,
 )
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ def replay(
         ConfigurationError: AMQP_EVENTS is wrong, or there is a transaction around it.
         ValueError: the rate is none.
     """
-    settings, registry = _ready()
+    settings, registry = _require_broker()
     if rate is not None and not rate > 0:
         raise ValueError(f"the rate is {rate!r}; it is a number of events per second, above 0")
     report = Report()
@@ -206,7 +206,7 @@ def replay(
             if report.stopped:
                 break
     except _DATABASE_AWAY as exc:
-        report.stopped = _away(exc)
+        report.stopped = _database_unreachable(exc)
     return report
 
 
@@ -230,9 +230,9 @@ def edit(
         InvalidEditError: the payload cannot be published.
         ValueError: there is no reason.
     """
-    settings, registry = _ready()
+    settings, registry = _require_broker()
     if not settings.editing:
-        raise ConfigurationError(NOT_EDITABLE)
+        raise ConfigurationError(EDITING_OFF)
     if not reason.strip():
         raise ValueError("an edit needs a reason; nothing was published")
     report = Report()
@@ -240,7 +240,7 @@ def edit(
         event = states.rows().filter(pk=pk).first()
         where = None if event is None else editable(event, version, settings, registry)
         if event is None:
-            report.skipped.append(_gone(pk))
+            report.skipped.append(_deleted(pk))
         elif isinstance(where, Reason):
             report.skipped.append(_skipped(event, where))
         elif where is not None:
@@ -253,10 +253,10 @@ def edit(
                 now=states.clock(),
                 edit=Edit(body=draft.body, base=base),
             )
-            report.skipped += _missed({pk: version}, [each.event.pk for each in claimed])
+            report.skipped += _skipped_since({pk: version}, [each.event.pk for each in claimed])
             _publish(claimed, settings, registry, report)
     except _DATABASE_AWAY as exc:
-        report.stopped = _away(exc)
+        report.stopped = _database_unreachable(exc)
     return report
 
 
@@ -272,13 +272,13 @@ def editable(
     """
     settings, registry = settings or get_settings(), registry or get_registry()
     if event.state != State.ARCHIVED or event.version != version:
-        return changed(event, version, last_actions([event.pk]).get(event.pk))
+        return why_changed(event, version, last_actions([event.pk]).get(event.pk))
     if event.unconfirmed:
         return _MAY_RUN
     return _target(event, settings, registry)
 
 
-def _ready() -> tuple[Settings, Registry]:
+def _require_broker() -> tuple[Settings, Registry]:
     """Return settings and handlers, where a replay can be published.
 
     Raises:
@@ -291,7 +291,7 @@ def _ready() -> tuple[Settings, Registry]:
     return settings, registry
 
 
-def _away(exc: Exception) -> Reason:
+def _database_unreachable(exc: Exception) -> Reason:
     text = str(exc).strip().partition("\n")[0]
     return Reason("database-unreachable", error=f"{type(exc).__name__}: {text}")
 
@@ -343,16 +343,16 @@ def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipp
     reason = f"{RESOLVED}: {reason}" if reason else RESOLVED
     for chunk in _chunks(seen, CHUNK):
         wanted: dict[UUID, int] = {}
-        for event in _found(chunk, State.REPLAYING, skipped):
+        for event in _matching(chunk, State.REPLAYING, skipped):
             handler = _handler(event, settings, registry)
             if event.service != settings.service:
-                skipped.append(_skipped(event, foreign(event)))
-            elif not overdue(event, None if isinstance(handler, Reason) else handler):
+                skipped.append(_skipped(event, other_service(event)))
+            elif not is_overdue(event, None if isinstance(handler, Reason) else handler):
                 skipped.append(_skipped(event, NOT_OVERDUE))
             else:
                 wanted[event.pk] = chunk[event.pk]
         done = states.resolve(wanted, by=by, reason=reason, now=_now())
-        skipped += _missed(wanted, done)
+        skipped += _skipped_since(wanted, done)
         resolved += done
     return resolved, skipped
 
@@ -375,7 +375,7 @@ def target(
 def _target(event: ArchivedEvent, settings: Settings, registry: Registry) -> Target | Reason:
     """Return where a replay would go, whatever its body is."""
     if event.service != settings.service:
-        return foreign(event)
+        return other_service(event)
     handler = _handler(event, settings, registry)
     if isinstance(handler, Reason):
         return handler
@@ -430,7 +430,7 @@ def select(
     if exceptions := list(exceptions):
         wanted = Q()
         for name in exceptions:
-            wanted |= called(name)
+            wanted |= exception_matches(name)
         found = found.filter(wanted)
     if reasons := list(reasons):
         found = found.filter(reason__in=reasons)
@@ -443,12 +443,12 @@ def select(
     return found
 
 
-def called(name: str) -> Q:
+def exception_matches(name: str) -> Q:
     """Match an exception: by its dotted name, or the last word of it."""
     return Q(exception=name) | Q(exception__endswith=f".{name}")
 
 
-def begins(column: str, text: str) -> Q:
+def starts_with(column: str, text: str) -> Q:
     """Match how a text column begins, in the way that this database has an index for."""
     if connections[states.database()].vendor == "postgresql":
         return Q(**{f"{column}__startswith": text})
@@ -456,7 +456,7 @@ def begins(column: str, text: str) -> Q:
     return Q(**{f"{column}__gte": text, f"{column}__lt": text + "\U0010ffff"})
 
 
-def whole(text: str, limit: int = 3) -> list[str]:
+def expand_id(text: str, limit: int = 3) -> list[str]:
     """Return the ids, of events or of rows, that begin with *text*, no more than *limit* of each.
 
     Only UUIDs are looked for. An id of a publisher's own making may well be how another one of
@@ -469,7 +469,7 @@ def whole(text: str, limit: int = 3) -> list[str]:
         return [text]
     parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
     dashed = "-".join(filter(None, parts))
-    events = states.rows().filter(begins("event_id", dashed) | begins("event_id", text))
+    events = states.rows().filter(starts_with("event_id", dashed) | starts_with("event_id", text))
     events = events.annotate(length=Length("event_id")).filter(length=36).order_by()
     found = list(events.values_list("event_id", flat=True).distinct()[:limit])
     first, last = (UUID(digits.ljust(32, end)) for end in "0f")
@@ -477,7 +477,7 @@ def whole(text: str, limit: int = 3) -> list[str]:
     return found + [str(pk) for pk in rows.order_by().values_list("pk", flat=True)[:limit]]
 
 
-def overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | None = None) -> bool:
+def is_overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | None = None) -> bool:
     """Say whether a replay has not reported back although its last retry is long due.
 
     Args:
@@ -492,12 +492,12 @@ def overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | None 
 # -- one chunk ----------------------------------------------------------------------------
 
 #: Why nobody may edit.
-NOT_EDITABLE: Final = Reason("editing-off")
+EDITING_OFF: Final = Reason("editing-off")
 _MAY_RUN: Final = Reason("unconfirmed")
 #: Why an event is left alone whose replay may report back still.
 NOT_OVERDUE: Final = Reason("not-overdue")
 #: Why nothing is done about an event that was deleted.
-GONE: Final = Reason("deleted")
+DELETED: Final = Reason("deleted")
 
 
 def _replay(
@@ -524,7 +524,7 @@ def _replay(
         force=force,
         batch=batch,
     )
-    report.skipped += _missed(wanted, [each.event.pk for each in claimed])
+    report.skipped += _skipped_since(wanted, [each.event.pk for each in claimed])
     _publish(claimed, settings, registry, report)
     return len(claimed)
 
@@ -534,25 +534,25 @@ def _examine(
 ) -> tuple[dict[UUID, Target], list[Skipped]]:
     targets: dict[UUID, Target] = {}
     skipped: list[Skipped] = []
-    for event in _found(chunk, State.REPLAYING if force else State.ARCHIVED, skipped):
+    for event in _matching(chunk, State.REPLAYING if force else State.ARCHIVED, skipped):
         where = target(event, settings, registry)
         if isinstance(where, Reason):
             skipped.append(_skipped(event, where))
-        elif force and not overdue(event, where.handler):
+        elif force and not is_overdue(event, where.handler):
             skipped.append(_skipped(event, NOT_OVERDUE))
         else:
             targets[event.pk] = where
     return targets, skipped
 
 
-def _found(chunk: Seen, state: State, skipped: list[Skipped]) -> Iterator[ArchivedEvent]:
+def _matching(chunk: Seen, state: State, skipped: list[Skipped]) -> Iterator[ArchivedEvent]:
     """Yield the events that are in *state* as they were seen, and note why not the others."""
-    light = {event.pk: event for event in _light(chunk)}
+    light = {event.pk: event for event in _without_bodies(chunk)}
     found, left = [], []
     for pk, version in chunk.items():
         event = light.get(pk)
         if event is None:
-            skipped.append(_gone(pk))
+            skipped.append(_deleted(pk))
         elif event.state != state or event.version != version:
             left.append(event)
         else:
@@ -565,35 +565,37 @@ def _found(chunk: Seen, state: State, skipped: list[Skipped]) -> Iterator[Archiv
         yield full.get(event.pk, event)
 
 
-def _missed(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
+def _skipped_since(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
     """Say what has become, between the look and the change, of events that were not changed."""
     missed = set(wanted).difference(done)
     if not missed:
         return []
-    found = {event.pk: event for event in _light(missed)}
-    gone = [_gone(pk) for pk in missed if pk not in found]
+    found = {event.pk: event for event in _without_bodies(missed)}
+    gone = [_deleted(pk) for pk in missed if pk not in found]
     return _changed(list(found.values()), wanted) + gone
 
 
 def _changed(events: list[ArchivedEvent], seen: Seen) -> list[Skipped]:
     last = last_actions([event.pk for event in events])
-    return [_skipped(event, changed(event, seen[event.pk], last.get(event.pk))) for event in events]
+    return [
+        _skipped(event, why_changed(event, seen[event.pk], last.get(event.pk))) for event in events
+    ]
 
 
 def _skipped(event: ArchivedEvent, why: Reason) -> Skipped:
     return Skipped(id=event.pk, title=str(event), why=why)
 
 
-def _gone(pk: UUID) -> Skipped:
-    return Skipped(id=pk, title="", why=GONE)
+def _deleted(pk: UUID) -> Skipped:
+    return Skipped(id=pk, title="", why=DELETED)
 
 
-def foreign(event: ArchivedEvent) -> Reason:
+def other_service(event: ArchivedEvent) -> Reason:
     """Say why another service's event is left alone."""
     return Reason("other-service", service=repr(event.service))
 
 
-def changed(event: ArchivedEvent, version: int, last: ArchiveAction | None = None) -> Reason:
+def why_changed(event: ArchivedEvent, version: int, last: ArchiveAction | None = None) -> Reason:
     """Say why an event is left alone that is not as it was seen.
 
     Args:
@@ -629,18 +631,18 @@ def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
     return {each.event_id: each for each in actions.filter(pk__in=found)}
 
 
-def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
+def _without_bodies(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
     return states.rows().filter(pk__in=list(ids)).only(*_LOOKED_AT)
 
 
 def _publish(
-    claimed: list[Claimed], settings: Settings, registry: Registry, report: Report
+    claimed: list[ClaimedReplay], settings: Settings, registry: Registry, report: Report
 ) -> None:
     """Publish what is claimed and note what became of each."""
     exchange = Names.of(settings).replay
     messages: list[Message] = []
-    sent: list[Claimed] = []
-    back: list[Unpublished] = []
+    sent: list[ClaimedReplay] = []
+    back: list[UnpublishedReplay] = []
     # What is wrong, without who it is about.
     whys: dict[UUID, Reason] = {}
     forced = states.forced(claimed)
@@ -648,7 +650,7 @@ def _publish(
         handler = registry.handlers.get(each.replay.handler)
         if handler is None:
             # Queued by a version of the project that knew it.
-            back.append(_unpublished(each, f"no handler is named {each.replay.handler!r}"))
+            back.append(_unpublished(each, f"there is no handler {each.replay.handler!r}"))
             continue
         try:
             message = copies.replay_copy(
@@ -673,16 +675,16 @@ def _publish(
     except AmqpEventsError as exc:
         # The Celery app or the broker's URL; nothing was published.
         away = (_unpublished(each, str(exc), general=True) for each in sent)
-        _give_back([*back, *away], report)
+        _return_to_archive([*back, *away], report)
         raise
-    confirmed: list[Claimed] = []
+    confirmed: list[ClaimedReplay] = []
     errors: list[PublishError] = []
     for each, message, error in zip(sent, messages, answers, strict=True):
         if error is None:
             confirmed.append(each)
         else:
             errors.append(error)
-            whys[each.event.pk] = _why(error, message)
+            whys[each.event.pk] = _publish_reason(error, message)
             back.append(
                 _unpublished(
                     each,
@@ -693,29 +695,29 @@ def _publish(
             )
     if confirmed:
         report.published += [each.event.pk for each in confirmed]
-        _noted(lambda: states.published(confirmed, now=_now()))
-    _give_back(back, report, whys)
+        _record_outcome(lambda: states.published(confirmed, now=_now()))
+    _return_to_archive(back, report, whys)
     if errors and not confirmed and all(isinstance(error, _GENERAL) for error in errors):
         report.stopped = whys[sent[0].event.pk]
 
 
-def _why(error: PublishError, message: Message) -> Reason:
+def _publish_reason(error: PublishError, message: Message) -> Reason:
     """Write an error without the name and id of its event, which its neighbours do not share."""
     text = str(error).replace(named(message), "it")
     return Reason.of(text.removeprefix("it was not published: ").removeprefix("it: "))
 
 
 def _unpublished(
-    each: Claimed, error: str, *, known: bool = True, general: bool = False
-) -> Unpublished:
+    each: ClaimedReplay, error: str, *, known: bool = True, general: bool = False
+) -> UnpublishedReplay:
     # What is not known may be on its way: its next replay has the same id. That this try was in
     # vain says nothing about one before.
     unconfirmed = not known or each.replay.publishes > 1
-    return Unpublished(claimed=each, error=error, unconfirmed=unconfirmed, general=general)
+    return UnpublishedReplay(claimed=each, error=error, unconfirmed=unconfirmed, general=general)
 
 
-def _give_back(
-    back: list[Unpublished], report: Report, whys: Mapping[UUID, Reason] | None = None
+def _return_to_archive(
+    back: list[UnpublishedReplay], report: Report, whys: Mapping[UUID, Reason] | None = None
 ) -> None:
     if back:
         whys = whys or {}
@@ -726,7 +728,7 @@ def _give_back(
             )
             for each in back
         ]
-        _noted(lambda: states.returned(back, now=_now()))
+        _record_outcome(lambda: states.returned(back, now=_now()))
 
 
 def _confirmed(messages: list[Message], settings: Settings) -> list[PublishError | None]:
@@ -760,7 +762,7 @@ def _confirmed(messages: list[Message], settings: Settings) -> list[PublishError
     return results
 
 
-def _noted(note: Callable[[], None]) -> None:
+def _record_outcome(note: Callable[[], None]) -> None:
     """Write down what became of a publish; a database that is away for a moment gets a second try.
 
     What cannot be written stays *queued* and is published again, so it would run twice.

@@ -113,7 +113,7 @@ def due(
     if inbox_age is not None:
         counted.inbox = once.due(before=now - timedelta(seconds=inbox_age), service=service)
     if batch_age is not None:
-        counted.batches = batch_states.old(service=service, age=batch_age, now=now).count()
+        counted.batches = batch_states.ended_before(service=service, age=batch_age, now=now).count()
     if snapshots_age is not None:
         counted.snapshots = _old_snapshots(service, snapshots_age, now).count()
     if alerts_age is not None:
@@ -208,12 +208,12 @@ def prune(
             stop=ended,
         )
     if batch_age is not None:
-        ended_long_ago = batch_states.old(service=service, age=batch_age, now=now)
+        ended_long_ago = batch_states.ended_before(service=service, age=batch_age, now=now)
         while not pruned.stopped and ended_long_ago.exists():
             if stop():
                 pruned.stopped = True
                 break
-            pruned.batches += batch_states.forget(ended_long_ago)
+            pruned.batches += batch_states.delete_batch(ended_long_ago)
     watched: list[tuple[str, QuerySet[Any]]] = []
     if snapshots_age is not None:
         watched.append(("snapshots", _old_snapshots(service, snapshots_age, now)))
@@ -266,7 +266,7 @@ def _delete(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         # Without their bodies, which Django would read before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()
         gone = {pk: before[pk] for pk in ids if pk in before}
-        group_counts.record(gone, {}, now=datetime.now(UTC), using=using)
+        group_counts.record_changes(gone, {}, now=datetime.now(UTC), using=using)
     return len(ids)
 
 

@@ -40,7 +40,7 @@ from ..models import (
 )
 from ..reasons import Reason
 from .groups import group_counts
-from .groups.group_counts import Standing
+from .groups.group_counts import CountedEvent
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -69,7 +69,7 @@ _RECORD_GONE: Final = gettext_noop("the record of the replay was deleted before 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
+class ClaimedReplay:
     """An event that this operation alone may publish, and its replay.
 
     Attributes:
@@ -94,7 +94,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unpublished:
+class UnpublishedReplay:
     """A claimed event whose replay was not confirmed.
 
     Attributes:
@@ -103,7 +103,7 @@ class Unpublished:
         general: the error says nothing about this event, so that a batch may try it again.
     """
 
-    claimed: Claimed
+    claimed: ClaimedReplay
     error: str
     unconfirmed: bool
     general: bool = False
@@ -149,7 +149,7 @@ def check_no_transaction() -> None:
     raise ConfigurationError(Reason("in-transaction", database=repr(database())))
 
 
-def whole(function: Callable[P, T]) -> Callable[P, T]:
+def retry_on_conflict(function: Callable[P, T]) -> Callable[P, T]:
     """Try a function that is one transaction again, where that had to give way to another one."""
 
     @wraps(function)
@@ -166,7 +166,7 @@ def whole(function: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-def lock(ids: Iterable[UUID]) -> dict[UUID, Standing]:
+def lock(ids: Iterable[UUID]) -> dict[UUID, CountedEvent]:
     """Lock rows in the order of their ids; every transaction of several rows begins with it.
 
     Returns:
@@ -178,22 +178,22 @@ def lock(ids: Iterable[UUID]) -> dict[UUID, Standing]:
     reading fail at once where another one writes: so it begins by writing, nothing.
     """
     if connections[database()].features.has_select_for_update:
-        return group_counts.standings(rows().filter(pk__in=list(ids)).select_for_update())
+        return group_counts.counted_events(rows().filter(pk__in=list(ids)).select_for_update())
     rows().filter(pk=_NOBODY).update(version=F("version"))
-    return group_counts.standings(rows().filter(pk__in=list(ids)))
+    return group_counts.counted_events(rows().filter(pk__in=list(ids)))
 
 
 @contextmanager
-def counted(ids: Collection[UUID], *, now: datetime) -> Iterator[None]:
+def counting_changes(ids: Collection[UUID], *, now: datetime) -> Iterator[None]:
     """Lock rows, and note in the tallies what the block changes of them; it is a transaction."""
     with transaction.atomic(using=database()):
         before = lock(ids)
         yield
-        after = group_counts.standings(rows().filter(pk__in=before.keys()))
-        group_counts.record(before, after, now=now, using=database())
+        after = group_counts.counted_events(rows().filter(pk__in=before.keys()))
+        group_counts.record_changes(before, after, now=now, using=database())
 
 
-@whole
+@retry_on_conflict
 def claim(
     seen: Seen,
     *,
@@ -204,7 +204,7 @@ def claim(
     force: bool = False,
     batch: UUID | None = None,
     edit: Edit | None = None,
-) -> list[Claimed]:
+) -> list[ClaimedReplay]:
     """Queue events for replay; those that are not *archived* as they were seen are left out.
 
     It is committed when this returns. A replay that is forced publishes what the one before it
@@ -231,7 +231,7 @@ def claim(
     # A replay whose confirm did not come may be on its way: it goes on under its own id, so that
     # whatever runs reports to it.
     underway = _current_replay().filter(outcome=Replay.Outcome.UNCONFIRMED)
-    with _committed(), counted(seen, now=now):
+    with _committed(), counting_changes(seen, now=now):
         wanted = rows().filter(_as_seen(seen), state=state)
         if edit is not None:
             wanted = wanted.exclude(Exists(underway))
@@ -272,9 +272,9 @@ def claim(
         _replays().bulk_create(new)
         made = {replay.event_id: replay for replay in new}
         claimed = [
-            Claimed(event=event, replay=made[event.pk], unforced=not force)
+            ClaimedReplay(event=event, replay=made[event.pk], unforced=not force)
             if replay is None
-            else Claimed(event=event, replay=replay)
+            else ClaimedReplay(event=event, replay=replay)
             for event, replay in found
         ]
         _note(
@@ -290,7 +290,7 @@ def claim(
     return claimed
 
 
-def forced(claimed: Sequence[Claimed]) -> set[UUID]:
+def forced(claimed: Sequence[ClaimedReplay]) -> set[UUID]:
     """Return the ids of the replays that were asked for by force."""
     unknown = [each.replay.pk for each in claimed if not each.unforced]
     if not unknown:
@@ -301,7 +301,7 @@ def forced(claimed: Sequence[Claimed]) -> set[UUID]:
     return {pk for pk in actions.values_list("replay_id", flat=True) if pk is not None}
 
 
-@whole
+@retry_on_conflict
 def reclaim(
     *,
     service: str,
@@ -310,7 +310,7 @@ def reclaim(
     limit: int,
     size: int,
     now: datetime,
-) -> list[Claimed]:
+) -> list[ClaimedReplay]:
     """Take over what a process left *queued*: the same replays, claimed by this operation.
 
     Args:
@@ -333,7 +333,7 @@ def reclaim(
         ids.append(pk)
     if not ids:
         return []
-    with _committed(), counted(ids, now=now):
+    with _committed(), counting_changes(ids, now=now):
         # Whoever else saw the same rows finds them no longer that old.
         waiting.filter(pk__in=ids).update(claim=token, state_since=now, version=F("version") + 1)
         found = _claimed(token)
@@ -352,15 +352,17 @@ def reclaim(
         }
         _go_on(found, names)
         return [
-            Claimed(event=event, replay=replay) for event, replay in found if replay is not None
+            ClaimedReplay(event=event, replay=replay)
+            for event, replay in found
+            if replay is not None
         ]
 
 
-@whole
-def published(claimed: Collection[Claimed], *, now: datetime) -> None:
+@retry_on_conflict
+def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
     """Note that the broker has confirmed replays; an outcome that came before stays."""
     ids = [each.replay.pk for each in claimed]
-    with counted([each.event.pk for each in claimed], now=now):
+    with counting_changes([each.event.pk for each in claimed], now=now):
         _replays().filter(pk__in=ids).update(
             published_at=now,
             error="",
@@ -389,17 +391,17 @@ def published(claimed: Collection[Claimed], *, now: datetime) -> None:
         )
 
 
-@whole
-def returned(unpublished: Collection[Unpublished], *, now: datetime) -> None:
+@retry_on_conflict
+def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> None:
     """Note that replays were not published, or that it is not known; back to *archived*.
 
     What has reported its outcome already, or was claimed by somebody else since, stays.
     """
     given = {each.claimed.event.pk: each for each in unpublished}
-    with counted(given, now=now):
+    with counting_changes(given, now=now):
         current = set(_current([each.claimed for each in unpublished]).values_list("pk", flat=True))
         events, replays = [], []
-        back: dict[UUID, Unpublished] = {}
+        back: dict[UUID, UnpublishedReplay] = {}
         for pk, each in given.items():
             if pk not in current:
                 continue
@@ -420,7 +422,7 @@ def returned(unpublished: Collection[Unpublished], *, now: datetime) -> None:
         _back_in_batches(back)
 
 
-@whole
+@retry_on_conflict
 def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     """Note that replays reported success, by replay id and the worker's time; it is final.
 
@@ -433,7 +435,7 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
     events = dict(_replays().filter(pk__in=list(ends)).values_list("pk", "event_id"))
     if not events:
         return 0
-    with counted(set(events.values()), now=now):
+    with counting_changes(set(events.values()), now=now):
         _end({pk: ends[pk] for pk in events}, Replay.Outcome.SUCCEEDED)
         rows().filter(
             Exists(_current_replay(events)),
@@ -498,7 +500,7 @@ def _decide(
     return decided
 
 
-@whole
+@retry_on_conflict
 def _decide_part(
     seen: Seen,
     before: State,
@@ -509,7 +511,7 @@ def _decide_part(
     now: datetime,
 ) -> list[UUID]:
     token = uuid4()
-    with counted(seen, now=now):
+    with counting_changes(seen, now=now):
         rows().filter(_as_seen(seen), state=before).update(
             state=after, state_since=now, version=F("version") + 1, claim=token
         )
@@ -595,7 +597,7 @@ def _revise(event: ArchivedEvent, edit: Edit, *, by: str, reason: str, now: date
     )
 
 
-def _current(claimed: Collection[Claimed]) -> QuerySet[ArchivedEvent]:
+def _current(claimed: Collection[ClaimedReplay]) -> QuerySet[ArchivedEvent]:
     """Return those that are still queued by these very claims."""
     tokens = {each.event.claim for each in claimed}
     ids = [each.event.pk for each in claimed]
@@ -673,7 +675,7 @@ def _take(batch: UUID, ids: Sequence[UUID]) -> None:
     ).update(state=ReplayBatchEvent.State.QUEUED, replay_id=Subquery(current.values("pk")[:1]))
 
 
-def _back_in_batches(back: Mapping[UUID, Unpublished]) -> None:
+def _back_in_batches(back: Mapping[UUID, UnpublishedReplay]) -> None:
     """Note what came back: it waits for another try where only the broker was at fault.
 
     What may be on its way is never tried again by itself.

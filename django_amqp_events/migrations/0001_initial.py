@@ -59,11 +59,11 @@ class Migration(migrations.Migration):
                 ("again", models.IntegerField(default=0)),
                 ("going", models.IntegerField(default=0)),
                 (
-                    "put_right_at",
+                    "resolved_at",
                     models.DateTimeField(blank=True, null=True, verbose_name="resolved"),
                 ),
                 (
-                    "came_back_at",
+                    "reopened_at",
                     models.DateTimeField(blank=True, null=True, verbose_name="reopened"),
                 ),
                 ("note", models.TextField(blank=True)),
@@ -230,6 +230,69 @@ class Migration(migrations.Migration):
             ],
             options={
                 "ordering": ["at", "pk"],
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="GroupCountChange",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                ("hour", models.DateTimeField()),
+                ("open", models.IntegerField(default=0)),
+                ("again", models.IntegerField(default=0)),
+                ("going", models.IntegerField(default=0)),
+                ("archived", models.PositiveIntegerField(default=0)),
+                ("succeeded", models.PositiveIntegerField(default=0)),
+                ("discarded", models.PositiveIntegerField(default=0)),
+                ("first_at", models.DateTimeField(null=True)),
+                ("last_at", models.DateTimeField(null=True)),
+                (
+                    "group",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="change_set",
+                        to="django_amqp_events.failuregroup",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["pk"],
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            name="GroupHour",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("hour", models.DateTimeField()),
+                ("archived", models.PositiveIntegerField(default=0)),
+                ("succeeded", models.PositiveIntegerField(default=0)),
+                ("discarded", models.PositiveIntegerField(default=0)),
+                (
+                    "group",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="hour_set",
+                        to="django_amqp_events.failuregroup",
+                    ),
+                ),
+            ],
+            options={
                 "default_permissions": (),
             },
         ),
@@ -692,73 +755,6 @@ class Migration(migrations.Migration):
             },
             bases=("django_amqp_events.snapshot",),
         ),
-        migrations.CreateModel(
-            name="TallyChange",
-            fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                ("at", models.DateTimeField()),
-                ("hour", models.DateTimeField()),
-                ("open", models.IntegerField(default=0)),
-                ("again", models.IntegerField(default=0)),
-                ("going", models.IntegerField(default=0)),
-                ("archived", models.PositiveIntegerField(default=0)),
-                ("succeeded", models.PositiveIntegerField(default=0)),
-                ("discarded", models.PositiveIntegerField(default=0)),
-                ("first_at", models.DateTimeField(null=True)),
-                ("last_at", models.DateTimeField(null=True)),
-                (
-                    "group",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="change_set",
-                        to="django_amqp_events.failuregroup",
-                    ),
-                ),
-            ],
-            options={
-                "ordering": ["pk"],
-                "default_permissions": (),
-            },
-        ),
-        migrations.CreateModel(
-            name="ArchiveTally",
-            fields=[
-                (
-                    "id",
-                    models.BigAutoField(
-                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
-                    ),
-                ),
-                ("hour", models.DateTimeField()),
-                ("archived", models.PositiveIntegerField(default=0)),
-                ("succeeded", models.PositiveIntegerField(default=0)),
-                ("discarded", models.PositiveIntegerField(default=0)),
-                (
-                    "group",
-                    models.ForeignKey(
-                        db_constraint=False,
-                        db_index=False,
-                        on_delete=django.db.models.deletion.CASCADE,
-                        related_name="tally_set",
-                        to="django_amqp_events.failuregroup",
-                    ),
-                ),
-            ],
-            options={
-                "default_permissions": (),
-                "indexes": [models.Index(fields=["hour"], name="amqp_tally_by_hour")],
-                "constraints": [
-                    models.UniqueConstraint(fields=("group", "hour"), name="amqp_tally_hour")
-                ],
-            },
-        ),
         migrations.AddIndex(
             model_name="archivedevent",
             index=models.Index(fields=["-last_failed_at", "-id"], name="amqp_events_failed"),
@@ -868,6 +864,18 @@ class Migration(migrations.Migration):
             ),
         ),
         migrations.AddIndex(
+            model_name="groupcountchange",
+            index=models.Index(fields=["group"], name="amqp_change_group"),
+        ),
+        migrations.AddIndex(
+            model_name="grouphour",
+            index=models.Index(fields=["hour"], name="amqp_tally_by_hour"),
+        ),
+        migrations.AddConstraint(
+            model_name="grouphour",
+            constraint=models.UniqueConstraint(fields=("group", "hour"), name="amqp_tally_hour"),
+        ),
+        migrations.AddIndex(
             model_name="replaybatchevent",
             index=models.Index(fields=["batch", "state", "id"], name="amqp_batch_event_state"),
         ),
@@ -902,9 +910,5 @@ class Migration(migrations.Migration):
             constraint=models.UniqueConstraint(
                 fields=("event", "number"), name="amqp_replay_number"
             ),
-        ),
-        migrations.AddIndex(
-            model_name="tallychange",
-            index=models.Index(fields=["group"], name="amqp_change_group"),
         ),
     ]

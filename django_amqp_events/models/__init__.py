@@ -18,10 +18,10 @@ from .base import (
 )
 from .batches import ReplayBatch, ReplayBatchAction, ReplayBatchEvent
 from .groups import (
-    ArchiveTally,
     FailureGroup,
     GroupAction,
-    TallyChange,
+    GroupCountChange,
+    GroupHour,
 )
 from .inbox import InboxEntry
 from .monitoring import Alert, Dashboard, Snapshot
@@ -34,12 +34,13 @@ __all__ = [
     "AppendOnly",
     "AppendOnlyRows",
     "ArchiveAction",
-    "ArchiveTally",
     "ArchivedEvent",
     "ArchivedFailure",
     "Dashboard",
     "FailureGroup",
     "GroupAction",
+    "GroupCountChange",
+    "GroupHour",
     "InboxEntry",
     "Moment",
     "OutboxEvent",
@@ -50,7 +51,6 @@ __all__ = [
     "Revision",
     "Snapshot",
     "State",
-    "TallyChange",
     "clean",
     "visible",
 ]

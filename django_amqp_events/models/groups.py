@@ -28,9 +28,9 @@ class FailureGroup(models.Model):
         open: events that are archived.
         again: of these, the ones that were replayed before.
         going: events that are queued or replaying.
-        put_right_at: when its last open event was settled; ``None`` while it has never been, or
+        resolved_at: when its last open event was settled; ``None`` while it has never been, or
             somebody has restored one.
-        came_back_at: when it failed again after that; ``None`` while it is put right.
+        reopened_at: when it failed again after that; ``None`` while it is put right.
         note, assignee, ticket: what people write; ``assignee`` is a user's name, ``ticket`` an
             address.
         edits: counts changes of these three: whoever writes names the one that he saw.
@@ -49,8 +49,8 @@ class FailureGroup(models.Model):
     open = models.IntegerField(default=0)
     again = models.IntegerField(default=0)
     going = models.IntegerField(default=0)
-    put_right_at = Moment(_("resolved"), null=True, blank=True)
-    came_back_at = Moment(_("reopened"), null=True, blank=True)
+    resolved_at = Moment(_("resolved"), null=True, blank=True)
+    reopened_at = Moment(_("reopened"), null=True, blank=True)
     note = models.TextField(blank=True)
     assignee = models.CharField(max_length=LENGTH, blank=True)
     ticket = models.CharField(max_length=LENGTH, blank=True)
@@ -111,7 +111,7 @@ class GroupAction(models.Model):
         return f"{self.get_action_display()} by {self.by or 'nobody'}"
 
 
-class ArchiveTally(models.Model):
+class GroupHour(models.Model):
     """What happened to the events of a group within an hour.
 
     Attributes:
@@ -123,7 +123,7 @@ class ArchiveTally(models.Model):
 
     # No constraint, here and below: the rows are made in each transaction, and go with the group.
     group = models.ForeignKey(
-        FailureGroup, models.CASCADE, related_name="tally_set", db_constraint=False, db_index=False
+        FailureGroup, models.CASCADE, related_name="hour_set", db_constraint=False, db_index=False
     )
     hour = Moment()
     archived = models.PositiveIntegerField(default=0)
@@ -141,7 +141,7 @@ class ArchiveTally(models.Model):
         return f"{self.archived} archived at {self.hour:%Y-%m-%d %H:00}"
 
 
-class TallyChange(models.Model):
+class GroupCountChange(models.Model):
     """What one transaction changed in the tallies of a group; added up and deleted soon after.
 
     Rows are inserted only, so that nobody waits for anybody who counts for the same group.

@@ -65,7 +65,7 @@ def open_alerts(service: str) -> QuerySet[Alert]:
     return Alert.objects.using(database()).filter(service=service, ended__isnull=True)
 
 
-def consider(
+def update_alert(
     kind: str,
     key: str = "",
     text: str = "",
@@ -97,7 +97,7 @@ def consider(
         if found is None or not same.filter(pk=found.pk).update(ended=now):
             return False
         found.ended = now
-        _tell(found, settings)
+        _notify(found, settings)
         return True
     text = clean(text)
     if same.update(last=now, text=text):
@@ -109,11 +109,11 @@ def consider(
     except IntegrityError:
         # Another process was faster, and has told it.
         return False
-    _tell(alert, settings)
+    _notify(alert, settings)
     return True
 
 
-def settle(
+def update_alerts(
     judged: Mapping[Which, str | None], *, now: datetime, settings: Settings | None = None
 ) -> int:
     """Tell what is new of what :func:`judge` found; returns how much that was.
@@ -129,13 +129,13 @@ def settle(
     news = 0
     for (kind, key), text in judged.items():
         if text is not None or (kind, clean(key, LENGTH)) in known:
-            news += consider(
+            news += update_alert(
                 kind, key, text or "", now=now, troubled=text is not None, settings=settings
             )
     return news
 
 
-def judge(document: Mapping[str, Any], settings: Settings) -> dict[Which, str | None]:
+def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, str | None]:
     """Say what of a snapshot's document is a trouble; pure.
 
     Returns:
@@ -185,7 +185,7 @@ def judge(document: Mapping[str, Any], settings: Settings) -> dict[Which, str | 
     return found
 
 
-def judge_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
+def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
     """Say which groups of failures are news: new, or back after they were put right.
 
     Told as long as it is not older than :data:`NEWS`. An alert of either kind lasts until nothing
@@ -217,8 +217,8 @@ def judge_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
         elif (
             kind == "group_new"
             and back < GROUPS
-            and group.came_back_at
-            and group.came_back_at > max(since, now - NEWS)
+            and group.reopened_at
+            and group.reopened_at > max(since, now - NEWS)
         ):
             found |= {(kind, key): None, ("group_back", key): _of_group(group)}
             back += 1
@@ -227,11 +227,11 @@ def judge_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
     if not settings.alerts.groups:
         return found
     news = groups.filter(
-        Q(came_back_at__gt=now - NEWS) | Q(put_right_at=None, first_seen__gt=now - NEWS),
+        Q(reopened_at__gt=now - NEWS) | Q(resolved_at=None, first_seen__gt=now - NEWS),
         open__gt=0,
     ).exclude(pk__in=ids)
     for group in news.order_by("first_seen", "pk")[: GROUPS - back]:
-        kind = "group_new" if group.came_back_at is None else "group_back"
+        kind = "group_new" if group.reopened_at is None else "group_back"
         found[kind, str(group.pk)] = _of_group(group)
     return found
 
@@ -250,7 +250,7 @@ def _uuid(key: str) -> UUID | None:
         return None
 
 
-def stale(settings: Settings, now: datetime) -> bool:
+def check_snapshots(settings: Settings, now: datetime) -> bool:
     """Tell where nobody takes figures any more; for a process that does not take them itself.
 
     Returns:
@@ -269,7 +269,7 @@ def stale(settings: Settings, now: datetime) -> bool:
         return False
     since = "There are none yet" if newest is None else f"The newest are of {newest:%Y-%m-%d %H:%M}"
     text = f"{since} (UTC). Start events_mirror, or events_worker, which runs it."
-    consider("stale", "", text, now=now, settings=settings)
+    update_alert("stale", "", text, now=now, settings=settings)
     return True
 
 
@@ -281,12 +281,12 @@ def title(alert: Alert) -> str:
     return visible(f"{what}: {which}" if which else what)
 
 
-def told(alert: Alert) -> str:
+def alert_text(alert: Alert) -> str:
     """Return the text of an alert, whoever's names are in it."""
     return visible(alert.text, 2_000)
 
 
-def _tell(alert: Alert, settings: Settings) -> None:
+def _notify(alert: Alert, settings: Settings) -> None:
     """Send signal and e-mail; what fails of it is logged, and disturbs nobody."""
     over = alert.ended is not None
     # Who gets it speaks no known language, and its text is English.
@@ -308,7 +308,7 @@ def _tell(alert: Alert, settings: Settings) -> None:
         return
     # A header is one line.
     subject = " ".join(f"{settings.service}: {'over: ' if over else ''}{name}".split())
-    lines = [told(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
+    lines = [alert_text(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
     if alert.ended is not None:
         lines.append(f"Over since {alert.ended:%Y-%m-%d %H:%M:%S} UTC.")
     try:

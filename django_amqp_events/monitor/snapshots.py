@@ -51,7 +51,7 @@ def rows(service: str) -> QuerySet[Snapshot]:
 
 
 @dataclass(slots=True)
-class Camera:
+class SnapshotTaker:
     """Takes snapshots, and remembers what the next one needs of the last.
 
     Attributes:
@@ -90,7 +90,7 @@ class Camera:
         queues = _queues(status) if status else {}
         consumed = dict(last.get("consumed", {}))
         consumed |= {name: now for name, each in queues.items() if each.get("consumers")}
-        standing = statistics.standing(now, statistics.CAP)
+        standing = statistics.open_events(now, statistics.CAP)
         document: dict[str, Any] = {
             "version": FORMAT,
             "broker": broker,
@@ -204,7 +204,7 @@ class Camera:
 
 
 @dataclass(slots=True)
-class Watcher:
+class SnapshotLoop:
     """Takes a snapshot every :data:`EVERY` seconds in a thread of its own, until it is stopped.
 
     Args:
@@ -212,7 +212,7 @@ class Watcher:
         tell: called with a sentence when figures cannot be stored, and when they can again.
     """
 
-    camera: Camera
+    camera: SnapshotTaker
     every: float = EVERY
     tell: Callable[[str], object] = logger.info
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -251,8 +251,8 @@ class Watcher:
         taken.save(using=router.db_for_write(Snapshot), force_insert=True)
         document = self.camera.last
         if document is not None:
-            found = {**alerts.judge(document, settings), **alerts.judge_groups(settings, now)}
-            alerts.settle(found, now=now, settings=settings)
+            found = {**alerts.evaluate(document, settings), **alerts.evaluate_groups(settings, now)}
+            alerts.update_alerts(found, now=now, settings=settings)
         return taken
 
     def _run(self) -> None:

@@ -31,7 +31,7 @@ AGES: Final = (HOUR, 6 * HOUR, DAY, 3 * DAY, 7 * DAY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class OpenEvents:
     """What is open.
 
     Attributes:
@@ -54,7 +54,7 @@ class Standing:
     new_day: int = 0
 
 
-def standing(now: datetime | None = None, cap: int = READ) -> Standing:
+def open_events(now: datetime | None = None, cap: int = READ) -> OpenEvents:
     """Count what is open, up to *cap*; five queries.
 
     Raises:
@@ -71,7 +71,7 @@ def standing(now: datetime | None = None, cap: int = READ) -> Standing:
     )
     first = found.order_by("last_failed_at", "pk").values_list("last_failed_at", flat=True).first()
     total = counted["total"]
-    return Standing(
+    return OpenEvents(
         open=min(total, cap),
         capped=total > cap,
         ages=tuple(counted[f"age_{place}"] for place in range(len(bounds))),
@@ -116,7 +116,7 @@ class Series:
     discarded: tuple[int, ...]
 
 
-def series(now: datetime | None = None, *, hours: int = 24) -> Series:
+def hourly_series(now: datetime | None = None, *, hours: int = 24) -> Series:
     """Read what became of the archive in the last hours; one query.
 
     Raises:
@@ -124,7 +124,7 @@ def series(now: datetime | None = None, *, hours: int = 24) -> Series:
     """
     last = group_counts.hour_of(now or datetime.now(UTC))
     begins = tuple(last - HOUR * back for back in reversed(range(hours)))
-    totals = group_counts.totals(since=begins[0], using=states.database())
+    totals = group_counts.hourly_totals(since=begins[0], using=states.database())
 
     def each(name: str) -> tuple[int, ...]:
         return tuple(totals[hour][name] if hour in totals else 0 for hour in begins)

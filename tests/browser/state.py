@@ -298,11 +298,11 @@ def watched(now: datetime) -> None:
     from django_amqp_events.declare import registry
     from django_amqp_events.models import Snapshot
     from django_amqp_events.monitor import alerts
-    from django_amqp_events.monitor.snapshots import Camera, Watcher
+    from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 
     settings = conf.get_settings()
     app = celery_app(settings)
-    camera = Camera(app, settings, topology.build(settings, registry.get_registry()))
+    camera = SnapshotTaker(app, settings, topology.build(settings, registry.get_registry()))
     for hour in range(24, 0, -1):
         before = camera.take(now - timedelta(hours=hour))
         before.open = (
@@ -343,7 +343,7 @@ def watched(now: datetime) -> None:
                     channel.prepare_message(b"[[], {}, {}]"), exchange="", routing_key=queue
                 )
         channel.close()
-    Watcher(camera).look(now)
+    SnapshotLoop(camera).look(now)
     seen = Snapshot.objects.latest("at")
     document = seen.about
     document["consumed"] = {"billing.send_invoice": (now - timedelta(minutes=50)).isoformat()}
@@ -355,7 +355,7 @@ def watched(now: datetime) -> None:
     }
     seen.document = json.dumps(document)
     seen.save()
-    alerts.consider("growth", "", "More than 5 events came into the archive within an hour.",
+    alerts.update_alert("growth", "", "More than 5 events came into the archive within an hour.",
                     now=now - timedelta(minutes=20))  # fmt: skip
 
 

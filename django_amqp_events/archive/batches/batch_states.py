@@ -59,7 +59,7 @@ _ENDS: Final = (_Batch.DONE, _Batch.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
+class SkippedEvents:
     """Events of a batch that were not replayed, for one reason.
 
     Attributes:
@@ -174,7 +174,7 @@ def criteria(batch: ReplayBatch) -> dict[str, Any] | None:
     return found
 
 
-def fresh(batch: ReplayBatch) -> int | None:
+def count_new_matches(batch: ReplayBatch) -> int | None:
     """Count events that fit the filter, are open, and failed after the batch was made.
 
     Counts no further than :data:`COUNTED` and one. Those that failed again in this very batch are
@@ -363,13 +363,13 @@ def release(runner: UUID) -> int:
     return rows().filter(runner=runner, state=_Batch.RUNNING).update(**_FREE)
 
 
-def say(batch: ReplayBatch, note: str) -> None:
+def set_note(batch: ReplayBatch, note: str) -> None:
     """Write down what a running batch waits for; ``""`` where it goes on."""
     if batch.note != note:
         rows().filter(pk=batch.pk, state=_Batch.RUNNING).update(note=clean(note))
 
 
-def trust(pk: UUID) -> None:
+def mark_canary_succeeded(pk: UUID) -> None:
     """Note that the canary has succeeded."""
     rows().filter(pk=pk).update(trusted=True)
 
@@ -389,7 +389,7 @@ def finish(pk: UUID, runner: UUID, *, note: str = "") -> bool:
     )
 
 
-def next_of(pk: UUID, limit: int) -> dict[UUID, int]:
+def next_events(pk: UUID, limit: int) -> dict[UUID, int]:
     """Return id and version of the events that come next, at most so many."""
     waiting = events(pk).filter(state=_Event.WAITING).order_by("pk")
     return dict(waiting.values_list("event_id", "version")[:limit])
@@ -426,7 +426,7 @@ def count(pk: UUID) -> dict[str, int]:
     return counts
 
 
-def unsettled(service: str) -> list[UUID]:
+def awaiting_outcomes(service: str) -> list[UUID]:
     """Return batches that publish nothing now and whose outcomes come in still."""
     recent = states.clock() - timedelta(days=7)
     found = rows().filter(
@@ -441,7 +441,7 @@ def unsettled(service: str) -> list[UUID]:
 # -- what became of it --------------------------------------------------------------------
 
 
-def left(pk: UUID, looked: int | None = None) -> list[Left]:
+def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents]:
     """Return why events of a batch were not replayed, the most frequent reason first.
 
     Args:
@@ -461,7 +461,7 @@ def left(pk: UUID, looked: int | None = None) -> list[Left]:
         events(pk).filter(pk__in=[group["first"] for group in groups]).values_list("pk", "event_id")
     )
     return [
-        Left(
+        SkippedEvents(
             state=group["state"],
             why=group["why"],
             count=group["number"],
@@ -474,7 +474,7 @@ def left(pk: UUID, looked: int | None = None) -> list[Left]:
 # -- deleting -----------------------------------------------------------------------------
 
 
-def old(*, service: str, age: float, now: datetime) -> QuerySet[ReplayBatch]:
+def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayBatch]:
     """Return batches that ended so many seconds ago, and drafts that nobody has started."""
     return rows().filter(
         Q(state__in=_ENDS, finished_at__lt=now - timedelta(seconds=age))
@@ -483,7 +483,7 @@ def old(*, service: str, age: float, now: datetime) -> QuerySet[ReplayBatch]:
     )
 
 
-def forget(found: QuerySet[ReplayBatch]) -> bool:
+def delete_batch(found: QuerySet[ReplayBatch]) -> bool:
     """Delete some rows of one of these batches, or the last and itself; returns whether it is gone.
 
     In steps, so that no transaction is long. The audit of the events keeps its id.

@@ -35,7 +35,7 @@ from . import batch_states
 GROUPS: Final = 500
 #: Events whose bodies are read one by one, because a part of them may be unreadable.
 BODIES: Final = 1_000
-GONE: Final = replay.GONE
+GONE: Final = replay.DELETED
 #: Reasons that a plan names.
 REASONS: Final = 50
 
@@ -70,9 +70,9 @@ def examine(batch: ReplayBatch) -> dict[str, Any]:
         if event is None:  # deleted between the two queries
             leave(GONE, "", number)
         elif group["standing"] == "changed":
-            leave(replay.changed(event, event.version + 1), str(event), number)
+            leave(replay.why_changed(event, event.version + 1), str(event), number)
         elif group["standing"] == "other":
-            leave(replay.changed(event, event.version), str(event), number)
+            leave(replay.why_changed(event, event.version), str(event), number)
         elif group["unread"] == "unread":
             undecided += number
         elif isinstance(where := replay.target(event, settings, get_registry()), Reason):

@@ -145,7 +145,7 @@ class Runner:
                 self._held[pk] = _Work(pk)
             if now >= self._after:
                 self._after = now + AFTER
-                for pk in batch_states.unsettled(self.settings.service):
+                for pk in batch_states.awaiting_outcomes(self.settings.service):
                     batch_states.count(pk)
         # One chunk of each in turn: a slow batch does not hold up the others.
         for work in list(self._held.values()):
@@ -183,7 +183,7 @@ class Runner:
                 self._stop_batch(work, why)
                 return
         room = self._room(batch, work)
-        seen = batch_states.next_of(work.pk, room) if room else {}
+        seen = batch_states.next_events(work.pk, room) if room else {}
         if not seen:
             self._wait(batch, work)
         elif self._reachable(batch, work):
@@ -201,7 +201,7 @@ class Runner:
         self.published += len(report.published)
         if report.published:
             work.tries = work.refused = work.fruitless = 0
-            batch_states.say(batch, "")
+            batch_states.set_note(batch, "")
         elif report.stopped:
             self._in_vain(batch, work, str(report.stopped))
             return
@@ -219,7 +219,7 @@ class Runner:
         room = CHUNK if batch.rate is None else max(1, min(CHUNK, int(batch.rate)))
         if batch.canary is not None and not batch.trusted:
             if work.counts.get("succeeded", 0) >= batch.canary:
-                batch_states.trust(work.pk)
+                batch_states.mark_canary_succeeded(work.pk)
             else:
                 room = max(0, min(room, batch.canary - work.taken))
         return room
@@ -238,11 +238,13 @@ class Runner:
         work.quiet = now if work.quiet is None else work.quiet
         out = now > work.quiet + self._patience
         if waiting and queued + published:
-            batch_states.say(batch, _("waiting for the outcomes of the canary"))
+            batch_states.set_note(batch, _("waiting for the outcomes of the canary"))
             if out:
                 self._stop_batch(work, f"{published} of the first events never reported back")
         elif queued:
-            batch_states.say(batch, _("waiting for queued replays, which events_mirror publishes"))
+            batch_states.set_note(
+                batch, _("waiting for queued replays, which events_mirror publishes")
+            )
         elif out:
             self._finish(work, f"{published} events did not report back")
 
@@ -313,7 +315,7 @@ class Runner:
             return
         if work.tries == 1:
             self.tell(f"batch {str(work.pk)[:8]} waits: {visible(why, 300)}")
-        batch_states.say(batch, f"waits, and tries again: {why}")
+        batch_states.set_note(batch, f"waits, and tries again: {why}")
         work.due = time.monotonic() + wait
 
     @property

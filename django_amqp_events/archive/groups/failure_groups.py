@@ -46,12 +46,12 @@ def groups() -> QuerySet[FailureGroup]:
     return FailureGroup.objects.using(states.database())
 
 
-def of(event: ArchivedEvent) -> Fingerprint:
+def fingerprint_of(event: ArchivedEvent) -> Fingerprint:
     """Say which group an event belongs to."""
     return fingerprint(**{name: getattr(event, name) for name in _PARTS})
 
 
-def place(
+def assign_groups(
     events: Iterable[ArchivedEvent], failed: Mapping[UUID, Sequence[datetime]], *, now: datetime
 ) -> None:
     """Put events into their groups, in memory, and make those groups that are new.
@@ -61,7 +61,7 @@ def place(
     """
     wanted: dict[UUID, FailureGroup] = {}
     for event in events:
-        found = of(event)
+        found = fingerprint_of(event)
         event.group_id = found.id
         # A worker's clock may be ahead.
         moments = [min(moment, now) for moment in failed.get(event.pk, ())] or [now]
@@ -84,21 +84,21 @@ def place(
     groups().bulk_create([wanted[pk] for pk in sorted(wanted)], ignore_conflicts=True)
 
 
-@states.whole
-def fold(*, now: datetime | None = None) -> int:
+@states.retry_on_conflict
+def fold_counts(*, now: datetime | None = None) -> int:
     """Fold group count changes into their groups; return how many were folded."""
-    return group_counts.fold(using=states.database(), now=now or datetime.now(UTC))
+    return group_counts.fold_changes(using=states.database(), now=now or datetime.now(UTC))
 
 
-def fold_all(stop: Callable[[], bool] = bool) -> int:
+def fold_all_counts(stop: Callable[[], bool] = bool) -> int:
     """Add up everything that was counted; returns how much."""
     total = 0
-    while not stop() and (done := fold()):
+    while not stop() and (done := fold_counts()):
         total += done
     return total
 
 
-def adopt(limit: int = BATCH) -> int:
+def group_ungrouped(limit: int = BATCH) -> int:
     """Put events that are in no group into theirs, the last failures first; returns how many.
 
     They count in the hour of their last failure.
@@ -156,11 +156,11 @@ def rebuild(
             break
         last = found[-1].pk
         rebuilt.seen += len(found)
-        if wrong := [event.pk for event in found if event.group_id != of(event).id]:
+        if wrong := [event.pk for event in found if event.group_id != fingerprint_of(event).id]:
             rebuilt.moved += _move(wrong)
         progress(rebuilt)
     rebuilt.corrected = _correct()
-    fold_all(stop)
+    fold_all_counts(stop)
     events = ArchivedEvent.objects.using(using).filter(group=OuterRef("pk"))
     outdated = groups().exclude(algorithm=VERSION).filter(~Exists(events))
     rebuilt.gone = _delete(list(outdated.values_list("pk", flat=True)))
@@ -179,8 +179,10 @@ def prune(*, before: datetime | None, service: str, batch_size: int = BATCH) -> 
     """
     using = states.database()
     check_commits(using)
-    fold_all()
-    group_counts.forget(using=using, before=datetime.now(UTC) - timedelta(hours=group_counts.HOURS))
+    fold_all_counts()
+    group_counts.delete_old_hours(
+        using=using, before=datetime.now(UTC) - timedelta(hours=group_counts.HOURS)
+    )
     if before is None:
         return 0
     events = ArchivedEvent.objects.using(using).filter(group=OuterRef("pk"))
@@ -229,7 +231,9 @@ def write(
     return changed
 
 
-def decided(pk: UUID, *, action: str, events: int, by: str, reason: str, now: datetime) -> None:
+def record_decision(
+    pk: UUID, *, action: str, events: int, by: str, reason: str, now: datetime
+) -> None:
     """Write into the history of a group what was done to events of it; one that is gone has none.
 
     Args:
@@ -246,7 +250,7 @@ def decided(pk: UUID, *, action: str, events: int, by: str, reason: str, now: da
         )
 
 
-@states.whole
+@states.retry_on_conflict
 def _move(ids: Collection[UUID]) -> int:
     now = datetime.now(UTC)
     using = states.database()
@@ -255,16 +259,16 @@ def _move(ids: Collection[UUID]) -> int:
         found = list(
             states.rows().filter(pk__in=before).only(*_PARTS, "group_id", "last_failed_at")
         )
-        moved = [event for event in found if event.group_id != of(event).id]
+        moved = [event for event in found if event.group_id != fingerprint_of(event).id]
         failed = {event.pk: [event.last_failed_at] for event in moved}
-        place(moved, failed, now=now)
+        assign_groups(moved, failed, now=now)
         together: defaultdict[UUID, list[UUID]] = defaultdict(list)
         for event in moved:
-            together[of(event).id].append(event.pk)
+            together[fingerprint_of(event).id].append(event.pk)
         for group, members in together.items():
             states.rows().filter(pk__in=members).update(group=group)
-            _take_along({before[pk].group for pk in members}, group)
-        group_counts.record(
+            _copy_notes({before[pk].group for pk in members}, group)
+        group_counts.record_changes(
             {pk: before[pk] for pk in failed},
             {event.pk: before[event.pk]._replace(group=event.group_id) for event in moved},
             failed=failed,
@@ -274,7 +278,7 @@ def _move(ids: Collection[UUID]) -> int:
     return len(moved)
 
 
-def _take_along(old: Collection[UUID | None], new: UUID) -> None:
+def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:
     """Copy what people wrote about groups to one that has nothing written yet."""
     said = groups().filter(pk__in=[pk for pk in old if pk is not None])
     for group in said.exclude(note="", assignee="", ticket="").order_by("last_seen"):
@@ -283,9 +287,9 @@ def _take_along(old: Collection[UUID | None], new: UUID) -> None:
         )
 
 
-@states.whole
+@states.retry_on_conflict
 def _correct() -> int:
-    return group_counts.correct(using=states.database(), now=datetime.now(UTC))
+    return group_counts.recount(using=states.database(), now=datetime.now(UTC))
 
 
 def _delete(ids: Collection[UUID]) -> int:

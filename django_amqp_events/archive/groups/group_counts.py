@@ -22,10 +22,10 @@ from django.db.models.functions import Coalesce
 
 from ...models import (
     ArchivedEvent,
-    ArchiveTally,
     FailureGroup,
+    GroupCountChange,
+    GroupHour,
     State,
-    TallyChange,
 )
 
 #: Hours of which the tallies are kept.
@@ -35,7 +35,7 @@ FOLD: Final = 2_000
 #: Rows that one statement of these writes at most.
 ROWS: Final = 500
 #: What is on its way to a handler.
-GOING: Final = (State.QUEUED, State.REPLAYING)
+IN_PROGRESS: Final = (State.QUEUED, State.REPLAYING)
 _COUNTERS: Final = ("open", "again", "going", "archived", "succeeded", "discarded")
 _OF_HOUR: Final = ("archived", "succeeded", "discarded")
 _OF_GROUP: Final = ("open", "again", "going")
@@ -50,7 +50,7 @@ WITH is_so AS (
     FROM django_amqp_events_archivedevent WHERE group_id IS NOT NULL GROUP BY group_id),
 to_add AS (
     SELECT group_id, SUM(open) AS opened, SUM(again) AS again, SUM(going) AS going
-    FROM django_amqp_events_tallychange GROUP BY group_id)
+    FROM django_amqp_events_groupcountchange GROUP BY group_id)
 SELECT g.id, COALESCE(i.opened, 0) - g.open - COALESCE(a.opened, 0),
     COALESCE(i.again, 0) - g.again - COALESCE(a.again, 0),
     COALESCE(i.going, 0) - g.going - COALESCE(a.going, 0)
@@ -59,7 +59,7 @@ LEFT JOIN is_so i ON i.group_id = g.id LEFT JOIN to_add a ON a.group_id = g.id O
 """
 
 
-class Standing(NamedTuple):
+class CountedEvent(NamedTuple):
     """What the tallies need to know of an event: where it counts, and as what."""
 
     group: UUID | None
@@ -78,12 +78,12 @@ class _Change:
     first_at: datetime | None = None
     last_at: datetime | None = None
 
-    def add(self, standing: Standing, sign: int) -> None:
+    def add(self, standing: CountedEvent, sign: int) -> None:
         """Count an event in, or out."""
         if standing.state == State.ARCHIVED:
             self.open += sign
             self.again += sign * (standing.replays > 0)
-        elif standing.state in GOING:
+        elif standing.state in IN_PROGRESS:
             self.going += sign
 
     def failed(self, at: datetime) -> None:
@@ -94,20 +94,20 @@ class _Change:
         return self.last_at is not None or any(getattr(self, name) for name in _COUNTERS)
 
 
-def of(event: ArchivedEvent) -> Standing:
+def counted_event(event: ArchivedEvent) -> CountedEvent:
     """Return the standing of an event as it is in memory."""
-    return Standing(event.group_id, event.state, event.replays)
+    return CountedEvent(event.group_id, event.state, event.replays)
 
 
-def standings(rows: QuerySet[ArchivedEvent]) -> dict[UUID, Standing]:
+def counted_events(rows: QuerySet[ArchivedEvent]) -> dict[UUID, CountedEvent]:
     """Read the standings of events."""
     found = rows.order_by("pk").values_list("pk", "group_id", "state", "replays")
-    return {pk: Standing(group, state, replays) for pk, group, state, replays in found}
+    return {pk: CountedEvent(group, state, replays) for pk, group, state, replays in found}
 
 
-def record(
-    before: Mapping[UUID, Standing],
-    after: Mapping[UUID, Standing],
+def record_changes(
+    before: Mapping[UUID, CountedEvent],
+    after: Mapping[UUID, CountedEvent],
     *,
     now: datetime,
     using: str,
@@ -143,7 +143,7 @@ def record(
                 changes[group, hour_of(at)].archived += 1
                 changes[group, this_hour].failed(at)
     made = [
-        TallyChange(
+        GroupCountChange(
             group_id=group,
             at=now,
             hour=hour,
@@ -156,16 +156,16 @@ def record(
         if change
     ]
     if made:
-        TallyChange.objects.using(using).bulk_create(made)
+        GroupCountChange.objects.using(using).bulk_create(made)
 
 
-def fold(*, using: str, now: datetime, limit: int = FOLD) -> int:
+def fold_changes(*, using: str, now: datetime, limit: int = FOLD) -> int:
     """Add up changes, and forget what they were; returns how many, 0 where there are none left.
 
     Any number of processes may call it at once. It says when a group was put right (nothing of it
     is open or on its way any more), and when it came back.
     """
-    changes = TallyChange.objects.using(using)
+    changes = GroupCountChange.objects.using(using)
     with transaction.atomic(using=using):
         # A transaction that begins by reading cannot write in SQLite where another one does.
         changes.filter(pk=0).update(open=0)
@@ -183,14 +183,16 @@ def fold(*, using: str, now: datetime, limit: int = FOLD) -> int:
             groups.values(),
             update_conflicts=True,
             unique_fields=["id"],
-            update_fields=[*_OF_GROUP, "first_seen", "last_seen", "put_right_at", "came_back_at"],
+            update_fields=[*_OF_GROUP, "first_seen", "last_seen", "resolved_at", "reopened_at"],
             batch_size=ROWS,
         )
         changes.filter(pk__in=[each.pk for each in found])._raw_delete(using)  # noqa: SLF001
     return len(found)
 
 
-def standing(groups: QuerySet[FailureGroup], names: Sequence[str] = _OF_GROUP) -> QuerySet[Any]:
+def with_exact_counts(
+    groups: QuerySet[FailureGroup], names: Sequence[str] = _OF_GROUP
+) -> QuerySet[Any]:
     """Annotate groups with their exact numbers: ``open_now``, ``again_now``, ``going_now``.
 
     It is one statement, so it sees one moment: what another process adds up meanwhile is counted
@@ -202,7 +204,7 @@ def standing(groups: QuerySet[FailureGroup], names: Sequence[str] = _OF_GROUP) -
     )
 
 
-def hours(
+def hourly_counts(
     groups: Iterable[UUID], *, since: datetime, using: str
 ) -> dict[UUID, dict[datetime, dict[str, int]]]:
     """Return what happened to the events of groups in each hour from *since* on.
@@ -212,8 +214,10 @@ def hours(
     found: dict[UUID, dict[datetime, dict[str, int]]] = {}
     wanted = {"group__in": list(groups), "hour__gte": hour_of(since)}
     columns = ("group", "hour", *_OF_HOUR)
-    added = ArchiveTally.objects.using(using).filter(**wanted).order_by().values_list(*columns)
-    changes = TallyChange.objects.using(using).filter(**wanted).order_by().values_list(*columns)
+    added = GroupHour.objects.using(using).filter(**wanted).order_by().values_list(*columns)
+    changes = (
+        GroupCountChange.objects.using(using).filter(**wanted).order_by().values_list(*columns)
+    )
     for group, hour, *values in added.union(changes, all=True):
         of_hour = found.setdefault(group, {}).setdefault(hour, dict.fromkeys(_OF_HOUR, 0))
         for name, value in zip(_OF_HOUR, values, strict=True):
@@ -221,7 +225,7 @@ def hours(
     return found
 
 
-def totals(*, since: datetime, using: str) -> dict[datetime, dict[str, int]]:
+def hourly_totals(*, since: datetime, using: str) -> dict[datetime, dict[str, int]]:
     """Return what happened to the events of all groups in each hour from *since* on.
 
     It is one statement, for the reason above. An hour in which nothing did is missing.
@@ -233,7 +237,7 @@ def totals(*, since: datetime, using: str) -> dict[datetime, dict[str, int]]:
         .order_by()
         .values_list("hour")
         .annotate(**{f"{name}_sum": Sum(name) for name in _OF_HOUR})
-        for model in (ArchiveTally, TallyChange)
+        for model in (GroupHour, GroupCountChange)
     )
     for hour, *values in added.union(changes, all=True):
         of_hour = found.setdefault(hour, dict.fromkeys(_OF_HOUR, 0))
@@ -242,7 +246,7 @@ def totals(*, since: datetime, using: str) -> dict[datetime, dict[str, int]]:
     return found
 
 
-def correct(*, using: str, now: datetime) -> int:
+def recount(*, using: str, now: datetime) -> int:
     """Count the events of every group, and put its numbers right; returns how many were wrong.
 
     What is counted and what is written are read in one statement. Their difference is the error,
@@ -250,7 +254,7 @@ def correct(*, using: str, now: datetime) -> int:
     """
     with transaction.atomic(using=using):
         # One at a time: two that find the same error would put it right twice.
-        TallyChange.objects.using(using).filter(pk=0).update(open=0)
+        GroupCountChange.objects.using(using).filter(pk=0).update(open=0)
         _locked(using, None)
         wrong = []
         with connections[using].cursor() as cursor:
@@ -259,14 +263,16 @@ def correct(*, using: str, now: datetime) -> int:
                 if any(errors):
                     group = pk if isinstance(pk, UUID) else UUID(pk)
                     values = dict(zip(_OF_GROUP, map(int, errors), strict=True))
-                    wrong.append(TallyChange(group_id=group, at=now, hour=hour_of(now), **values))
-        TallyChange.objects.using(using).bulk_create(wrong)
+                    wrong.append(
+                        GroupCountChange(group_id=group, at=now, hour=hour_of(now), **values)
+                    )
+        GroupCountChange.objects.using(using).bulk_create(wrong)
     return len(wrong)
 
 
-def forget(*, using: str, before: datetime) -> int:
+def delete_old_hours(*, using: str, before: datetime) -> int:
     """Delete the tallies of hours that ended before; returns how many."""
-    rows = ArchiveTally.objects.using(using).filter(hour__lt=hour_of(before))
+    rows = GroupHour.objects.using(using).filter(hour__lt=hour_of(before))
     return rows.delete()[0]
 
 
@@ -282,7 +288,7 @@ def _locked(using: str, ids: set[UUID] | None) -> dict[UUID, FailureGroup]:
     return {each.pk: each for each in wanted.select_for_update(no_key=True).order_by("pk")}
 
 
-def _add(group: FailureGroup, change: TallyChange) -> None:
+def _add(group: FailureGroup, change: GroupCountChange) -> None:
     before = group.open + group.going
     for name in _OF_GROUP:
         setattr(group, name, getattr(group, name) + getattr(change, name))
@@ -291,16 +297,16 @@ def _add(group: FailureGroup, change: TallyChange) -> None:
         group.first_seen = min(group.first_seen, change.first_at)
         group.last_seen = max(group.last_seen, change.last_at)
     if before > 0 >= after:
-        group.put_right_at, group.came_back_at = change.at, None
-    elif after > 0 >= before and group.put_right_at is not None:
+        group.resolved_at, group.reopened_at = change.at, None
+    elif after > 0 >= before and group.resolved_at is not None:
         if change.last_at is not None:
-            group.came_back_at = change.at
+            group.reopened_at = change.at
         else:
             # Somebody restored an event: it is as if it had never been put right.
-            group.put_right_at = None
+            group.resolved_at = None
 
 
-def _add_hours(changes: Sequence[TallyChange], using: str, now: datetime) -> None:
+def _add_hours(changes: Sequence[GroupCountChange], using: str, now: datetime) -> None:
     oldest = hour_of(now) - timedelta(hours=HOURS)
     sums: defaultdict[tuple[UUID, datetime], dict[str, int]] = defaultdict(
         lambda: dict.fromkeys(_OF_HOUR, 0)
@@ -311,7 +317,7 @@ def _add_hours(changes: Sequence[TallyChange], using: str, now: datetime) -> Non
                 sums[each.group_id, each.hour][name] += getattr(each, name)
     if not sums:
         return
-    rows = ArchiveTally.objects.using(using)
+    rows = GroupHour.objects.using(using)
     known = {
         (row.group_id, row.hour): row
         for row in rows.filter(
@@ -325,7 +331,7 @@ def _add_hours(changes: Sequence[TallyChange], using: str, now: datetime) -> Non
     # Whoever holds a group's lock alone adds to its hours, so nothing came between.
     rows.bulk_create(
         (
-            ArchiveTally(group_id=group, hour=hour, **values)
+            GroupHour(group_id=group, hour=hour, **values)
             for (group, hour), values in sorted(sums.items())
         ),
         update_conflicts=True,

@@ -42,7 +42,7 @@ class Command(ArchiveCommand):
         self.prepare(options)
         with self.interruptible():
             settings = conf.get_settings()
-            alerts.stale(settings, datetime.now(UTC))
+            alerts.check_snapshots(settings, datetime.now(UTC))
             found = list(alerts.open_alerts(settings.service))
         code = 1 if found else 0
         if self.json:
@@ -62,7 +62,7 @@ class Command(ArchiveCommand):
             for each in found:
                 since = f"{each.since:%Y-%m-%d %H:%M:%S}"
                 self.stdout.write(self.style.ERROR(f"{since}  {alerts.title(each)}"))
-                self.tell(f"    {alerts.told(each)}")
+                self.tell(f"    {alerts.alert_text(each)}")
             if not found:
                 self.tell("no alert lasts")
         if code:

@@ -159,8 +159,8 @@ class Command(BrokerCommand):
         return found[0]
 
     def _show(self, batch: ReplayBatch, *, as_json: bool) -> None:
-        left = batch_states.left(batch.pk)
-        new = batch_states.fresh(batch)
+        left = batch_states.skipped_by_reason(batch.pk)
+        new = batch_states.count_new_matches(batch)
         if as_json:
             reasons = [
                 {"state": each.state, "why": each.why, "events": each.count, "first": each.first}

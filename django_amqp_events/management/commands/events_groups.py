@@ -108,7 +108,7 @@ class Command(ArchiveCommand):
 
     def _show(self, *, every: bool, limit: int) -> None:
         service = conf.get_settings().service
-        found = group_counts.standing(failure_groups.groups().filter(service=service))
+        found = group_counts.with_exact_counts(failure_groups.groups().filter(service=service))
         if not every:
             found = found.filter(open_now__gt=0)
         shown = list(found.order_by("-last_seen", "-pk")[: limit + 1])
@@ -126,7 +126,7 @@ class Command(ArchiveCommand):
         if not shown:
             self.tell("no group" if every else "no group has open events")
         for group in shown:
-            back = " (came back)" if group.came_back_at else ""
+            back = " (came back)" if group.reopened_at else ""
             where = f" at {group.frame}" if group.frame else ""
             self.tell(
                 visible(
@@ -154,8 +154,8 @@ def _as_json(group: FailureGroup) -> dict[str, Any]:
         "on_their_way": counts.going_now,
         "first_seen": group.first_seen.isoformat(),
         "last_seen": group.last_seen.isoformat(),
-        "put_right_at": group.put_right_at.isoformat() if group.put_right_at else None,
-        "came_back_at": group.came_back_at.isoformat() if group.came_back_at else None,
+        "resolved_at": group.resolved_at.isoformat() if group.resolved_at else None,
+        "reopened_at": group.reopened_at.isoformat() if group.reopened_at else None,
         "note": group.note,
         "assignee": group.assignee,
         "ticket": group.ticket,

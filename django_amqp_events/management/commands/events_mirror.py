@@ -22,7 +22,7 @@ from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.base import BrokerCommand
 from django_amqp_events.monitor import snapshots
-from django_amqp_events.monitor.snapshots import Camera, Watcher
+from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 
 #: Seconds between lines of progress, at most one.
 PROGRESS = 10.0
@@ -96,14 +96,16 @@ class Command(BrokerCommand):
                 signal.signal(number, handler)
         self._tell(f"stopped; {mirror.describe(total)} in all")
 
-    def _watcher(self, app: Celery, settings: Settings) -> Watcher | None:
+    def _watcher(self, app: Celery, settings: Settings) -> SnapshotLoop | None:
         try:
             declared = topology.build(settings, registry.get_registry())
         except AmqpEventsError as exc:
             # The archive is mirrored all the same.
             self._tell(f"the dashboard gets no figures: {exc}")
             return None
-        return Watcher(Camera(app, settings, declared), every=snapshots.EVERY, tell=self._tell)
+        return SnapshotLoop(
+            SnapshotTaker(app, settings, declared), every=snapshots.EVERY, tell=self._tell
+        )
 
     def _stop(self) -> bool:
         if self._parent is not None and os.getppid() != self._parent:

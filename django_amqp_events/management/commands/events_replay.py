@@ -318,7 +318,7 @@ class Command(ArchiveCommand):
     def _note(self, options: Mapping[str, Any], filters: Mapping[str, Any], tally: Tally) -> None:
         """Write what was done to a whole group into its history."""
         if len(filters["groups"]) == 1 and tally.published:
-            failure_groups.decided(
+            failure_groups.record_decision(
                 filters["groups"][0],
                 action="replay",
                 events=tally.published,
@@ -329,7 +329,7 @@ class Command(ArchiveCommand):
 
     def _whole(self, text: str) -> str:
         """Return the id that begins so; what nothing begins with stays as it is."""
-        found = replay.whole(text)
+        found = replay.expand_id(text)
         if len(found) > 1:
             raise archive.wrong(f"{text!r} begins more than one id: {', '.join(found)}")
         return found[0] if found else text
@@ -338,7 +338,7 @@ class Command(ArchiveCommand):
         """Say of names that no archived event has, whatever its state, that it is so."""
         for column, names in (("name", filters["events"]), ("exception", filters["exceptions"])):
             for name in names:
-                wanted = replay.called(name) if column == "exception" else Q(name=name)
+                wanted = replay.exception_matches(name) if column == "exception" else Q(name=name)
                 if states.rows().filter(wanted).exists():
                     continue
                 values = states.rows().order_by().values_list(column, flat=True)
@@ -388,7 +388,7 @@ class Command(ArchiveCommand):
         for event in states.rows().filter(wanted).defer("body", "headers_raw", "detail"):
             known |= {str(event.pk), event.event_id}
             if event.service != conf.get_settings().service:
-                why = replay.foreign(event)
+                why = replay.other_service(event)
             elif event.state == state:
                 why = Reason("filtered")
             elif _overdue(event):
@@ -500,7 +500,7 @@ class Command(ArchiveCommand):
     def _edit(self, options: Mapping[str, Any], tally: Tally) -> Counter[tuple[str, str, str]]:
         """Replay one event with another payload, or say what that would change."""
         if not conf.get_settings().editing:
-            raise ConfigurationError(replay.NOT_EDITABLE)
+            raise ConfigurationError(replay.EDITING_OFF)
         payload = editing.parse(_read(options["payload"]))
         handlers: Counter[tuple[str, str, str]] = Counter()
         wanted = self._whole(options["edit"])
@@ -686,7 +686,7 @@ def _overdue(event: ArchivedEvent) -> bool:
     if event.state != State.REPLAYING:
         return False
     where = replay.target(event)
-    return isinstance(where, Target) and replay.overdue(event, where.handler)
+    return isinstance(where, Target) and replay.is_overdue(event, where.handler)
 
 
 def _place(target: Target) -> tuple[str, str, str]:

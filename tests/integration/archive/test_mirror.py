@@ -11,9 +11,9 @@ from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
     FailureGroup,
+    GroupCountChange,
     Replay,
     State,
-    TallyChange,
 )
 
 from ..archiving import (
@@ -64,7 +64,7 @@ def test_an_archived_event_is_a_row_with_everything_that_is_known(billing):
 def test_what_is_counted_is_added_up_and_what_has_no_group_gets_one(billing):
     publish(billing, *(archived(received(f"order-{n}")) for n in range(3)))
     mirror_all(billing)
-    assert not TallyChange.objects.exists()
+    assert not GroupCountChange.objects.exists()
     group = FailureGroup.objects.get()
     assert (group.open, group.frame) == (3, "billing.tax in rate")
     # As an older version stores them, which knows of no groups.
@@ -110,7 +110,7 @@ def test_a_project_without_time_zones(billing, settings, archive_database):
     report = replay.replay({row.pk: row.version}, by="ada")
     assert report.published == [row.pk]
     row.refresh_from_db()
-    assert not replay.overdue(row, None)
+    assert not replay.is_overdue(row, None)
     publish(billing, outcome(row, str(row.replay_set.get().pk)))
     assert mirror_all(billing).outcomes == 1
     archive_database.close()

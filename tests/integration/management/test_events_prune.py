@@ -337,8 +337,8 @@ def test_ages_of_settings():
 def test_a_group_without_events_goes_with_the_last_of_them(prune):
     event(State.DISCARDED, 100, last_failed_at=NOW - timedelta(days=100))
     event(State.DISCARDED, 100, last_failed_at=NOW - timedelta(days=100), exception="Noted")
-    failure_groups.adopt()
-    failure_groups.fold_all()
+    failure_groups.group_ungrouped()
+    failure_groups.fold_all_counts()
     noted = FailureGroup.objects.get(exception="Noted")
     failure_groups.write(noted.pk, seen=0, by="", now=NOW, note="known", assignee="", ticket="")
     code, out = prune()
@@ -351,7 +351,7 @@ def test_a_group_without_events_goes_with_the_last_of_them(prune):
 def test_what_is_deleted_is_no_longer_counted(prune):
     event(State.ARCHIVED, 100)
     event(State.ARCHIVED, 1)
-    failure_groups.adopt()
+    failure_groups.group_ungrouped()
     assert prune("--archived", "30d")[0] == 0
-    assert failure_groups.fold_all() == 0
+    assert failure_groups.fold_all_counts() == 0
     assert FailureGroup.objects.get().open == 1

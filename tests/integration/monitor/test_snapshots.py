@@ -13,7 +13,7 @@ from django_amqp_events import signals
 from django_amqp_events.broker.provisioning import inspection
 from django_amqp_events.models import Alert, Snapshot
 from django_amqp_events.monitor import alerts, queue_status, snapshots
-from django_amqp_events.monitor.snapshots import Camera, Watcher
+from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 from tests.conftest import Vhost
 
 from ..archiving import (
@@ -38,8 +38,8 @@ def billing(archive_database: Any, service: Any, fresh_vhost: Any) -> Any:
     return made
 
 
-def watcher(made: Any, **options: Any) -> Watcher:
-    return Watcher(Camera(made.app, made.settings, made.topology), **options)
+def watcher(made: Any, **options: Any) -> SnapshotLoop:
+    return SnapshotLoop(SnapshotTaker(made.app, made.settings, made.topology), **options)
 
 
 def in_hand(made: Any) -> int | None:
@@ -67,7 +67,7 @@ def told() -> Any:
     signals.alert_ended.disconnect(ended)
 
 
-def end(watch: Watcher) -> None:
+def end(watch: SnapshotLoop) -> None:
     """Stop its thread, which closes its own connections before the database goes."""
     watch.stop()
     assert watch._thread is not None
@@ -247,7 +247,7 @@ def test_many_at_once_tell_once(archive_database, billing, told):
     def run(troubled: bool) -> None:
         try:
             barrier.wait()
-            news.append(alerts.consider("abyss", "q", "poison", now=NOW, troubled=troubled))
+            news.append(alerts.update_alert("abyss", "q", "poison", now=NOW, troubled=troubled))
         finally:
             connections.close_all()
 

@@ -314,7 +314,7 @@ def test_a_subclass_follows_relations_in_one_query(ada, monkeypatch):
     monkeypatch.setattr(ArchivedEventAdmin, "list_select_related", ("group",))
     for number in range(3):
         make(exception=f"billing.Error{number}")
-    failure_groups.adopt()
+    failure_groups.group_ungrouped()
     with CaptureQueriesContext(connection) as queries:
         assert ada.get(url("changelist")).status_code == 200
     assert not [each for each in queries if 'failuregroup"."id" =' in each["sql"]]
@@ -1003,7 +1003,7 @@ def test_the_overdue_filter_and_the_replay_agree():
         for each in (row, old):
             handler = filters.handler_of(each, (settings, registry))
             assert handler is not None
-            assert (each in found) == replay.overdue(each, handler, now)
+            assert (each in found) == replay.is_overdue(each, handler, now)
 
 
 def test_nothing_imports_the_admin_where_it_is_not_installed():

@@ -22,12 +22,12 @@ from django_amqp_events.conf import RetentionSettings
 from django_amqp_events.models import (
     Alert,
     ArchiveAction,
-    ArchiveTally,
     FailureGroup,
+    GroupCountChange,
+    GroupHour,
     ReplayBatch,
     Snapshot,
     State,
-    TallyChange,
 )
 from django_amqp_events.monitor import statistics
 
@@ -343,7 +343,7 @@ def test_the_figures_of_the_archive():
     make(first_failed_at=now - timedelta(days=9), last_failed_at=now - timedelta(minutes=1))
     make(State.SUCCEEDED, state_since=now - timedelta(minutes=50), first_failed_at=now,
          last_failed_at=now)  # fmt: skip
-    found = statistics.standing(now)
+    found = statistics.open_events(now)
     assert (found.open, found.capped) == (8, False)
     assert found.ages == (3, 1, 1, 1, 1, 1)
     assert found.oldest == now - timedelta(hours=500)
@@ -358,14 +358,14 @@ def test_series_and_groups_are_those_of_the_tallies():
         (made[0], 0, (2, 1, 0)), (made[1], 0, (3, 0, 0)), (made[0], 23, (5, 0, 4)),
         (made[0], 24, (9, 9, 9)),
     ):  # fmt: skip
-        ArchiveTally.objects.create(
+        GroupHour.objects.create(
             group=each, hour=this - timedelta(hours=hours),
             **dict(zip(("archived", "succeeded", "discarded"), numbers, strict=True)),
         )  # fmt: skip
     # What nobody has added up yet counts too.
-    TallyChange.objects.create(group=made[2], at=now, hour=this, archived=1, discarded=7)
+    GroupCountChange.objects.create(group=made[2], at=now, hour=this, archived=1, discarded=7)
     with CaptureQueriesContext(connection) as found:
-        series = statistics.series(now)
+        series = statistics.hourly_series(now)
     assert len(found) == 1
     assert len(series.hours) == len(series.archived) == 24
     assert series.hours[-1] == this
@@ -406,9 +406,9 @@ def test_figures_end_at_a_cap(monkeypatch, ada):
     now = datetime.now(UTC)
     for minutes in range(5):
         make(first_failed_at=now, last_failed_at=now - timedelta(minutes=minutes))
-    found = statistics.standing(now, 3)
+    found = statistics.open_events(now, 3)
     assert (found.open, found.capped) == (3, True)
-    assert statistics.standing(now, 5) == statistics.standing(now, 6)
+    assert statistics.open_events(now, 5) == statistics.open_events(now, 6)
     snapshot(archive={"open": 4, "capped": True})
     assert ada.get(url()).context["tiles"][0]["value"] == "4+", "who counted further is believed"
     snapshot(archive={"open": 5, "capped": False})

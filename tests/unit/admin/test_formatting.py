@@ -87,7 +87,7 @@ def test_no_document_breaks_its_page(document):
     found = failure.about
     for value in (
         *formatting.exception(found),
-        *(piece.text for piece in formatting.fold(found.get("traceback"))),
+        *(piece.text for piece in formatting.fold_traceback(found.get("traceback"))),
         *(word for frame in formatting.frames(found) for word in (frame.place, frame.file)),
         *(word for each in formatting.attempts(failure) for word in (each.number, each.worker)),
         *(each.what for each in formatting.attempts(failure)),
@@ -114,13 +114,13 @@ def test_no_text_is_a_document_that_breaks_its_page(value):
 @given(st.lists(text | st.just('  File "/lib/site-packages/x.py", line 1, in f'), max_size=8))
 def test_folding_loses_no_line_of_a_traceback(lines):
     whole = visible("\n".join(lines))
-    assert "\n".join(piece.text for piece in formatting.fold("\n".join(lines))).split(
+    assert "\n".join(piece.text for piece in formatting.fold_traceback("\n".join(lines))).split(
         "\n"
     ) == "\n".join(whole.splitlines()).split("\n")
 
 
 def test_what_is_installed_is_folded_and_what_is_ours_is_not():
-    pieces = formatting.fold(
+    pieces = formatting.fold_traceback(
         "Traceback (most recent call last):\n"
         '  File "/srv/shop/a.py", line 1, in a\n'
         "    b()\n"

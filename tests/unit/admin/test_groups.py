@@ -91,9 +91,9 @@ def ada():
 
 def grouped(*rows: ArchivedEvent) -> FailureGroup:
     """The group of events that were made without one."""
-    while failure_groups.adopt():
+    while failure_groups.group_ungrouped():
         pass
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     found = ArchivedEvent.objects.get(pk=rows[0].pk).group
     assert found is not None
     return found
@@ -192,7 +192,7 @@ def test_filters_and_search(ada, query, found):
     grouped(make(State.DISCARDED, exception="b.Right"))
     back = grouped(make(exception="a.Back", handler="book"))
     FailureGroup.objects.filter(pk=back.pk).update(
-        put_right_at=datetime.now(UTC), came_back_at=datetime.now(UTC)
+        resolved_at=datetime.now(UTC), reopened_at=datetime.now(UTC)
     )
     assert listed(ada, **query) == found
 
@@ -206,7 +206,7 @@ def test_a_group_is_found_by_its_id(ada):
 def test_a_group_says_that_it_came_back(ada):
     group = grouped(make())
     now = datetime.now(UTC)
-    FailureGroup.objects.update(put_right_at=now, came_back_at=now - timedelta(hours=3))
+    FailureGroup.objects.update(resolved_at=now, reopened_at=now - timedelta(hours=3))
     assert "reopened 3 h" in page(ada.get(url("changelist"))).words
     assert "reopened" in page(ada.get(url("change", group.pk))).words
 
@@ -229,7 +229,7 @@ def test_numbers_are_exact_before_anybody_has_added_them_up(ada):
 def test_events_without_a_group_are_told_of(ada):
     make()
     assert "events_groups --rebuild" in page(ada.get(url("changelist"))).words
-    failure_groups.adopt()
+    failure_groups.group_ungrouped()
     assert "events_groups --rebuild" not in page(ada.get(url("changelist"))).words
 
 
@@ -375,7 +375,7 @@ def test_a_group_is_replayed_in_the_background(wire):
     # What fails from now on is counted as new, and not taken.
     late = make(last_failed_at=datetime.now(UTC) + timedelta(minutes=1))
     grouped(late)
-    assert batch_states.fresh(batch) == 1
+    assert batch_states.count_new_matches(batch) == 1
     assert bulk.get(url("batch", group.pk)).status_code == 403
     replayer = person("view", "replay", name="r")
     assert "in the background" not in replayer.get(url("change", group.pk)).content.decode()
@@ -528,7 +528,7 @@ def test_a_whole_group_is_discarded(ada, wire):
     assert ArchiveAction.objects.count() == 2
     words = page(ada.get(url("change", group.pk))).words
     assert "0 open events" in words
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     assert "Resolved" in page(ada.get(url("change", group.pk))).words
     assert "This group has no open events." in said(ada.post(url("replay", group.pk)))
 
@@ -588,7 +588,7 @@ def test_the_picture_has_an_hour_for_each_hour(ada):
     make(last_failed_at=now - timedelta(hours=25))
     row = make(last_failed_at=now)
     group = grouped(row)
-    found = group_counts.hours([group.pk], since=now - timedelta(hours=23), using="default")
+    found = group_counts.hourly_counts([group.pk], since=now - timedelta(hours=23), using="default")
     assert sum(values["archived"] for values in found[group.pk].values()) == 2
     response = ada.get(url("changelist"))
     assert "Last 24 hours: 2 failed (at most 1 in an hour)" in page(response).words

@@ -249,16 +249,16 @@ def test_what_is_new_is_counted_by_the_same_filter() -> None:
     make(1)
     late = datetime.now(UTC) + timedelta(hours=1)
     batch = freeze(criteria={"handlers": ["send_invoice"], "since": NOW - timedelta(days=1)})
-    assert batch_states.fresh(again(batch)) == 0
+    assert batch_states.count_new_matches(again(batch)) == 0
     new = make(2, last_failed_at=late)
     make(3, last_failed_at=late, handler="book")
     make(4, State.DISCARDED, last_failed_at=late)
-    assert batch_states.fresh(again(batch)) == 1
-    assert batch_states.fresh(freeze(event_states.rows().filter(pk=new.pk))) is None
+    assert batch_states.count_new_matches(again(batch)) == 1
+    assert batch_states.count_new_matches(freeze(event_states.rows().filter(pk=new.pk))) is None
     # What failed again in it is no news.
     mine = event_states.rows().filter(event_id="order-1")
     mine.update(last_failed_at=late)
-    assert batch_states.fresh(again(batch)) == 1
+    assert batch_states.count_new_matches(again(batch)) == 1
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,7 @@ def test_a_batch_is_published_and_its_outcomes_end_it(broker: Broker) -> None:
     assert (found.state, found.note) == ("done", "")
     assert (found.succeeded, found.failed, found.skipped, found.total) == (2, 1, 1, 4)
     assert found.runner is None
-    (left,) = batch_states.left(batch.pk)
+    (left,) = batch_states.skipped_by_reason(batch.pk)
     assert (left.state, left.count, left.first) == ("skipped", 1, str(skipped.pk))
     assert "discarded" in left.why
     assert done(batch)[-1] == ("finish", "")
@@ -413,7 +413,7 @@ def test_a_batch_without_outcomes_ends_when_they_are_overdue(broker: Broker, clo
     late = Replay.objects.first()
     assert late is not None
     end(late.pk, SUCCEED)
-    assert batch_states.unsettled("billing") == [batch.pk]
+    assert batch_states.awaiting_outcomes("billing") == [batch.pk]
     assert batch_states.count(batch.pk)["succeeded"] == 1
 
 
@@ -447,7 +447,7 @@ def test_a_single_replay_in_between_is_skipped_and_named(broker: Broker) -> None
     assert replay.replay({row.pk: row.version}, by="bob").published == [row.pk]
     run(until=lambda: again(batch).published == 2)
     assert sorted(broker.ids) == ["order-0", "order-1", "order-2"]
-    (left,) = batch_states.left(batch.pk)
+    (left,) = batch_states.skipped_by_reason(batch.pk)
     assert "another user or tab changed it first" in left.why
 
 
@@ -651,7 +651,7 @@ def test_what_no_queue_takes_is_named_and_ten_of_them_pause_it(broker: Broker) -
     assert found.state == "paused"
     assert "no queue is bound" in found.note
     assert (found.returned, found.waiting) == (12, 18)
-    (left,) = batch_states.left(batch.pk)
+    (left,) = batch_states.skipped_by_reason(batch.pk)
     assert (left.state, left.count, left.why) == ("returned", 12, "no queue is bound")
 
 
@@ -679,14 +679,14 @@ def test_an_error_of_one_batch_does_not_stop_the_others(
         make(number, handler="book", queue="billing.book")
     good = freeze(event_states.rows().filter(handler="book"))
     batch_states.start(good.pk, by="ada", reason="fixed")
-    real = batch_states.next_of
+    real = batch_states.next_events
 
     def next_of(pk: UUID, limit: int) -> dict[UUID, int]:
         if pk == bad.pk:
             raise RuntimeError("a mistake of ours")
         return real(pk, limit)
 
-    monkeypatch.setattr(batch_states, "next_of", next_of)
+    monkeypatch.setattr(batch_states, "next_events", next_of)
     run()
     assert (again(good).state, again(bad).state) == ("done", "paused")
     assert again(bad).note == "RuntimeError: a mistake of ours"
@@ -743,7 +743,7 @@ def test_whoever_stops_gives_back(broker: Broker) -> None:
 def test_a_runner_that_was_taken_for_dead_doubles_nothing(broker: Broker) -> None:
     """It has read which events come next, and another one publishes them before it does."""
     batch = started(4)
-    seen = batch_states.next_of(batch.pk, 10)
+    seen = batch_states.next_events(batch.pk, 10)
     run(until=lambda: bool(broker.windows))
     assert len(broker.ids) == 4
     report = replay.replay(seen, by="ada", batch=batch.pk)

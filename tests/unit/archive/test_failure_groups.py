@@ -22,18 +22,18 @@ from django.test import override_settings
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror, retention, states
 from django_amqp_events.archive.groups import failure_groups, fingerprint, group_counts
-from django_amqp_events.archive.states import Unpublished
+from django_amqp_events.archive.states import UnpublishedReplay
 from django_amqp_events.message.messages import Failure, Received
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
     ArchivedFailure,
-    ArchiveTally,
     FailureGroup,
     GroupAction,
+    GroupCountChange,
+    GroupHour,
     Replay,
     State,
-    TallyChange,
 )
 from tests.integration.archiving import (
     FAILURE,
@@ -101,7 +101,7 @@ def discard(*rows: ArchivedEvent) -> None:
 
 def only(**wanted: Any) -> Any:
     """The one group, as a page reads it."""
-    return group_counts.standing(FailureGroup.objects.filter(**wanted)).get()
+    return group_counts.with_exact_counts(FailureGroup.objects.filter(**wanted)).get()
 
 
 def counted() -> Counter[tuple[UUID, str]]:
@@ -111,13 +111,13 @@ def counted() -> Counter[tuple[UUID, str]]:
         assert group is not None
         found[group, "open"] += state == State.ARCHIVED
         found[group, "again"] += state == State.ARCHIVED and replays > 0
-        found[group, "going"] += state in group_counts.GOING
+        found[group, "going"] += state in group_counts.IN_PROGRESS
     return +found
 
 
 def told() -> Counter[tuple[UUID, str]]:
     found: Counter[tuple[UUID, str]] = Counter()
-    for group in group_counts.standing(FailureGroup.objects.all()):
+    for group in group_counts.with_exact_counts(FailureGroup.objects.all()):
         for name in ("open", "again", "going"):
             found[group.pk, name] = getattr(group, f"{name}_now")
     assert min(found.values(), default=0) >= 0, found
@@ -128,7 +128,7 @@ def hours(name: str) -> int:
     """All that the tallies know of one kind of happening."""
     return sum(
         model._default_manager.aggregate(total=Sum(name))["total"] or 0
-        for model in (ArchiveTally, TallyChange)
+        for model in (GroupHour, GroupCountChange)
     )
 
 
@@ -214,7 +214,7 @@ def test_failures_that_are_alike_are_one_group() -> None:
     assert (group.algorithm, group.service) == (1, conf.get_settings().service)
     assert (group.open_now, group.again_now, group.going_now) == (3, 0, 0)
     assert only(frame="billing.tax in book").open_now == 1
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     group.refresh_from_db()
     assert (group.first_seen, group.last_seen) == (early, late + timedelta(minutes=1))
     assert set(ArchivedEvent.objects.values_list("group__algorithm", flat=True)) == {1}
@@ -244,7 +244,7 @@ def test_hours_are_of_the_failure_and_of_what_became_of_it() -> None:
     states.discard(seen(second), by="ada", reason="old", now=datetime.now(UTC))
     group = only()
     for _ in range(2):
-        found = group_counts.hours(
+        found = group_counts.hourly_counts(
             [group.pk], since=datetime.now(UTC) - timedelta(days=2), using=states.database()
         )[group.pk]
         assert found[group_counts.hour_of(yesterday)]["archived"] == 3
@@ -254,7 +254,7 @@ def test_hours_are_of_the_failure_and_of_what_became_of_it() -> None:
         assert totals == {"archived": 4, "succeeded": 1, "discarded": 1}
         # A clock that is ahead is not believed.
         assert max(found) <= datetime.now(UTC)
-        assert failure_groups.fold_all() >= 0
+        assert failure_groups.fold_all_counts() >= 0
     group.refresh_from_db()
     assert group.last_seen <= datetime.now(UTC)
 
@@ -271,7 +271,7 @@ def test_what_is_rolled_back_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> 
             conf.get_settings(),
             NOW,
         )
-    assert not TallyChange.objects.exists()
+    assert not GroupCountChange.objects.exists()
     assert not FailureGroup.objects.exists()
 
 
@@ -299,25 +299,25 @@ def test_a_group_that_was_put_right_and_fails_again_says_so() -> None:
     keep(archived(received("1"), at=NOW), archived(received("2"), at=NOW))
     first, second = ArchivedEvent.objects.order_by("event_id")
     replay_id = replayed(first)
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     discard(second)
-    failure_groups.fold_all()
-    assert only().put_right_at is None, "one of it is on its way"
+    failure_groups.fold_all_counts()
+    assert only().resolved_at is None, "one of it is on its way"
     keep(outcome(first, replay_id))
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     group = only()
-    assert group.put_right_at is not None
-    assert group.came_back_at is None
+    assert group.resolved_at is not None
+    assert group.reopened_at is None
     keep(archived(received("3"), at=NOW))
-    failure_groups.fold_all()
-    assert only().came_back_at >= group.put_right_at
-    since = only().came_back_at
+    failure_groups.fold_all_counts()
+    assert only().reopened_at >= group.resolved_at
+    since = only().reopened_at
     keep(archived(received("4"), at=NOW))
-    failure_groups.fold_all()
-    assert only().came_back_at == since
+    failure_groups.fold_all_counts()
+    assert only().reopened_at == since
     discard(*ArchivedEvent.objects.filter(state=State.ARCHIVED))
-    failure_groups.fold_all()
-    assert only().came_back_at is None
+    failure_groups.fold_all_counts()
+    assert only().reopened_at is None
 
 
 @database
@@ -325,9 +325,9 @@ def test_all_of_that_between_two_looks() -> None:
     keep(archived(received("1"), at=NOW))
     discard(ArchivedEvent.objects.get())
     keep(archived(received("2"), at=NOW))
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     group = only()
-    assert (group.open, group.came_back_at is not None) == (1, True)
+    assert (group.open, group.reopened_at is not None) == (1, True)
 
 
 @database
@@ -335,9 +335,9 @@ def test_a_replay_that_fails_again_did_not_come_back() -> None:
     keep(archived(received("1"), at=NOW))
     row = ArchivedEvent.objects.get()
     keep(archived(received("1"), replay_id=replayed(row), at=NOW))
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     group = only()
-    assert (group.put_right_at, group.came_back_at, group.again) == (None, None, 1)
+    assert (group.resolved_at, group.reopened_at, group.again) == (None, None, 1)
 
 
 @database
@@ -345,11 +345,11 @@ def test_what_somebody_restores_did_not_come_back() -> None:
     keep(archived(received("1"), at=NOW))
     row = ArchivedEvent.objects.get()
     discard(row)
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     states.restore(seen(row), by="ada", reason="", now=NOW)
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     group = only()
-    assert (group.open, group.put_right_at, group.came_back_at) == (1, None, None)
+    assert (group.open, group.resolved_at, group.reopened_at) == (1, None, None)
 
 
 # -- exact ------------------------------------------------------------------------------------
@@ -401,7 +401,9 @@ class Chaos:
             states.published(gone, now=datetime.now(UTC))
         unsure = self.random.random() < 0.5
         if back and self.random.random() < 0.5:
-            unpublished = [Unpublished(claimed=each, error="", unconfirmed=unsure) for each in back]
+            unpublished = [
+                UnpublishedReplay(claimed=each, error="", unconfirmed=unsure) for each in back
+            ]
             states.returned(unpublished, now=datetime.now(UTC))
             if unsure:
                 states.published(back, now=datetime.now(UTC))
@@ -434,7 +436,7 @@ class Chaos:
         states.restore(self.some(State.DISCARDED), by="", reason="", now=datetime.now(UTC))
 
     def fold(self) -> None:
-        failure_groups.fold()
+        failure_groups.fold_counts()
 
     def forget(self) -> None:
         state = self.random.choice([State.SUCCEEDED, State.ARCHIVED])
@@ -475,13 +477,13 @@ def test_tallies_are_exact_whatever_happens_at_once(archive_database: Any, prune
             assert hours("succeeded") == ArchivedEvent.objects.filter(state="succeeded").count()
             discarded = ArchiveAction.objects.filter(action=ArchiveAction.Action.DISCARD)
             assert hours("discarded") == discarded.count(), seed
-        failure_groups.fold_all()
-        assert not TallyChange.objects.exists()
+        failure_groups.fold_all_counts()
+        assert not GroupCountChange.objects.exists()
     stored = {group.pk: group.open for group in FailureGroup.objects.all()}
     assert +Counter(stored) == +Counter(
         {group: count for (group, name), count in counted().items() if name == "open"}
     )
-    assert group_counts.correct(using=states.database(), now=NOW) == 0
+    assert group_counts.recount(using=states.database(), now=NOW) == 0
 
 
 SETTINGS: dict[str, Any] = {"AUTODISCOVER": [], "HANDLERS": {}}
@@ -494,7 +496,7 @@ SETTINGS: dict[str, Any] = {"AUTODISCOVER": [], "HANDLERS": {}}
 def test_numbers_that_are_wrong_are_put_right() -> None:
     keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(5)))
     replayed(ArchivedEvent.objects.order_by("event_id")[0])
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     FailureGroup.objects.update(open=17, going=-3)
     ArchivedEvent.objects.filter(event_id="4").delete()
     rebuilt = failure_groups.rebuild(batch_size=2)
@@ -509,14 +511,14 @@ def test_events_from_before_the_groups_get_one() -> None:
     keep(*(archived(received(str(n)), failure=failure(), at=NOW) for n in range(5)))
     discard(ArchivedEvent.objects.get(event_id="0"))
     ArchivedEvent.objects.update(group=None)
-    TallyChange.objects.all().delete()
+    GroupCountChange.objects.all().delete()
     FailureGroup.objects.all().delete()
-    assert failure_groups.adopt(3) == 3
-    assert failure_groups.adopt(3) == 2
-    assert failure_groups.adopt(3) == 0
+    assert failure_groups.group_ungrouped(3) == 3
+    assert failure_groups.group_ungrouped(3) == 2
+    assert failure_groups.group_ungrouped(3) == 0
     assert told() == counted()
     assert only().open_now == 4
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     assert only().last_seen == NOW
 
 
@@ -558,13 +560,13 @@ def test_a_group_without_events_goes_unless_somebody_wrote_about_it() -> None:
 @database
 def test_old_hours_are_forgotten() -> None:
     keep(archived(received("1"), failure=failure(), at=datetime.now(UTC)))
-    failure_groups.fold_all()
+    failure_groups.fold_all_counts()
     group = FailureGroup.objects.get()
     long_ago = datetime.now(UTC) - timedelta(hours=group_counts.HOURS + 2)
-    ArchiveTally.objects.create(group=group, hour=long_ago, archived=1)
-    TallyChange.objects.create(group=group, at=long_ago, hour=long_ago, archived=1)
+    GroupHour.objects.create(group=group, hour=long_ago, archived=1)
+    GroupCountChange.objects.create(group=group, at=long_ago, hour=long_ago, archived=1)
     failure_groups.prune(before=NOW, service="billing")
-    assert ArchiveTally.objects.count() == 1
+    assert GroupHour.objects.count() == 1
 
 
 # -- what people write ------------------------------------------------------------------------
@@ -582,8 +584,12 @@ def test_what_people_write_is_kept_with_their_names() -> None:
     ]
     assert failure_groups.write(pk, seen=0, by="eve", now=NOW, **{**given, "note": "mine"}) is None
     assert failure_groups.write(pk, seen=1, by="eve", now=NOW, **{**given, "note": ""}) == ["note"]
-    failure_groups.decided(pk, action="replay", events=3, by="eve", reason="mended", now=NOW)
-    failure_groups.decided(uuid4(), action="replay", events=3, by="eve", reason="mended", now=NOW)
+    failure_groups.record_decision(
+        pk, action="replay", events=3, by="eve", reason="mended", now=NOW
+    )
+    failure_groups.record_decision(
+        uuid4(), action="replay", events=3, by="eve", reason="mended", now=NOW
+    )
     assert list(GroupAction.objects.values_list("action", "by", "text", "events")) == [
         ("note", "ada", "see\\x00 the wiki", None),
         ("assign", "ada", "bob", None),

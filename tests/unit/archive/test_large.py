@@ -27,13 +27,13 @@ from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
     FailureGroup,
+    GroupCountChange,
     InboxEntry,
     OutboxEvent,
     ReplayBatch,
     ReplayBatchEvent,
     Snapshot,
     State,
-    TallyChange,
 )
 from django_amqp_events.publish import outbox
 
@@ -82,8 +82,8 @@ def fill(number: int) -> None:
         )  # fmt: skip
         Snapshot.objects.create(at=datetime.now(UTC), service="billing", seen=True, document="{}")
     failure_groups.rebuild()
-    TallyChange.objects.bulk_create(
-        TallyChange(group=group, at=datetime.now(UTC), hour=datetime.now(UTC), archived=1)
+    GroupCountChange.objects.bulk_create(
+        GroupCountChange(group=group, at=datetime.now(UTC), hour=datetime.now(UTC), archived=1)
         for group in FailureGroup.objects.all()
     )
     batch = batch_states.freeze(event_states.rows(), by="ada", title="all")

@@ -677,11 +677,11 @@ def test_overdue_knows_the_schedule() -> None:
     slow = get_registry().handlers["slow"]
     row = make(state=State.REPLAYING, state_since=NOW)
     last = NOW + timedelta(seconds=800 + replay.OVERDUE)
-    assert not replay.overdue(row, slow, last - timedelta(seconds=1))
-    assert replay.overdue(row, slow, last)
-    assert replay.overdue(row, None, NOW + timedelta(seconds=replay.OVERDUE))
+    assert not replay.is_overdue(row, slow, last - timedelta(seconds=1))
+    assert replay.is_overdue(row, slow, last)
+    assert replay.is_overdue(row, None, NOW + timedelta(seconds=replay.OVERDUE))
     row.state = State.QUEUED
-    assert not replay.overdue(row, slow, last)
+    assert not replay.is_overdue(row, slow, last)
 
 
 def test_the_lease_is_longer_than_a_publish_may_take() -> None:

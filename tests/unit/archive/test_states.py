@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror, states
-from django_amqp_events.archive.states import Claimed, Unpublished
+from django_amqp_events.archive.states import ClaimedReplay, UnpublishedReplay
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.message import archive_copies, decoding, encoding
@@ -75,7 +75,7 @@ def seen(*events: ArchivedEvent) -> dict[UUID, int]:
     return {event.pk: event.version for event in events}
 
 
-def claim(*events: ArchivedEvent, force: bool = False, **more: Any) -> list[Claimed]:
+def claim(*events: ArchivedEvent, force: bool = False, **more: Any) -> list[ClaimedReplay]:
     return states.claim(
         more.pop("seen", seen(*events)),
         handlers={event.pk: more.get("handler", HANDLER) for event in events},
@@ -86,7 +86,7 @@ def claim(*events: ArchivedEvent, force: bool = False, **more: Any) -> list[Clai
     )
 
 
-def reclaim(**more: Any) -> list[Claimed]:
+def reclaim(**more: Any) -> list[ClaimedReplay]:
     options: dict[str, Any] = {
         "service": "billing",
         "handlers": {},
@@ -98,8 +98,10 @@ def reclaim(**more: Any) -> list[Claimed]:
     return states.reclaim(**{**options, **more})
 
 
-def give_back(each: Claimed, *, unconfirmed: bool = False, error: str = "no route") -> None:
-    states.returned([Unpublished(claimed=each, error=error, unconfirmed=unconfirmed)], now=NOW)
+def give_back(each: ClaimedReplay, *, unconfirmed: bool = False, error: str = "no route") -> None:
+    states.returned(
+        [UnpublishedReplay(claimed=each, error=error, unconfirmed=unconfirmed)], now=NOW
+    )
 
 
 def again(event: ArchivedEvent) -> ArchivedEvent:
@@ -470,7 +472,7 @@ def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
     with connections[using].cursor() as cursor:
         cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
-    @states.whole
+    @states.retry_on_conflict
     def contested() -> int:
         tries.append(1)
         with transaction.atomic(using=using):
@@ -584,7 +586,7 @@ class Archive(RuleBasedStateMachine):
     def reclaim(self) -> Any:
         return self.handed(reclaim(since_before=NOW + timedelta(days=1), now=self.now))
 
-    def handed(self, claimed: list[Claimed]) -> Any:
+    def handed(self, claimed: list[ClaimedReplay]) -> Any:
         for each in claimed:
             assert self.owner.setdefault(each.replay.pk, each.event.pk) == each.event.pk
             row = again(each.event)
@@ -593,21 +595,21 @@ class Archive(RuleBasedStateMachine):
         return multiple(*claimed)
 
     @rule(target=replays, each=claims)
-    def confirm(self, each: Claimed) -> UUID:
+    def confirm(self, each: ClaimedReplay) -> UUID:
         states.published([each], now=self.now)
         return each.replay.pk
 
     @rule(each=claims)
-    def refuse(self, each: Claimed) -> None:
+    def refuse(self, each: ClaimedReplay) -> None:
         give_back(each, unconfirmed=each.replay.publishes > 1)
 
     @rule(target=replays, each=claims)
-    def lose_the_confirm(self, each: Claimed) -> UUID:
+    def lose_the_confirm(self, each: ClaimedReplay) -> UUID:
         give_back(each, unconfirmed=True)
         return each.replay.pk
 
     @rule(target=replays, each=claims)
-    def die_before_it_is_noted(self, each: Claimed) -> UUID:
+    def die_before_it_is_noted(self, each: ClaimedReplay) -> UUID:
         return each.replay.pk
 
     # -- workers, and the mirror

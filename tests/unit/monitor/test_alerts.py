@@ -20,7 +20,7 @@ from django_amqp_events.broker import topology
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.models import Alert, FailureGroup, Snapshot
 from django_amqp_events.monitor import alerts, statistics
-from django_amqp_events.monitor.snapshots import Camera
+from django_amqp_events.monitor.snapshots import SnapshotTaker
 from tests.celery_app import app as celery_app
 
 from ..admin.admin_world import make
@@ -72,7 +72,7 @@ def names(heard: Any) -> list[tuple[str, str, str]]:
 
 
 def test_nothing_is_wrong_and_all_of_it_is_known() -> None:
-    assert alerts.judge(document(), read()) == {
+    assert alerts.evaluate(document(), read()) == {
         ("stale", ""): None,
         ("broker_away", ""): None,
         ("broker_alarm", ""): None,
@@ -120,7 +120,7 @@ def test_nothing_is_wrong_and_all_of_it_is_known() -> None:
     ],
 )
 def test_what_is_a_trouble(more: Any, limits: Any, which: Any, text: str) -> None:
-    judged = alerts.judge(document(**more), read(**limits))
+    judged = alerts.evaluate(document(**more), read(**limits))
     assert text in (judged[which] or "")
     assert [key for key, found in judged.items() if found] == [which]
 
@@ -139,13 +139,13 @@ def test_what_is_a_trouble(more: Any, limits: Any, which: Any, text: str) -> Non
     ],
 )
 def test_none_switches_one_off_and_ends_what_lasts(more: Any, limit: str, which: Any) -> None:
-    assert alerts.judge(document(**more), read())[which]
-    assert alerts.judge(document(**more), read(**{limit: None}))[which] is None
+    assert alerts.evaluate(document(**more), read())[which]
+    assert alerts.evaluate(document(**more), read(**{limit: None}))[which] is None
 
 
 def test_a_broker_that_is_away_says_nothing_of_its_queues() -> None:
     away = document(broker={"error": "away", "away": 5.0}, queues={}, mirror={})
-    judged = alerts.judge(away, read())
+    judged = alerts.evaluate(away, read())
     # A restart is no trouble yet, and nothing that lasted is over.
     assert set(judged) == {("stale", ""), ("growth", ""), ("outbox_lag", "default")}
 
@@ -159,16 +159,18 @@ def test_a_trouble_is_told_once_and_its_end_once(heard: Any) -> None:
     poison = {("abyss", "q"): "poison"}
     for minute in range(3):
         at = NOW + timedelta(minutes=minute)
-        assert alerts.settle(poison, now=at, settings=settings) == (minute == 0)
-    assert alerts.settle({}, now=NOW, settings=settings) == 0, "not known is not over"
+        assert alerts.update_alerts(poison, now=at, settings=settings) == (minute == 0)
+    assert alerts.update_alerts({}, now=NOW, settings=settings) == 0, "not known is not over"
     [row] = Alert.objects.all()
     assert (row.since, row.last, row.ended) == (NOW, NOW + timedelta(minutes=2), None)
     for _ in range(2):
-        alerts.settle({("abyss", "q"): None}, now=NOW + timedelta(hours=1), settings=settings)
+        alerts.update_alerts(
+            {("abyss", "q"): None}, now=NOW + timedelta(hours=1), settings=settings
+        )
     assert names(heard) == [("raised", "abyss", "q"), ("ended", "abyss", "q")]
     assert {each["sender"] for each in heard} == {"billing"}
     assert {(each["text"], each["since"]) for each in heard} == {("poison", NOW)}
-    alerts.settle(poison, now=NOW + timedelta(hours=2), settings=settings)
+    alerts.update_alerts(poison, now=NOW + timedelta(hours=2), settings=settings)
     assert names(heard)[2:] == [("raised", "abyss", "q")], "it is back"
     assert Alert.objects.count() == 2
 
@@ -180,8 +182,8 @@ def test_kinds_keys_and_services_are_apart(heard: Any) -> None:
         (read(), "abyss", "a"), (read(), "abyss", "b"), (read(), "growth", "a"),
         (other, "abyss", "a"),
     ):  # fmt: skip
-        assert alerts.consider(kind, key, "x", now=NOW, settings=settings)
-    assert alerts.consider("abyss", "a", now=NOW, troubled=False, settings=read())
+        assert alerts.update_alert(kind, key, "x", now=NOW, settings=settings)
+    assert alerts.update_alert("abyss", "a", now=NOW, troubled=False, settings=read())
     assert alerts.open_alerts("billing").count() == 2
     assert alerts.open_alerts("shop").count() == 1
 
@@ -190,8 +192,8 @@ def test_kinds_keys_and_services_are_apart(heard: Any) -> None:
 def test_keys_and_texts_that_no_database_takes_are_written(heard: Any) -> None:
     key = "q\0\ud800" + "x" * 300
     for _ in range(2):
-        alerts.settle({("abyss", key): "a\0\ud800"}, now=NOW, settings=read())
-    assert alerts.settle({("abyss", key): None}, now=NOW, settings=read()) == 1
+        alerts.update_alerts({("abyss", key): "a\0\ud800"}, now=NOW, settings=read())
+    assert alerts.update_alerts({("abyss", key): None}, now=NOW, settings=read()) == 1
     assert [each["name"] for each in heard] == ["raised", "ended"]
 
 
@@ -208,15 +210,15 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     def look(now: datetime = NOW, **limits: Any) -> list[tuple[str, str, str]]:
         heard.clear()
         settings = read(**limits)
-        alerts.settle(alerts.judge_groups(settings, now), now=now, settings=settings)
+        alerts.update_alerts(alerts.evaluate_groups(settings, now), now=now, settings=settings)
         return sorted(names(heard))
 
     group(5)
     group(0.1, service="shop")
     group(0.1, open=0)
     new = group(0.1)
-    back = group(50, put_right_at=NOW - timedelta(days=1), came_back_at=NOW - timedelta(minutes=1))
-    group(50, put_right_at=NOW - timedelta(days=1), came_back_at=NOW - timedelta(hours=2))
+    back = group(50, resolved_at=NOW - timedelta(days=1), reopened_at=NOW - timedelta(minutes=1))
+    group(50, resolved_at=NOW - timedelta(days=1), reopened_at=NOW - timedelta(hours=2))
     raised = [("raised", "group_back", str(back.pk)), ("raised", "group_new", str(new.pk))]
     assert look() == sorted(raised)
     assert "TaxError in send_invoice" in Alert.objects.get(key=str(new.pk)).text
@@ -224,7 +226,7 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     assert look(NOW + timedelta(days=2)) == []
     FailureGroup.objects.filter(pk=new.pk).update(open=0, going=1)
     assert look() == []
-    FailureGroup.objects.filter(pk=new.pk).update(going=0, put_right_at=NOW)
+    FailureGroup.objects.filter(pk=new.pk).update(going=0, resolved_at=NOW)
     assert look() == [("ended", "group_new", str(new.pk))]
     FailureGroup.objects.filter(pk=back.pk).delete()
     assert look() == [("ended", "group_back", str(back.pk))]
@@ -247,7 +249,7 @@ def test_an_alert_follows_its_group(heard: Any) -> None:
     def look(now: datetime, **changed: Any) -> list[tuple[str, str]]:
         FailureGroup.objects.filter(pk=group.pk).update(**changed)
         heard.clear()
-        alerts.settle(alerts.judge_groups(read(), now), now=now, settings=read())
+        alerts.update_alerts(alerts.evaluate_groups(read(), now), now=now, settings=read())
         return sorted((kind, name) for name, kind, _ in names(heard))
 
     assert look(NOW) == [("group_new", "raised")]
@@ -256,14 +258,14 @@ def test_an_alert_follows_its_group(heard: Any) -> None:
     assert "7 open" in alert.text
     assert alerts.title(alert) == "New failure: TaxError in send_invoice"
     later = NOW + timedelta(minutes=10)
-    changed = {"open": 1, "put_right_at": later, "came_back_at": later}
+    changed = {"open": 1, "resolved_at": later, "reopened_at": later}
     assert look(later, **changed) == [("group_back", "raised"), ("group_new", "ended")]
     new = Alert.objects.get(ended=None)
     assert alerts.title(new) == "Failure reopened: TaxError in send_invoice"
     assert "1 open" in new.text
     # The same again is the same trouble, whose text is renewed.
     much_later = later + timedelta(minutes=10)
-    changed = {"open": 3, "put_right_at": much_later, "came_back_at": much_later}
+    changed = {"open": 3, "resolved_at": much_later, "reopened_at": much_later}
     assert look(much_later, **changed) == []
     assert "3 open" in Alert.objects.get(ended=None).text
     assert look(much_later, open=0) == [("group_back", "ended")]
@@ -283,13 +285,13 @@ def test_many_that_came_back_are_told_a_few_at_a_time(heard: Any) -> None:
 
     def look(now: datetime) -> list[str]:
         heard.clear()
-        alerts.settle(alerts.judge_groups(read(), now), now=now, settings=read())
+        alerts.update_alerts(alerts.evaluate_groups(read(), now), now=now, settings=read())
         return sorted(kind for _, kind, _ in names(heard))
 
     assert look(NOW) == ["group_new"] * alerts.GROUPS
     assert look(NOW) == ["group_new"] * 2
     later = NOW + timedelta(hours=2)
-    changed = {"put_right_at": later, "came_back_at": later}
+    changed = {"resolved_at": later, "reopened_at": later}
     FailureGroup.objects.filter(pk__in=[group.pk for group in groups]).update(**changed)
     assert look(later + alerts.NEWS + timedelta(minutes=1)) == []
     assert look(later) == sorted(["group_back", "group_new"] * alerts.GROUPS)
@@ -303,20 +305,20 @@ def test_growth_above_what_a_page_looks_at_is_seen(monkeypatch: Any) -> None:
     for _ in range(8):
         make(first_failed_at=NOW, last_failed_at=NOW)
     settings = read(GROWTH=6)
-    camera = Camera(celery_app, settings, topology.build(settings, get_registry()))
+    camera = SnapshotTaker(celery_app, settings, topology.build(settings, get_registry()))
     assert camera._new_hour(NOW) == 7, "one more than what is too much"
 
 
 @DATABASES
 def test_email_to_admins_where_it_is_asked_for() -> None:
     with override_settings(ADMINS=ADMINS, SERVER_EMAIL="amqp@example.com"):
-        alerts.consider("abyss", "q", "silent", now=NOW, settings=read())
+        alerts.update_alert("abyss", "q", "silent", now=NOW, settings=read())
         assert mail.outbox == []
         loud = read(MAIL=True)
-        alerts.consider("growth", "x\nBcc: eve@example.com", "many", now=NOW, settings=loud)
-        alerts.consider("growth", "x\nBcc: eve@example.com", "many", now=NOW, settings=loud)
+        alerts.update_alert("growth", "x\nBcc: eve@example.com", "many", now=NOW, settings=loud)
+        alerts.update_alert("growth", "x\nBcc: eve@example.com", "many", now=NOW, settings=loud)
         later = NOW + timedelta(hours=1)
-        alerts.consider(
+        alerts.update_alert(
             "growth", "x\nBcc: eve@example.com", now=later, troubled=False, settings=loud
         )
     first, last = mail.outbox
@@ -335,13 +337,13 @@ def test_what_fails_of_telling_disturbs_nobody(monkeypatch: Any, caplog: Any) ->
     monkeypatch.setattr(EmailBackend, "send_messages", fail)
     signals.alert_raised.connect(fail)
     try:
-        assert alerts.consider("abyss", "p", "x", now=NOW, settings=read())
+        assert alerts.update_alert("abyss", "p", "x", now=NOW, settings=read())
     finally:
         signals.alert_raised.disconnect(fail)
     assert "no mail today" in caplog.text
     caplog.clear()
     with override_settings(ADMINS=ADMINS):
-        assert alerts.consider("abyss", "q", "x", now=NOW, settings=read(MAIL=True))
+        assert alerts.update_alert("abyss", "q", "x", now=NOW, settings=read(MAIL=True))
     assert "no mail today" in caplog.text
     assert Alert.objects.count() == 2
 
@@ -374,7 +376,7 @@ def test_nobody_takes_figures(heard: Any, settings: Any) -> None:
     assert told["kind"] == "stale"
     assert f"{taken.at:%H:%M}" in told["text"]
     assert names(heard) == [("raised", "stale", "")], "told once"
-    alerts.settle(alerts.judge(document(), read()), now=NOW, settings=read())
+    alerts.update_alerts(alerts.evaluate(document(), read()), now=NOW, settings=read())
     assert names(heard)[1:] == [("ended", "stale", "")]
     Snapshot.objects.create(at=datetime.now(UTC), service="billing", document="{}")
     assert command() == (0, "no alert lasts\n")
@@ -386,7 +388,7 @@ def test_nobody_takes_figures(heard: Any, settings: Any) -> None:
 @DATABASES
 def test_the_command_shows_what_lasts(settings: Any) -> None:
     settings.AMQP_EVENTS = {"SERVICE": "billing", "ALERTS": {"STALE": None}}
-    alerts.consider("abyss", "billing:abyss", "look at the logs", now=NOW)
+    alerts.update_alert("abyss", "billing:abyss", "look at the logs", now=NOW)
     code, out = command()
     assert code == 1
     assert "2026-03-01 12:00:00  Messages in the abyss: billing:abyss" in out
