@@ -115,7 +115,8 @@ def _of_python(source: str) -> Iterator[Key]:
         for alias in node.names
     }
     # reasons.py marks its texts by a function of its own, which xgettext knows by its name.
-    names |= {"_": "gettext" for node in tree.body if getattr(node, "name", "") == "_"}
+    if any(isinstance(node, ast.FunctionDef) and node.name == "_" for node in tree.body):
+        names["_"] = "gettext"
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             function = names.get(node.func.id, "").removesuffix("_lazy").removesuffix("_noop")
