@@ -88,7 +88,7 @@ def run(number: int) -> None:
     batch = batch_states.freeze(states.rows(), by="benchmark")
     tell("frozen", began)
     began = time.monotonic()
-    plan = preview.examine(batch)
+    plan = preview.preview_batch(batch)
     tell("dry run", began)
     if plan["eligible"] != number:
         raise SystemExit(f"{plan['eligible']} of {number} events can be replayed")

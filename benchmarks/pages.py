@@ -254,7 +254,7 @@ def fill(first: int, last: int, rows: int) -> None:
         cursor.execute("VACUUM ANALYZE")
     if last == 10:
         batch = batch_states.freeze(event_states.rows(), by="ada", title="all")
-        preview.examine(batch)
+        preview.preview_batch(batch)
 
 
 def _unlog(cursor: Any) -> None:
@@ -330,7 +330,7 @@ def work() -> None:
         title="all",
     )
     frozen = time.monotonic()
-    preview.examine(batch)
+    preview.preview_batch(batch)
     print(
         f"a batch of {batch.total}: frozen in {frozen - began:.1f} s, dry run in "
         f"{time.monotonic() - frozen:.1f} s"

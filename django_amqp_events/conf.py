@@ -103,7 +103,8 @@ class RetentionSettings:
         succeeded: seconds since an event was replayed with success, ``None`` for ever.
         discarded: seconds since it was discarded, in the archive or the outbox, ``None`` for ever.
         inbox: seconds since a handler with ``once`` has handled it, ``None`` for ever; longer
-            where a retry schedule asks for it (:func:`django_amqp_events.worker.once.keep`).
+            where a retry schedule asks for it
+        (:func:`django_amqp_events.worker.once.minimum_retention`).
         batches: seconds since a replay batch has ended, ``None`` for ever.
         snapshots: seconds since the figures of the dashboard were taken, ``None`` for ever.
         alerts: seconds since an alert has ended, ``None`` for ever.

@@ -98,7 +98,7 @@ class Publishable(Generic[P]):
 
     def publish_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[str]:
         """Publish many; see :func:`publisher.publish_many`."""
-        publisher.check_several(self.name, payloads)
+        publisher.require_payload_list(self.name, payloads)
         bound = [
             contracts.bind_contract(self.name, self.contract, payload)
             if self.contract is not None

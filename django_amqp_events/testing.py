@@ -27,7 +27,7 @@ from .memory import Clock, MemoryBackend, Waiting
 from .message import decoding
 from .message.archive_reader import Archived, Outcome
 from .message.messages import Message, Received
-from .publish.publisher import Pending, diverted
+from .publish.publisher import PendingPublish, divert
 
 __all__ = [
     "Archived",
@@ -77,7 +77,7 @@ class CapturedEvents(Sequence[CapturedEvent]):
     """
 
     def __init__(self) -> None:
-        self._pending: list[Pending] = []
+        self._pending: list[PendingPublish] = []
 
     # The backend: it accepts everything, and what was published is known by its `Pending`.
 
@@ -91,7 +91,7 @@ class CapturedEvents(Sequence[CapturedEvent]):
         """Return the time of the wall clock."""
         return datetime.now(UTC)
 
-    def _watch(self, pending: Pending) -> None:
+    def _watch(self, pending: PendingPublish) -> None:
         self._pending.append(pending)
 
     def _settle(self) -> None:
@@ -197,7 +197,7 @@ def capture_events() -> Iterator[CapturedEvents]:
     """
     captured = CapturedEvents()
     try:
-        with diverted(captured, captured._watch):  # noqa: SLF001 - a backend in disguise
+        with divert(captured, captured._watch):  # noqa: SLF001 - a backend in disguise
             yield captured
     finally:
         captured._settle()  # noqa: SLF001
@@ -226,7 +226,7 @@ def memory_events(start: datetime | None = None) -> Iterator[MemoryBackend]:
             assert broker.archived == []
     """
     backend = MemoryBackend(get_settings(), Clock(start))
-    with diverted(backend, backend.watch):
+    with divert(backend, backend.watch):
         yield backend
 
 

@@ -17,7 +17,7 @@ from django.db import connection, transaction
 
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror, replay
-from django_amqp_events.broker.batch_reader import Intake
+from django_amqp_events.broker.batch_reader import BatchReader
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.message import (
     archive_copies,
@@ -95,7 +95,7 @@ def inserted(number: int) -> dict[str, Any]:
     """
     found = conf.get_settings()
     with timed() as answer:
-        intake = Intake(app, ARCHIVE, size=mirror.BATCH, timeout=10)
+        intake = BatchReader(app, ARCHIVE, size=mirror.BATCH, timeout=10)
         done = 0
         while done < number:
             batch = intake.batch(wait=10)

@@ -616,7 +616,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             except Exception:  # noqa: BLE001 - headers that cannot be read
                 found = None
             if found is not None:
-                safe = redaction.redacted(event.name, found)
+                safe = redaction.redact(event.name, found)
                 problem = formatting.text(safe.problem, formatting.TEXT)
                 if safe.payload is not None:
                     payload, cut = formatting.pretty(dict(safe.payload))
@@ -636,7 +636,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             "payload": payload,
             "payload_cut": cut,
             "problem": problem,
-            "redacted": redaction.active(),
+            "redacted": redaction.has_hook(),
             "raw": raw,
             "body": formatting.body(head, event.body_size) if raw else None,
             "headers": headers,
@@ -714,7 +714,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         data = request.POST if request.method == "POST" else request.GET
         filters = self._filters(request)
         back, group = _back(data.get("back", ""))
-        seen = decisions.thaw(data.get("seen", ""))
+        seen = decisions.decode_selection(data.get("seen", ""))
         if seen is None:
             return self._unknown(request, filters)
         if request.method != "POST":
@@ -859,10 +859,10 @@ def _tell(request: HttpRequest, decision: Decision, report: Report, total: int) 
     """Say what came of it."""
     if count := len(report.published):
         messages.success(request, _said(decision.name, count) % {"count": number(count)})
-    returned = decisions.grouped(report.returned)
+    returned = decisions.by_reason(report.returned)
     for say, alike, one, more in (
         (messages.error, returned, _returned, _returned_more),
-        (messages.warning, decisions.grouped(report.skipped), _skipped, _skipped_more),
+        (messages.warning, decisions.by_reason(report.skipped), _skipped, _skipped_more),
     ):
         for group in alike[:_GROUPS]:
             say(request, one(group.count) % {"count": number(group.count), "why": group.why})

@@ -446,7 +446,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         by = request.user.get_username()
         if act == "look":
             if batch.state == _State.DRAFT:
-                preview.examine(batch)
+                preview.preview_batch(batch)
             return HttpResponseRedirect(self._url("change", batch.pk))
         if act == "start":
             form = StartForm(request.POST)
@@ -597,7 +597,7 @@ def freeze(
         batch = batch_states.freeze(
             queryset, by=request.user.get_username(), title=line(title[:], 255), criteria=criteria
         )
-        preview.examine(batch)
+        preview.preview_batch(batch)
     except AmqpEventsError as exc:
         messages.error(request, formatting.text(exc, 1_000))
         return None

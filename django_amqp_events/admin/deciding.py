@@ -80,7 +80,7 @@ class DecidingPages(Pages[M]):
 
     def _button(self, decision: Decides, pk: UUID, version: int, filters: str) -> dict[str, Any]:
         """Return the button of a decision about one event."""
-        seen = decisions.freeze({pk: version})
+        seen = decisions.encode_selection({pk: version})
         return {
             "label": decision.button,
             "name": decision.name,
@@ -142,7 +142,7 @@ class DecidingPages(Pages[M]):
             "unnamed": max(0, count - NAMED),
             "form": form or ReasonForm(decision),
             "button": decision.asks(count),
-            "seen": decisions.freeze(eligible),
+            "seen": decisions.encode_selection(eligible),
             "back": back,
             "action_url": self._url(decision.name, filters=filters),
             "cancel_url": cancel_url or self._url("changelist", filters=filters),

@@ -193,12 +193,12 @@ class ReasonForm(forms.Form):
         )
 
 
-def freeze(seen: Seen) -> str:
+def encode_selection(seen: Seen) -> str:
     """Write ids and versions into one field."""
     return ",".join(f"{pk.hex}:{version}" for pk, version in seen.items())
 
 
-def thaw(text: str) -> dict[UUID, int] | None:
+def decode_selection(text: str) -> dict[UUID, int] | None:
     """Read what :func:`freeze` wrote; ``None`` for anything else, and for too many."""
     if len(text) > LIMIT * 44:
         return None
@@ -224,7 +224,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
+class SkippedGroup:
     """Events that are left out for one reason."""
 
     why: str
@@ -247,7 +247,7 @@ class Plan:
 
     eligible: list[UUID] = field(default_factory=list)
     routes: list[Route] = field(default_factory=list)
-    skipped: list[Why] = field(default_factory=list)
+    skipped: list[SkippedGroup] = field(default_factory=list)
     unconfirmed: int = 0
     succeeded: int = 0
     poison: int = 0
@@ -281,7 +281,7 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
         out = {each.id for each in skipped}
         return Plan(
             eligible=[pk for pk in there if pk not in out],
-            skipped=grouped(skipped + missing),
+            skipped=by_reason(skipped + missing),
         )
     found, skipped = replay.examine(there, force=decision.force)
     routes: dict[tuple[str, str, str, str], list[UUID]] = {}
@@ -305,7 +305,7 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
             )
             for (handler, queue, exchange, routing_key), ids in sorted(routes.items())
         ],
-        skipped=grouped(skipped + missing),
+        skipped=by_reason(skipped + missing),
         unconfirmed=sum(rows[pk].unconfirmed for pk in eligible),
         poison=sum(rows[pk].reason == "poison" for pk in eligible),
         succeeded=succeeded.values("event").distinct().count() if eligible else 0,
@@ -322,13 +322,13 @@ def _gone(pk: UUID) -> Skipped:
     return Skipped(id=pk, title="", why=replay.DELETED)
 
 
-def grouped(skipped: Iterable[Skipped], titles: int = 5) -> list[Why]:
+def by_reason(skipped: Iterable[Skipped], titles: int = 5) -> list[SkippedGroup]:
     """Put those with one reason together, the most frequent first."""
     groups: dict[str, list[Skipped]] = {}
     for each in skipped:
         groups.setdefault(text(each.why, 500), []).append(each)
     return [
-        Why(
+        SkippedGroup(
             why=why,
             count=len(found),
             titles=tuple(line(each.title or each.id) for each in found[:titles]),

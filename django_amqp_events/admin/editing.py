@@ -76,7 +76,7 @@ class EditingPages(Pages[ArchivedEvent]):
         """Say whether this user may see bodies as they are, where payloads are redacted."""
         if not self.has_payload_permission(request):
             return False
-        return not redaction.active() or self._granted(request, "view_raw_archivedevent")
+        return not redaction.has_hook() or self._granted(request, "view_raw_archivedevent")
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
         """Say whether this user may edit: he has to see what he changes."""
@@ -104,7 +104,7 @@ class EditingPages(Pages[ArchivedEvent]):
             return None, ""
         if not self.has_edit_permission(request):
             needed = ["edit_archivedevent", "view_payload_archivedevent"]
-            if redaction.active():
+            if redaction.has_hook():
                 needed.append("view_raw_archivedevent")
             missing = ", ".join(f"“{each}”" for each in needed if not self._granted(request, each))
             return None, _("You have no permission for “%(label)s” (%(missing)s).") % {
@@ -164,7 +164,7 @@ class EditingPages(Pages[ArchivedEvent]):
         for each in (base or event, revision):
             if max(event.body_size, len(each.body)) > formatting.SHOWN:
                 return {"lines": [], "problem": _("The payload is too long to show here.")}
-            found = redaction.redacted(event.name, each.payload or {})
+            found = redaction.redact(event.name, each.payload or {})
             if found.payload is None:
                 return {"lines": [], "problem": formatting.text(found.problem)}
             sides.append(_written(found.payload))

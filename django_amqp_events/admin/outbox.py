@@ -32,7 +32,7 @@ from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.messages import Received
 from ..models import Moment, OutboxEvent, visible
 from ..publish import outbox
-from ..publish.outbox import Standing
+from ..publish.outbox import RowState
 from ..reasons import Reason
 from . import (
     databases,
@@ -52,8 +52,8 @@ from .decisions import (
     LIMIT,
     NAMED,
     ReasonForm,
-    Why,
-    grouped,
+    SkippedGroup,
+    by_reason,
 )
 from .filters import COUNTED, settings_and_registry
 from .formatting import Step, line, number
@@ -64,7 +64,7 @@ _BATCH: Final = 500
 _TEMPLATES: Final = "admin/django_amqp_events/outboxevent"
 
 #: How a row stands: on the list, what it means, and what can be done.
-STANDINGS: Final[Mapping[Standing, tuple[Any, Any, Any]]] = {
+STANDINGS: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
     "held": (
         gettext_lazy("publishing"),
         gettext_lazy("Waiting for RabbitMQ to confirm."),
@@ -111,7 +111,7 @@ class Decision:
     name: str
     button: Any
     asks: Callable[[int], str]
-    before: tuple[Standing, ...]
+    before: tuple[RowState, ...]
     past: str
     effect: Any
     done: Callable[[int], str]
@@ -242,7 +242,7 @@ class StandingFilter(admin.SimpleListFilter):
         if value in ("overdue", "discarded"):
             # With the services their index is one of them.
             found = rows.filter(service__in=self._services)
-            return outbox.standing_in(found, cast("Standing", value))
+            return outbox.in_state(found, cast("RowState", value))
         return rows if value == "all" else rows.none()
 
     @property
@@ -354,8 +354,8 @@ class Plan:
 
     eligible: list[OutboxEvent] = field(default_factory=list)
     routes: list[Route] = field(default_factory=list)
-    errors: list[Why] = field(default_factory=list)
-    skipped: list[Why] = field(default_factory=list)
+    errors: list[SkippedGroup] = field(default_factory=list)
+    skipped: list[SkippedGroup] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     idle: list[str] = field(default_factory=list)
 
@@ -367,7 +367,7 @@ def plan(decision: Decision, ids: Sequence[UUID], rows: Mapping[UUID, OutboxEven
         row = rows.get(pk)
         if row is None:
             skipped.append(Skipped(id=pk, title="", why=_GONE))
-        elif (stands := outbox.standing(row, _now(row))) in decision.before:
+        elif (stands := outbox.row_state(row, _now(row))) in decision.before:
             eligible.append(row)
         else:
             skipped.append(Skipped(id=pk, title=str(row), why=Reason(f"outbox-{stands}")))
@@ -380,7 +380,7 @@ def plan(decision: Decision, ids: Sequence[UUID], rows: Mapping[UUID, OutboxEven
     if decision.publishes:
         for alias in {_alias_of(row) for row in eligible}:
             of_theirs = outbox.rows(alias).filter(service__in=services).order_by()
-            late = outbox.standing_in(of_theirs, "overdue")
+            late = outbox.in_state(of_theirs, "overdue")
             idle |= set(late.values_list("service", flat=True).distinct())
     found = settings_and_registry()
     own = found[0].service if found is not None else None
@@ -390,12 +390,12 @@ def plan(decision: Decision, ids: Sequence[UUID], rows: Mapping[UUID, OutboxEven
             Route(name=line(name), exchange=line(exchange), service=line(service), count=count)
             for (name, exchange, service), count in sorted(routes.items())
         ],
-        errors=grouped(
+        errors=by_reason(
             Skipped(id=row.pk, title=str(row), why=Reason.of(_error(row)))
             for row in eligible
             if row.error
         ),
-        skipped=grouped(skipped),
+        skipped=by_reason(skipped),
         foreign=sorted(map(line, services - {own})) if own else [],
         idle=sorted(map(line, idle)),
     )
@@ -411,7 +411,7 @@ def carry_out(
 ) -> tuple[list[OutboxEvent], list[UUID]]:
     """Do it, each row by one conditional UPDATE; returns those that were, and the others' ids."""
     acts: Mapping[str, Callable[..., int]] = {
-        "publish": outbox.try_now,
+        "publish": outbox.publish_now,
         "restore": outbox.restore,
         "discard": partial(outbox.discard, by=user.get_username(), reason=reason),
     }
@@ -423,7 +423,7 @@ def carry_out(
         own = [
             row
             for row in there
-            if _alias_of(row) == alias and outbox.standing(row, _now(row)) in decision.before
+            if _alias_of(row) == alias and outbox.row_state(row, _now(row)) in decision.before
         ]
         for start in range(0, len(own), _BATCH):
             with transaction.atomic(using=alias):
@@ -538,7 +538,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
 
     @admin.display(description=gettext_lazy("state"))
     def standing(self, event: OutboxEvent) -> str:
-        stands = outbox.standing(event, _now(event))
+        stands = outbox.row_state(event, _now(event))
         note = _("next try in %(time)s") % {"time": _ahead(event)} if stands == "failed" else ""
         return format_html(
             '<span class="ae-state ae-{}">{}</span>{}',
@@ -549,7 +549,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
 
     @admin.display(description=gettext_lazy("error"))
     def failure(self, event: OutboxEvent) -> str:
-        stands = outbox.standing(event, _now(event))
+        stands = outbox.row_state(event, _now(event))
         if stands == "discarded":
             return line(_given_up(event))
         return line(_error(event)) or STANDINGS[stands][1]
@@ -636,7 +636,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
             return HttpResponseRedirect(self._url("changelist", filters=filters))
         if not self.has_view_permission(request, event):
             raise PermissionDenied
-        stands = outbox.standing(event, _now(event))
+        stands = outbox.row_state(event, _now(event))
         state, meaning, remedy = STANDINGS[stands]
         found = settings_and_registry()
         foreign = found is not None and event.service != found[0].service
@@ -723,7 +723,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
         }
 
     def _buttons(
-        self, request: HttpRequest, event: OutboxEvent, stands: Standing, filters: str
+        self, request: HttpRequest, event: OutboxEvent, stands: RowState, filters: str
     ) -> dict[str, Any]:
         """Return what this user can decide now, and what keeps him from the rest."""
         obstacles, links = [], []
@@ -755,7 +755,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
         data = request.POST if request.method == "POST" else request.GET
         filters = self._filters(request)
         one = data.get("back") == "event"
-        seen = decisions.thaw(data.get("seen", ""))
+        seen = decisions.decode_selection(data.get("seen", ""))
         if seen is None:
             return self._unknown(request, filters)
         ids = list(seen)
@@ -905,7 +905,7 @@ def _table(found: Mapping[str, Any]) -> list[formatting.Header]:
     ]
 
 
-def _timeline(event: OutboxEvent, stands: Standing) -> list[Step]:
+def _timeline(event: OutboxEvent, stands: RowState) -> list[Step]:
     """Put what a row knows into the order of time."""
     steps = [
         Step(

@@ -176,7 +176,7 @@ def handled(event: ArchivedEvent, handler: Handler, settings: Settings) -> Inbox
     """
     if not handler.once:
         return None
-    key = once.key(settings.service, handler.name, event.event)
+    key = once.inbox_key(settings.service, handler.name, event.event)
     return InboxEntry.objects.using(once.database(handler, settings)).filter(pk=key).first()
 
 

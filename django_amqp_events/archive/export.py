@@ -102,7 +102,7 @@ def export(rows: QuerySet[ArchivedEvent], *, raw: bool) -> Iterator[str]:
         rows: which; read in pieces, so that an event that changes meanwhile may be left out.
         raw: whether bodies and headers go along although payloads are redacted.
     """
-    hidden = redaction.active() and not raw
+    hidden = redaction.has_hook() and not raw
     last: UUID | None = None
     # Only what is needed to cut them into pieces; the order is that of the primary key.
     page = rows.order_by("pk")
@@ -189,7 +189,7 @@ def _child(row: models.Model, event: ArchivedEvent, *, hidden: bool) -> dict[str
 def _redacted(name: str, payload: Mapping[str, Any] | None) -> tuple[Any, str]:
     if payload is None:
         return None, "it cannot be decoded, so it cannot be redacted"
-    found = redaction.redacted(name, payload)
+    found = redaction.redact(name, payload)
     if found.payload is None:
         return None, str(found.problem)
     try:
@@ -202,7 +202,7 @@ def _redacted(name: str, payload: Mapping[str, Any] | None) -> tuple[Any, str]:
 # -- in -------------------------------------------------------------------------------------
 
 
-def load(
+def import_events(
     lines: Iterable[str],
     *,
     dry_run: bool = False,

@@ -21,7 +21,7 @@ from celery import Celery
 from django.db import DataError, Error, IntegrityError, connections, transaction
 from django.db.models import QuerySet
 
-from ..broker.batch_reader import Batch, Intake
+from ..broker.batch_reader import Batch, BatchReader
 from ..broker.topology import Names
 from ..conf import Settings
 from ..databases import check_commits
@@ -191,7 +191,7 @@ class Mirror:
         """Mirror batch after batch over one connection; returns whether that was all."""
         names = Names.of(self.settings)
         self.aside = 0
-        intake = Intake(
+        intake = BatchReader(
             self.app,
             names.archive,
             size=self.size,
@@ -219,7 +219,7 @@ class Mirror:
         finally:
             intake.close()
 
-    def _mirror(self, intake: Intake, batch: Batch) -> None:
+    def _mirror(self, intake: BatchReader, batch: Batch) -> None:
         places = range(len(batch.messages))
         counts = Counts()
         stored = list(self._divided(batch.messages, places, counts))

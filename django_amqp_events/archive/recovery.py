@@ -18,7 +18,7 @@ from amqp import exceptions as amqp_errors
 from celery import Celery
 
 from ..broker import connection as connection_module
-from ..broker.batch_reader import Batch, Intake
+from ..broker.batch_reader import Batch, BatchReader
 from ..broker.confirms import ConfirmChannel
 from ..broker.provisioning.amqp_api import Amqp
 from ..broker.topology import Names
@@ -38,7 +38,7 @@ from ..message.headers import (
     EVENT_ARCHIVE,
     EVENT_NAME,
     EVENT_OUTCOME,
-    without_foreign_headers,
+    without_publisher_headers,
 )
 from ..message.messages import Message, Progress, Received
 from ..message.text import parse_moment
@@ -55,7 +55,7 @@ WORKER: Final = "events_recover"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class QueueContents:
     """A queue before anything is taken out of it.
 
     Attributes:
@@ -88,7 +88,9 @@ class Recovered:
         return self.reasons.total()
 
 
-def look(app: Celery, settings: Settings, queue: str = "", *, force: bool = False) -> Waiting:
+def inspect_queue(
+    app: Celery, settings: Settings, queue: str = "", *, force: bool = False
+) -> QueueContents:
     """Say what is in a queue, and refuse one that nothing may be taken out of.
 
     Args:
@@ -125,7 +127,7 @@ def look(app: Celery, settings: Settings, queue: str = "", *, force: bool = Fals
             f"queue {queue!r} has {depth.consumers} consumer{'s' * (depth.consumers != 1)}, which "
             f"would get some of its messages; stop them, or take what they do not get with --force"
         )
-    return Waiting(queue=queue, ready=depth.ready, consumers=depth.consumers)
+    return QueueContents(queue=queue, ready=depth.ready, consumers=depth.consumers)
 
 
 def recover(
@@ -153,12 +155,12 @@ def recover(
         BrokerUnavailableError: the connection is lost; what is not acked stays in the queue.
         TopologyError: as for :func:`look`, or the queue was deleted.
     """
-    waiting = look(app, settings, queue, force=force)
+    waiting = inspect_queue(app, settings, queue, force=force)
     done = Recovered()
-    copies = Copies(settings, registry, waiting.queue)
+    copies = RecoveredCopies(settings, registry, waiting.queue)
     left = limit
     window = size if limit is None else min(size, limit)
-    intake = Intake(
+    intake = BatchReader(
         app,
         waiting.queue,
         size=window,
@@ -195,7 +197,11 @@ def recover(
 
 
 def _archive(
-    batch: Batch, copies: Copies, intake: Intake, publisher: Publisher, done: Recovered
+    batch: Batch,
+    copies: RecoveredCopies,
+    intake: BatchReader,
+    publisher: Publisher,
+    done: Recovered,
 ) -> str:
     """Publish the copies of a batch, then ack those that were confirmed; returns why to stop."""
     now = datetime.now(UTC)
@@ -249,7 +255,7 @@ class Publisher:
         error = self._send([message])[0]
         if isinstance(error, PublishRefusedError):
             # A header that cannot be written, though it could be read.
-            error = self._send([without_foreign_headers(message)])[0]
+            error = self._send([without_publisher_headers(message)])[0]
         return error
 
     def close(self) -> None:
@@ -267,7 +273,7 @@ def _first(batch: Batch, count: int) -> Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class RecoveredCopies:
     """Builds the archive messages of what was found in one queue. Pure.
 
     Attributes:

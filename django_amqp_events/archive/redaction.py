@@ -33,12 +33,12 @@ class Redacted:
     problem: Reason | None = None
 
 
-def active() -> bool:
+def has_hook() -> bool:
     """Say whether there is a hook, also where the rest of the settings is wrong."""
     return bool(conf.load()[0].redact)
 
 
-def redacted(name: str, payload: Mapping[str, Any]) -> Redacted:
+def redact(name: str, payload: Mapping[str, Any]) -> Redacted:
     """Return the payload of an event as it may be shown; as it is where there is no hook."""
     path = conf.load()[0].redact
     if not path:

@@ -21,7 +21,7 @@ from django.db.models.functions import Length
 from django.utils.timezone import localtime
 from django.utils.translation import pgettext_lazy
 
-from ..broker.connection import named
+from ..broker.connection import describe_message
 from ..broker.topology import Names
 from ..conf import Settings, get_settings
 from ..declare.registry import Handler, Registry, get_registry
@@ -703,7 +703,7 @@ def _publish(
 
 def _publish_reason(error: PublishError, message: Message) -> Reason:
     """Write an error without the name and id of its event, which its neighbours do not share."""
-    text = str(error).replace(named(message), "it")
+    text = str(error).replace(describe_message(message), "it")
     return Reason.of(text.removeprefix("it was not published: ").removeprefix("it: "))
 
 
@@ -748,7 +748,7 @@ def _confirmed(messages: list[Message], settings: Settings) -> list[PublishError
         ]
         for index in refused:
             # A header that cannot be written, or that the broker refuses, is not the event.
-            messages[index] = headers.without_foreign_headers(messages[index])
+            messages[index] = headers.without_publisher_headers(messages[index])
             bare.add(index)
         # The broker closes the connection over such a message, before it has read the next ones.
         culprits = (PublishRefusedError, MessageTooLargeError)

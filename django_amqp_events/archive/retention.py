@@ -185,7 +185,9 @@ def prune(
                 if stop():
                     pruned.stopped = True
                     break
-                gone = outbox.forget(alias=alias, service=service, age=age_kept, limit=batch_size)
+                gone = outbox.delete_discarded(
+                    alias=alias, service=service, age=age_kept, limit=batch_size
+                )
                 if not gone:
                     break
                 pruned.outbox += gone

@@ -19,8 +19,8 @@ from celery import Celery
 from ..exceptions import BrokerUnavailableError, TopologyError
 from ..message.messages import Received
 from . import connection
-from .delivery_headers import Frames
-from .fast.frame_reader import Inbound
+from .delivery_headers import HeaderReader
+from .fast.frame_reader import FrameReader
 
 #: Seconds between heartbeats: a broker that is gone without a word is noticed after two.
 HEARTBEAT: Final = 20
@@ -50,7 +50,7 @@ class Batch:
     last: int
 
 
-class Intake:
+class BatchReader:
     """A connection that consumes one queue.
 
     Args:
@@ -86,9 +86,9 @@ class Intake:
             self._channel = self._amqp.channel()
             # It decodes text bodies otherwise.
             self._channel.auto_decode = False
-            self._frames = Frames(self._channel, quick="frames" in fast_paths)
-            if "reads" in fast_paths and Inbound.possible(self._channel):
-                Inbound(self._channel, self._frames)
+            self._frames = HeaderReader(self._channel, quick="frames" in fast_paths)
+            if "reads" in fast_paths and FrameReader.possible(self._channel):
+                FrameReader(self._channel, self._frames)
             self._channel.queue_declare(queue, passive=True)
             self._consume()
         except amqp_errors.NotFound as exc:
@@ -178,7 +178,7 @@ class Intake:
         with suppress(Exception):
             if not self._lost:
                 self._say_goodbye()
-        connection.abandon(self._connection)
+        connection.close_socket(self._connection)
 
     def _say_goodbye(self) -> None:
         """Close the channel: a socket that is closed with something unread takes acks with it."""

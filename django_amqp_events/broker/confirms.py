@@ -27,14 +27,14 @@ from ..exceptions import (
 from ..message.messages import Message
 from .connection import (
     AMQP_ERRORS,
-    abandon,
+    close_socket,
     connect,
+    describe_message,
     message_id_of,
-    named,
     publish_error,
     unavailable_errors,
 )
-from .fast.frame_writer import Encoder
+from .fast.frame_writer import FrameWriter
 
 #: Unconfirmed messages on a channel at most, so that a window is bounded in memory.
 WINDOW: Final = 1000
@@ -76,7 +76,7 @@ class ConfirmChannel:
         self._results: list[PublishError | None] = []
         self._messages: Sequence[Message] = ()
         self._tag = self._sent = 0
-        self._encoder: Encoder | None = None
+        self._encoder: FrameWriter | None = None
         # Frames that are not written yet, by the message's index, and their bytes.
         self._unwritten: list[tuple[int, bytes]] = []
         self._gathered = 0
@@ -109,7 +109,7 @@ class ConfirmChannel:
         self._transport.sock.settimeout(self.timeout)
         self._poll = _poll(self._transport.sock)
         if "frames" in conf.load()[0].fast_paths:
-            self._encoder = Encoder(self._channel.channel_id, self._amqp.frame_max)
+            self._encoder = FrameWriter(self._channel.channel_id, self._amqp.frame_max)
         self._channel.events["basic_ack"].add(self._on_ack)
         self._channel.events["basic_nack"].add(self._on_nack)
         self._channel.events["basic_return"].add(self._on_return)
@@ -241,7 +241,7 @@ class ConfirmChannel:
                 raise ValueError(f"headers and properties take {len(properties)} bytes")
         except AMQP_ERRORS as exc:
             self._results[index] = PublishRefusedError(
-                f"{named(message)} cannot be written as an AMQP message: "
+                f"{describe_message(message)} cannot be written as an AMQP message: "
                 f"{type(exc).__name__}: {exc}; look at its headers",
                 event_id=message.event_id,
                 event_name=message.name,
@@ -289,7 +289,8 @@ class ConfirmChannel:
                 self._results[index] = None
                 continue
             self._results[index] = UnroutableError(
-                f"no queue is bound for {named(message)} ({texts.pop()}); nobody handles it, "
+                f"no queue is bound for {describe_message(message)} ({texts.pop()}); "
+                f"nobody handles it, "
                 f"or a service has yet to run events_declare",
                 event_id=message.event_id,
                 event_name=message.name,
@@ -300,7 +301,8 @@ class ConfirmChannel:
         for index in self._confirmed(delivery_tag, multiple):
             message = self._messages[index]
             self._results[index] = PublishNackedError(
-                f"RabbitMQ refused {named(message)}: a queue is full or unavailable; other "
+                f"RabbitMQ refused {describe_message(message)}: a queue is full or unavailable; "
+                f"other "
                 f"queues may hold it already, so repeat with the same event id",
                 event_id=message.event_id,
                 event_name=message.name,
@@ -331,7 +333,8 @@ class ConfirmChannel:
                 self._results[index] = publish_error(message, exc, self.blocked, alone)
             else:
                 self._results[index] = BrokerUnavailableError(
-                    f"{named(message)} was not published, because the connection failed on a "
+                    f"{describe_message(message)} was not published, because the connection failed "
+                    f"on a "
                     f"message before it: {exc}",
                     event_id=message.event_id,
                     event_name=message.name,
@@ -343,7 +346,7 @@ class ConfirmChannel:
             self.forget_after_fork()
         self.broken = True
         if self._conn is not None:
-            abandon(self._conn)
+            close_socket(self._conn)
 
     def leave(self) -> None:
         """Close a connection that nothing is wrong with: RabbitMQ logs the others as warnings."""

@@ -60,7 +60,7 @@ def current_celery_app() -> Celery:
     return app
 
 
-def is_fallback(app: Celery) -> bool:
+def is_default_app(app: Celery) -> bool:
     """Say whether *app* is the one that Celery makes when a project has made none.
 
     It is made by ``celery._state._get_current_app`` as ``Celery("default",
@@ -78,7 +78,7 @@ def celery_app(settings: Settings) -> Celery:
     """
     if not settings.celery_app:
         app = current_celery_app()
-        if is_fallback(app):
+        if is_default_app(app):
             raise ConfigurationError(
                 "there is no current Celery app in this thread, so the broker is not known; "
                 "import the project's app in its __init__.py and make it the default "
@@ -100,12 +100,12 @@ def celery_app(settings: Settings) -> Celery:
     return app
 
 
-def urls(option: str | Sequence[str] | None) -> Sequence[str]:
+def broker_urls(option: str | Sequence[str] | None) -> Sequence[str]:
     """Return the brokers that a URL option of Celery names, at least one: ``""`` is the default."""
     return option.split(";") if isinstance(option, str) else option or [""]
 
 
-def unconnected(app: Celery, **options: Any) -> Connection:
+def build_connection(app: Celery, **options: Any) -> Connection:
     """Return a connection for writing that is not open yet.
 
     Raises:
@@ -127,7 +127,7 @@ def unconnected(app: Celery, **options: Any) -> Connection:
     return connection
 
 
-def refusal(exc: BaseException) -> str | None:
+def login_refusal(exc: BaseException) -> str | None:
     """Say why RabbitMQ does not let somebody in and what to do, ``None`` if it is not that."""
     if isinstance(exc, amqp_errors.AccessRefused):
         return (
@@ -165,8 +165,10 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
             socket.TCP_USER_TIMEOUT: int(timeout * 1000),
             **(app.conf.broker_transport_options.get("socket_settings") or {}),
         }
-    addresses = len(urls(app.conf.broker_write_url))
-    connection = unconnected(app, connect_timeout=timeout / addresses, transport_options=options)
+    addresses = len(broker_urls(app.conf.broker_write_url))
+    connection = build_connection(
+        app, connect_timeout=timeout / addresses, transport_options=options
+    )
     try:
         connection.ensure_connection(
             max_retries=addresses - 1,
@@ -178,10 +180,10 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
         # py-amqp waits for ever for answers such as that to opening a channel.
         connection.connection.transport.sock.settimeout(timeout)
     except AMQP_ERRORS as exc:
-        abandon(connection)
+        close_socket(connection)
         raise BrokerUnavailableError(
             f"no connection to RabbitMQ at {connection.as_uri()}: {type(exc).__name__}: {exc}; "
-            f"{refusal(exc) or 'check that the broker runs and that the broker URL is right'}"
+            f"{login_refusal(exc) or 'check that the broker runs and that the broker URL is right'}"
         ) from exc
     return connection
 
@@ -193,10 +195,10 @@ def connection(app: Celery, *, timeout: float) -> Iterator[Connection]:
     try:
         yield conn
     finally:
-        abandon(conn)
+        close_socket(conn)
 
 
-def abandon(conn: Connection) -> None:
+def close_socket(conn: Connection) -> None:
     """Close the socket without the closing handshake, which could wait for a dead broker."""
     with suppress(Exception):
         if conn.connected:
@@ -206,7 +208,7 @@ def abandon(conn: Connection) -> None:
         conn.collect()
 
 
-def named(message: Message) -> str:
+def describe_message(message: Message) -> str:
     """Name a message, as the errors of publishing do."""
     return f"{message.name or message.routing_key!r} ({message.event_id or 'no id'})"
 
@@ -218,7 +220,7 @@ def message_id_of(properties: Any) -> str:
 def unavailable_errors(messages: Sequence[Message], why: str) -> list[PublishError | None]:
     return [
         BrokerUnavailableError(
-            f"{named(message)} was not published: {why}",
+            f"{describe_message(message)} was not published: {why}",
             event_id=message.event_id,
             event_name=message.name,
         )
@@ -244,7 +246,7 @@ def publish_error(message: Message, exc: Exception, blocked: str, alone: bool) -
         alone: no other message was; else the exception may be about another one.
     """
     ids = {"event_id": message.event_id, "event_name": message.name}
-    what = named(message)
+    what = describe_message(message)
     if isinstance(exc, TimeoutError):
         why = f" (RabbitMQ blocks publishers: {blocked})" if blocked else ""
         return PublishTimeoutError(

@@ -40,7 +40,7 @@ _unpack_long: Final = struct.Struct(">I").unpack_from
 _SHORT_TEXTS: Final = ((0x0400, "correlation_id"), (0x0200, "reply_to"), (0x0080, "message_id"))
 
 
-class Frames:
+class HeaderReader:
     """Reads the frames of one channel before py-amqp does.
 
     Args:

@@ -68,7 +68,7 @@ def read_project(settings: Settings, declared: Registry) -> Project:
             settings=settings, registry=declared, problems=(Problem(code, message, hint),)
         )
 
-    if not settings.celery_app and connection.is_fallback(connection.current_celery_app()):
+    if not settings.celery_app and connection.is_default_app(connection.current_celery_app()):
         return failed(
             "E015",
             "The project has no Celery app, so events have no broker and no worker.",
@@ -109,7 +109,7 @@ def _servers(app: Celery) -> Iterator[Server]:
     """
     options = app.conf
     for option in (options.broker_read_url, options.broker_write_url):
-        for url in connection.urls(option):
+        for url in connection.broker_urls(option):
             scheme, separator, _ = str(url).partition("://")
             # As in kombu: the option wins, and a scheme may be written in capitals.
             given = options.get("broker_transport") or (scheme.lower() if separator else "amqp")

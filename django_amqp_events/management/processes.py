@@ -21,7 +21,7 @@ from celery.bin.celery import celery as celery_command
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from django_amqp_events.broker.connection import unconnected
+from django_amqp_events.broker.connection import build_connection
 from django_amqp_events.exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def prepare(app: Celery) -> None:
     Raises:
         ConfigurationError: the broker URL is not RabbitMQ's.
     """
-    unconnected(app)
+    build_connection(app)
     app.conf.broker_channel_error_retry = True
     app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
     if app.conf.broker_connection_max_retries == DEFAULT_CONNECTION_RETRIES:

@@ -24,14 +24,14 @@ from ..exceptions import AmqpEventsError, Malformed, PublishError
 from ..message import archive_reader, decoding
 from ..message.archive_reader import Archived, Outcome
 from ..message.messages import Message, Payload, Received
-from ..publish.publisher import Pending
+from ..publish.publisher import PendingPublish
 from ..worker.dispatch import (
     HOLDABLE,
     Dispatcher,
     Reading,
     celery_headers,
 )
-from ..worker.outgoing import Copies, announce
+from ..worker.outgoing import OutgoingMessages, announce
 from ..worker.task import register, utc_now
 from ..worker.tracing import trace_here
 from ..worker.verdict import Verdict
@@ -78,7 +78,7 @@ class _World:
     registry: Registry
     topology: Topology
     dispatcher: Dispatcher
-    copies: Copies
+    copies: OutgoingMessages
 
     @classmethod
     def of(cls, settings: Settings, registry: Registry, worker: str) -> _World:
@@ -89,7 +89,7 @@ class _World:
             registry,
             topology,
             Dispatcher(settings, registry, names),
-            Copies(settings=settings, names=names, delays=topology.delays, worker=worker),
+            OutgoingMessages(settings=settings, names=names, delays=topology.delays, worker=worker),
         )
 
 
@@ -115,7 +115,7 @@ class MemoryBackend:
         self._lock = threading.RLock()
         self._world: _World | None = None
         self._held: list[tuple[datetime, Stored]] = []
-        self._pending: list[Pending] = []
+        self._pending: list[PendingPublish] = []
 
     def now(self) -> datetime:
         """Return the time of the clock."""
@@ -130,7 +130,7 @@ class MemoryBackend:
         self._current()
         return [self.broker.publish(message, mandatory=mandatory) for message in messages]
 
-    def watch(self, pending: Pending) -> None:
+    def watch(self, pending: PendingPublish) -> None:
         """Remember what waits for a commit that a TestCase never makes; see :meth:`run`."""
         if pending.connection is not None:
             with self._lock:
@@ -338,7 +338,7 @@ def _payload(world: _World, received: Received) -> dict[str, Any] | None:
         return None
 
 
-def _only_test_case_holds(pending: Pending) -> bool:
+def _only_test_case_holds(pending: PendingPublish) -> bool:
     """Say whether all transactions that *pending* waits for are those of Django's TestCase."""
     connection = pending.connection
     # Django marks TestCase's transactions to tell them from the test's own (durable=True).

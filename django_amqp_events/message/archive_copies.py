@@ -16,7 +16,7 @@ from .headers import (
     MAX_HEADERS,
     basic_properties,
     identity_headers,
-    of_the_broker,
+    is_broker_header,
     table_size,
 )
 from .messages import (
@@ -28,8 +28,8 @@ from .messages import (
 )
 from .text import (
     as_text,
-    bounded,
     compact_json,
+    cut_middle,
     routing_key_text,
     utc_text,
 )
@@ -94,14 +94,14 @@ def archive_copy(
     if failure is not None:
         archive["exception"] = {
             "type": failure.exception[:500],
-            "message": bounded(failure.message, 4_000),
+            "message": cut_middle(failure.message, 4_000),
         }
         archive["frames"] = [dict(frame) for frame in failure.frames]
-        archive["traceback"] = bounded(failure.traceback, MAX_TRACEBACK)
+        archive["traceback"] = cut_middle(failure.traceback, MAX_TRACEBACK)
     kept = {
         key: value
         for key, value in received.headers.items()
-        if isinstance(key, str) and not of_the_broker(key)
+        if isinstance(key, str) and not is_broker_header(key)
     }
     kept.pop(EVENT_ARCHIVE, None)
     kept.pop(EVENT_OUTCOME, None)
@@ -183,7 +183,7 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
     for limit in (MAX_TRACEBACK // 4, MAX_TRACEBACK // 16, 0):
         if room() >= 0:
             break
-        archive["traceback"] = bounded(archive["traceback"], limit)
+        archive["traceback"] = cut_middle(archive["traceback"], limit)
         cut("traceback")
     for what, empty in (("history", []), ("frames", []), ("deaths", []), ("properties", {})):
         if room() >= 0:
@@ -208,9 +208,9 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
     drop([key for key in kept if key not in IDENTITY_HEADERS])
     if room() < 0:
         # Only text that JSON writes with 12 bytes a character comes here.
-        archive["detail"] = bounded(archive["detail"], 500)
+        archive["detail"] = cut_middle(archive["detail"], 500)
         if archive["exception"]:
-            archive["exception"]["message"] = bounded(archive["exception"]["message"], 500)
+            archive["exception"]["message"] = cut_middle(archive["exception"]["message"], 500)
         cut("words")
     # Who it is goes last: among thousands of small headers the id may be the largest.
     drop(list(kept))

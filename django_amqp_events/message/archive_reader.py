@@ -20,7 +20,7 @@ from .headers import (
     EVENT_HANDLER,
     EVENT_OUTCOME,
     EVENT_UNREADABLE,
-    of_the_broker,
+    is_broker_header,
 )
 from .messages import Received
 from .text import parse_moment, too_deep
@@ -165,7 +165,7 @@ def read(received: Received) -> Archived | Outcome:
             document=outcome,
         )
     document = _document(received, EVENT_ARCHIVE)
-    headers = {key: value for key, value in received.headers.items() if not of_the_broker(key)}
+    headers = {key: value for key, value in received.headers.items() if not is_broker_header(key)}
     content_type = _text(received.properties.get("content_type")) or ""
     content_encoding = _text(received.properties.get("content_encoding")) or ""
     if not document:

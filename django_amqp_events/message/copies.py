@@ -16,7 +16,7 @@ from .headers import (
     EVENT_REPLAY_ID,
     basic_properties,
     identity_headers,
-    with_foreign_headers,
+    with_publisher_headers,
 )
 from .messages import (
     Failure,
@@ -36,7 +36,7 @@ MAX_HISTORY_BYTES: Final = 8_000
 # -- copies -------------------------------------------------------------------------------
 
 
-def remember(
+def add_to_history(
     progress: Progress, failure: Failure, *, at: datetime, worker: str
 ) -> tuple[Mapping[str, Any], ...]:
     """Return the history with this attempt's failure added, bounded in entries and bytes.
@@ -87,7 +87,7 @@ def retry_copy(
         exchange=exchange,
         routing_key=routing_key,
         body=received.body,
-        headers=with_foreign_headers(headers, received.headers),
+        headers=with_publisher_headers(headers, received.headers),
         properties=basic_properties(
             task_id(event.service, event.id, handler, replay_id),
             content_type=received.properties.get("content_type"),
@@ -117,7 +117,7 @@ def replay_copy(
         exchange=exchange,
         routing_key=routing_key,
         body=received.body,
-        headers=with_foreign_headers(
+        headers=with_publisher_headers(
             {
                 **identity_headers(event),
                 EVENT_HANDLER: handler,

@@ -26,7 +26,7 @@ from .headers import (
     EVENT_REPLAY_ID,
     EVENT_SERVICE,
     IDENTITY_HEADERS,
-    foreign_headers,
+    publisher_headers,
 )
 from .messages import Payload, Progress, Received
 from .text import (
@@ -144,7 +144,7 @@ def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progr
         replay_forced=bool(progress.replay_id and headers.get(EVENT_REPLAY_FORCED) is True),
         correlation_id=_identity(headers, EVENT_CORRELATION_ID) or event_id,
         causation_id=_identity(headers, EVENT_CAUSATION_ID) or None,
-        headers=dict(foreign_headers(headers)),
+        headers=dict(publisher_headers(headers)),
     )
     return event, progress
 

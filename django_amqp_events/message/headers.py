@@ -129,7 +129,7 @@ _CELERY_HEADERS = frozenset(
 MAX_HEADERS: Final = 60_000
 
 
-def of_the_broker(key: object) -> bool:
+def is_broker_header(key: object) -> bool:
     """Say whether a header is the broker's, which may be another one at the next delivery."""
     return isinstance(key, str) and _BROKER_HEADER.match(key) is not None
 
@@ -174,7 +174,7 @@ def check_headers(name: str, headers: Mapping[str, Any]) -> None:
         )
 
 
-def foreign_headers(headers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def publisher_headers(headers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     """Yield the publisher's own headers: tracing and the like."""
     for key, value in headers.items():
         if (
@@ -220,12 +220,12 @@ def basic_properties(
     return properties
 
 
-def with_foreign_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+def with_publisher_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Add the publisher's headers to ours, small ones first, as far as they fit."""
     room = MAX_HEADERS - table_size(ours)
     kept: dict[str, Any] = {}
     for key, value in sorted(
-        foreign_headers(theirs), key=lambda item: table_size({item[0]: item[1]})
+        publisher_headers(theirs), key=lambda item: table_size({item[0]: item[1]})
     ):
         size = table_size({key: value})
         if size > room:
@@ -248,7 +248,7 @@ def table_size(value: object) -> int:
     return 16
 
 
-def without_foreign_headers(message: Message) -> Message:
+def without_publisher_headers(message: Message) -> Message:
     """Return the message with our headers and Celery's identity only.
 
     Of those only what a table holds without doubt; an archive message says what is gone.

@@ -163,7 +163,7 @@ class Payload:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def redirected(message: Message, *, exchange: str, routing_key: str) -> Message:
+def redirect(message: Message, *, exchange: str, routing_key: str) -> Message:
     """Return the same message for another exchange or key."""
     return replace(message, exchange=exchange, routing_key=routing_key)
 

@@ -57,7 +57,7 @@ def has_surrogates(text: str) -> bool:
     return any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def bounded(text: str, limit: int) -> str:
+def cut_middle(text: str, limit: int) -> str:
     """Cut the middle out of *text*: a traceback's ends say most."""
     if len(text) <= limit:
         return text
@@ -73,7 +73,7 @@ def routing_key_text(text: str) -> str:
     return text if len(raw) <= 255 else raw[:255].decode("utf-8", "ignore")
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """Write a publisher's words for a log: no line of its own, nothing that a terminal obeys."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 

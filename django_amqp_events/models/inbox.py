@@ -16,7 +16,8 @@ class InboxEntry(models.Model):
 
     Attributes:
         id: made of service, handler, source, event id and name
-            (:func:`django_amqp_events.worker.once.key`); that there is one of each is what the
+            (:func:`django_amqp_events.worker.once.inbox_key`); that there is one of each is what
+            the
             inbox
             rests on.
         source, event_id, name: of the event, for people.

@@ -166,13 +166,13 @@ class SnapshotTaker:
         if self.settings.backend != "amqp":
             return []
         found = []
-        for each in outbox.look(self.settings):
+        for each in outbox.read_status(self.settings):
             told: dict[str, Any] = {
                 "database": each.alias,
                 "severity": each.severity,
                 "meaning": visible(each.meaning, 500),
             }
-            if isinstance(each, outbox.Waiting):
+            if isinstance(each, outbox.OutboxStatus):
                 lag = (now - each.oldest).total_seconds() if each.oldest else 0.0
                 told |= {"total": each.total, "oldest": each.oldest, "lag": max(0.0, lag)}
             found.append(told)

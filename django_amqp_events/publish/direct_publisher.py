@@ -35,7 +35,7 @@ from ..exceptions import (
 from ..signals import event_postponed
 from . import outbox
 from .outbox import Answer, Row
-from .relay import Line, report
+from .relay import OutboxChannel, report_answers
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ LAST_CALL: Final = 2.0
 
 
 @dataclass(slots=True, eq=False)
-class Parcel:
+class CommittedRows:
     """Rows of one commit, on their way.
 
     Attributes:
@@ -79,7 +79,7 @@ class Parcel:
         return time.monotonic() > self.began + outbox.BEGIN_WITHIN
 
 
-class Courier:
+class DirectPublisher:
     """Publishes the rows of this process; at most one thread, started when first needed."""
 
     def __init__(self, app: Celery, settings: Settings) -> None:
@@ -91,12 +91,12 @@ class Courier:
         self._pid = os.getpid()
         # Reentrant: a signal handler may publish while its thread is in here.
         self._changed = threading.Condition()
-        self._parcels: deque[Parcel] = deque()
-        self._hand: list[Parcel] = []
+        self._parcels: deque[CommittedRows] = deque()
+        self._hand: list[CommittedRows] = []
         self._rows = self._bytes = 0
         self._unsettled: list[tuple[str, list[Answer], float]] = []
         self._thread: threading.Thread | None = None
-        self._line: Line | None = None
+        self._line: OutboxChannel | None = None
         self._closing = False
         self._failures = 0
         self._renewed = 0.0
@@ -110,7 +110,7 @@ class Courier:
         """Publish rows that are committed. Raises nothing; what cannot be done is the relay's."""
         if self._pid != os.getpid():
             self.forget_after_fork()
-        parcel = Parcel(rows, alias, began, waited_for=self.prompt)
+        parcel = CommittedRows(rows, alias, began, waited_for=self.prompt)
         why = self._hand_over(parcel)
         if why:
             self._leave(parcel, why)
@@ -127,7 +127,7 @@ class Courier:
             if mine:
                 self._settle(parcel.alias, parcel.answers)
 
-    def _hand_over(self, parcel: Parcel) -> str:
+    def _hand_over(self, parcel: CommittedRows) -> str:
         """Return why it is not possible, ``""`` where it is."""
         if parcel.late:
             return "its transaction took too long"
@@ -167,7 +167,7 @@ class Courier:
             if isinstance(exc, SoftTimeLimitExceeded):
                 # It is not about us: whoever has committed has run for too long.
                 raise
-        report(answers, self.settings)
+        report_answers(answers, self.settings)
 
     # -- in its own thread ----------------------------------------------------------------------
 
@@ -201,8 +201,8 @@ class Courier:
             self._line.leave()
         connections.close_all()
 
-    def _take(self) -> list[Parcel]:
-        taken: list[Parcel] = []
+    def _take(self) -> list[CommittedRows]:
+        taken: list[CommittedRows] = []
         count = 0
         while self._parcels and (not taken or count + len(self._parcels[0].rows) <= BATCH):
             parcel = self._parcels.popleft()
@@ -225,14 +225,14 @@ class Courier:
         hand, self._hand = self._hand, []
         self._judge(errors)
         mine: dict[str, list[Answer]] = {}
-        waiting: list[Parcel] = []
+        waiting: list[CommittedRows] = []
         for parcel in hand:
             found = [next(answers) for _ in parcel.rows]
             tried = [answer for answer in found if not answer.untried]
             if not self._told(parcel, tried):
                 mine.setdefault(parcel.alias, []).extend(tried)
             if untried := [answer.row for answer in found if answer.untried]:
-                waiting.append(Parcel(untried, parcel.alias, parcel.began, waited_for=False))
+                waiting.append(CommittedRows(untried, parcel.alias, parcel.began, waited_for=False))
         for alias, tried in mine.items():
             if tried:
                 self._settle(alias, tried)
@@ -253,7 +253,7 @@ class Courier:
         if self._line is None or not self._line.healthy():
             # Connecting may take half of the lease.
             self._renew()
-            self._line = Line(
+            self._line = OutboxChannel(
                 self.app,
                 timeout=self.settings.confirm_timeout,
                 tick=self._tick,
@@ -265,7 +265,7 @@ class Courier:
             timeout=self.settings.confirm_timeout,
         )
 
-    def _told(self, parcel: Parcel, answers: list[Answer]) -> bool:
+    def _told(self, parcel: CommittedRows, answers: list[Answer]) -> bool:
         """Hand answers to whoever still waits for them; return whether somebody did."""
         with self._changed:
             if parcel.waited_for:
@@ -275,7 +275,7 @@ class Courier:
 
     def _judge(self, errors: Sequence[PublishError | None]) -> None:
         """Open and close the circuit: whether whoever commits next should wait."""
-        away = next((error for error in errors if isinstance(error, _AWAY)), None)
+        away = next((error for error in errors if isinstance(error, _UNREACHABLE)), None)
         if away is None:
             self.prompt = True
             self._failures = 0
@@ -328,7 +328,7 @@ class Courier:
                         "%d rows of the outbox cannot be settled: %s", len(answers), exc
                     )
 
-    def _leave(self, parcel: Parcel, why: str) -> None:
+    def _leave(self, parcel: CommittedRows, why: str) -> None:
         """Leave rows to the relay."""
         parcel.over.set()
         logger.info("%d events are left to the relay: %s", len(parcel.rows), why)
@@ -358,33 +358,33 @@ class Courier:
         self._reset()
 
 
-_AWAY: Final = (BrokerUnavailableError, PublishTimeoutError, PublishInterruptedError)
+_UNREACHABLE: Final = (BrokerUnavailableError, PublishTimeoutError, PublishInterruptedError)
 
-_couriers: dict[int, Courier] = {}
-_couriers_lock = threading.RLock()
+_publishers: dict[int, DirectPublisher] = {}
+_publishers_lock = threading.RLock()
 
 
-def courier(settings: Settings) -> Courier:
+def get_direct_publisher(settings: Settings) -> DirectPublisher:
     """Return this process's courier for the project's Celery app."""
     app = celery_app(settings)
     key = id(app)
-    found = _couriers.get(key)
+    found = _publishers.get(key)
     if found is None or found.app is not app or found.settings is not settings:
-        with _couriers_lock:
-            found = _couriers.get(key)
+        with _publishers_lock:
+            found = _publishers.get(key)
             if found is None or found.app is not app or found.settings is not settings:
                 if found is not None:
                     found.close(0)
-                found = _couriers[key] = Courier(app, settings)
+                found = _publishers[key] = DirectPublisher(app, settings)
     return found
 
 
-def close_couriers(wait: float = LAST_CALL) -> None:
+def close_direct_publishers(wait: float = LAST_CALL) -> None:
     """End the couriers of this process; what they had not published is the relay's."""
     deadline = time.monotonic() + wait
-    with _couriers_lock:
-        ending = list(_couriers.values())
-        _couriers.clear()
+    with _publishers_lock:
+        ending = list(_publishers.values())
+        _publishers.clear()
     for each in ending:
         each.close(0)
     for each in ending:
@@ -392,11 +392,11 @@ def close_couriers(wait: float = LAST_CALL) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _couriers_lock  # noqa: PLW0603 - the parent's may be held by a thread that is not here
-    _couriers_lock = threading.RLock()
-    for each in _couriers.values():
+    global _publishers_lock  # noqa: PLW0603 - the parent's may be held by a thread that is not here
+    _publishers_lock = threading.RLock()
+    for each in _publishers.values():
         each.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-atexit.register(close_couriers)
+atexit.register(close_direct_publishers)

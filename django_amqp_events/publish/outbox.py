@@ -434,13 +434,13 @@ def _message(event_id: str, name: str, exchange: str, envelope: str, body: Any) 
 def renew(alias: str, held: Sequence[Row]) -> None:
     """Hold rows for another :data:`LEASE`, those that nobody else has taken."""
     for part in _parts(held):
-        _mine(alias, part).update(due_at=Now() + timedelta(seconds=LEASE))
+        _still_leased(alias, part).update(due_at=Now() + timedelta(seconds=LEASE))
 
 
 def release(alias: str, held: Sequence[Row]) -> None:
     """Give back rows that no publish was begun for; they are due at once."""
     for part in _parts(held):
-        _mine(alias, part).update(due_at=Now(), claim=None)
+        _still_leased(alias, part).update(due_at=Now(), claim=None)
 
 
 def confirmed(alias: str, done: Sequence[Row], *, wait: bool = True) -> None:
@@ -490,14 +490,14 @@ def failed(alias: str, answers: Sequence[Answer]) -> None:
         for answer in answers:
             error, row = answer.error, answer.row
             assert error is not None  # noqa: S101 - for whoever reads types
-            _postpone(_mine(alias, [row]), error, row.attempts)
+            _postpone(_still_leased(alias, [row]), error, row.attempts)
 
 
 def _postpone(found: QuerySet[OutboxEvent], error: PublishError, attempts: int) -> None:
     """Let a row that had failed so often before wait with its error until it is due again."""
     found.update(
         attempts=F("attempts") + 1,
-        error=_clean(error),
+        error=_storable(error),
         due_at=Now() + timedelta(seconds=delay(error, attempts)),
         claim=None,
     )
@@ -531,7 +531,7 @@ def settle(alias: str, answers: Sequence[Answer], settings: Settings, *, wait: b
         failed(alias, rest)
 
 
-def _mine(alias: str, held: Sequence[Row]) -> QuerySet[OutboxEvent]:
+def _still_leased(alias: str, held: Sequence[Row]) -> QuerySet[OutboxEvent]:
     """Return those rows that are held as they were when they were taken."""
     claims = {row.claim for row in held}
     found = rows(alias).filter(pk__in=[row.id for row in held], discarded_at__isnull=True)
@@ -545,7 +545,7 @@ def _parts(held: Sequence[Row]) -> Iterable[list[Row]]:
         yield part
 
 
-def _clean(error: PublishError) -> str:
+def _storable(error: PublishError) -> str:
     from ..models import clean
 
     return clean(error)
@@ -571,7 +571,7 @@ def _are(number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class OutboxStatus:
     """What an outbox holds of a service, for status pages.
 
     Attributes:
@@ -637,17 +637,17 @@ class Waiting:
         return "; ".join(said) or ("due, for a relay" if self.total else "empty")
 
 
-def look(settings: Settings) -> list[Waiting | Unseen]:
+def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
     """Look at all outboxes of this service; those that need not be there are left out if absent."""
-    found: list[Waiting | Unseen] = []
+    found: list[OutboxStatus | UnreachableOutbox] = []
     for alias in aliases(settings):
         try:
-            state = waiting(alias, settings.service)
+            state = count_pending(alias, settings.service)
         except Exception as exc:  # noqa: BLE001 - whatever a database or its driver raises
             if alias == settings.database and settings.publish == "outbox":
                 remedy = "; run `manage.py migrate`" if no_table(exc) else ""
                 text = str(exc).strip().partition("\n")[0]
-                found.append(Unseen(alias, f"cannot be seen: {text}{remedy}"))
+                found.append(UnreachableOutbox(alias, f"cannot be seen: {text}{remedy}"))
             continue
         if state.total or state.others or alias == settings.database:
             found.append(state)
@@ -655,7 +655,7 @@ def look(settings: Settings) -> list[Waiting | Unseen]:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class UnreachableOutbox:
     """An outbox that cannot be looked at."""
 
     alias: str
@@ -663,7 +663,7 @@ class Unseen:
     severity: str = "unknown"
 
 
-def waiting(alias: str, service: str) -> Waiting:
+def count_pending(alias: str, service: str) -> OutboxStatus:
     """Count what waits and why.
 
     Raises:
@@ -678,21 +678,21 @@ def waiting(alias: str, service: str) -> Waiting:
         open_.exclude(service=service)
         .order_by("service")
         .values_list("service")
-        .annotate(count=Count("pk"), late=Count("pk", filter=_overdue()))
+        .annotate(count=Count("pk"), late=Count("pk", filter=_count_overdue()))
     ):
         others[name] = count
         if late:
             stray[name] = late
     if not total:
-        return Waiting(alias=alias, others=others, stray=stray)
+        return OutboxStatus(alias=alias, others=others, stray=stray)
     worst = ours.filter(attempts__gt=0).order_by("-attempts", "pk").first()
-    return Waiting(
+    return OutboxStatus(
         alias=alias,
         total=total,
-        held=_held(ours).count(),
-        stuck=_held(ours).filter(created_at__lt=Now() - timedelta(seconds=STUCK)).count(),
+        held=_count_leased(ours).count(),
+        stuck=_count_leased(ours).filter(created_at__lt=Now() - timedelta(seconds=STUCK)).count(),
         failing=ours.filter(attempts__gt=0).count(),
-        overdue=ours.filter(_overdue()).count(),
+        overdue=ours.filter(_count_overdue()).count(),
         attempts=worst.attempts if worst else 0,
         oldest=ours.aggregate(oldest=Min("created_at"))["oldest"],
         error=worst.error if worst else "",
@@ -701,16 +701,16 @@ def waiting(alias: str, service: str) -> Waiting:
     )
 
 
-def _overdue() -> Q:
+def _count_overdue() -> Q:
     return Q(due_at__lt=Now() - timedelta(seconds=OVERDUE))
 
 
-def _held(found: QuerySet[OutboxEvent]) -> QuerySet[OutboxEvent]:
+def _count_leased(found: QuerySet[OutboxEvent]) -> QuerySet[OutboxEvent]:
     held = found.filter(due_at__gt=Now())
     return held.filter(attempts=0) | held.filter(claim__isnull=False)
 
 
-def why(row: OutboxEvent) -> str:
+def describe_row(row: OutboxEvent) -> str:
     """Say in a few words why a row is still there."""
     if row.discarded_at is not None:
         because = f": {row.discard_reason}" if row.discard_reason else ""
@@ -724,10 +724,10 @@ def why(row: OutboxEvent) -> str:
 
 
 #: How a row stands (:func:`standing`).
-Standing = Literal["held", "failed", "due", "overdue", "discarded"]
+RowState = Literal["held", "failed", "due", "overdue", "discarded"]
 
 
-def standing(row: OutboxEvent, now: datetime) -> Standing:
+def row_state(row: OutboxEvent, now: datetime) -> RowState:
     """Say how a row stands.
 
     ``held``: in the hands of its process or a relay; ``failed``: waits for its next try; ``due``,
@@ -743,24 +743,24 @@ def standing(row: OutboxEvent, now: datetime) -> Standing:
     return "failed" if row.attempts and row.claim is None else "held"
 
 
-def standing_in(found: QuerySet[OutboxEvent], wanted: Standing) -> QuerySet[OutboxEvent]:
+def in_state(found: QuerySet[OutboxEvent], wanted: RowState) -> QuerySet[OutboxEvent]:
     """Return those rows that stand so: :func:`standing` in SQL."""
     if wanted == "discarded":
         return found.filter(discarded_at__isnull=False)
     found = found.filter(discarded_at__isnull=True)
     if wanted == "overdue":
-        return found.filter(_overdue())
+        return found.filter(_count_overdue())
     if wanted == "due":
-        return found.filter(~_overdue(), due_at__lte=Now())
+        return found.filter(~_count_overdue(), due_at__lte=Now())
     if wanted == "failed":
         return found.filter(due_at__gt=Now(), attempts__gt=0, claim__isnull=True)
-    return _held(found)
+    return _count_leased(found)
 
 
 # -- deciding --------------------------------------------------------------------------------
 
 
-def try_now(ids: Collection[UUID], *, alias: str) -> int:
+def publish_now(ids: Collection[UUID], *, alias: str) -> int:
     """Let a relay try rows again at once that wait because they failed; those in hand stay there.
 
     Returns:
@@ -817,7 +817,7 @@ def discarded(alias: str, service: str, age: timedelta) -> QuerySet[OutboxEvent]
     return rows(alias).filter(service=service, discarded_at__lt=Now() - age)
 
 
-def forget(*, alias: str, service: str, age: timedelta, limit: int = 500) -> int:
+def delete_discarded(*, alias: str, service: str, age: timedelta, limit: int = 500) -> int:
     """Delete rows that were discarded longer ago than *age*, those first.
 
     Returns:

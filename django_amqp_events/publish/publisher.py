@@ -40,7 +40,7 @@ from ..message.headers import check_headers
 from ..message.messages import Message
 from ..signals import event_published, event_unrouted
 from . import outbox
-from .direct_publisher import Courier, courier
+from .direct_publisher import DirectPublisher, get_direct_publisher
 from .outbox import Row
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ def publish_many(
     Raises:
         as :func:`publish_event`.
     """
-    check_several(name, payloads)
+    require_payload_list(name, payloads)
     settings = get_settings()
     target, watch = _target(settings)
     published_at = target.now()
@@ -164,28 +164,30 @@ def publish_many(
     mode = options.mode or settings.publish
     if not messages:
         return []
-    if mode == "outbox" and not _diversions and settings.backend == "amqp":
+    if mode == "outbox" and not _diverted_backends and settings.backend == "amqp":
         _to_outbox(settings, messages, options)
     elif mode != "immediate":
         connection = transaction.get_connection(options.using or settings.database)
-        before = None if _diversions else _waiting_before(connection)
-        if isinstance(before, Pending) and before.backend is target and before.mode == mode:
+        before = None if _diverted_backends else _pending_in_transaction(connection)
+        if isinstance(before, PendingPublish) and before.backend is target and before.mode == mode:
             before.messages += messages
         else:
-            pending = Pending(messages=messages, backend=target, mode=mode, connection=connection)
+            pending = PendingPublish(
+                messages=messages, backend=target, mode=mode, connection=connection
+            )
             watch(pending)
-            if _unused(connection):
+            if _connection_unused(connection):
                 pending()
             else:
                 connection.on_commit(pending)
     else:
-        pending = Pending(messages=messages, backend=target, mode=mode)
+        pending = PendingPublish(messages=messages, backend=target, mode=mode)
         watch(pending)
         pending()
     return [message.event_id for message in messages]
 
 
-def check_several(name: str, payloads: object) -> None:
+def require_payload_list(name: str, payloads: object) -> None:
     """Refuse what is one payload, or none, in the place of many.
 
     Raises:
@@ -199,7 +201,7 @@ def check_several(name: str, payloads: object) -> None:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Pending:
+class PendingPublish:
     """Messages that are built and validated; calling it publishes them, once.
 
     Also the callback that waits for a commit, which is how tests recognise it.
@@ -259,7 +261,7 @@ class Pending:
             raise first
 
 
-def _unused(connection: BaseDatabaseWrapper) -> bool:
+def _connection_unused(connection: BaseDatabaseWrapper) -> bool:
     """Say whether no transaction can be open, because this thread has not used the database.
 
     ``on_commit`` would connect to it only to find that out: a connection per thread that publishes.
@@ -271,7 +273,7 @@ def _unused(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
-def _waiting_before(connection: BaseDatabaseWrapper) -> Pending | Delivery | None:
+def _pending_in_transaction(connection: BaseDatabaseWrapper) -> PendingPublish | AfterCommit | None:
     """Return what was published last in this transaction and shares its fate, if anything.
 
     Django drops the callbacks after one that raises: events of their own callbacks would be lost
@@ -280,7 +282,7 @@ def _waiting_before(connection: BaseDatabaseWrapper) -> Pending | Delivery | Non
     if not connection.in_atomic_block or not connection.run_on_commit:
         return None
     savepoints, last = connection.run_on_commit[-1][:2]
-    if not isinstance(last, (Pending, Delivery)) or last.called:
+    if not isinstance(last, (PendingPublish, AfterCommit)) or last.called:
         return None
     # A savepoint that was released is rolled back with what it lies in, and no more by itself.
     active = set(connection.savepoint_ids)
@@ -298,7 +300,7 @@ KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Delivery:
+class AfterCommit:
     """Rows of one transaction; calling it after the commit hands them to the courier, once.
 
     Attributes:
@@ -309,7 +311,7 @@ class Delivery:
     rows: list[Row]
     alias: str
     began: float
-    courier: Courier
+    courier: DirectPublisher
     size: int = 0
     called: bool = False
 
@@ -329,11 +331,11 @@ class Delivery:
 
 def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options) -> None:
     """Write messages into the outbox, and see that they are published after the commit."""
-    ours = courier(settings)
+    ours = get_direct_publisher(settings)
     alias = outbox.alias_for(settings, options.using)
     connection = connections[alias]
-    before = _waiting_before(connection)
-    if not isinstance(before, Delivery) or before.courier is not ours:
+    before = _pending_in_transaction(connection)
+    if not isinstance(before, AfterCommit) or before.courier is not ours:
         before = None
     kept = len(before.rows) if before else 0
     # With transactions by hand (autocommit is off) nobody says when it has committed.
@@ -348,7 +350,7 @@ def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options
         before.rows += rows
         before.size = size
         return
-    delivery = Delivery(rows=rows, alias=alias, began=began, courier=ours, size=size)
+    delivery = AfterCommit(rows=rows, alias=alias, began=began, courier=ours, size=size)
     if connection.in_atomic_block:
         connection.on_commit(delivery)
     else:
@@ -361,11 +363,11 @@ def _announce(signal: Signal, settings: Settings, message: Message) -> None:
 
 
 #: Names that were found to be good.
-_good_names: set[str] = set()
+_valid_names: set[str] = set()
 
 
 def _check_name(name: str) -> None:
-    if isinstance(name, str) and name in _good_names:
+    if isinstance(name, str) and name in _valid_names:
         return
     wrong = pattern_problem(name)
     if wrong or is_pattern(name):
@@ -373,9 +375,9 @@ def _check_name(name: str) -> None:
             f"{name!r:.80} is no event name: {wrong or 'it has * or # in it'}; use words with "
             f"dots between them, such as shop.order.created"
         )
-    if len(_good_names) >= REMEMBERED:
-        _good_names.clear()
-    _good_names.add(name)
+    if len(_valid_names) >= REMEMBERED:
+        _valid_names.clear()
+    _valid_names.add(name)
 
 
 def _message(
@@ -453,10 +455,10 @@ BACKENDS: Final[Mapping[str, str]] = {
 _instances: dict[str, Backend] = {}
 
 
-Watch = Callable[[Pending], object]
+Watch = Callable[[PendingPublish], object]
 
 
-_diversions: list[tuple[Backend, Watch]] = []
+_diverted_backends: list[tuple[Backend, Watch]] = []
 
 
 def backend(settings: Settings) -> Backend:
@@ -468,15 +470,15 @@ def backend(settings: Settings) -> Backend:
 
 
 def _target(settings: Settings) -> tuple[Backend, Watch]:
-    return _diversions[-1] if _diversions else (backend(settings), _unwatched)
+    return _diverted_backends[-1] if _diverted_backends else (backend(settings), _ignore)
 
 
-def _unwatched(pending: Pending) -> None:
+def _ignore(pending: PendingPublish) -> None:
     """Nobody looks."""
 
 
 @contextmanager
-def diverted(to: Backend, watch: Watch = _unwatched) -> Iterator[None]:
+def divert(to: Backend, watch: Watch = _ignore) -> Iterator[None]:
     """Publish to another backend for the time of a block, in all threads (tests).
 
     What is published in the block goes there, even where its commit comes later.
@@ -485,8 +487,8 @@ def diverted(to: Backend, watch: Watch = _unwatched) -> Iterator[None]:
         watch: called with each :class:`Pending` before it is published or waits for a commit.
     """
     diversion = (to, watch)
-    _diversions.append(diversion)
+    _diverted_backends.append(diversion)
     try:
         yield
     finally:
-        _diversions.remove(diversion)
+        _diverted_backends.remove(diversion)

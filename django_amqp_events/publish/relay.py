@@ -51,7 +51,7 @@ ALONE: Final = 100
 LAST_CALL: Final = 2.0
 
 
-class Line(ConfirmChannel):
+class OutboxChannel(ConfirmChannel):
     """A channel for rows of an outbox: it keeps their leases while it waits for confirms.
 
     While RabbitMQ blocks publishers (memory or disk alarm) it waits as long as the connection
@@ -118,7 +118,7 @@ class Line(ConfirmChannel):
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
+class RelayCounts:
     """What became of rows that a relay took.
 
     Attributes:
@@ -135,14 +135,14 @@ class Counts:
     def rows(self) -> int:
         return self.published + self.failed
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: RelayCounts) -> None:
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
 
-def report(answers: Sequence[Answer], settings: Settings) -> Counts:
+def report_answers(answers: Sequence[Answer], settings: Settings) -> RelayCounts:
     """Send the signals of answers and log them, a line of each kind."""
-    counts = Counts()
+    counts = RelayCounts()
     unrouted: list[PublishError] = []
     failures: list[PublishError] = []
     for answer in answers:
@@ -192,16 +192,16 @@ class Relay:
     size: int = BATCH
     needed: bool = True
     tell: Callable[[str], object] = logger.info
-    relayed: Callable[[Counts], object] = bool
+    relayed: Callable[[RelayCounts], object] = bool
     stop: Callable[[], bool] = bool
-    total: Counts = field(default_factory=Counts)
-    _line: Line | None = None
+    total: RelayCounts = field(default_factory=RelayCounts)
+    _line: OutboxChannel | None = None
     _hand: list[Row] = field(default_factory=list)
     _renewed: float = 0.0
     _answers: list[Answer] = field(default_factory=list)
     _failures: int = 0
 
-    def run(self, *, until_empty: bool = False) -> Counts:
+    def run(self, *, until_empty: bool = False) -> RelayCounts:
         """Relay; returns what was done, after :attr:`stop` says so.
 
         Args:
@@ -266,7 +266,7 @@ class Relay:
         self._send(self._line, rows)
         self._note()
 
-    def _send(self, line: Line, rows: Sequence[Row]) -> None:
+    def _send(self, line: OutboxChannel, rows: Sequence[Row]) -> None:
         errors = line.publish(
             [row.message for row in rows],
             mandatory=self.settings.unrouted != "ignore",
@@ -302,7 +302,7 @@ class Relay:
             return
         outbox.settle(self.alias, self._answers, self.settings)
         answers, self._answers, self._hand = self._answers, [], []
-        counts = report(answers, self.settings)
+        counts = report_answers(answers, self.settings)
         self.total.add(counts)
         if counts.rows:
             self.relayed(counts)
@@ -310,14 +310,14 @@ class Relay:
             if isinstance(answer.error, BrokerUnavailableError):
                 raise answer.error
 
-    def _connected(self) -> Line:
+    def _connected(self) -> OutboxChannel:
         line = self._line
         if line is None or not line.healthy():
             if line is not None:
                 line.close()
             # Connecting may take half of the lease.
             self._renew()
-            line = self._line = Line(
+            line = self._line = OutboxChannel(
                 self.app, timeout=self.settings.confirm_timeout, tick=self._tick, stop=self.stop
             )
         line.connect()
@@ -362,4 +362,4 @@ class Relay:
             time.sleep(min(0.1, left))
 
 
-__all__ = ["BATCH", "Counts", "Line", "Relay", "report"]
+__all__ = ["BATCH", "OutboxChannel", "Relay", "RelayCounts", "report_answers"]

@@ -19,9 +19,9 @@ from celery.utils.functional import noop
 from celery.worker import state
 from kombu.message import Message as KombuMessage
 
-from ..broker.connection import abandon
-from ..broker.delivery_headers import Frames
-from ..broker.fast.frame_reader import Inbound
+from ..broker.connection import close_socket
+from ..broker.delivery_headers import HeaderReader
+from ..broker.fast.frame_reader import FrameReader
 from ..broker.provisioning import startup
 from ..broker.topology import Names, Topology, build
 from ..conf import Settings, get_settings
@@ -33,7 +33,7 @@ from . import fast_paths
 from .cold_shutdown import ColdShutdown
 from .delivery import Delivery
 from .dispatch import HOLDABLE, Dispatcher, celery_headers
-from .outgoing import Copies
+from .outgoing import OutgoingMessages
 from .request import Chunking, EventMessage
 from .settlement import Settler
 from .verdict import REQUEUE, Verdict
@@ -79,9 +79,9 @@ class EventStep(bootsteps.StartStopStep):
     queues: set[str]
     dispatcher: Dispatcher
     settler: Settler
-    frames: Frames
+    frames: HeaderReader
     chunks: Chunking | None = None
-    inbound: Inbound | None = None
+    inbound: FrameReader | None = None
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self.c = c
@@ -152,7 +152,7 @@ class EventStep(bootsteps.StartStopStep):
         self.settler = self.settler_class(
             app=c.app,
             settings=self.settings,
-            copies=Copies(
+            copies=OutgoingMessages(
                 settings=self.settings,
                 names=self.names,
                 delays=topology.delays,
@@ -217,7 +217,7 @@ class EventStep(bootsteps.StartStopStep):
         """
         dispatcher = c.event_dispatcher
         if dispatcher is not None and dispatcher.connection is not None:
-            abandon(dispatcher.connection)
+            close_socket(dispatcher.connection)
 
     def _close_inbound(self) -> None:
         if self.inbound is not None:
@@ -248,9 +248,9 @@ class EventStep(bootsteps.StartStopStep):
         # Keep the body byte for byte.
         self.channel.auto_decode = False
         fast_paths = self.settings.fast_paths
-        self.frames = Frames(self.channel, quick="frames" in fast_paths)
-        if "reads" in fast_paths and Inbound.possible(self.channel):
-            self.inbound = Inbound(
+        self.frames = HeaderReader(self.channel, quick="frames" in fast_paths)
+        if "reads" in fast_paths and FrameReader.possible(self.channel):
+            self.inbound = FrameReader(
                 self.channel,
                 self.frames,
                 hub=self.c.hub,

@@ -17,7 +17,7 @@ from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 from celery.worker.state import maybe_shutdown
 
-from ..broker.connection import refusal, urls
+from ..broker.connection import broker_urls, login_refusal
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Login(bootsteps.StartStopStep):
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self._pause, self._last = PAUSE[0], -math.inf
         # With several brokers each attempt begins with the first; another may accept the worker.
-        self._was_accepted = len(urls(c.app.conf.broker_read_url)) > 1
+        self._was_accepted = len(broker_urls(c.app.conf.broker_read_url)) > 1
         self._before, self._after = (
             c.on_connection_error_before_connected,
             c.on_connection_error_after_connected,
@@ -51,7 +51,7 @@ class Login(bootsteps.StartStopStep):
 
     def _not_connected(self, exc: Exception) -> None:
         self._before(exc)
-        refused = refusal(exc)
+        refused = login_refusal(exc)
         if refused is None:
             return
         if not self._was_accepted:

@@ -18,7 +18,7 @@ from ..declare.registry import Handler, Registry
 from ..exceptions import Malformed
 from ..message import decoding, headers, messages
 from ..message.messages import Payload, Progress, Received
-from ..message.text import shown
+from ..message.text import printable
 from .verdict import Verdict
 
 #: A retry that is due within this many seconds is held in the worker instead of being published
@@ -58,7 +58,7 @@ class Reading:
         if self.event is None:
             return f"a message from {self.received.queue!r}"
         handler = self.handler.name if self.handler else "no handler"
-        return f"event {self.event.name!r} ({shown(self.event.id)}) for {handler}"
+        return f"event {self.event.name!r} ({printable(self.event.id)}) for {handler}"
 
     def remaining(self, now: datetime) -> float:
         """Return the seconds until it is due, 0 or less if it is."""

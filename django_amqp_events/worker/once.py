@@ -46,7 +46,7 @@ class _Known(Exception):
     """The event is handled already; ends the transaction before it has changed anything."""
 
 
-def key(service: str, handler: str, event: ReceivedEvent) -> UUID:
+def inbox_key(service: str, handler: str, event: ReceivedEvent) -> UUID:
     """Return the primary key of the row of an event and a handler.
 
     It includes the name, since a publisher may use one id for ``order.created`` and ``order.paid``.
@@ -78,7 +78,7 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
     settings = get_settings()
     alias = database(handler, settings)
     check_commits(alias)
-    pk = key(settings.service, handler.name, event)
+    pk = inbox_key(settings.service, handler.name, event)
     values = {
         "id": pk,
         "service": settings.service,
@@ -171,7 +171,7 @@ def aliases(settings: Settings | None = None, registry: Registry | None = None) 
     return list(dict.fromkeys(found))
 
 
-def keep(registry: Registry | None = None) -> timedelta:
+def minimum_retention(registry: Registry | None = None) -> timedelta:
     """Return the shortest time that rows are kept: twice the longest retry schedule, or 30 days.
 
     After a row is inserted, only another copy of the event can arrive: a retry, whose attempt finds
@@ -230,10 +230,11 @@ def prune(
     Raises:
         ValueError: *before* is too late.
     """
-    latest = datetime.now(UTC) - keep()
+    latest = datetime.now(UTC) - minimum_retention()
     if before > latest:
         raise ValueError(
-            f"inbox rows are kept for at least {keep()}, since their events may be delivered again "
+            f"inbox rows are kept for at least {minimum_retention()}, since their events may be "
+            f"delivered again "
             f"until then. before= is {before}, and must not be later than {latest}"
         )
     total, most = 0, batch_size or CHUNK

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
+class OutgoingMessages:
     """Builds the message that a verdict publishes. Pure; the time is an argument.
 
     Attributes:
@@ -59,7 +59,7 @@ class Copies:
             event, handler = reading.known
             history = reading.progress.history
             if verdict.failure is not None:
-                history = copies.remember(
+                history = copies.add_to_history(
                     reading.progress, verdict.failure, at=now, worker=self.worker
                 )
             return self.delayed(
@@ -74,7 +74,9 @@ class Copies:
         if verdict.kind == "archive":
             progress = reading.progress
             if verdict.failure is not None and handler is not None:
-                history = copies.remember(progress, verdict.failure, at=now, worker=self.worker)
+                history = copies.add_to_history(
+                    progress, verdict.failure, at=now, worker=self.worker
+                )
                 progress = replace(progress, history=history)
             return archive_copies.archive_copy(
                 reading.received,
@@ -154,7 +156,7 @@ def announce(
         if with_traceback and verdict.failure is not None and verdict.failure.traceback:
             cause = f"{verdict.detail}\n{verdict.failure.traceback.rstrip()}"
         # Escaped line by line: an exception's text may contain a publisher's data.
-        cause = "\n".join(map(text.shown, cause.split("\n")))
+        cause = "\n".join(map(text.printable, cause.split("\n")))
         logger.error("archived %s (%s): %s", reading.title, verdict.reason, cause)
     return bool(
         signal.send_robust(

@@ -14,7 +14,7 @@ from celery.worker import state
 from kombu.message import Message
 
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
-from ..message.text import shown
+from ..message.text import printable
 from .billiard_internals import TERM_SIGNAME, ExceptionInfo, keep_result, unwrapped
 from .celery_internals import SettledRequest, apply_rate_limit
 from .delivery import Delivery
@@ -297,8 +297,8 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
         if logger.isEnabledFor(logging.INFO):
             logger.info(
                 "Event %s (%s) for %s[%s] received, attempt %d%s",
-                shown(event.name),
-                shown(event.id),
+                printable(event.name),
+                printable(event.id),
                 handler.name,
                 request.id,
                 event.attempt,

@@ -34,7 +34,7 @@ from ..message.messages import Message
 from .acks import Acks
 from .celery_internals import AckCallback, runs_acks_while_stopping
 from .delivery import Delivery
-from .outgoing import Copies, announce
+from .outgoing import OutgoingMessages, announce
 from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Settler:
         *,
         app: Celery,
         settings: Settings,
-        copies: Copies,
+        copies: OutgoingMessages,
         acks: Acks,
         call_soon: Callable[..., Any],
     ) -> None:
@@ -375,7 +375,7 @@ class Settler:
         """Repeat the publish later, or requeue the delivery after :data:`HOLD` seconds."""
         if isinstance(error, PublishRefusedError) and not job.failures:
             # An invalid header of a publisher must not keep the event from its queue.
-            job.message = headers.without_foreign_headers(job.message)
+            job.message = headers.without_publisher_headers(job.message)
         first, last = BACKOFF
         wait = min(first * 2 ** min(job.failures, 16), last)
         job.failures += 1

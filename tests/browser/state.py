@@ -129,7 +129,7 @@ def fill() -> dict[str, str]:
         "outbox": url("outboxevent", "changelist", query="state=all"),
         "outbox-event": url("outboxevent", "change", waiting[0].pk),
         "outbox-publish": url("outboxevent", "publish")
-        + f"?seen={decisions.freeze({row.pk: 0 for row in waiting})}",
+        + f"?seen={decisions.encode_selection({row.pk: 0 for row in waiting})}",
         "inbox": url("inboxentry", "changelist"),
     }
 
@@ -242,7 +242,7 @@ def _batches(now: datetime) -> dict[str, Any]:
     draft = batch_states.freeze(
         open_ones, by="ada", title="All that are open, failed day", criteria={"handlers": []}
     )
-    preview.examine(draft)
+    preview.preview_batch(draft)
     draft.refresh_from_db()
     assert draft.plan is not None
     # Somebody reads one of the queues.

@@ -22,7 +22,7 @@ from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.message import archive_reader
 from django_amqp_events.message.archive_reader import Archived, Outcome
 from django_amqp_events.message.messages import Message, Received
-from django_amqp_events.publish.publisher import Options, diverted
+from django_amqp_events.publish.publisher import Options, divert
 from django_amqp_events.testing import memory_events, override_events
 from tests.acceptance.harness import (
     STARTED,
@@ -180,7 +180,7 @@ def rabbit_world(where: Path, vhost: Vhost) -> Iterator[World]:
     app.conf.broker_url = vhost.url
     started = len(STARTED)
     try:
-        with _settings(where), diverted(_Amqp()):
+        with _settings(where), divert(_Amqp()):
             settings = get_settings()
             declared = topology.build(settings, get_registry())
             startup.declare(app, settings, declared)

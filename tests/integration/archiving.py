@@ -92,7 +92,7 @@ def archived(
         event = decoding.identify(delivery, trusted=False)[0]
     if failure is not None and event is not None:
         moment = at or datetime.now(UTC)
-        history = copies.remember(progress, failure, at=moment, worker="celery@one")
+        history = copies.add_to_history(progress, failure, at=moment, worker="celery@one")
         progress = Progress(attempt=attempt, replay_id=replay_id, handler=handler, history=history)
     return archive_copies.archive_copy(
         delivery,

@@ -138,7 +138,7 @@ def main() -> None:
 def _die(where: str, call: str) -> None:
     """SIGKILL itself before a step, or after it, at the given call."""
     from django_amqp_events.archive import mirror, states
-    from django_amqp_events.broker.batch_reader import Intake
+    from django_amqp_events.broker.batch_reader import BatchReader
     from django_amqp_events.publish import publisher
 
     calls = 0
@@ -157,7 +157,7 @@ def _die(where: str, call: str) -> None:
 
     points: dict[str, tuple[Any, str, bool]] = {
         "before-commit": (mirror, "_store_events", True),
-        "before-ack": (Intake, "ack", False),
+        "before-ack": (BatchReader, "ack", False),
         "before-publish": (publisher.AmqpBackend, "publish", False),
         "before-noted": (states, "published", False),
     }

@@ -345,7 +345,7 @@ def finished(*threads: threading.Thread) -> None:
 def close_pools() -> None:
     """Close all connections that publish, and let the next publish make its own."""
     # A thread that outlives its test would find its database gone, and leave it open.
-    direct_publisher.close_couriers(10)
+    direct_publisher.close_direct_publishers(10)
     publisher_pool.close_pools()
     publisher_pool._pools.clear()
 

@@ -62,7 +62,7 @@ def _no_declarations_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def memory(settings: Any) -> Iterator[Memory]:
     settings.AMQP_EVENTS = {"SERVICE": "shop", "AUTODISCOVER": [], "PUBLISH": "immediate"}
     memory = Memory()
-    with publisher.diverted(memory):
+    with publisher.divert(memory):
         yield memory
 
 

@@ -40,7 +40,7 @@ GONE: Final = replay.DELETED
 REASONS: Final = 50
 
 
-def examine(batch: ReplayBatch) -> dict[str, Any]:
+def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     """Say what a batch would do now, and keep it as its ``plan``.
 
     Returns:

@@ -27,7 +27,7 @@ from ..delivery_headers import (
     DELIVER,
     HEADER,
     METHOD,
-    Frames,
+    HeaderReader,
 )
 
 _BODY: Final = 3
@@ -64,7 +64,7 @@ class PartialError(Exception):
     """The rest of a delivery has not come yet."""
 
 
-class Bell:
+class Wakeup:
     """Has an event loop come back in its next turn, whatever else it has to do.
 
     A timer would not: ten that are due at once end kombu's turn with a poll of a second, and what a
@@ -96,7 +96,7 @@ class Bell:
         self._answer()
 
 
-class Inbound:
+class FrameReader:
     """Reads a connection from now on, in the thread that reads it anyway.
 
     Args:
@@ -111,7 +111,7 @@ class Inbound:
     def __init__(
         self,
         channel: Channel,
-        frames: Frames,
+        frames: HeaderReader,
         *,
         hub: Any = None,
         several: bool = False,
@@ -125,7 +125,7 @@ class Inbound:
         self._begun = False
         self._passed_on = 0
         self._several = several
-        self._bell = Bell(hub, self._go_on) if hub is not None else None
+        self._bell = Wakeup(hub, self._go_on) if hub is not None else None
         self._largest = connection.frame_max - 8
         self._texts: dict[bytes, str] = {}
         # What py-amqp has read and not used yet comes first.

@@ -44,7 +44,7 @@ _shorts: dict[str, bytes] = {}
 _longs: dict[str, bytes] = {}
 
 
-class NotPlainError(Exception):
+class UnsupportedMessageError(Exception):
     """It is left to py-amqp."""
 
 
@@ -67,13 +67,13 @@ def header_table(headers: Mapping[str, Any]) -> bytes:
             elif -(2**63) <= value < 2**63:
                 add(_LONG(b"L", value))
             else:
-                raise NotPlainError
+                raise UnsupportedMessageError
         elif kind is bool:
             add(b"t\x01" if value else b"t\x00")
         elif kind is float:
             add(_DOUBLE(b"d", value))
         else:
-            raise NotPlainError
+            raise UnsupportedMessageError
     table = b"".join(parts)
     return _LENGTH(len(table)) + table
 
@@ -87,10 +87,10 @@ def _long(text: str) -> bytes:
 def _short(text: Any) -> bytes:
     """Write AMQP's short string."""
     if type(text) is not str:
-        raise NotPlainError
+        raise UnsupportedMessageError
     raw = text.encode("utf-8", "surrogatepass")
     if len(raw) > 255:
-        raise NotPlainError
+        raise UnsupportedMessageError
     return _remembered(_shorts, text, bytes((len(raw),)) + raw)
 
 
@@ -110,7 +110,7 @@ def properties(message: Message) -> bytes:
     """
     given = message.properties
     if not _PLAIN.issuperset(given):
-        raise NotPlainError
+        raise UnsupportedMessageError
     flags = _HEADERS
     before = after = b""
     if (text := given.get("content_type")) is not None:
@@ -121,7 +121,7 @@ def properties(message: Message) -> bytes:
         before += _shorts.get(text) or _short(text)
     if (mode := given.get("delivery_mode")) is not None:
         if type(mode) is not int or not 0 <= mode < 256:
-            raise NotPlainError
+            raise UnsupportedMessageError
         flags |= _DELIVERY_MODE
         after = bytes((mode,))
     if (text := given.get("correlation_id")) is not None:
@@ -133,7 +133,7 @@ def properties(message: Message) -> bytes:
     return b"".join((pack(">H", flags), before, header_table(message.headers), after))
 
 
-class Encoder:
+class FrameWriter:
     """Writes messages for one channel.
 
     Args:
@@ -155,7 +155,7 @@ class Encoder:
             way = (message.exchange, message.routing_key, mandatory)
             method = self._methods.get(way) or self._method(way)
             content = properties(message)
-        except (NotPlainError, TypeError):
+        except (UnsupportedMessageError, TypeError):
             return None
         size, length = len(content), len(body)
         # The method's frame is a little longer than its arguments, which py-amqp counts.

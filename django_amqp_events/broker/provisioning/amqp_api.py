@@ -36,7 +36,7 @@ from ..topology import (
     Names,
     Queue,
 )
-from .drift import Difference, Item, Trouble
+from .drift import BrokerProblem, Difference, Item
 
 #: Oldest broker whose quorum queues dead-letter at least once.
 MINIMUM_VERSION: Final = (3, 10)
@@ -348,7 +348,9 @@ def version_of(server: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", str(server.get("version", "")))[:3])
 
 
-def requirements(session: Amqp, names: Names, *, queue_type: str = "quorum") -> tuple[Trouble, ...]:
+def requirements(
+    session: Amqp, names: Names, *, queue_type: str = "quorum"
+) -> tuple[BrokerProblem, ...]:
     """Say what the broker lacks that nothing-is-lost rests on.
 
     Before 3.12 at-least-once dead-lettering needs the feature flag ``stream_queue``: without it
@@ -362,7 +364,7 @@ def requirements(session: Amqp, names: Names, *, queue_type: str = "quorum") -> 
     numbers = version_of(session.server)
     if not numbers:
         return (
-            Trouble(
+            BrokerProblem(
                 severity="error",
                 message=f"the broker is {product} {version}, not RabbitMQ",
                 remedy="use RabbitMQ 3.10 or newer: delays and dead letters rest on what it does",
@@ -370,7 +372,7 @@ def requirements(session: Amqp, names: Names, *, queue_type: str = "quorum") -> 
         )
     if numbers < MINIMUM_VERSION:
         return (
-            Trouble(
+            BrokerProblem(
                 severity="error",
                 message=f"RabbitMQ {version} is older than 3.10, whose quorum queues were the "
                 f"first to dead-letter at least once",
@@ -384,7 +386,7 @@ def requirements(session: Amqp, names: Names, *, queue_type: str = "quorum") -> 
         enabled = _flag_enabled(session, f"{names.infrastructure('probe')}.{kind}", kind)
         if enabled is None:
             troubles.append(
-                Trouble(
+                BrokerProblem(
                     severity="unknown",
                     message=f"whether RabbitMQ {version} has the feature flag {flag} enabled "
                     f"cannot be seen with this user's permissions",
@@ -393,7 +395,7 @@ def requirements(session: Amqp, names: Names, *, queue_type: str = "quorum") -> 
             )
         elif not enabled:
             troubles.append(
-                Trouble(
+                BrokerProblem(
                     severity="error",
                     message=f"RabbitMQ {version} has the feature flag {flag} disabled, without "
                     f"which dead letters can be lost",

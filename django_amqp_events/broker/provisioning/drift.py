@@ -92,7 +92,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class BrokerProblem:
     """Something about the broker itself, or a policy, that is wrong or cannot be seen.
 
     Attributes:
@@ -120,7 +120,7 @@ class Report:
 
     topology: Topology
     items: tuple[Item, ...]
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[BrokerProblem, ...] = ()
     exact: bool = False
     version: str = ""
     vhost: str = "/"
@@ -130,7 +130,7 @@ class Report:
         return tuple(item for item in self.items if item.state in states)
 
     @property
-    def errors(self) -> tuple[Trouble, ...]:
+    def errors(self) -> tuple[BrokerProblem, ...]:
         return tuple(trouble for trouble in self.troubles if trouble.severity == "error")
 
     @property

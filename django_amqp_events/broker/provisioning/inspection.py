@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from celery import Celery
 
 from ...conf import Settings
-from ..connection import unconnected
+from ..connection import build_connection
 from ..topology import (
     Binding,
     Exchange,
@@ -22,10 +22,10 @@ from ..topology import (
 from . import drift
 from .amqp_api import requirements, session
 from .drift import (
+    BrokerProblem,
     Difference,
     Item,
     Report,
-    Trouble,
 )
 from .management_api import ManagementApi, ManagementApiError
 
@@ -41,7 +41,7 @@ def management(app: Celery, settings: Settings) -> ManagementApi | None:
     """
     if not settings.management_url:
         return None
-    vhost = unconnected(app).virtual_host or "/"
+    vhost = build_connection(app).virtual_host or "/"
     return ManagementApi(settings.management_url, vhost=vhost)
 
 
@@ -197,7 +197,7 @@ def _text(values: Mapping[str, Any], key: str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unknown_flags(report: Report, api: ManagementApi) -> list[Trouble]:
+def _unknown_flags(report: Report, api: ManagementApi) -> list[BrokerProblem]:
     """Ask the API about feature flags that could not be probed."""
     unknown = [trouble for trouble in report.troubles if trouble.severity == "unknown"]
     if not unknown:
@@ -206,7 +206,7 @@ def _unknown_flags(report: Report, api: ManagementApi) -> list[Trouble]:
     if flags is None:
         return unknown
     return [
-        Trouble(
+        BrokerProblem(
             severity="error",
             message=f"RabbitMQ {report.version} has the feature flag {flag} disabled, without "
             f"which dead letters can be lost",
@@ -223,7 +223,7 @@ def _policies(
     exchanges: Mapping[str, Mapping[str, Any]],
     policies: Sequence[Mapping[str, Any]] | None,
     user: str,
-) -> list[Trouble]:
+) -> list[BrokerProblem]:
     """Find policies that would change what becomes of events."""
     hits: dict[tuple[str, str], list[str]] = {}
     unseen = False
@@ -240,7 +240,7 @@ def _policies(
             who = " and ".join(repr(name) for name in by if name)
             _collect(hits, who, found.get("effective_policy_definition"), queue.name)
     troubles = [
-        Trouble(
+        BrokerProblem(
             severity="error",
             message=f"policy {who} sets {keys} on {_some(names)}, which changes what becomes of "
             f"events (one queue that refuses or drops is felt by all)",
@@ -252,7 +252,7 @@ def _policies(
     for policy in policies or ():
         if policy["name"] == replay.get("policy") and "alternate-exchange" in policy["definition"]:
             troubles.append(
-                Trouble(
+                BrokerProblem(
                     severity="error",
                     message=f"policy {policy['name']!r} gives {topology.names.replay} an "
                     f"alternate exchange, so that a replay to nowhere would seem to arrive",
@@ -261,7 +261,7 @@ def _policies(
             )
     if unseen:
         troubles.append(
-            Trouble(
+            BrokerProblem(
                 severity="unknown",
                 message=f"user {user!r} may not see policies, so whether one will limit the "
                 f"queues that are missing is not known",

@@ -105,7 +105,7 @@ class Command(ArchiveCommand):
                 out.write(line)
                 count += 1
                 self.progress(f"{count} exported so far")
-        redacted = redaction.active() and not options["raw"]
+        redacted = redaction.has_hook() and not options["raw"]
         told = f"{number(count, 'event')} exported" + (", redacted" if redacted else "")
         if self.stopping:
             told += f"; stopped, and what there is is in {options['output']}.part"
@@ -119,7 +119,7 @@ class Command(ArchiveCommand):
         dry_run = options["dry_run"]
         try:
             with _input(options["file"]) as lines:
-                done = export.load(
+                done = export.import_events(
                     lines,
                     dry_run=dry_run,
                     progress=lambda so_far: self.progress(f"{so_far.done} lines so far"),

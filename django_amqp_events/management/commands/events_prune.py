@@ -140,7 +140,7 @@ class Command(ArchiveCommand):
     def _inbox_age(self, kept: float | None, text: str | None) -> float | None:
         if text == "never":
             return None
-        least = once.keep().total_seconds()
+        least = once.minimum_retention().total_seconds()
         if text is None:
             return None if kept is None else max(kept, least)
         age = archive.age("--inbox", text)

@@ -9,7 +9,7 @@ from typing import Any
 
 from django_amqp_events import conf
 from django_amqp_events.archive import recovery
-from django_amqp_events.archive.recovery import Recovered, Waiting
+from django_amqp_events.archive.recovery import QueueContents, Recovered
 from django_amqp_events.broker import connection
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare.registry import get_registry
@@ -65,7 +65,7 @@ class Command(ArchiveCommand):
             settings = conf.get_settings()
             app = connection.celery_app(settings)
             queue = options["queue"] or Names.of(settings).abyss
-            waiting = recovery.look(
+            waiting = recovery.inspect_queue(
                 app, settings, queue, force=options["force"] or options["dry_run"]
             )
             done = Recovered()
@@ -91,7 +91,7 @@ class Command(ArchiveCommand):
         if code:
             sys.exit(code)
 
-    def _print(self, waiting: Waiting, done: Recovered, *, dry_run: bool) -> None:
+    def _print(self, waiting: QueueContents, done: Recovered, *, dry_run: bool) -> None:
         if dry_run:
             consumers = (
                 f"; {number(waiting.consumers, 'consumer')}, so it needs --force"
@@ -113,7 +113,9 @@ class Command(ArchiveCommand):
             self.stderr.write(f"stopped: {done.stopped}; what is left is still in its queue")
 
 
-def _document(waiting: Waiting, done: Recovered, code: int, *, dry_run: bool) -> dict[str, Any]:
+def _document(
+    waiting: QueueContents, done: Recovered, code: int, *, dry_run: bool
+) -> dict[str, Any]:
     result = "counted" if dry_run else "stopped" if done.stopped else "recovered"
     return {
         "version": archive.FORMAT,

@@ -19,7 +19,7 @@ from django_amqp_events.broker import connection
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.base import BrokerCommand
 from django_amqp_events.publish import outbox, relay
-from django_amqp_events.publish.relay import Counts, Relay
+from django_amqp_events.publish.relay import Relay, RelayCounts
 
 #: Seconds between lines of progress, at most one.
 PROGRESS = 10.0
@@ -73,7 +73,7 @@ class Command(BrokerCommand):
         self._ended = False
         self._parent: int | None = options["parent"]
         self._quiet = options["verbosity"] < 1
-        self._since = Counts()
+        self._since = RelayCounts()
         self._told = time.monotonic()
         self._lock = threading.Lock()
         try:
@@ -117,7 +117,7 @@ class Command(BrokerCommand):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        total = Counts()
+        total = RelayCounts()
         for each in relays:
             total.add(each.total)
         self._tell(f"stopped; {describe(total)} in all")
@@ -159,7 +159,7 @@ class Command(BrokerCommand):
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         self._ended = True
 
-    def _relayed(self, counts: Counts) -> None:
+    def _relayed(self, counts: RelayCounts) -> None:
         with self._lock:
             first = not self._since.rows and time.monotonic() > self._told + PROGRESS
             self._since.add(counts)
@@ -168,7 +168,7 @@ class Command(BrokerCommand):
 
     def _progress(self) -> None:
         with self._lock:
-            since, self._since, self._told = self._since, Counts(), time.monotonic()
+            since, self._since, self._told = self._since, RelayCounts(), time.monotonic()
         self._tell(describe(since))
 
     def _tell(self, text: str) -> None:
@@ -177,7 +177,7 @@ class Command(BrokerCommand):
             self.stdout.flush()
 
 
-def describe(counts: Counts) -> str:
+def describe(counts: RelayCounts) -> str:
     """Write counts for a console: ``3 events published, 1 failed``."""
     found = [
         (counts.published, "events published"),

@@ -70,7 +70,7 @@ class Command(BrokerCommand):
             # The outbox is looked at all the same: it fills while the broker is away.
             away = str(exc)
         code = {"ok": 0, "error": 1, "unknown": 2}[status.result] if status is not None else 2
-        outboxes = outbox.look(settings) if settings.backend == "amqp" else []
+        outboxes = outbox.read_status(settings) if settings.backend == "amqp" else []
         severities = {each.severity for each in outboxes}
         if "error" in severities and not away:
             code = 1
@@ -136,13 +136,13 @@ class Command(BrokerCommand):
             )
 
     def _print_outboxes(
-        self, outboxes: list[outbox.Waiting | outbox.Unseen], verbosity: int
+        self, outboxes: list[outbox.OutboxStatus | outbox.UnreachableOutbox], verbosity: int
     ) -> None:
         for each in outboxes:
             if verbosity < 1 and each.severity == "ok":
                 continue
             counted = ""
-            if isinstance(each, outbox.Waiting) and each.total:
+            if isinstance(each, outbox.OutboxStatus) and each.total:
                 events = "event" if each.total == 1 else "events"
                 counted = f"{each.total} {events} since {each.oldest:%Y-%m-%d %H:%M:%S}: "
             line = f"outbox in database {each.alias!r}: {counted}{each.meaning}"
@@ -166,7 +166,7 @@ def _as_json(
     names: topology.Names,
     status: queue_status.Status | None,
     away: str,
-    outboxes: list[outbox.Waiting | outbox.Unseen],
+    outboxes: list[outbox.OutboxStatus | outbox.UnreachableOutbox],
     code: int,
 ) -> dict[str, Any]:
     return {
@@ -202,7 +202,7 @@ def _as_json(
                 "failing": getattr(each, "failing", None),
                 "overdue": getattr(each, "overdue", None),
                 "oldest": each.oldest.isoformat()
-                if isinstance(each, outbox.Waiting) and each.oldest
+                if isinstance(each, outbox.OutboxStatus) and each.oldest
                 else None,
                 "meaning": each.meaning,
             }

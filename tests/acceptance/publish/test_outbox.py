@@ -89,7 +89,7 @@ def start(wire: Wire, archive_database: Database) -> Iterator[Start]:
         process = subprocess.Popen(
             [
                 sys.executable, "-X", "dev", "-W", "error",
-                # Python 3.12 and newer warn of a fork beside a thread, as the courier is one.
+                # Python 3.12 and newer warn of a fork beside a thread.
                 "-W", "ignore:This process:DeprecationWarning",
                 "-c", BEGIN + code, *arguments,
             ],
@@ -267,7 +267,7 @@ if not pid:
     sys.exit(0)
 wait(pid)
 publish("parent-1")
-ours = direct_publisher.courier(conf.get_settings())
+ours = direct_publisher.get_direct_publisher(conf.get_settings())
 with ours._changed:
     pid = fork()
     if not pid:

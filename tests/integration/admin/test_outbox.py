@@ -19,14 +19,14 @@ from django.db.models.functions import Now
 from django.test import Client, override_settings
 
 from django_amqp_events import Options, handler
-from django_amqp_events.admin.decisions import freeze
+from django_amqp_events.admin.decisions import encode_selection
 from django_amqp_events.archive import replay
 from django_amqp_events.conf import get_settings
 from django_amqp_events.exceptions import PublishTimeoutError
 from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent
 from django_amqp_events.publish import outbox, publisher
 from django_amqp_events.publish.outbox import Answer, Row
-from django_amqp_events.publish.relay import Counts, Relay
+from django_amqp_events.publish.relay import Relay, RelayCounts
 from django_amqp_events.reasons import Reason
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import once
@@ -82,7 +82,7 @@ def leave(count: int = 1, **columns: Any) -> list[OutboxEvent]:
     return list(table().filter(pk__in=made).order_by("pk"))
 
 
-def relay(**options: Any) -> Counts:
+def relay(**options: Any) -> RelayCounts:
     """Run a relay until nothing is due."""
     return Relay(
         app=wire_module.app, settings=get_settings(), alias=ALIAS, tell=lambda _: None, **options
@@ -90,7 +90,7 @@ def relay(**options: Any) -> Counts:
 
 
 def post(client: Client, decision: str, *rows: OutboxEvent) -> list[str]:
-    data = {"seen": freeze({row.pk: 0 for row in rows}), "reason": "mended"}
+    data = {"seen": encode_selection({row.pk: 0 for row in rows}), "reason": "mended"}
     address = f"/admin/django_amqp_events/outboxevent/decide/{decision}/"
     response = client.post(address, data, follow=True)
     assert response.status_code == 200
@@ -122,11 +122,11 @@ def join(threads: list[threading.Thread]) -> None:
 def test_publish_now_is_published_by_the_next_relay(wire: Wire, ada: Client) -> None:
     wire.unbind()
     [row] = leave(1, attempts=0, due_at=Now())
-    assert relay() == Counts(failed=1)
+    assert relay() == RelayCounts(failed=1)
     wire.channel.queue_bind(wire.queue, wire.exchange, "#")
-    assert relay() == Counts(), "it waits for its next try"
+    assert relay() == RelayCounts(), "it waits for its next try"
     assert post(ada, "publish", row) == ["1 event is due now. A relay publishes it."]
-    assert relay() == Counts(published=1)
+    assert relay() == RelayCounts(published=1)
     assert wire.ids() == [row.event_id]
     # The row is gone, who asked for it is not.
     entry = LogEntry.objects.get()
@@ -139,12 +139,12 @@ def test_what_is_discarded_is_not_published_until_it_is_restored(wire: Wire, ada
     assert post(ada, "discard", row) == ["1 event discarded."]
     kept = table().get()
     assert (kept.discarded_by, kept.discard_reason, bytes(kept.body)) == ("ada", "mended", row.body)
-    assert outbox.try_now([row.pk], alias=ALIAS) == 0
-    assert relay() == Counts()
-    state = outbox.waiting(ALIAS, "shop")
+    assert outbox.publish_now([row.pk], alias=ALIAS) == 0
+    assert relay() == RelayCounts()
+    state = outbox.count_pending(ALIAS, "shop")
     assert (state.total, state.severity, state.meaning) == (0, "ok", "empty")
     post(ada, "restore", row)
-    assert relay() == Counts(published=1)
+    assert relay() == RelayCounts(published=1)
     assert wire.ids() == [row.event_id]
 
 
@@ -177,7 +177,7 @@ def test_whoever_is_faster_each_event_is_published_once_or_discarded(wire: Wire)
 
     def publish() -> None:
         for pk in ids:
-            outbox.try_now([pk], alias=ALIAS)
+            outbox.publish_now([pk], alias=ALIAS)
 
     def relaying() -> None:
         Relay(
@@ -226,7 +226,7 @@ def test_a_late_note_does_not_bring_back_what_was_discarded(wire: Wire, by_a_rel
     outbox.release(ALIAS, held)
     outbox.renew(ALIAS, held)
     assert table().values().get() == before
-    assert relay() == Counts()
+    assert relay() == RelayCounts()
     # What RabbitMQ confirmed is published, whatever was decided since.
     outbox.confirmed(ALIAS, held)
     assert not table().exists()
@@ -258,7 +258,7 @@ def test_pages_on_each_database(wire: Wire, ada: Client) -> None:
     words = world.Page(ada.get(f"{address}{late.pk}/change/").content.decode()).words
     assert "events_relay --service old" in words
     assert '"n": 0' in words
-    seen = freeze({row.pk: 0 for row in (failed, late, gone)})
+    seen = encode_selection({row.pk: 0 for row in (failed, late, gone)})
     words = world.Page(ada.get(f"{address}decide/discard/", {"seen": seen}).content.decode()).words
     assert "Discard 2 events?" in words
     entry = InboxEntry.objects.using(ALIAS).create(
@@ -303,9 +303,9 @@ def test_what_a_renamed_service_left_is_told_and_published(wire: Wire) -> None:
     rows = leave(3, due_at=Now() - timedelta(minutes=5), attempts=0)
     wire.configure(PUBLISH="outbox", DATABASE=ALIAS, SERVICE="shop")
     mine = leave(1, due_at=Now(), attempts=0)
-    assert relay() == Counts(published=1)
+    assert relay() == RelayCounts(published=1)
     assert wire.ids() == [mine[0].event_id]
-    [state] = outbox.look(get_settings())
+    [state] = outbox.read_status(get_settings())
     assert state.severity == "error"
     assert "3 of 'old' are due and no relay takes them" in state.meaning
     assert "events_relay --service old" in state.meaning
@@ -319,13 +319,13 @@ def test_what_a_renamed_service_left_is_told_and_published(wire: Wire) -> None:
     }
     # They are that service's still.
     assert {message.headers["event-service"] for message in messages} == {"old"}
-    [state] = outbox.look(get_settings())
+    [state] = outbox.read_status(get_settings())
     assert (state.severity, state.meaning) == ("ok", "empty")
 
 
 def test_rows_of_another_service_that_has_its_relays_are_no_error(wire: Wire) -> None:
     leave(1, service="billing")
-    [state] = outbox.look(get_settings())
+    [state] = outbox.read_status(get_settings())
     assert (state.severity, state.meaning) == (
         "ok",
         "others are of services that share the table: billing (1)",
@@ -427,13 +427,13 @@ def test_one_that_is_restored_meanwhile_stays(wire: Wire, monkeypatch: pytest.Mo
         return plain(found, ids)
 
     monkeypatch.setattr(outbox, "_delete", later)
-    assert outbox.forget(alias=ALIAS, service="shop", age=timedelta(days=90)) == 0
+    assert outbox.delete_discarded(alias=ALIAS, service="shop", age=timedelta(days=90)) == 0
     assert table().get().discarded_at is None
 
 
 def test_the_inbox_is_kept_for_twice_the_longest_schedule(books: None) -> None:
     rows = InboxEntry.objects.using(ALIAS)
-    longest = once.keep()
+    longest = once.minimum_retention()
     assert longest > timedelta(days=100)
     now = datetime.now(UTC)
     for service, days in (("billing", 40), ("billing", 120), ("billing", 130), ("old", 120)):

@@ -187,7 +187,7 @@ def test_the_dry_run_sees_the_queues(billing: Service, archive_database: Databas
     billing.consume(QUEUE, prefetch=1)
     wait_until(lambda: billing.ready(QUEUE) == 0, "it is delivered")
     billing.publish("", QUEUE)
-    plan = preview.examine(batch_states.freeze(states.rows(), by="ada"))
+    plan = preview.preview_batch(batch_states.freeze(states.rows(), by="ada"))
     (where,) = plan["handlers"]
     assert (where["queue"], where["events"], where["ready"], where["consumers"]) == (QUEUE, 3, 1, 1)
     assert plan["broker"] == ""

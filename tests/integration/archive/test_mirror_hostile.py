@@ -13,8 +13,8 @@ import pytest
 from django_amqp_events.archive import mirror
 from django_amqp_events.archive.mirror import Counts, Mirror
 from django_amqp_events.broker import batch_reader
-from django_amqp_events.broker.batch_reader import Intake
-from django_amqp_events.broker.fast.frame_reader import Inbound
+from django_amqp_events.broker.batch_reader import BatchReader
+from django_amqp_events.broker.fast.frame_reader import FrameReader
 from django_amqp_events.message.headers import EVENT_UNREADABLE
 from django_amqp_events.message.messages import Message, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
@@ -112,7 +112,7 @@ def test_a_redelivered_message_without_an_id_is_the_same_row(billing):
     messages: list[Received] = []
     for _ in range(2):
         # As a mirror that is killed between commit and ack leaves them.
-        taken = Intake(billing.app, ARCHIVE, size=20, timeout=10)
+        taken = BatchReader(billing.app, ARCHIVE, size=20, timeout=10)
         messages = []
         while len(messages) < 8 and (batch := taken.batch(wait=5)):
             messages += batch.messages
@@ -130,12 +130,12 @@ def test_a_redelivered_message_without_an_id_is_the_same_row(billing):
 def test_the_archive_is_read_in_large_pieces(billing, monkeypatch):
     made = []
 
-    class Seen(Inbound):
+    class Seen(FrameReader):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(batch_reader, "Inbound", Seen)
+    monkeypatch.setattr(batch_reader, "FrameReader", Seen)
     publish(billing, bare(b"a"))
     assert mirror_all(billing).events == 1
     assert made

@@ -468,8 +468,8 @@ from tests.celery_app import app
 app.conf.broker_url = url
 django.setup()
 from django.core.management import call_command
-from django_amqp_events.broker.batch_reader import Intake
-Intake.ack = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+from django_amqp_events.broker.batch_reader import BatchReader
+BatchReader.ack = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 call_command("events_recover", sys.argv[3])
 """
 

@@ -38,7 +38,7 @@ from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import direct_publisher as courier_module
 from django_amqp_events.publish import outbox
 from django_amqp_events.publish.outbox import Answer, Row
-from django_amqp_events.publish.relay import Counts, Line, Relay
+from django_amqp_events.publish.relay import OutboxChannel, Relay, RelayCounts
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
 from django_amqp_events.testing import override_events
 from tests.conftest import (
@@ -136,7 +136,7 @@ def settings_now() -> Any:
     return publisher.backend(get_settings()).now()
 
 
-def relay(**options: Any) -> Counts:
+def relay(**options: Any) -> RelayCounts:
     """Run a relay until nothing is due."""
     said: list[str] = []
     made = Relay(
@@ -181,7 +181,7 @@ def test_the_same_message_by_both_ways(wire: Wire):
     """What a relay publishes is what the process itself would have."""
     options: dict[str, Any] = {"event_id": "one", "headers": {"traceparent": "00-1", "n": 7}}
     leave(**options)
-    assert relay() == Counts(published=1)
+    assert relay() == RelayCounts(published=1)
     publish_event(NAME, {"n": 0}, options=Options(**options))
     by_relay, direct = wire.take()
     for message in (by_relay, direct):
@@ -262,7 +262,7 @@ def test_transactions_by_hand(wire: Wire, archive_database: Database):
         transaction.rollback(using=ALIAS)
     finally:
         transaction.set_autocommit(True, using=ALIAS)
-    assert relay() == Counts(published=1)
+    assert relay() == RelayCounts(published=1)
     assert wire.ids() == [event_id]
 
 
@@ -288,7 +288,7 @@ def test_a_receiver_of_the_commit_that_raises(wire: Wire):
         event_id = publish_event(NAME, {})
     assert wire.take() == []
     make_due()
-    assert relay() == Counts(published=1)
+    assert relay() == RelayCounts(published=1)
     assert wire.ids() == [event_id]
 
 
@@ -297,7 +297,7 @@ def test_more_than_is_kept_in_memory(wire: Wire, monkeypatch: pytest.MonkeyPatch
     with transaction.atomic(using=ALIAS):
         ids = [publish_event(NAME, {"n": n}) for n in range(4)]
     assert wire.ids() == ids[:2]
-    assert relay() == Counts(published=2)
+    assert relay() == RelayCounts(published=2)
     assert wire.ids() == ids[2:]
 
 
@@ -435,7 +435,7 @@ def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCa
     try:
         found = [timed({"n": n}) for n in range(20)]
         assert max(seconds for _, seconds in found) < SOON
-        courier_module.close_couriers()
+        courier_module.close_direct_publishers()
     finally:
         event_postponed.disconnect(postponed)
     assert table().count() == 20
@@ -452,7 +452,7 @@ def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCa
     # No row was taken, and none has failed.
     assert table().filter(attempts=0, claim=None).count() == 20
     wire.configure(PUBLISH="outbox", DATABASE=ALIAS)
-    assert relay() == Counts(published=20)
+    assert relay() == RelayCounts(published=20)
     assert wire.ids() == [event_id for event_id, _ in found]
 
 
@@ -470,7 +470,7 @@ def test_a_confirm_that_is_slow_comes_to_its_own_process(
     event_id, seconds = timed({"n": 1})
     assert seconds < SOON
     stop = threading.Event()
-    counts = Counts()
+    counts = RelayCounts()
     watching = Relay(
         app=wire_module.app, settings=get_settings(), alias=ALIAS, stop=stop.is_set,
         relayed=counts.add,
@@ -481,12 +481,12 @@ def test_a_confirm_that_is_slow_comes_to_its_own_process(
     # Longer than the lease was: it is renewed.
     due = table().get().due_at
     until(lambda: table().get().due_at > due + timedelta(seconds=3.0), "two leases have passed")
-    assert counts == Counts()
+    assert counts == RelayCounts()
     proxy.release()
     until(lambda: not table().exists(), "the row is gone")
     stop.set()
     finished(*threads)
-    assert counts == Counts()
+    assert counts == RelayCounts()
     assert wire.ids()[1:] == [event_id]
 
 
@@ -530,7 +530,7 @@ def test_a_transaction_that_is_longer_than_the_lease(wire: Wire, lease: Callable
         until(lambda: time.monotonic() > began + 0.5, "the lease is over")
     assert wire.take() == []
     assert table().count() == 1
-    assert relay() == Counts(published=1)
+    assert relay() == RelayCounts(published=1)
     assert wire.ids() == [event_id]
 
 
@@ -555,7 +555,7 @@ def test_clocks_of_hosts_do_not_matter(
     left = [(row.due_at - row.at).total_seconds() for row in rows]
     assert len(left) == 2
     assert all(outbox.LEASE / 2 < seconds <= outbox.LEASE for seconds in left)
-    assert relay() == Counts()
+    assert relay() == RelayCounts()
     proxy.release()
     until(lambda: not table().exists(), "both are published")
 
@@ -566,7 +566,7 @@ def test_clocks_of_hosts_do_not_matter(
 @pytest.mark.parametrize("number", [2, 4])
 def test_relays_share_the_work(wire: Wire, number: int):
     left = leave(2000)
-    counts = [Counts() for _ in range(number)]
+    counts = [RelayCounts() for _ in range(number)]
     relays = [
         Relay(app=wire_module.app, settings=get_settings(), alias=ALIAS, size=50,
               relayed=each.add, tell=lambda text: None)
@@ -611,7 +611,7 @@ def test_bad_rows_block_no_others(wire: Wire):
     many = {"headers": {f"h{n}": "x" * 30_000 for n in range(6)}, "properties": {}}
     table().filter(event_id=large).update(envelope=json.dumps(many))
     good += leave(20)
-    assert relay() == Counts(published=40, failed=3)
+    assert relay() == RelayCounts(published=40, failed=3)
     rows = {row.event_id: row for row in table()}
     assert {event_id: row.attempts for event_id, row in rows.items()} == dict.fromkeys(
         (nacked, unrouted, large), 1
@@ -620,15 +620,15 @@ def test_bad_rows_block_no_others(wire: Wire):
     assert "no queue is bound" in rows[unrouted].error
     assert "cannot be written" in rows[large].error
     # The healthy queue has the nacked event, once: it is not sent again and again.
-    assert relay() == Counts()
+    assert relay() == RelayCounts()
     assert Counter(wire.ids()) == Counter([*good, nacked])
-    state = outbox.waiting(ALIAS, "shop")
+    state = outbox.count_pending(ALIAS, "shop")
     assert (state.total, state.failing, state.held, state.overdue) == (3, 3, 0, 0)
     # Somebody mends it and does not want to wait.
     wire.channel.queue_delete(full)
     wire.channel.queue_bind(wire.queue, wire.exchange, "shop.nobody")
-    assert outbox.try_now([row.pk for row in rows.values()], alias=ALIAS) == 3
-    assert relay() == Counts(published=2, failed=1)
+    assert outbox.publish_now([row.pk for row in rows.values()], alias=ALIAS) == 3
+    assert relay() == RelayCounts(published=2, failed=1)
     assert sorted(wire.ids()) == sorted([nacked, unrouted])
     assert table().get().attempts == 2
     assert outbox.discard([rows[large].pk], alias=ALIAS) == 1
@@ -642,16 +642,16 @@ def test_a_row_that_cannot_be_read_stops_nobody(
 ):
     [bad, *good] = leave(5)
     table().filter(event_id=bad).update(envelope=envelope)
-    assert relay(size=1) == Counts(published=4)
+    assert relay(size=1) == RelayCounts(published=4)
     assert sorted(wire.ids()) == sorted(good)
     row = table().get()
     assert (row.event_id, row.attempts, row.claim) == (bad, 1, None)
     assert "cannot be read as a message" in row.error
     assert f"event {bad!r} in the outbox" in caplog.text
-    assert outbox.waiting(ALIAS, "shop").severity == "warning"
+    assert outbox.count_pending(ALIAS, "shop").severity == "warning"
     table().update(envelope='{"headers": {}, "properties": {}}')
-    assert outbox.try_now([row.pk], alias=ALIAS) == 1
-    assert relay() == Counts(published=1)
+    assert outbox.publish_now([row.pk], alias=ALIAS) == 1
+    assert relay() == RelayCounts(published=1)
 
 
 def test_a_row_that_ends_the_connection_takes_its_neighbours_along_once(wire: Wire):
@@ -706,7 +706,7 @@ def test_a_bad_event_does_not_reach_the_caller(wire: Wire, caplog: pytest.LogCap
     assert "kept in the outbox" in caplog.text
     row = table().get()
     assert (row.attempts, row.claim) == (1, None)
-    assert "failed once: no queue is bound" in outbox.why(row).replace(f"{NAME!r}", "")
+    assert "failed once: no queue is bound" in outbox.describe_row(row).replace(f"{NAME!r}", "")
 
 
 def test_a_relay_that_is_stopped_notes_what_is_confirmed(wire: Wire):
@@ -715,26 +715,26 @@ def test_a_relay_that_is_stopped_notes_what_is_confirmed(wire: Wire):
     made = Relay(app=wire_module.app, settings=get_settings(), alias=ALIAS)
     # Told to stop as soon as RabbitMQ has confirmed two of them.
     made.stop = lambda: len(made._answers) >= 2 or made.total.published >= 2
-    assert made.run() == Counts(published=2)
+    assert made.run() == RelayCounts(published=2)
     assert table().count() == 2
     make_due()
-    assert relay() == Counts(published=2)
+    assert relay() == RelayCounts(published=2)
     assert sorted(wire.ids()) == sorted(left)
 
 
 def test_rows_of_other_services_are_theirs(wire: Wire):
     leave(1)
     table().update(service="billing")
-    assert relay() == Counts()
-    state = outbox.waiting(ALIAS, "shop")
+    assert relay() == RelayCounts()
+    state = outbox.count_pending(ALIAS, "shop")
     assert (state.total, state.others) == (0, {"billing": 1})
 
 
 def test_a_row_that_nobody_takes_is_overdue(wire: Wire):
     leave(2)
-    assert outbox.waiting(ALIAS, "shop").overdue == 0
+    assert outbox.count_pending(ALIAS, "shop").overdue == 0
     table().update(due_at=Now() - timedelta(seconds=outbox.OVERDUE + 5))
-    state = outbox.waiting(ALIAS, "shop")
+    state = outbox.count_pending(ALIAS, "shop")
     assert (state.total, state.overdue, state.held) == (2, 2, 0)
     assert state.oldest is not None
 
@@ -742,10 +742,10 @@ def test_a_row_that_nobody_takes_is_overdue(wire: Wire):
 def test_a_row_that_is_in_hand_for_ever_is_said(wire: Wire):
     leave(2)
     assert len(outbox.claim(ALIAS, "shop", limit=2, failed=False)) == 2
-    state = outbox.waiting(ALIAS, "shop")
+    state = outbox.count_pending(ALIAS, "shop")
     assert (state.held, state.stuck, state.severity) == (2, 0, "ok")
     table().update(created_at=Now() - timedelta(seconds=outbox.STUCK + 1))
-    state = outbox.waiting(ALIAS, "shop")
+    state = outbox.count_pending(ALIAS, "shop")
     assert (state.held, state.stuck, state.severity) == (2, 2, "warning")
     assert "more than 10 minutes" in state.meaning
 
@@ -757,22 +757,22 @@ def test_a_lease_is_renewed_before_a_connection_is_made(
     leave(3)
     table().update(attempts=1)
     left: list[float] = []
-    send, connect = Relay._send, Line.connect
+    send, connect = Relay._send, OutboxChannel.connect
 
-    def sending(self: Relay, line: Line, rows: Sequence[Row]) -> None:
+    def sending(self: Relay, line: OutboxChannel, rows: Sequence[Row]) -> None:
         send(self, line, rows)
         line.close()
         # As if the lease had been used up.
         table().filter(claim__isnull=False).update(due_at=Now())
 
-    def connecting(self: Line) -> None:
+    def connecting(self: OutboxChannel) -> None:
         rows = table().filter(claim__isnull=False).annotate(at=Now())
         left.extend((row.due_at - row.at).total_seconds() for row in rows)
         connect(self)
 
     monkeypatch.setattr(Relay, "_send", sending)
-    monkeypatch.setattr(Line, "connect", connecting)
-    assert relay() == Counts(published=3)
+    monkeypatch.setattr(OutboxChannel, "connect", connecting)
+    assert relay() == RelayCounts(published=3)
     assert left
     assert min(left) > outbox.LEASE - 5
 
@@ -796,7 +796,7 @@ def test_what_a_dead_relay_had_in_hand(wire: Wire, lease: Callable[[float], None
     # But what it says is confirmed, is.
     outbox.confirmed(ALIAS, taken[:1])
     outbox.release(ALIAS, again)
-    assert relay() == Counts(published=2)
+    assert relay() == RelayCounts(published=2)
     assert wire.ids() == left[1:]
 
 
@@ -867,7 +867,7 @@ def test_the_database_goes_and_comes(
             left = leave(3000)
             said: list[str] = []
             stop = threading.Event()
-            counts = Counts()
+            counts = RelayCounts()
             relaying = Relay(
                 app=wire_module.app, settings=get_settings(), alias=ALIAS, size=50,
                 tell=said.append, relayed=counts.add, stop=stop.is_set,
@@ -913,8 +913,16 @@ def test_a_broker_that_is_killed_and_comes_back(
     # This process goes on without a restart, and without a word from anybody.
     monkeypatch.setattr(courier_module, "PATIENCE", 30.0)
     published += [publish_event(NAME, {"n": n}) for n in range(21, 31)]
-    until(lambda: not courier_module.courier(get_settings())._parcels, "it has tried them all", 60)
-    until(lambda: courier_module.courier(get_settings()).prompt, "it has seen a confirm", 60)
+    until(
+        lambda: not courier_module.get_direct_publisher(get_settings())._parcels,
+        "it has tried them all",
+        60,
+    )
+    until(
+        lambda: courier_module.get_direct_publisher(get_settings()).prompt,
+        "it has seen a confirm",
+        60,
+    )
     published.append(timed({"n": 31})[0])
     until(lambda: not table().filter(event_id=published[-1]).exists(), "directly")
     make_due()
@@ -926,7 +934,7 @@ def test_a_broker_that_is_killed_and_comes_back(
 @pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 def test_a_broker_that_is_killed_while_a_relay_works(private_node: Node, node_wire: Wire):
     left = leave(4000)
-    counts = Counts()
+    counts = RelayCounts()
     stop = threading.Event()
     relaying = Relay(
         app=wire_module.app, settings=get_settings(), alias=ALIAS, size=100, relayed=counts.add,

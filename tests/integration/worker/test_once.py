@@ -90,10 +90,10 @@ def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptur
 def test_another_source_or_handler_is_another_event(books: Handler) -> None:
     event = received("7")
     keys = {
-        once.key("billing", "books.write", event),
-        once.key("billing", "books.read", event),
-        once.key("audit", "books.write", event),
-        once.key("billing", "books.write", ReceivedEvent(id="7", name="x", service="web")),
+        once.inbox_key("billing", "books.write", event),
+        once.inbox_key("billing", "books.read", event),
+        once.inbox_key("audit", "books.write", event),
+        once.inbox_key("billing", "books.write", ReceivedEvent(id="7", name="x", service="web")),
     }
     assert len(keys) == 4
 
@@ -198,7 +198,7 @@ def test_an_error_that_is_swallowed_outside_its_own_block_harms_nothing(books: H
     def careful() -> str:
         with suppress(IntegrityError), transaction.atomic(using=ALIAS):
             InboxEntry.objects.using(ALIAS).create(
-                id=once.key("billing", "books.write", other), handled_at=datetime.now(UTC)
+                id=once.inbox_key("billing", "books.write", other), handled_at=datetime.now(UTC)
             )
         return effect(event)
 
@@ -247,7 +247,7 @@ def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> Non
     for event in events:
         run(books, event)
     old = now - timedelta(days=100)
-    kept = [once.key("billing", "books.write", event) for event in events]
+    kept = [once.inbox_key("billing", "books.write", event) for event in events]
     InboxEntry.objects.using(ALIAS).filter(pk__in=kept[:4]).update(handled_at=old)
     for event, state in ((events[0], "archived"), (events[1], "succeeded")):
         ArchivedEvent.objects.create(

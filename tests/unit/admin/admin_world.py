@@ -19,7 +19,7 @@ from django.test import Client
 from django.urls import path, reverse
 
 from django_amqp_events.admin import ArchivedEventAdmin, DashboardAdmin, FailureGroupAdmin
-from django_amqp_events.admin.decisions import freeze
+from django_amqp_events.admin.decisions import encode_selection
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
@@ -216,7 +216,7 @@ def url(name: str, *args: Any, site: str = "admin") -> str:
 
 
 def frozen(*rows: ArchivedEvent) -> str:
-    return freeze({row.pk: row.version for row in rows})
+    return encode_selection({row.pk: row.version for row in rows})
 
 
 def seen(*rows: ArchivedEvent) -> dict[UUID, int]:

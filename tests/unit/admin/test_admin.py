@@ -703,7 +703,7 @@ def test_the_confirmation_says_where_it_goes_and_what_is_left(ada):
         "Delivery is at least once",
     ):
         assert word in found.words, word
-    assert decisions.thaw(found.fields["seen"]) == world.seen(*rows[:3])
+    assert decisions.decode_selection(found.fields["seen"]) == world.seen(*rows[:3])
     assert "may be on" not in found.words
     assert "succeeded" not in found.words
 
@@ -774,7 +774,7 @@ def test_all_of_a_filter_are_frozen_then_and_there(ada, monkeypatch):
     response = ada.post(
         url("changelist") + "?handler=book", select(rows[:1], "replay", select_across="1")
     )
-    assert decisions.thaw(page(response).fields["seen"]) == world.seen(*rows)
+    assert decisions.decode_selection(page(response).fields["seen"]) == world.seen(*rows)
 
 
 def test_too_many_at_once_are_told_of_the_command(ada, monkeypatch):
@@ -813,7 +813,7 @@ def test_a_discard_needs_a_reason(ada):
     fields = page(ada.get(url("discard"), {"seen": frozen(row)})).fields
     for reason in ("", "   ", "x\0y"):
         response = ada.post(url("discard"), {**fields, "reason": reason})
-        assert decisions.thaw(page(response).fields["seen"]) == world.seen(row)
+        assert decisions.decode_selection(page(response).fields["seen"]) == world.seen(row)
         assert not decided(row)
     response = ada.post(url("discard"), {**fields, "reason": "a test order"}, follow=True)
     assert said(response) == ["1 event discarded."]

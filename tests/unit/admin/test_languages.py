@@ -327,7 +327,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
         handled_at=datetime.now(UTC),
     )
     draft = batch_states.freeze(states.rows(), by="ada", criteria={"handlers": ["book"]})
-    preview.examine(draft)
+    preview.preview_batch(draft)
     running = batch_states.freeze(states.rows(), by="ada", title="All with state archived")
     batch_states.start(running.pk, by="ada", reason="mended", rate=2.5, canary=1, threshold=20)
     snapshot()

@@ -21,7 +21,7 @@ from django.urls import path, reverse
 
 from django_amqp_events.admin import OutboxEventAdmin, pagination
 from django_amqp_events.admin import outbox as pages
-from django_amqp_events.admin.decisions import freeze
+from django_amqp_events.admin.decisions import encode_selection
 from django_amqp_events.models import InboxEntry, Moment, OutboxEvent
 from django_amqp_events.publish import outbox
 
@@ -118,7 +118,7 @@ def rows() -> QuerySet[Any]:
 
 def stands(row: OutboxEvent) -> str:
     found = rows().get(pk=row.pk)
-    return outbox.standing(found, found.at)
+    return outbox.row_state(found, found.at)
 
 
 def url(name: str, *args: Any, site: str = "admin", model: str = "outboxevent") -> str:
@@ -126,7 +126,7 @@ def url(name: str, *args: Any, site: str = "admin", model: str = "outboxevent") 
 
 
 def frozen(*found: OutboxEvent) -> str:
-    return freeze({row.pk: 0 for row in found})
+    return encode_selection({row.pk: 0 for row in found})
 
 
 def post(client: Any, decision: str, *found: OutboxEvent, **more: str) -> Any:
@@ -189,9 +189,9 @@ def test_standing_and_its_sql_agree():
     make(due=-1, attempts=2)
     kinds: dict[str, set[UUID]] = {each: set() for each in STANDING}
     for row in rows():
-        kinds[outbox.standing(row, row.at)].add(row.pk)
+        kinds[outbox.row_state(row, row.at)].add(row.pk)
     for each in ("held", "failed", "due", "overdue", "discarded"):
-        found = outbox.standing_in(OutboxEvent.objects.all(), each)
+        found = outbox.in_state(OutboxEvent.objects.all(), each)
         assert {row.pk for row in found} == kinds[each], each
     assert sorted(map(len, kinds.values())) == [1, 1, 1, 2, 3]
 

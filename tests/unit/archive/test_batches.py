@@ -327,7 +327,7 @@ def test_a_dry_run_says_what_goes_where_and_why_not_the_others() -> None:
     batch = freeze(event_states.rows())
     event_states.rows().filter(pk=changed.pk).update(version=4, state=State.DISCARDED)
     event_states.rows().filter(pk=deleted.pk).delete()
-    plan = preview.examine(again(batch))
+    plan = preview.preview_batch(again(batch))
     assert {each["handler"]: each["events"] for each in plan["handlers"]} == {
         "send_invoice": 6,
         "book": 1,
@@ -361,7 +361,7 @@ def test_a_dry_run_agrees_with_what_a_replay_would_take() -> None:
         make(number, handler=("send_invoice", "book", "gone", "")[number])
     seen = dict(event_states.rows().values_list("pk", "version"))
     eligible, skipped = replay.examine(seen)
-    plan = preview.examine(freeze(event_states.rows()))
+    plan = preview.preview_batch(freeze(event_states.rows()))
     assert plan["eligible"] == len(eligible)
     assert Counter({each["why"]: each["count"] for each in plan["skipped"]}) == Counter(
         str(each.why) for each in skipped
@@ -371,7 +371,7 @@ def test_a_dry_run_agrees_with_what_a_replay_would_take() -> None:
 def test_a_dry_run_without_a_broker_says_unknown(broker: Broker) -> None:
     make()
     broker.away = True
-    plan = preview.examine(freeze())
+    plan = preview.preview_batch(freeze())
     assert plan["eligible"] == 1
     assert plan["handlers"][0]["ready"] is None
     assert plan["broker"] == "it is away"

@@ -493,7 +493,7 @@ def test_what_a_handler_with_once_has_handled_is_known() -> None:
     settings, handlers = conf.get_settings(), get_registry().handlers
     assert editing.handled(row, handlers["once"], settings) is None
     InboxEntry.objects.using("default").create(
-        id=once.key("billing", "once", row.event), service="billing", handler="once",
+        id=once.inbox_key("billing", "once", row.event), service="billing", handler="once",
         event_id="order-1", name=row.name, handled_at=NOW,
     )  # fmt: skip
     found = editing.handled(row, handlers["once"], settings)

@@ -133,7 +133,7 @@ def exported(*, raw: bool = True) -> list[str]:
 
 
 def refused(lines: Iterable[str]) -> list[str]:
-    return [each.why for each in export.load(lines).refused]
+    return [each.why for each in export.import_events(lines).refused]
 
 
 def changed(line: str, **event: Any) -> str:
@@ -154,11 +154,11 @@ def test_what_goes_out_comes_back_as_it_was() -> None:
     assert len(lines) == 6
     assert all(line.isascii() and line.endswith("}\n") for line in lines)
     wipe()
-    done = export.load(lines)
+    done = export.import_events(lines)
     assert (done.events, done.known, done.refused) == (6, 0, [])
     assert everything() == before
     # Once more is no mistake.
-    done = export.load(lines)
+    done = export.import_events(lines)
     assert (done.events, done.known, done.refused) == (0, 6, [])
     assert everything() == before
     assert exported() == lines
@@ -168,7 +168,7 @@ def test_decisions_of_one_moment_keep_their_order() -> None:
     make()
     lines = exported()
     wipe()
-    export.load(lines)
+    export.import_events(lines)
     actions = ArchiveAction.objects.order_by("at", "pk").values_list("action", flat=True)
     assert list(actions) == ["discard", "restore", "edit"]
 
@@ -239,7 +239,7 @@ def test_a_line_that_is_wrong_leaves_the_others() -> None:
         json.dumps({**document, "replays": [replay, replay]}),
         json.dumps({**document, "replays": []}),
     ]
-    done = export.load([*wrong, "\n", other])
+    done = export.import_events([*wrong, "\n", other])
     assert [each.line for each in done.refused] == list(range(1, len(wrong) + 1))
     assert done.events == 1
     assert [str(pk) for pk in ArchivedEvent.objects.values_list("pk", flat=True)] == [
@@ -293,7 +293,7 @@ def test_with_raw_all_of_it_goes_out(billing: Any) -> None:
     billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "REDACT": f"{__name__}.redact"}
     lines = exported(raw=True)
     wipe()
-    assert export.load(lines).events == 1
+    assert export.import_events(lines).events == 1
     assert everything() == before
 
 

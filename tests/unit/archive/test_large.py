@@ -87,7 +87,7 @@ def fill(number: int) -> None:
         for group in FailureGroup.objects.all()
     )
     batch = batch_states.freeze(event_states.rows(), by="ada", title="all")
-    preview.examine(batch)
+    preview.preview_batch(batch)
     batch_states.start(batch.pk, by="ada", reason="all")
     skipped = ReplayBatchEvent.objects.filter(batch=batch, event__state=State.DISCARDED)
     skipped.update(state=ReplayBatchEvent.State.SKIPPED, why="it is discarded")

@@ -20,8 +20,8 @@ from amqp.transport import TCPTransport
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_amqp_events.broker.delivery_headers import Frames
-from django_amqp_events.broker.fast.frame_reader import PIECE, Inbound
+from django_amqp_events.broker.delivery_headers import HeaderReader
+from django_amqp_events.broker.fast.frame_reader import PIECE, FrameReader
 
 NUMBER, OTHER = 1, 2
 TAG = "1:worker:queue"
@@ -95,7 +95,7 @@ class Reading:
         self.hub = Hub()
         self.channel = self.opened(NUMBER)
         self.other = self.opened(OTHER)
-        self.frames = Frames(self.channel)
+        self.frames = HeaderReader(self.channel)
 
     def opened(self, number: int) -> amqp.Channel:
         channel = amqp.Channel(self.connection, number, auto_decode=False)
@@ -126,7 +126,7 @@ def reading() -> Iterator[Reading]:
         yield (it := Reading(ends))
     finally:
         inbound = getattr(it.connection.blocking_read, "__self__", None)
-        if isinstance(inbound, Inbound):
+        if isinstance(inbound, FrameReader):
             inbound.close()
             assert not it.hub.readers
         for end in ends:
@@ -144,7 +144,7 @@ def read(pieces: list[bytes], *, several: bool | None) -> tuple[list[Any], int, 
         if several is None:
             pieces = [b"".join(pieces)]
         else:
-            Inbound(it.channel, it.frames, several=several)
+            FrameReader(it.channel, it.frames, several=several)
         error = ""
         try:
             for piece in pieces[:-1]:
@@ -230,7 +230,7 @@ def test_whole_deliveries_do_not_pass_through_py_amqp() -> None:
             return before(frame)
 
         it.connection.on_inbound_frame = on_inbound_frame
-        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2, body=b"")))
         it.connection.drain_events(timeout=1)
         assert [seen[1] for seen in it.seen] == [1, 2]
@@ -240,7 +240,7 @@ def test_whole_deliveries_do_not_pass_through_py_amqp() -> None:
 @pytest.mark.parametrize(("several", "first"), [(True, [1, 2, 3]), (False, [1])])
 def test_one_or_several_in_one_call(several: bool, first: list[int]) -> None:
     with reading() as it:
-        Inbound(it.channel, it.frames, several=several)
+        FrameReader(it.channel, it.frames, several=several)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         assert [seen[1] for seen in it.seen] == first
@@ -263,7 +263,7 @@ def test_a_consumer_that_reads_on() -> None:
             order.append(str(message.delivery_tag))
 
         it.channel.callbacks[TAG] = outer
-        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         assert order == ["1 begins", "2", "3", "1 ends"]
@@ -272,7 +272,7 @@ def test_a_consumer_that_reads_on() -> None:
 def test_deliveries_behind_an_answer() -> None:
     """They have left the socket, where an event loop looks, so it is asked to come back."""
     with reading() as it:
-        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         answer = method(NUMBER, Queue.DeclareOk, "sll", "queue", 1, 0)
         it.peer.sendall(answer + b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2)))
         it.connection.drain_events(timeout=1)
@@ -291,7 +291,7 @@ def test_deliveries_behind_an_answer() -> None:
 
 def test_a_connection_that_is_lost_with_something_left() -> None:
     with reading() as it:
-        Inbound(it.channel, it.frames, hub=it.hub)
+        FrameReader(it.channel, it.frames, hub=it.hub)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2)))
         it.connection.drain_events(timeout=1)
         it.connection.transport = None
@@ -303,7 +303,7 @@ def test_a_connection_that_is_lost_with_something_left() -> None:
 def test_a_part_of_a_delivery_is_waited_for_at_the_socket() -> None:
     """An event loop that was asked to come back for it would do nothing else."""
     with reading() as it:
-        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         first, *rest = delivery(tag=2)
         it.peer.sendall(b"".join(delivery(tag=1)) + first)
         it.drain()
@@ -339,7 +339,7 @@ def test_an_event_loop_asks_the_kernel_once_for_what_has_come() -> None:
         transport = it.connection.transport
         transport.sock = counting = Socket(transport.sock)
         transport._setup_transport()
-        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         for turn in (1, 2):
             it.peer.sendall(b"".join(delivery(tag=turn)))
             it.drain()
@@ -349,7 +349,7 @@ def test_an_event_loop_asks_the_kernel_once_for_what_has_come() -> None:
 
 def test_one_in_each_turn_of_an_event_loop() -> None:
     with reading() as it:
-        Inbound(it.channel, it.frames, hub=it.hub)
+        FrameReader(it.channel, it.frames, hub=it.hub)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         for turn in (1, 2, 3):
@@ -361,7 +361,7 @@ def test_deliveries_behind_an_error() -> None:
     with reading() as it:
         it.connection.frame_writer = lambda *_args: None
         it.other._do_revive = lambda: None
-        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         refused = method(OTHER, Channel.Close, "BsBB", 404, "no queue", *Queue.Declare)
         it.peer.sendall(refused + b"".join(delivery(tag=1)) + b"\x01")
         with pytest.raises(NotFound):
@@ -376,16 +376,16 @@ def test_deliveries_behind_an_error() -> None:
 @pytest.mark.parametrize("name", ["_read_buffer", "_quick_recv"])
 def test_a_release_of_py_amqp_that_reads_in_another_way(name: str) -> None:
     with reading() as it:
-        assert Inbound.possible(it.channel)
+        assert FrameReader.possible(it.channel)
         delattr(it.connection.transport, name)
-        assert not Inbound.possible(it.channel)
+        assert not FrameReader.possible(it.channel)
 
 
 def test_what_py_amqp_has_read_comes_first() -> None:
     with reading() as it:
         first = b"".join(delivery(tag=1))
         it.connection.transport._read_buffer = first[:20]
-        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(first[20:] + b"".join(delivery(tag=2)))
         it.drain()
         assert [seen[1] for seen in it.seen] == [1, 2]
@@ -394,7 +394,7 @@ def test_what_py_amqp_has_read_comes_first() -> None:
 def test_a_body_larger_than_a_piece() -> None:
     with reading() as it:
         it.connection.frame_max = 2 * PIECE
-        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         body = bytes(range(256)) * 600
         raw = b"".join(delivery(body=body, size=2 * PIECE - 8))
         it.peer.setblocking(False)
@@ -419,7 +419,7 @@ def reset(it: Reading) -> None:
 def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
     """What came before counts; then the connection says that it is none any more."""
     with reading() as it:
-        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2))[:-1])
         it.connection.drain_events(timeout=1)
         end(it)
@@ -434,7 +434,7 @@ def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
 
 def test_what_is_no_frame() -> None:
     with reading() as it:
-        Inbound(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(b"".join(delivery())[:-1] + b"\x00")
         with pytest.raises(UnexpectedFrame):
             it.connection.drain_events(timeout=1)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from django_amqp_events.broker.fast import frame_writer as frame_writer_module
 from django_amqp_events.broker.fast.frame_writer import (
-    Encoder,
-    NotPlainError,
+    FrameWriter,
+    UnsupportedMessageError,
     header_table,
     properties,
 )
@@ -89,13 +89,13 @@ def test_whole_messages(
     published = message(
         headers=found, properties=props, body=body, exchange=exchange, routing_key=key
     )
-    frames = Encoder(1, FRAME_MAX).frames(published, mandatory=mandatory)
+    frames = FrameWriter(1, FRAME_MAX).frames(published, mandatory=mandatory)
     assert frames == plain(published, mandatory=mandatory)
 
 
 def test_one_encoder_writes_many():
     """What it remembers of one message does not show in another."""
-    encoder = Encoder(1, FRAME_MAX)
+    encoder = FrameWriter(1, FRAME_MAX)
     for number in range(3 * frame_writer_module._REMEMBERED):
         published = message(
             exchange=f"e{number % 7}",
@@ -115,7 +115,7 @@ def test_one_encoder_writes_many():
 @pytest.mark.parametrize("size", [0, 1, 130_000, 130_900, 131_000, 131_072, 300_000])
 def test_a_message_of_several_frames_is_py_amqps(size: int):
     published = message(body=b"x" * size)
-    frames = Encoder(1, FRAME_MAX).frames(published, mandatory=True)
+    frames = FrameWriter(1, FRAME_MAX).frames(published, mandatory=True)
     assert frames is None if size > 130_950 else frames == plain(published)
 
 
@@ -147,11 +147,11 @@ def test_a_message_of_several_frames_is_py_amqps(size: int):
     ],
 )
 def test_what_is_not_plain_is_left_to_py_amqp(changes: dict[str, Any]):
-    assert Encoder(1, FRAME_MAX).frames(message(**changes), mandatory=True) is None
+    assert FrameWriter(1, FRAME_MAX).frames(message(**changes), mandatory=True) is None
 
 
 def test_an_error_says_no_more_than_that():
-    with pytest.raises(NotPlainError):
+    with pytest.raises(UnsupportedMessageError):
         header_table({"list": [1]})
-    with pytest.raises(NotPlainError):
+    with pytest.raises(UnsupportedMessageError):
         properties(message(properties={"priority": 3}))

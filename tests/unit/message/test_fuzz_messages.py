@@ -36,7 +36,7 @@ from django_amqp_events.message.headers import (
     EVENT_HISTORY,
     MAX_HEADERS,
     table_size,
-    without_foreign_headers,
+    without_publisher_headers,
 )
 from django_amqp_events.message.messages import (
     Failure,
@@ -263,7 +263,7 @@ def check(message: Message) -> Received:
     """Check that a copy can be written and is small, and return it as it is delivered."""
     wire = written(message)
     assert len(wire) < MAX_HEADERS + ROOM
-    assert len(written(without_foreign_headers(message))) < MAX_HEADERS + ROOM
+    assert len(written(without_publisher_headers(message))) < MAX_HEADERS + ROOM
     found, _ = decode_properties_basic(wire, 0)
     assert not {"expiration", "user_id", "reply_to", "priority"} & set(found)
     assert found["delivery_mode"] == 2
@@ -357,7 +357,7 @@ def test_any_message_can_be_archived(
     event, progress = identified(delivery, trusted=trusted)
     if failure is not None:
         progress = replace(
-            progress, history=copies.remember(progress, failure, at=NOW, worker="w" * 300)
+            progress, history=copies.add_to_history(progress, failure, at=NOW, worker="w" * 300)
         )
     copy = archived(delivery, event, progress, failure)
     first = check(copy)
@@ -431,7 +431,7 @@ def test_a_history_stays_bounded(delivery: Received, failure: Failure | None) ->
     _, progress = identified(delivery, trusted=True)
     history = progress.history
     for attempt in range(3):
-        history = copies.remember(
+        history = copies.add_to_history(
             replace(progress, history=history, attempt=attempt + 1),
             failure or Failure(exception="E"),
             at=NOW,

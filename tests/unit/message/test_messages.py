@@ -24,7 +24,7 @@ from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import InvalidEventError, Malformed
 from django_amqp_events.message import archive_copies, copies
 from django_amqp_events.message.archive_copies import archive_copy, outcome_message
-from django_amqp_events.message.copies import remember, replay_copy, retry_copy
+from django_amqp_events.message.copies import add_to_history, replay_copy, retry_copy
 from django_amqp_events.message.decoding import decode, identify
 from django_amqp_events.message.encoding import encode_payload, event_message
 from django_amqp_events.message.headers import check_headers
@@ -34,7 +34,7 @@ from django_amqp_events.message.messages import (
     Payload,
     Progress,
     Received,
-    redirected,
+    redirect,
     task_id,
 )
 from django_amqp_events.message.text import parse_moment, utc_text
@@ -120,7 +120,7 @@ def retried(received: Received | None = None, **changes: Any) -> Message:
         "attempt": progress.attempt + 1,
         "due_at": FAILED + timedelta(seconds=1),
         "replay_id": progress.replay_id,
-        "history": remember(progress, failure(), at=FAILED, worker="celery@one"),
+        "history": add_to_history(progress, failure(), at=FAILED, worker="celery@one"),
         **changes,
     }
     return retry_copy(received, event, **options)
@@ -364,7 +364,7 @@ def test_a_replay_is_a_first_attempt_that_can_be_told_by_its_id() -> None:
 
 def test_redirected_changes_the_way_only() -> None:
     message = published()
-    other = redirected(message, exchange="elsewhere", routing_key="key")
+    other = redirect(message, exchange="elsewhere", routing_key="key")
     assert (other.exchange, other.routing_key) == ("elsewhere", "key")
     assert replace(other, exchange=message.exchange, routing_key=message.routing_key) == message
 
@@ -802,7 +802,7 @@ def test_tens_of_thousands_of_headers_take_no_time() -> None:
 def test_a_thousand_failures_are_remembered_in_few_bytes() -> None:
     progress = Progress()
     for attempt in range(1, 1001):
-        history = remember(
+        history = add_to_history(
             replace(progress, attempt=attempt),
             failure(message="ü" * 10_000),
             at=FAILED + timedelta(seconds=attempt),
@@ -820,7 +820,7 @@ def test_a_thousand_failures_are_remembered_in_few_bytes() -> None:
 
 def test_a_history_of_a_thousand_entries_that_came_is_cut() -> None:
     came = tuple({"attempt": n, "at": "x", "message": "y" * 100} for n in range(1000))
-    history = remember(Progress(history=came), failure(), at=FAILED, worker="w")
+    history = add_to_history(Progress(history=came), failure(), at=FAILED, worker="w")
     assert len(history) <= copies.MAX_HISTORY_ENTRIES
     assert history[0] == came[0]
 
@@ -832,7 +832,7 @@ def test_a_history_of_a_thousand_entries_that_came_is_cut() -> None:
 )
 def test_any_words_of_an_exception_can_be_written(text: str) -> None:
     odd = failure(exception=text, message=text, traceback=text, frames=({"file": text, "line": 1},))
-    history = remember(Progress(), odd, at=FAILED, worker=text)
+    history = add_to_history(Progress(), odd, at=FAILED, worker=text)
     for message in (
         archived(failure=odd, worker=text, detail=text, progress=Progress(history=history)),
         retried(history=history),

@@ -32,9 +32,9 @@ from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import outbox
 from django_amqp_events.publish.outbox import (
     Answer,
+    OutboxStatus,
     Row,
-    Unseen,
-    Waiting,
+    UnreachableOutbox,
 )
 from django_amqp_events.testing import capture_events, memory_events, override_events
 
@@ -95,9 +95,9 @@ def test_ids_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_words():
-    assert Waiting(alias="default").meaning == "empty"
-    assert Waiting(alias="default").severity == "ok"
-    state = Waiting(
+    assert OutboxStatus(alias="default").meaning == "empty"
+    assert OutboxStatus(alias="default").severity == "ok"
+    state = OutboxStatus(
         alias="default",
         total=9,
         held=2,
@@ -118,13 +118,13 @@ def test_words():
         "b (1)",
     ):
         assert words in state.meaning
-    assert Waiting(alias="default", total=1, failing=1, attempts=1).severity == "warning"
-    assert Waiting(alias="default", total=1, failing=1, attempts=3).severity == "error"
-    assert Waiting(alias="default", total=1).meaning == "due, for a relay"
+    assert OutboxStatus(alias="default", total=1, failing=1, attempts=1).severity == "warning"
+    assert OutboxStatus(alias="default", total=1, failing=1, attempts=3).severity == "error"
+    assert OutboxStatus(alias="default", total=1).meaning == "due, for a relay"
     row = OutboxEvent(attempts=2, error="it is <b>full</b>")
-    assert outbox.why(row) == "failed 2 times: it is <b>full</b>"
-    assert "relay" in outbox.why(OutboxEvent(claim=outbox.new_id()))
-    assert "not confirmed" in outbox.why(OutboxEvent())
+    assert outbox.describe_row(row) == "failed 2 times: it is <b>full</b>"
+    assert "relay" in outbox.describe_row(OutboxEvent(claim=outbox.new_id()))
+    assert "not confirmed" in outbox.describe_row(OutboxEvent())
 
 
 # -- in tests and development no table is needed ------------------------------------------------
@@ -189,10 +189,10 @@ def test_wrong_aliases():
 
 def test_what_cannot_be_seen_is_said(monkeypatch: pytest.MonkeyPatch):
     """No database may be used here; whoever needs it is told, others are not."""
-    found = outbox.look(Settings(service="shop", publish="outbox"))
-    assert [type(each) for each in found] == [Unseen]
+    found = outbox.read_status(Settings(service="shop", publish="outbox"))
+    assert [type(each) for each in found] == [UnreachableOutbox]
     assert "cannot be seen" in found[0].meaning
-    assert outbox.look(Settings(service="shop", publish="immediate")) == []
+    assert outbox.read_status(Settings(service="shop", publish="immediate")) == []
 
 
 def publishing(broker: str = "amqp://nobody@127.0.0.1:1//", **given: Any) -> str:

@@ -67,10 +67,10 @@ def arm() -> None:
     from celery.signals import task_postrun, task_prerun
 
     from django_amqp_events.archive import replay, states
-    from django_amqp_events.broker.batch_reader import Intake
+    from django_amqp_events.broker.batch_reader import BatchReader
     from django_amqp_events.broker.confirms import ConfirmChannel
     from django_amqp_events.publish import outbox
-    from django_amqp_events.publish.direct_publisher import Courier
+    from django_amqp_events.publish.direct_publisher import DirectPublisher
 
     def of_the_event(name: str) -> Callable[..., None]:
         def run(task: Any, **_: Any) -> None:
@@ -113,12 +113,12 @@ def arm() -> None:
             ledger.write("committed", events=ids)
         return ids
 
-    first(Courier, "deliver", "committed", committed)
+    first(DirectPublisher, "deliver", "committed", committed)
     first(
         outbox, "confirmed", "relayed", lambda _, done, **o: [row.message.event_id for row in done]
     )
     first(
-        Intake, "ack", "mirrored",
+        BatchReader, "ack", "mirrored",
         lambda _, batch, *a: [str(m.properties.get("message_id")) for m in batch.messages],
     )  # fmt: skip
     first(replay, "_publish", "claimed", lambda claimed, *a: [str(c.replay.pk) for c in claimed])
