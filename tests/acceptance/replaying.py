@@ -45,9 +45,9 @@ seen = dict(ArchivedEvent.objects.filter(**{wanted}).values_list("pk", "version"
 report = replay.replay(seen, by="ada", **{options})
 print("REPORT", json.dumps({{
     "published": len(report.published),
-    "returned": [each.why for each in report.returned],
-    "skipped": [each.why for each in report.skipped],
-    "stopped": report.stopped,
+    "returned": [str(each.why) for each in report.returned],
+    "skipped": [str(each.why) for each in report.skipped],
+    "stopped": str(report.stopped or ""),
 }}))
 """
 

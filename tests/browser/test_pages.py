@@ -83,18 +83,18 @@ return [...document.querySelectorAll("body *")]
 ACTIONS = {
     "event": ("Replay…", "Discard…", "Edit and replay…", "History", "Download the raw body"),
     "overdue": ("Force", "Mark as resolved"),
-    "confirm": ("Replay 4 events", "No, go back"),
-    "edit": ("Preview changes", "No, go back"),
-    "review": ("Replay with this payload", "Edit further", "No, go back"),
+    "confirm": ("Replay 4 events", "Cancel"),
+    "edit": ("Preview changes", "Cancel"),
+    "review": ("Replay with this payload", "Continue editing", "Cancel"),
     "group": (
         "Replay all open…", "Discard all open…", "Replay all in the background…", "Save",
         "Save and assign to me",
     ),
-    "batch-draft": ("Look again", "Start in the background", "No, go back", "Delete draft"),
-    "batch-running": ("Pause", "Cancel batch", "Reload by itself"),
+    "batch-draft": ("Refresh", "Start in the background", "Cancel", "Delete draft"),
+    "batch-running": ("Pause", "Cancel batch", "Refresh every"),
     "batch-paused": ("Resume", "Cancel batch"),
     "dashboard": ("Topology", "Retries", "As a table"),
-    "outbox-publish": ("Publish", "No, go back"),
+    "outbox-publish": ("Publish", "Cancel"),
 }  # fmt: skip
 
 _FOCUSED = """

@@ -234,7 +234,7 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     ada.write("canary", "3")
     ada.press("Start in the background")
     batch = browser.driver.current_url
-    ada.follow("Reload by itself")
+    ada.follow("Refresh every")
     ada.wait_for(f"succeeded\n{NUMBER}", reload=False)
     browser.until(lambda: browser.all(".ae-batch-done"), "the batch is done")
     browser.open(batch)
@@ -243,7 +243,7 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     ada.follow("All events of this batch")
     assert ada.page.count("succeeded") >= NUMBER
     browser.open(group)
-    ada.wait_for("Put right")
+    ada.wait_for("Resolved")
     assert "0 open events" in ada.page
 
     # The order of no country: what the shop meant is DE.
