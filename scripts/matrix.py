@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Run `make test` and `make faults` on fresh Debian systems, each in a folder, and on PostgreSQL.
+"""Run `make test-all` and `make faults` on fresh Debian systems and on PostgreSQL.
 
     sudo python3 scripts/matrix.py [debian12] [debian13] [forky] [postgresql] [tests] [faults]
                                    [-- arguments of the one that is named]
 
 Each system is made by debootstrap below .run/matrix/ and entered by chroot in namespaces of its
-own, with nothing installed but Python, make and git: what `make test` needs, RabbitMQ included,
+own, with nothing installed but Python, make and git: what `make test-all` needs, RabbitMQ included,
 it has to see to itself. That gives Python 3.11 with RabbitMQ 3.10, 3.13 with 4.0, 3.14 with 4.3.
 
 The mirror is the one that apt uses on this machine and the indexes are pip's, read at run time.
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MATRIX = ROOT / ".run" / "matrix"
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
 #: What is done, and the target of make that does it.
-WORK = {"tests": "test", "faults": "faults"}
+WORK = {"tests": "test-all", "faults": "faults"}
 LEFT_OUT = {".run", ".venv", "dist", "build", "__pycache__", ".mypy_cache", ".ruff_cache"}
 
 
