@@ -84,7 +84,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveSettings:
-    """Limits of the archive queue; each one loses archived events, so there are none by default.
+    """Limits of the archive queue; each one loses archived events, so there is none by default.
 
     Attributes:
         ttl: seconds after which an archived event that nobody mirrored is dropped.

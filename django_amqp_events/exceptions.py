@@ -65,7 +65,7 @@ class InvalidEditError(InvalidEventError):
 
 
 class AppendOnlyError(AmqpEventsError, TypeError):
-    """A row of the audit was to be changed or deleted, which nobody may."""
+    """A row of the audit cannot be changed or deleted."""
 
     @classmethod
     def of(cls, model: str) -> AppendOnlyError:

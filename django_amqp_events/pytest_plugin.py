@@ -26,7 +26,7 @@ def captured_events() -> Iterator[CapturedEvents]:
 
 @pytest.fixture(name="memory_events")
 def memory_events_fixture() -> Iterator[MemoryBackend]:
-    """A broker in memory for the test's events, and a worker that runs when it is told to."""
+    """An in-memory broker for the test's events, with a worker that runs on demand."""
     from .testing import memory_events
 
     with memory_events() as broker:

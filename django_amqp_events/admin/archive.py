@@ -121,7 +121,7 @@ class ArchiveList(List):
 
     @property
     def nothing_open(self) -> bool:
-        """Whether it is empty because it shows open events alone."""
+        """Return True if the list is empty only because it shows open events."""
         chosen = [each.chosen for each in self.filter_specs if isinstance(each, StateFilter)]
         return not self.result_count and chosen == [StateFilter.OPEN]
 
@@ -168,28 +168,28 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
     # -- who may do what
 
     def has_replay_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may replay."""
+        """Return True if this user may replay."""
         return self._granted(request, DECISIONS["replay"].permission)
 
     def has_force_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may replay what may be on its way already."""
+        """Return True if this user may force replays."""
         return self._granted(request, DECISIONS["force"].permission)
 
     def has_discard_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may discard."""
+        """Return True if this user may discard."""
         return self._granted(request, DECISIONS["discard"].permission)
 
     def has_export_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may export: payloads are in it."""
+        """Return True if this user may export payloads."""
         granted = self._granted(request, "export_archivedevent")
         return granted and self.has_payload_permission(request)
 
     def has_restore_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may restore."""
+        """Return True if this user may restore."""
         return self._granted(request, DECISIONS["restore"].permission)
 
     def has_bulk_replay_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may replay any number in a batch."""
+        """Return True if this user may replay events in a batch."""
         return self._granted(request, "bulk_replay_archivedevent")
 
     # -- the list
@@ -520,7 +520,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         }  # fmt: skip
 
     def _facts(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[str, str, str]]:
-        """Who and where: name, text, and the address of the events with the same."""
+        """Return the event's identifiers: label, value, and the URL of events that share it."""
 
         def same(value: str) -> str:
             return self._url("changelist", q=value) if value else ""
@@ -781,7 +781,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         return self._ask(request, decision, seen, filters="", back=f"group:{group.pk.hex}")
 
     def may_replay_in_background(self, request: HttpRequest) -> bool:
-        """Say whether this user may make batches, on this site."""
+        """Return True if this user may create batches on this site."""
         return self.has_bulk_replay_permission(request) and self.admin_site.is_registered(
             ReplayBatch
         )
@@ -856,7 +856,7 @@ def _back(text: str) -> tuple[str, UUID | None]:
 
 
 def _tell(request: HttpRequest, decision: Decision, report: Report, total: int) -> None:
-    """Say what came of it."""
+    """Show the result of an action as messages."""
     if count := len(report.published):
         messages.success(request, _said(decision.name, count) % {"count": number(count)})
     returned = decisions.by_reason(report.returned)

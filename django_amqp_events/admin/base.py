@@ -1,4 +1,4 @@
-"""What the pages of all our tables have in common: nobody adds, changes or deletes a row here."""
+"""The base of all our admin pages; rows are not added, changed or deleted in forms."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def ago(then: datetime, now: datetime) -> str:
 
 
 def non_atomic(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Keep ATOMIC_REQUESTS away: a claim is committed before anything is published."""
+    """Exempt a view from ATOMIC_REQUESTS: a claim is committed before it is published."""
     for alias in connections:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view

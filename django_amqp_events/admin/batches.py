@@ -71,7 +71,7 @@ _PARTS: Final = (
 
 
 class StartForm(forms.Form):
-    """How a batch is to run."""
+    """Options of a batch."""
 
     reason = forms.CharField(
         label=gettext_lazy("Reason"),
@@ -152,13 +152,13 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
     # -- who may do what
 
     def has_view_permission(self, request: HttpRequest, obj: ReplayBatch | None = None) -> bool:
-        """Say whether this user may see batches: they name archived events."""
+        """Return True if this user may view batches, which name archived events."""
         if not request.user.has_perm(f"{self.opts.app_label}.view_archivedevent"):
             return False
         return super().has_view_permission(request, obj) or self.has_run_permission(request)
 
     def has_run_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may start, pause, resume and cancel."""
+        """Return True if this user may start, pause, resume and cancel batches."""
         return request.user.has_perm(PERMISSION)
 
     # -- the list
@@ -510,7 +510,7 @@ def _selected(count: int) -> str:
 
 
 def titled(batch: ReplayBatch) -> str:
-    """Return the title of a batch; one that it has by itself in the language of the moment."""
+    """Return the title of a batch; default titles are translated."""
     if batch.title == _selected(batch.total):
         found = ngettext("%(count)s selected event", "%(count)s selected events", batch.total)
         return found % {"count": number(batch.total)}
@@ -570,7 +570,7 @@ def begin(
 
 
 def _worded(name: str, value: str) -> str:
-    """Say what a filter of the list finds; in English, as titles are stored."""
+    """Describe a list filter in English, as titles are stored."""
     if name == TimeFilter.parameter_name and value in TimeFilter.TITLES:
         with translation.override("en"):
             return f"last failure {TimeFilter.TITLES[value]}"
@@ -612,7 +612,7 @@ def freeze(
 
 
 def criteria_of(chosen: Mapping[str, str]) -> dict[str, Any] | None:
-    """Read the filters of the list as ``select()`` takes them; ``None`` for a search."""
+    """Return the filters of the list as arguments of ``select()``; ``None`` for a search."""
     if chosen.get(SEARCH_VAR, "").strip():
         return None
     found: dict[str, Any] = {

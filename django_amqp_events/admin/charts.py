@@ -59,7 +59,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One colour of stacked bars: CSS class, name, a value for each bar."""
+    """One layer of stacked bars: CSS class, name, one value per bar."""
 
     css: str
     name: str
@@ -68,7 +68,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A bar that lies: a name, a number, a note behind it, and a CSS class."""
+    """A horizontal bar: name, number, note, CSS class."""
 
     name: str
     value: float
@@ -180,7 +180,7 @@ def area(title: str, points: Sequence[tuple[float, str, float]], *, of: tuple[st
 
 
 def lying(title: str, found: Sequence[Row], *, of: tuple[str, str]) -> Picture:
-    """Draw a bar for each name, below each other: depths of queues, delays that come back."""
+    """Draw one horizontal bar per name."""
     most = max((row.value for row in found), default=0)
     parts = []
     for place, row in enumerate(found):
@@ -268,7 +268,7 @@ def schedule(title: str, delays: Sequence[float]) -> Picture:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a graph says of a queue: a number or a word, and ``ok``, ``warning``, ``error``, …"""
+    """The label of a queue in the graph: a number or word, and ``ok``, ``warning`` or ``error``."""
 
     text: str = ""
     severity: str = "ok"

@@ -1,4 +1,4 @@
-"""The dashboard: how the service stands, its topology, its retries. It only looks.
+"""The dashboard: status, topology and retry schedules; read-only.
 
 The pages read the database alone. What they show of the broker was seen by
 :mod:`django_amqp_events.monitor.snapshots`, and they say how long ago.
@@ -94,7 +94,7 @@ class DashboardAdmin(Pages[Dashboard]):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """How the service stands."""
+        """Show the status of the service."""
         self._check(request)
         now = datetime.now(UTC)
         found = settings_and_registry()
@@ -155,7 +155,7 @@ class DashboardAdmin(Pages[Dashboard]):
         return self._page(request, "topology", _("Topology"), seen, context)
 
     def retries_view(self, request: HttpRequest) -> HttpResponse:
-        """When each handler's retries come."""
+        """Show the retry schedule of each handler."""
         self._check(request)
         found = settings_and_registry()
         context = {
@@ -209,7 +209,7 @@ class DashboardAdmin(Pages[Dashboard]):
         late: int,
         now: datetime,
     ) -> list[dict[str, str]]:
-        """The figures that somebody wants first: name, value, note, address, severity."""
+        """Return the tiles: name, value, note, URL, severity."""
         lags = [each["lag"] for each in seen.newest.get("outbox", ()) if "lag" in each]
         waiting = sum(each.get("total", 0) for each in seen.newest.get("outbox", ()))
         mirror = seen.document.get("mirror", {})
@@ -380,7 +380,7 @@ class _Seen:
         return cls(rows.first(), rows.filter(seen=True).first(), now)
 
     def drift(self, now: datetime) -> dict[str, Any]:
-        """What the last comparison with the broker found."""
+        """Return the drift that the last comparison with the broker found."""
         found = self.document.get("drift", {})
         if not found:
             return {}
@@ -437,7 +437,7 @@ def _ttl(queue: Queue) -> int:
 
 
 def _limit(queue: Queue) -> str:
-    """Say what limits a queue: events beyond it are moved or lost."""
+    """Describe the limits of a queue; messages beyond them are moved or lost."""
     arguments, said = queue.arguments, []
     if (limit := arguments.get("x-delivery-limit")) and limit < topology.NO_LIMIT:
         said.append(
@@ -523,7 +523,7 @@ def _depths(queues: list[dict[str, Any]]) -> Picture:
 
 
 def _returning(queues: list[dict[str, Any]], seen: _Seen) -> Picture:
-    """What comes back from the delay queues, and when."""
+    """Return the events in delay queues by return time."""
     delayed = [each for each in queues if each["role"] == "delay" and each["ready"]]
     delayed.sort(key=lambda each: each["delay"])
     return charts.lying(

@@ -42,7 +42,7 @@ def aliases(model: type[models.Model], *own: str) -> list[str]:
 
 
 def has_table(alias: str, model: type[models.Model]) -> bool:
-    """Say whether a database has the table, and is there; asked again after :data:`REMEMBERED`."""
+    """Return True if a reachable database has the table; cached for :data:`REMEMBERED` seconds."""
     key = (alias, str(connections[alias].settings_dict["NAME"]), model)
     until, answer = _known.get(key, (0.0, False))
     if time.monotonic() >= until:

@@ -1,4 +1,4 @@
-"""Pages whose rows change by decisions alone, each of which a page of its own asks about."""
+"""Pages whose rows change only by actions with a confirmation page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .decisions import NAMED, ReasonForm
 
 
 class Decides(Protocol):
-    """What these pages need to know of a decision."""
+    """The interface of an action."""
 
     @property
     def name(self) -> str:
@@ -44,11 +44,11 @@ class Decides(Protocol):
 
     @property
     def reason_required(self) -> bool:
-        """Whether nobody may do it without saying why."""
+        """Return True if the action needs a reason."""
 
 
 class DecidingPages(Pages[M]):
-    """Asks about a decision, and carries out what is confirmed.
+    """Ask for confirmation of an action and run it.
 
     Attributes:
         choices: what can be decided, by name.
@@ -59,7 +59,7 @@ class DecidingPages(Pages[M]):
     templates: ClassVar[str]
 
     def may(self, request: HttpRequest, decision: Decides) -> bool:
-        """Say whether this user may decide so."""
+        """Return True if this user may run the action."""
         check: Callable[[HttpRequest], bool] = getattr(self, f"has_{decision.right}_permission")
         return check(request)
 
@@ -88,7 +88,7 @@ class DecidingPages(Pages[M]):
         }
 
     def _forbidden(self, decision: Decides) -> str:
-        """Say which permission somebody lacks who sees no button."""
+        """Name the permission that the user lacks for an action."""
         return _("You have no permission for “%(label)s” (%(missing)s).") % {
             "label": decision.button,
             "missing": f"“{decision.permission}”",

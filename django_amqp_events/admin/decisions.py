@@ -1,4 +1,4 @@
-"""What can be decided about archived events: what it would do, and doing it.
+"""Actions on archived events: their preview and their execution.
 
 The events and their versions are frozen when somebody begins: whatever changes until he confirms
 is left alone, and he is told.
@@ -43,7 +43,7 @@ _PAIR: Final = re.compile(r"([0-9a-f]{32}):([0-9]{1,10})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One thing that can be decided.
+    """An action on archived events.
 
     Attributes:
         name: in addresses.
@@ -172,14 +172,14 @@ DECISIONS: Final[Mapping[str, Decision]] = {
 
 
 class Asks(Protocol):
-    """What can be decided, as far as its form needs to know."""
+    """The part of an action that its form needs."""
 
     @property
     def reason_required(self) -> bool: ...
 
 
 class ReasonForm(forms.Form):
-    """Why."""
+    """The reason of an action."""
 
     reason = forms.CharField(
         max_length=1_000, strip=True, widget=forms.Textarea(attrs={"rows": 2, "cols": 60})
@@ -213,7 +213,7 @@ def decode_selection(text: str) -> dict[UUID, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where events would go."""
+    """The destination of events."""
 
     handler: str
     before: tuple[str, ...]
@@ -234,7 +234,7 @@ class SkippedGroup:
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """What a decision would do.
+    """The preview of an action.
 
     Attributes:
         eligible: ids it would take.
@@ -255,7 +255,7 @@ class Plan:
 
 
 def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> Plan:
-    """Say what a decision would do; changes nothing.
+    """Return the preview of an action; changes nothing.
 
     Args:
         rows: the events that this user may see.

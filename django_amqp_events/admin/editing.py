@@ -66,20 +66,20 @@ class EditForm(forms.Form):
 
 
 class EditingPages(Pages[ArchivedEvent]):
-    """What the archive's pages know of editing; see :class:`.archive.ArchivedEventAdmin`."""
+    """Editing for the pages of the archive; see :class:`.archive.ArchivedEventAdmin`."""
 
     def has_payload_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may see payloads and headers."""
+        """Return True if this user may see payloads and headers."""
         return self._granted(request, "view_payload_archivedevent")
 
     def has_raw_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may see bodies as they are, where payloads are redacted."""
+        """Return True if this user may see unredacted bodies."""
         if not self.has_payload_permission(request):
             return False
         return not redaction.has_hook() or self._granted(request, "view_raw_archivedevent")
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may edit: he has to see what he changes."""
+        """Return True if this user may edit, which needs the permission to see payloads."""
         return self._granted(request, "edit_archivedevent") and self.has_raw_permission(request)
 
     def _editing_urls(self) -> list[URLPattern]:
@@ -362,7 +362,7 @@ def _locked(event: ArchivedEvent, where: Target) -> list[tuple[str, str]]:
 
 
 def _warnings(event: ArchivedEvent, where: Target) -> list[str]:
-    """Return what somebody should know before he replays it with another payload."""
+    """Return the warnings to read before an edited replay."""
     told = []
     using = event._state.db  # noqa: SLF001
     succeeded = event.replay_set.using(using).filter(outcome=Replay.Outcome.SUCCEEDED).exists()

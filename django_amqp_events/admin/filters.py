@@ -28,7 +28,7 @@ COUNTED: Final = 1_000
 
 
 class StateFilter(admin.SimpleListFilter):
-    """Open events unless something else is asked for; a search looks everywhere."""
+    """Filter by state: open events by default, all events in a search."""
 
     title = _("state")
     parameter_name = "state"
@@ -155,7 +155,7 @@ class ExceptionFilter(ColumnFilter):
 
 
 class GroupFilter(admin.SimpleListFilter):
-    """One group of failures; offered where its page, or an event's, leads here."""
+    """Filter by failure group; shown when a link selects one."""
 
     title = _("failure group")
     parameter_name = "group"
@@ -186,7 +186,7 @@ class GroupFilter(admin.SimpleListFilter):
 
 
 class TimeFilter(admin.SimpleListFilter):
-    """When it failed last."""
+    """Filter by the time of the last failure."""
 
     title = _("last failure")
     parameter_name = "failed"
@@ -230,7 +230,7 @@ def settings_and_registry() -> tuple[Settings, Registry] | None:
 
 
 def handler_of(event: ArchivedEvent, found: tuple[Settings, Registry] | None) -> Handler | None:
-    """Return the handler of an event, by its name of today; ``None`` where nobody is known."""
+    """Return the current handler of an event, ``None`` if it is unknown."""
     if found is None:
         return None
     settings, registry = found
@@ -239,7 +239,7 @@ def handler_of(event: ArchivedEvent, found: tuple[Settings, Registry] | None) ->
 
 
 def overdue(now: datetime | None = None) -> Q:
-    """Say in SQL what :func:`django_amqp_events.archive.replay.is_overdue` says of one event."""
+    """Express :func:`django_amqp_events.archive.replay.is_overdue` in SQL."""
     now = now or datetime.now(UTC)
     wanted = Q(state=State.REPLAYING, state_since__lte=now - timedelta(seconds=replay.OVERDUE))
     if (found := settings_and_registry()) is not None:

@@ -1,4 +1,4 @@
-"""How archived events are shown: text, bytes, tracebacks, a timeline. Pure.
+"""Format archived events: text, bytes, tracebacks, timelines. Pure.
 
 Everything here takes what somebody else wrote: a publisher, a handler's exception, anybody who may
 publish to the archive's exchange. Whatever it is, something is returned, bounded, and without
@@ -88,7 +88,7 @@ RESOLVED: Final = (
 
 
 def text(value: object, limit: int | None = None) -> str:
-    """Write text so that all of it can be seen; ours in the language of whoever looks."""
+    """Return text with all characters visible; reasons are translated."""
     return visible(translated(value) if value is not None else "", limit)
 
 
@@ -98,7 +98,7 @@ def number(value: int) -> str:
 
 
 def line(value: object, limit: int = WORD) -> str:
-    """Write text on one line, a sentence of ours in the language of whoever looks."""
+    """Return text on one line; reasons are translated."""
     return text(value, limit).replace("\n", " ").replace("\t", " ").strip()
 
 
@@ -120,7 +120,7 @@ def moment(value: object) -> datetime | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """What a page shows of a body.
+    """A body as a page shows it.
 
     Attributes:
         text: as text, or as a table of hexadecimal numbers.
@@ -183,7 +183,7 @@ def pretty(value: Any, limit: int = 2 * SHOWN) -> tuple[str, bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """One header, with the name of its type where that is not text."""
+    """A header, with its type unless it is text."""
 
     name: str
     value: str
@@ -245,7 +245,7 @@ def _plain(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Lines of a traceback; those of installed packages are folded away.
+    """Lines of a traceback; those of installed packages are folded.
 
     Attributes:
         frames: how many there are in it.
@@ -278,7 +278,7 @@ def fold_traceback(traceback: object) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One frame: where, and whether that is an installed package."""
+    """A frame of a traceback: its location, and whether it is in an installed package."""
 
     place: str
     file: str
@@ -299,7 +299,7 @@ def frames(document: Mapping[str, Any]) -> list[Frame]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One run of the handler that failed."""
+    """A failed attempt."""
 
     number: str
     at: datetime | None
@@ -322,7 +322,7 @@ def attempts(failure: ArchivedFailure) -> list[Attempt]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """One entry of the broker's death history."""
+    """An entry of the broker's death history."""
 
     queue: str
     reason: str
@@ -368,7 +368,7 @@ def mappings(value: object) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that happened.
+    """A step of the timeline.
 
     Attributes:
         kind: ``good``, ``bad``, ``""``: how it is marked.
@@ -453,7 +453,7 @@ def timeline(
 
 
 def who(name: str) -> str:
-    """Say who did it; ``""`` where nobody is named."""
+    """Return the name of the user who acted, ``""`` if unknown."""
     return _("by %(who)s") % {"who": line(name)} if name else ""
 
 
@@ -469,7 +469,7 @@ def _archived(failure: ArchivedFailure, number: int | None) -> str:
 
 
 def resolved(action: ArchiveAction) -> bool:
-    """Say whether a discard was a mark as resolved."""
+    """Return True if a discard marked the event as resolved."""
     discarded = action.action == ArchiveAction.Action.DISCARD
     return discarded and action.reason.startswith(RESOLVED_WORDS)
 
@@ -526,7 +526,7 @@ def _outcome(replay: Replay) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """One replay, as a row of a table; ``revision`` is 0 for the event's own body."""
+    """A replay as a table row; ``revision`` is 0 for the original body."""
 
     id: str
     number: int

@@ -81,7 +81,7 @@ class GroupList(List):
 
     @property
     def nothing_open(self) -> bool:
-        """Whether it is empty because it shows groups with open events alone."""
+        """Return True if the list is empty only because it shows groups with open events."""
         chosen = [each.chosen for each in self.filter_specs if isinstance(each, StandingFilter)]
         return not self.result_count and chosen == [StandingFilter.OPEN]
 
@@ -92,7 +92,7 @@ class GroupList(List):
 
 
 class StandingFilter(admin.SimpleListFilter):
-    """Groups with open events unless something else is asked for; a search looks everywhere."""
+    """Filter by state: groups with open events by default, all groups in a search."""
 
     title = gettext_lazy("state")
     parameter_name = "state"
@@ -114,7 +114,7 @@ class StandingFilter(admin.SimpleListFilter):
 
     @property
     def chosen(self) -> str:
-        """What is shown."""
+        """Return the selected filter."""
         return self.value() or self._default
 
     def queryset(
@@ -169,7 +169,7 @@ class AssigneeFilter(GroupColumnFilter):
 
 
 class GroupForm(forms.Form):
-    """What people write about a group."""
+    """The note, assignee and ticket of a group."""
 
     note = forms.CharField(
         label=gettext_lazy("Note"),
@@ -212,7 +212,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     # -- who may do what
 
     def has_assign_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may write note, assignee and ticket."""
+        """Return True if this user may write note, assignee and ticket."""
         return self._granted(request, "assign_failuregroup")
 
     def _events(self, request: HttpRequest) -> ArchivedEventAdmin | None:

@@ -36,7 +36,7 @@ class InboxList(List):
 
 
 class OwnFilter(ServiceFilter):
-    """This service's rows unless another's are asked for: an index has the order of each."""
+    """Filter by service: this service by default, in the order of its index."""
 
     def values(self, rows: QuerySet[Any]) -> list[str]:
         return sorted({*super().values(rows), *_own()})

@@ -95,7 +95,7 @@ STANDINGS: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One thing that can be decided about events of the outbox.
+    """An action on events of the outbox.
 
     Attributes:
         name: in addresses; with ``_outboxevent`` its permission.
@@ -204,7 +204,7 @@ _GONE: Final = Reason("outbox-published")
 
 
 class StandingFilter(admin.SimpleListFilter):
-    """What waits, unless something else is asked for; a search looks everywhere."""
+    """Filter by state: pending events by default, all events in a search."""
 
     title = gettext_lazy("state")
     parameter_name = "state"
@@ -247,7 +247,7 @@ class StandingFilter(admin.SimpleListFilter):
 
     @property
     def chosen(self) -> str:
-        """What is shown."""
+        """Return the selected filter."""
         return self.value() or self._default
 
     def queryset(
@@ -271,7 +271,7 @@ def _counted(title: str, rows: QuerySet[Any]) -> str:
 
 
 class ValueFilter(admin.SimpleListFilter):
-    """The values of a column that there are, and the one that is asked for."""
+    """Filter by a value of a column."""
 
     least = 1
 
@@ -331,7 +331,7 @@ class OutboxList(List):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where events would go, and whose relay takes them there."""
+    """The destination of events, and the service whose relay publishes them."""
 
     name: str
     exchange: str
@@ -341,7 +341,7 @@ class Route:
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
-    """What a decision would do.
+    """The preview of an action.
 
     Attributes:
         eligible: the rows it would take.
@@ -361,7 +361,7 @@ class Plan:
 
 
 def plan(decision: Decision, ids: Sequence[UUID], rows: Mapping[UUID, OutboxEvent]) -> Plan:
-    """Say what a decision would do; changes nothing."""
+    """Return the preview of an action; changes nothing."""
     eligible, skipped = [], []
     for pk in ids:
         row = rows.get(pk)
@@ -475,19 +475,19 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
     # -- who may do what
 
     def has_payload_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may see payloads and headers."""
+        """Return True if this user may see payloads and headers."""
         return self._granted(request, "view_payload_outboxevent")
 
     def has_publish_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may have events published at once."""
+        """Return True if this user may publish events now."""
         return self._granted(request, DECISIONS["publish"].permission)
 
     def has_discard_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may give events up."""
+        """Return True if this user may discard events."""
         return self._granted(request, DECISIONS["discard"].permission)
 
     def has_restore_permission(self, request: HttpRequest) -> bool:
-        """Say whether this user may have events published that were given up."""
+        """Return True if this user may restore discarded events."""
         return self._granted(request, DECISIONS["restore"].permission)
 
     # -- the list
@@ -737,7 +737,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
         return {"links": links, "obstacles": obstacles}
 
     def payload_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        """The body as it is published, as a file."""
+        """Return the published body as a file."""
         if not self.has_view_permission(request) or not self.has_payload_permission(request):
             raise PermissionDenied
         event = self.get_object(request, str(pk))
@@ -781,7 +781,7 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
         done: Sequence[OutboxEvent],
         others: Sequence[UUID],
     ) -> None:
-        """Say what came of it."""
+        """Show the result of an action as messages."""
         if done:
             messages.success(request, decision.done(len(done)))
         if not others:
@@ -851,7 +851,7 @@ def with_id(text: str, alias: str) -> Q:
 
 
 def _given_up(event: OutboxEvent) -> str:
-    """Say who discarded it, and why."""
+    """Return who discarded an event, and the reason."""
     who = line(event.discarded_by) or pgettext("by", "unknown")
     if not event.discard_reason:
         return _("discarded by %(who)s") % {"who": who}
@@ -864,7 +864,7 @@ def _ahead(event: OutboxEvent) -> str:
 
 
 def _envelope(written: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read headers and properties; nothing where somebody has changed them by hand."""
+    """Return headers and properties; empty if a row was changed by hand."""
     try:
         found = json.loads(written)
         return dict(found["headers"]), dict(found["properties"])

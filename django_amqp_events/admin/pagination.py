@@ -16,7 +16,7 @@ VALUES: Final = 100
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]
-    """Counts no further than :data:`CAP`: nobody reads page 101, and a filter finds better."""
+    """A paginator that counts at most :data:`CAP` rows."""
 
     @cached_property
     def _found(self) -> int:
@@ -25,7 +25,7 @@ class CappedPaginator(Paginator):  # type: ignore[type-arg]
 
     @property
     def capped(self) -> bool:
-        """Whether there are more rows than are counted."""
+        """Return True if there are more rows than were counted."""
         return self._found > CAP
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Editing: a payload that somebody writes in place of an archived event's own, checked.
+"""Check payloads that a person writes in place of an archived event's own.
 
 Nothing here publishes or changes a row: that is :func:`django_amqp_events.archive.replay.edit`.
 """
@@ -46,7 +46,7 @@ class Draft:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Read a payload as somebody has written it.
+    """Parse a payload written by a person.
 
     Raises:
         InvalidEditError: it is no JSON object, or says one thing twice.

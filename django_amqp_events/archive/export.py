@@ -69,7 +69,7 @@ class Refused:
 
 @dataclass(slots=True, kw_only=True)
 class Imported:
-    """What an import came to.
+    """The result of an import.
 
     Attributes:
         events: rows that were added, with all that belongs to them.
@@ -353,7 +353,7 @@ def _value(column: Any, value: Any, model: type[models.Model]) -> Any:
 
 
 def _check_links(rows: Mapping[str, list[Any]]) -> None:
-    """Refuse a row that points out of its own document."""
+    """Refuse a row that refers to rows outside its own document."""
     revisions = {each.pk for each in rows["revisions"]}
     replays = {each.pk for each in rows["replays"]}
     for name, attribute, known in (

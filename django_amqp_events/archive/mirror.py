@@ -67,7 +67,7 @@ YEARS: Final = range(1970, 3000)
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What became of messages of the archive.
+    """Counts of the messages mirrored.
 
     Attributes:
         events: new rows.
@@ -125,12 +125,12 @@ class _Entry:
 
     @property
     def nameless(self) -> bool:
-        """Whether nothing tells it from a message that is alike."""
+        """Return True if the message has no identity that tells it from an equal one."""
         return self.archived.event is None
 
     @property
     def new(self) -> bool:
-        """Whether it can only be a message that has never been read, alike or not."""
+        """Return True if the message cannot have been mirrored before."""
         return self.nameless and not self.message.redelivered
 
     def begin(self, service: str) -> None:
@@ -297,7 +297,7 @@ class Mirror:
                 return
 
     def _wait_for_database(self) -> None:
-        """Ask the table itself, so that no message is taken that could not be stored."""
+        """Wait until the table accepts rows, so that no message is read that cannot be stored."""
         alias = states.database()
         connections[alias].close_if_unusable_or_obsolete()
         states.rows().exists()
@@ -669,7 +669,7 @@ def _failures() -> QuerySet[ArchivedFailure]:
 
 
 def _takes_rows() -> bool:
-    """Say whether the database takes a row at this moment; it is not kept."""
+    """Return True if the database accepts a row now; the row is rolled back."""
     alias = states.database()
     now = datetime.now(UTC)
     moments = ("first_failed_at", "last_failed_at", "mirrored_at", "state_since")

@@ -1,4 +1,4 @@
-"""Recovery: messages of a queue that nobody empties, such as the abyss, go into the archive.
+"""Move messages of a queue without a consumer, such as the abyss, into the archive.
 
 Raw: no body is decoded. Each message gets an archive copy as a worker would have made it; the copy
 is confirmed, then the message is acked. Whatever stops it between the two, the message is still in
@@ -56,7 +56,7 @@ WORKER: Final = "events_recover"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueContents:
-    """A queue before anything is taken out of it.
+    """The contents of a queue before recovery.
 
     Attributes:
         ready: messages that can be taken.
@@ -70,7 +70,7 @@ class QueueContents:
 
 @dataclass(slots=True, kw_only=True)
 class Recovered:
-    """What came of a queue.
+    """The result of recovering a queue.
 
     Attributes:
         reasons: messages that are in the archive now, by the archive's reason; ``passed on`` is
@@ -91,7 +91,7 @@ class Recovered:
 def inspect_queue(
     app: Celery, settings: Settings, queue: str = "", *, force: bool = False
 ) -> QueueContents:
-    """Say what is in a queue, and refuse one that nothing may be taken out of.
+    """Inspect a queue; refuse one that must not be emptied.
 
     Args:
         queue: the abyss unless given.
@@ -142,7 +142,7 @@ def recover(
     progress: Callable[[Recovered], object] = bool,
     stop: Callable[[], bool] = bool,
 ) -> Recovered:
-    """Take the messages out of a queue into the archive, until it is empty.
+    """Move the messages of a queue into the archive until it is empty.
 
     Args:
         queue, force: as for :func:`look`.

@@ -1,4 +1,4 @@
-"""Redaction: the project's hook takes out of payloads what pages and exports must not show.
+"""Redact payloads for pages and exports by the project's hook.
 
 ``AMQP_EVENTS["REDACT"]`` names a callable that gets an event's name and a copy of its payload and
 returns what may be shown. A hook that fails hides the payload: nothing is shown on a guess.
@@ -34,12 +34,12 @@ class Redacted:
 
 
 def has_hook() -> bool:
-    """Say whether there is a hook, also where the rest of the settings is wrong."""
+    """Return True if a hook is configured, even if other settings are wrong."""
     return bool(conf.load()[0].redact)
 
 
 def redact(name: str, payload: Mapping[str, Any]) -> Redacted:
-    """Return the payload of an event as it may be shown; as it is where there is no hook."""
+    """Return the redacted payload of an event, or the payload if there is no hook."""
     path = conf.load()[0].redact
     if not path:
         return Redacted(payload=payload)

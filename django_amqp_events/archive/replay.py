@@ -129,7 +129,7 @@ class Skipped:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What a replay came to.
+    """The result of a replay.
 
     Attributes:
         published: confirmed by the broker, on their way to their handlers.
@@ -145,13 +145,13 @@ class Report:
 
     @property
     def done(self) -> int:
-        """How many events there is an answer for."""
+        """Return the number of events with a result."""
         return len(self.published) + len(self.returned) + len(self.skipped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a replay of an event would go."""
+    """The destination of a replay."""
 
     handler: Handler
     exchange: str
@@ -388,7 +388,7 @@ def _target(event: ArchivedEvent, settings: Settings, registry: Registry) -> Tar
 
 
 def examine(seen: Seen, *, force: bool = False) -> tuple[list[tuple[UUID, Target]], list[Skipped]]:
-    """Say which events a replay would take, and why not the others; changes nothing."""
+    """Return what a replay would publish, and why it would skip the rest; changes nothing."""
     eligible: list[tuple[UUID, Target]] = []
     skipped: list[Skipped] = []
     settings, registry = get_settings(), get_registry()
@@ -411,7 +411,7 @@ def select(
     until: datetime | None = None,
     state: State | None = State.ARCHIVED,
 ) -> QuerySet[ArchivedEvent]:
-    """Return the events that fit all of these; an empty one fits everything.
+    """Return the events that match all of these filters; an empty filter matches all.
 
     Args:
         ids: of rows or of events.
@@ -478,7 +478,7 @@ def expand_id(text: str, limit: int = 3) -> list[str]:
 
 
 def is_overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | None = None) -> bool:
-    """Say whether a replay has not reported back although its last retry is long due.
+    """Return True if a replay has no outcome although its last retry is long due.
 
     Args:
         handler: ``None`` where nobody is known by that name any more.
@@ -566,7 +566,7 @@ def _matching(chunk: Seen, state: State, skipped: list[Skipped]) -> Iterator[Arc
 
 
 def _skipped_since(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
-    """Say what has become, between the look and the change, of events that were not changed."""
+    """Return why events changed between the check and the update."""
     missed = set(wanted).difference(done)
     if not missed:
         return []
@@ -591,12 +591,12 @@ def _deleted(pk: UUID) -> Skipped:
 
 
 def other_service(event: ArchivedEvent) -> Reason:
-    """Say why another service's event is left alone."""
+    """Return the reason for skipping an event of another service."""
     return Reason("other-service", service=repr(event.service))
 
 
 def why_changed(event: ArchivedEvent, version: int, last: ArchiveAction | None = None) -> Reason:
-    """Say why an event is left alone that is not as it was seen.
+    """Return the reason for skipping an event that changed.
 
     Args:
         last: the last decision about it (:func:`last_actions`).
@@ -616,7 +616,7 @@ def why_changed(event: ArchivedEvent, version: int, last: ArchiveAction | None =
 
 
 def _label(choices: Any, value: str) -> Any:
-    """Return the lazy word for a value; one that there is no word for stands for itself."""
+    """Return the lazy label of a value, or the value if it has none."""
     return choices(value).label if value in choices.values else value
 
 
@@ -763,7 +763,7 @@ def _confirmed(messages: list[Message], settings: Settings) -> list[PublishError
 
 
 def _record_outcome(note: Callable[[], None]) -> None:
-    """Write down what became of a publish; a database that is away for a moment gets a second try.
+    """Record the result of a publish; retry while the database is unreachable.
 
     What cannot be written stays *queued* and is published again, so it would run twice.
     """

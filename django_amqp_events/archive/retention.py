@@ -1,4 +1,4 @@
-"""Retention: what is settled leaves the database when it is old; nothing else deletes such a row.
+"""Delete settled rows when they are old; nothing else deletes them.
 
 Of the archive events that have succeeded or were discarded, and groups that have none left, of the
 outbox those that were discarded (what is confirmed goes by itself), of the inbox what no event can
@@ -44,7 +44,7 @@ STATES: Final = (State.SUCCEEDED, State.DISCARDED, State.ARCHIVED)
 
 @dataclass(slots=True, kw_only=True)
 class Pruned:
-    """What was deleted, or would be.
+    """The number of rows deleted, or to delete.
 
     Attributes:
         events: their number by state; a state that is kept for ever is missing.
@@ -79,7 +79,7 @@ class Pruned:
 
 
 def ages(settings: RetentionSettings) -> dict[State, float]:
-    """Return the seconds that the settings keep each state; one that is kept for ever is missing.
+    """Return the retention of each state in seconds, without those kept for ever.
 
     Events that nobody has dealt with are never deleted by a setting.
     """

@@ -1,4 +1,4 @@
-"""How an archived event changes state: every change is one conditional UPDATE.
+"""Change the state of archived events; every change is one conditional UPDATE.
 
 ::
 
@@ -83,7 +83,7 @@ class ClaimedReplay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """What is published in place of an event's own body.
+    """The payload published in place of an event's own.
 
     Attributes:
         base: the revision that the edit began with, 0 for the event's own body.
@@ -134,7 +134,7 @@ def clock() -> datetime:
 
 
 def check_no_transaction() -> None:
-    """Refuse to go on inside of a transaction: what is claimed in it could be rolled back.
+    """Refuse to run inside a transaction, which could roll a claim back.
 
     Raises:
         ConfigurationError: names the remedy.
@@ -291,7 +291,7 @@ def claim(
 
 
 def forced(claimed: Sequence[ClaimedReplay]) -> set[UUID]:
-    """Return the ids of the replays that were asked for by force."""
+    """Return the ids of the replays that were forced."""
     unknown = [each.replay.pk for each in claimed if not each.unforced]
     if not unknown:
         return set()
@@ -452,7 +452,7 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
 
 
 def failed_again(ends: Mapping[UUID, datetime]) -> None:
-    """Note when replays failed, unless success was reported before; whoever calls holds the events.
+    """Record failed replays, unless success was reported before; the caller holds the events.
 
     The events themselves are the mirror's, with what the failure says.
     """
@@ -615,7 +615,7 @@ def _replays() -> QuerySet[Replay]:
 
 
 def _as_seen(seen: Seen) -> Q:
-    """Return what picks the rows that still have the version that somebody saw."""
+    """Return a filter for rows that still have the version seen."""
     versions: dict[int, list[UUID]] = {}
     for pk, version in seen.items():
         versions.setdefault(version, []).append(pk)
@@ -662,7 +662,7 @@ _OUTCOMES: Final = {
 
 
 def _in_batches(replays: Collection[UUID]) -> QuerySet[ReplayBatchEvent]:
-    """Return what batches know of these replays; whoever changes it holds the events."""
+    """Return the batch rows of these replays; the caller holds the events."""
     found = ReplayBatchEvent.objects.using(database())
     return found.filter(replay_id__in=replays) if replays else found.none()
 

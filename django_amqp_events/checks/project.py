@@ -1,4 +1,4 @@
-"""What the checks look at."""
+"""The project as the checks see it."""
 
 from __future__ import annotations
 

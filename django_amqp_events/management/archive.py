@@ -1,4 +1,4 @@
-"""What the commands about archived events have in common."""
+"""The base of the commands about archived events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ArchiveCommand(BrokerCommand):
         self._told = time.monotonic()
 
     def stopped(self) -> bool:
-        """Say whether somebody wants it to end."""
+        """Return True if the command was asked to stop."""
         return self.stopping
 
     def tell(self, text: str, level: int = 1) -> None:
@@ -70,7 +70,7 @@ class ArchiveCommand(BrokerCommand):
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let the first Ctrl-C, or SIGTERM, end the work in hand, and the second one the command.
+        """Let the first Ctrl-C or SIGTERM end the current work, and the second one the command.
 
         Errors of the broker, the database and the settings become one sentence and exit code 2.
         """
@@ -160,7 +160,7 @@ def moment(option: str, text: str, now: datetime) -> datetime:
 
 
 def who(command: str) -> str:
-    """Say who runs a command, for the audit."""
+    """Return the user who runs a command, for the audit."""
     try:
         user = getpass.getuser()
     except (ImportError, KeyError, OSError):

@@ -1,4 +1,4 @@
-"""What the commands about the broker have in common."""
+"""The base of the commands about the broker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BrokerCommand(BaseCommand):
         parser = super().create_parser(prog_name, subcommand, epilog=self.epilog, **kwargs)
 
         class Formatter(RawDescriptionHelpFormatter, parser.formatter_class):  # type: ignore[misc, name-defined]
-            """Django's order of options, the epilog as it is written."""
+            """Print options in Django's order, and the epilog unchanged."""
 
         parser.formatter_class = Formatter
         return parser

@@ -186,7 +186,7 @@ class Children:
 
 
 def _path() -> list[str]:
-    """Return the path of this process, whoever has put what into it, for another one.
+    """Return the import path of this process for a child process.
 
     Celery puts the working directory in front. Where that is not where this program was started
     from, a project's own ``celery.py`` in it would be taken for Celery: it comes last.
@@ -199,7 +199,7 @@ def _path() -> list[str]:
 
 
 def follow(parent: int | None) -> None:
-    """End this process, as if asked to, when *parent* is gone."""
+    """End this process when *parent* ends."""
     if parent is None:
         return
 

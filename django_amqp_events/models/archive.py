@@ -23,7 +23,7 @@ from .text import visible
 
 
 class State(models.TextChoices):
-    """Where an archived event stands; docs/archive.md draws it."""
+    """The state of an archived event; docs/archive.md has the diagram."""
 
     ARCHIVED = "archived", _("archived")
     QUEUED = "queued", _("queued")
@@ -191,7 +191,7 @@ class ArchivedEvent(models.Model):
 
     @property
     def event(self) -> ReceivedEvent:
-        """Who it is."""
+        """The event's identity."""
         return ReceivedEvent(
             id=self.event_id,
             name=self.name,
@@ -227,7 +227,7 @@ class ArchivedEvent(models.Model):
 
 
 class Revision(AppendOnly):
-    """A payload that somebody wrote in place of an event's own. Rows are added, never changed.
+    """A payload published in place of an event's own. Append-only.
 
     The event keeps its body byte for byte, and its headers go along as they are.
 
@@ -259,7 +259,7 @@ class Revision(AppendOnly):
 
     @cached_property
     def payload(self) -> Mapping[str, Any]:
-        """The arguments by name; ``{}`` where somebody has changed the body by hand."""
+        """The arguments by name; ``{}`` if the body was changed by hand."""
         try:
             return decoding.decode_body(bytes(self.body)).kwargs
         except Exception:  # noqa: BLE001 - Malformed
@@ -275,7 +275,7 @@ class Revision(AppendOnly):
 
 
 class Replay(models.Model):
-    """One replay of an archived event; its id travels with the message and comes back.
+    """A replay of an archived event; its id travels with the message.
 
     Attributes:
         number: 1 for the first replay of the event.
@@ -340,7 +340,7 @@ class Replay(models.Model):
 
 
 class ArchivedFailure(models.Model):
-    """One message of the archive: the end of a first run with its retries, or of a replay's.
+    """One archive message: the end of a first run with its retries, or of a replay.
 
     Attributes:
         id: made of the message, so that reading it twice makes one row.
@@ -383,7 +383,7 @@ class ArchivedFailure(models.Model):
 
 
 class ArchiveAction(AppendOnly):
-    """What somebody decided about an archived event. Rows are added, never changed.
+    """An action on an archived event. Append-only.
 
     Attributes:
         action: ``replay``, ``edit``, ``force``, ``discard``, ``restore``.

@@ -24,7 +24,7 @@ LENGTH: Final = 255
 
 
 class Moment(_DateTimeField):
-    """A time that has a time zone, also where ``USE_TZ`` is off and Django takes it away."""
+    """A datetime with a time zone, even if ``USE_TZ`` is off."""
 
     def from_db_value(self, value: datetime | None, *_: object) -> datetime | None:
         if value is not None and is_naive(value):
@@ -46,7 +46,7 @@ class AppendOnlyRows(models.QuerySet[M]):
 
 
 class AppendOnly(models.Model):
-    """A row that is added and never changed, nor deleted by itself.
+    """A row that is added and never changed or deleted by itself.
 
     What goes round Django is the database's business: docs/audit.md has the statements.
     """

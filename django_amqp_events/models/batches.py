@@ -95,17 +95,17 @@ class ReplayBatch(models.Model):
 
     @property
     def open(self) -> bool:
-        """Whether it may still publish something."""
+        """Return True if the batch may still publish."""
         return self.state in (self.State.RUNNING, self.State.PAUSED)
 
     @property
     def through(self) -> int:
-        """How many events there is nothing left to do for."""
+        """Return the number of finished events."""
         return self.succeeded + self.failed + self.unconfirmed + self.returned + self.skipped
 
 
 class ReplayBatchEvent(models.Model):
-    """One event of a batch, as it was when somebody froze it.
+    """One event of a batch, as it was when the batch was created.
 
     Attributes:
         event: without a constraint: the report of a batch outlives the events in it.
@@ -168,7 +168,7 @@ class ReplayBatchEvent(models.Model):
 
 
 class ReplayBatchAction(models.Model):
-    """What somebody did with a batch, or what its runner did by itself. Rows are only added.
+    """An action on a batch, by a person or its runner. Append-only.
 
     Attributes:
         by: user name, or the command's; ``""`` where the runner did it by itself.

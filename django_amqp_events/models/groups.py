@@ -80,7 +80,7 @@ class FailureGroup(models.Model):
 
 
 class GroupAction(models.Model):
-    """What somebody wrote or decided about a group. Rows are added, never changed.
+    """A note or action on a group. Append-only.
 
     Attributes:
         action: ``note``, ``assign``, ``ticket``, ``replay``, ``discard``.
@@ -112,7 +112,7 @@ class GroupAction(models.Model):
 
 
 class GroupHour(models.Model):
-    """What happened to the events of a group within an hour.
+    """The outcomes of a group's events within one hour.
 
     Attributes:
         hour: its beginning, in UTC.
@@ -142,7 +142,7 @@ class GroupHour(models.Model):
 
 
 class GroupCountChange(models.Model):
-    """What one transaction changed in the tallies of a group; added up and deleted soon after.
+    """The count changes of one transaction; folded into the group soon after.
 
     Rows are inserted only, so that nobody waits for anybody who counts for the same group.
 

@@ -14,7 +14,7 @@ from .text import visible
 
 
 class Snapshot(models.Model):
-    """The figures of a service at one moment, taken by :mod:`django_amqp_events.monitor.snapshots`.
+    """The statistics of a service at one moment; see :mod:`django_amqp_events.monitor.snapshots`.
 
     Attributes:
         seen: the broker answered; without it *document* has no queues.
@@ -40,7 +40,7 @@ class Snapshot(models.Model):
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """The document, read; ``{}`` where somebody has changed it by hand."""
+        """The document; ``{}`` if it was changed by hand."""
         try:
             found = json.loads(self.document)
         except (ValueError, RecursionError):

@@ -12,7 +12,7 @@ from .text import visible
 
 
 class OutboxEvent(models.Model):
-    """An event that is committed and whose confirm has not come; it goes when that has.
+    """A committed event that RabbitMQ has not confirmed; deleted when it has.
 
     Rows are made, taken and deleted by :mod:`django_amqp_events.publish.outbox` alone.
 

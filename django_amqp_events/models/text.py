@@ -12,7 +12,7 @@ _HIDDEN: Final = re.compile(
 
 
 def clean(value: object, limit: int | None = None) -> str:
-    """Write text so that any database takes it: no NUL, no lone surrogates, bounded.
+    """Return text that any database stores: no NUL, no lone surrogates, bounded.
 
     Characters that go are written as Python escapes, so that they can be seen.
     """

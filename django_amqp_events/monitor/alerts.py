@@ -1,4 +1,4 @@
-"""Alerts: somebody is told once that a trouble began, and once that it is over.
+"""Alerts: one notification when a problem starts, and one when it ends.
 
 Each trouble that lasts is one row (:class:`~django_amqp_events.models.Alert`), which a unique
 constraint allows once while it is open: of any number of processes that see it, the one whose row
@@ -74,7 +74,7 @@ def update_alert(
     troubled: bool = True,
     settings: Settings | None = None,
 ) -> bool:
-    """Tell that there is a trouble, or that there is none; returns whether that was news.
+    """Open or close an alert; return True if its state changed.
 
     Call it as often as you look: what is known already is told to nobody again.
 
@@ -136,7 +136,7 @@ def update_alerts(
 
 
 def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, str | None]:
-    """Say what of a snapshot's document is a trouble; pure.
+    """Return the problems in a snapshot's document. Pure.
 
     Returns:
         as :func:`settle` takes it. Where the broker was away nothing is said of its queues.
@@ -186,7 +186,7 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, str
 
 
 def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
-    """Say which groups of failures are news: new, or back after they were put right.
+    """Return the groups to alert about: new ones, and resolved ones that reopened.
 
     Told as long as it is not older than :data:`NEWS`. An alert of either kind lasts until nothing
     of its group is open or on its way any more, and its text follows the group. One of a new group
@@ -251,7 +251,7 @@ def _uuid(key: str) -> UUID | None:
 
 
 def check_snapshots(settings: Settings, now: datetime) -> bool:
-    """Tell where nobody takes figures any more; for a process that does not take them itself.
+    """Alert about missing snapshots, from a process that does not take them.
 
     Returns:
         whether it is so. That it is over is told by whoever takes figures again.
@@ -282,12 +282,12 @@ def title(alert: Alert) -> str:
 
 
 def alert_text(alert: Alert) -> str:
-    """Return the text of an alert, whoever's names are in it."""
+    """Return the text of an alert with all characters visible."""
     return visible(alert.text, 2_000)
 
 
 def _notify(alert: Alert, settings: Settings) -> None:
-    """Send signal and e-mail; what fails of it is logged, and disturbs nobody."""
+    """Send the signal and e-mail of an alert; errors are only logged."""
     over = alert.ended is not None
     # Who gets it speaks no known language, and its text is English.
     with override(None):

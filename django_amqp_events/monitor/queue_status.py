@@ -28,7 +28,7 @@ Severity = Literal["ok", "warning", "error", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus:
-    """One queue and what its figures mean.
+    """A queue with its depth and status.
 
     Attributes:
         state: as in a :class:`Report`; ``missing`` queues have no figures.
@@ -80,7 +80,7 @@ class Status:
 def status(
     app: Celery, settings: Settings, topology: Topology, *, api: ManagementApi | None = None
 ) -> Status:
-    """Say how many messages wait where, who consumes them, and what that means.
+    """Return the depth, consumers and status of every queue.
 
     Raises:
         BrokerUnavailableError: no connection, or it broke.
@@ -252,7 +252,7 @@ def _meaning(
 def _emptied_by(
     figures: tuple[int, int, int], kind: str, purpose: tuple[str, str], remedy: str
 ) -> tuple[Severity, str]:
-    """Say what a queue that a process of ours empties has in it.
+    """Describe a queue that one of our processes empties.
 
     Args:
         figures: ready, unacked, consumers.

@@ -1,4 +1,4 @@
-"""Snapshots: what broker, archive and outbox look like, taken again and again, for pages to show.
+"""Take snapshots of broker, archive and outbox for the dashboard.
 
 A page never waits for a broker: it shows the newest snapshot and how old that is. They are taken by
 a thread of ``events_mirror`` with a database connection of its own; of several mirrors, the one
@@ -52,7 +52,7 @@ def rows(service: str) -> QuerySet[Snapshot]:
 
 @dataclass(slots=True)
 class SnapshotTaker:
-    """Takes snapshots, and remembers what the next one needs of the last.
+    """Takes snapshots, and keeps what the next one needs.
 
     Attributes:
         last: the document of the newest snapshot, ``None`` before the first one.
@@ -205,7 +205,7 @@ class SnapshotTaker:
 
 @dataclass(slots=True)
 class SnapshotLoop:
-    """Takes a snapshot every :data:`EVERY` seconds in a thread of its own, until it is stopped.
+    """Takes a snapshot every :data:`EVERY` seconds in a thread.
 
     Args:
         every: seconds between snapshots.

@@ -32,7 +32,7 @@ AGES: Final = (HOUR, 6 * HOUR, DAY, 3 * DAY, 7 * DAY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEvents:
-    """What is open.
+    """The number and age of open events.
 
     Attributes:
         open: archived events that nobody has dealt with, up to the cap.
@@ -102,7 +102,7 @@ def new_since(since: datetime, cap: int, looked: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """What came and went, hour by hour, as the tallies have it.
+    """Events archived, succeeded and discarded per hour.
 
     Attributes:
         hours: when each of them begins, oldest first; the last one goes on.

@@ -164,7 +164,7 @@ def _written(criteria: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def criteria(batch: ReplayBatch) -> dict[str, Any] | None:
-    """Return the filter of a batch as ``select()`` takes it; ``None`` where there is none."""
+    """Return the filter of a batch as arguments of ``select()``, ``None`` if it has none."""
     if batch.criteria is None:
         return None
     found = dict(batch.criteria)
@@ -175,7 +175,7 @@ def criteria(batch: ReplayBatch) -> dict[str, Any] | None:
 
 
 def count_new_matches(batch: ReplayBatch) -> int | None:
-    """Count events that fit the filter, are open, and failed after the batch was made.
+    """Count open events that match the filter and failed after the batch was created.
 
     Counts no further than :data:`COUNTED` and one. Those that failed again in this very batch are
     left out. ``None`` where there is no filter to ask again.
@@ -264,7 +264,7 @@ def pause(pk: UUID, *, by: str, note: str = "") -> bool:
 
 
 def resume(pk: UUID, *, by: str) -> bool:
-    """Let a paused batch go on; returns whether this call did it.
+    """Resume a paused batch; return True if this call did it.
 
     Whoever resumes has looked at it: the canary counts as passed, and outcomes so far pause it no
     more.
@@ -282,7 +282,7 @@ def resume(pk: UUID, *, by: str) -> bool:
 
 
 def cancel(pk: UUID, *, by: str) -> bool:
-    """End it; what waits is left in the archive as it is. Returns whether this call did it."""
+    """Cancel a batch; events not published yet stay archived. Return True if this call did it."""
     return _change(
         pk,
         [_Batch.DRAFT, _Batch.RUNNING, _Batch.PAUSED],
@@ -329,7 +329,7 @@ def _note(pk: UUID, action: ReplayBatchAction.Action, *, by: str, note: str = ""
 
 
 def lease(service: str, runner: UUID, seconds: float) -> list[UUID]:
-    """Take batches that run and that nobody works on; returns the new ones.
+    """Lease running batches that no process holds; return the new ones.
 
     Who is dead is said by the database's clock.
     """
@@ -346,7 +346,7 @@ def lease(service: str, runner: UUID, seconds: float) -> list[UUID]:
 
 
 def renew(pk: UUID, runner: UUID, seconds: float) -> ReplayBatch | None:
-    """Keep a batch; ``None`` where it no longer runs, or is somebody else's."""
+    """Renew the lease of a batch; return ``None`` if it ended or another process holds it."""
     mine = rows().filter(pk=pk, runner=runner, state=_Batch.RUNNING)
     if not mine.update(leased_until=states.clock() + timedelta(seconds=seconds)):
         return None
@@ -354,7 +354,7 @@ def renew(pk: UUID, runner: UUID, seconds: float) -> ReplayBatch | None:
 
 
 def running(service: str) -> bool:
-    """Say whether a batch runs, whoever has it."""
+    """Return True if the batch is running in any process."""
     return rows().filter(service=service, state=_Batch.RUNNING).exists()
 
 
@@ -364,7 +364,7 @@ def release(runner: UUID) -> int:
 
 
 def set_note(batch: ReplayBatch, note: str) -> None:
-    """Write down what a running batch waits for; ``""`` where it goes on."""
+    """Set the note of a running batch: what it waits for, or ``""``."""
     if batch.note != note:
         rows().filter(pk=batch.pk, state=_Batch.RUNNING).update(note=clean(note))
 
@@ -396,7 +396,7 @@ def next_events(pk: UUID, limit: int) -> dict[UUID, int]:
 
 
 def skip(pk: UUID, skipped: Iterable[Skipped]) -> None:
-    """Note why events of a batch were left alone; those that were taken meanwhile stay."""
+    """Record why events of a batch were skipped; events claimed meanwhile are not changed."""
     whys: dict[str, list[UUID]] = {}
     for each in skipped:
         whys.setdefault(clean(str(each.why)), []).append(each.id)
@@ -475,7 +475,7 @@ def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents
 
 
 def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayBatch]:
-    """Return batches that ended so many seconds ago, and drafts that nobody has started."""
+    """Return batches that ended before a time, and drafts that were never started."""
     return rows().filter(
         Q(state__in=_ENDS, finished_at__lt=now - timedelta(seconds=age))
         | Q(state=_Batch.DRAFT, created_at__lt=now - timedelta(seconds=DRAFT)),
@@ -484,7 +484,7 @@ def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayB
 
 
 def delete_batch(found: QuerySet[ReplayBatch]) -> bool:
-    """Delete some rows of one of these batches, or the last and itself; returns whether it is gone.
+    """Delete rows of a batch, the batch with the last of them; return True if it is gone.
 
     In steps, so that no transaction is long. The audit of the events keeps its id.
     """

@@ -1,4 +1,4 @@
-"""What a batch would do, before it does it; nothing is changed and nothing published.
+"""Preview a batch; nothing is changed or published.
 
 The database groups the events by whatever decides about them, so that one of each group is asked
 (:func:`django_amqp_events.archive.replay.target`) and the answer holds for all of it: a hundred
@@ -41,7 +41,7 @@ REASONS: Final = 50
 
 
 def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
-    """Say what a batch would do now, and keep it as its ``plan``.
+    """Preview a batch, and store the preview as its ``plan``.
 
     Returns:
         ``at`` (ISO 8601), ``eligible``, ``undecided`` (looked at when their turn comes),

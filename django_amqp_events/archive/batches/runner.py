@@ -83,7 +83,7 @@ class _Work:
 
     @property
     def taken(self) -> int:
-        """How many events were claimed for a handler."""
+        """Return the number of events claimed."""
         names = ("queued", "published", "succeeded", "failed", "unconfirmed")
         return sum(self.counts.get(name, 0) for name in names)
 
@@ -225,7 +225,7 @@ class Runner:
         return room
 
     def _wait(self, batch: ReplayBatch, work: _Work) -> None:
-        """Nothing is to be published now: wait for outcomes, or be through."""
+        """Wait for outcomes, or finish the batch."""
         now = time.monotonic()
         self._count(work)
         work.due = work.counted
@@ -251,7 +251,7 @@ class Runner:
     # -- judging --------------------------------------------------------------------------
 
     def _doubt(self, batch: ReplayBatch, work: _Work) -> str:
-        """Say why a batch must not go on, ``""`` where it may."""
+        """Return the reason why a batch must pause, ``""`` if it may continue."""
         counts = work.counts
         if batch.canary is not None and not batch.trusted:
             bad = counts["failed"] + counts["unconfirmed"]

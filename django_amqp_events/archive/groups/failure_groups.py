@@ -47,7 +47,7 @@ def groups() -> QuerySet[FailureGroup]:
 
 
 def fingerprint_of(event: ArchivedEvent) -> Fingerprint:
-    """Say which group an event belongs to."""
+    """Return the group of an event."""
     return fingerprint(**{name: getattr(event, name) for name in _PARTS})
 
 
@@ -111,7 +111,7 @@ def group_ungrouped(limit: int = BATCH) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Rebuilt:
-    """What a rebuild has done.
+    """The result of a rebuild.
 
     Attributes:
         seen: events that were looked at.
@@ -168,7 +168,7 @@ def rebuild(
 
 
 def prune(*, before: datetime | None, service: str, batch_size: int = BATCH) -> int:
-    """Delete groups of which no event is left, that nobody wrote about; returns how many.
+    """Delete groups without events and without notes; return how many.
 
     Tallies of hours that are older than
     :data:`django_amqp_events.archive.groups.group_counts.HOURS` go too.
@@ -234,7 +234,7 @@ def write(
 def record_decision(
     pk: UUID, *, action: str, events: int, by: str, reason: str, now: datetime
 ) -> None:
-    """Write into the history of a group what was done to events of it; one that is gone has none.
+    """Add an action on a group's events to the group's history, if the group exists.
 
     Args:
         action: ``replay`` or ``discard``.

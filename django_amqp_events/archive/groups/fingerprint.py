@@ -24,7 +24,7 @@ _LOCATION: Final = re.compile(r"(.*):(?:\d+|\?) in (.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """What failures of one group have in common.
+    """The features that failures of one group share.
 
     Attributes:
         id: made of all the others and :data:`VERSION`.
@@ -45,7 +45,7 @@ class Fingerprint:
 def fingerprint(
     *, service: str, handler: str, exception: str, reason: str, location: str
 ) -> Fingerprint:
-    """Say which group a failure belongs to.
+    """Return the fingerprint of a failure.
 
     Args:
         location: the failing line, ``module:line in function``.

@@ -1,4 +1,4 @@
-"""How many events of a group are open, and what became of them hour by hour.
+"""Count the open events of each group, and their outcomes per hour.
 
 Counting a million rows on each page would be slow, and one counter per group would make everybody
 wait who fails at the same time. So each transaction that changes the state of events inserts what
@@ -60,7 +60,7 @@ LEFT JOIN is_so i ON i.group_id = g.id LEFT JOIN to_add a ON a.group_id = g.id O
 
 
 class CountedEvent(NamedTuple):
-    """What the tallies need to know of an event: where it counts, and as what."""
+    """The group, state and replays of an event, as far as counts depend on them."""
 
     group: UUID | None
     state: str
@@ -95,7 +95,7 @@ class _Change:
 
 
 def counted_event(event: ArchivedEvent) -> CountedEvent:
-    """Return the standing of an event as it is in memory."""
+    """Return the counted features of an event in memory."""
     return CountedEvent(event.group_id, event.state, event.replays)
 
 
@@ -113,7 +113,7 @@ def record_changes(
     using: str,
     failed: Mapping[UUID, Sequence[datetime]] | None = None,
 ) -> None:
-    """Note what a transaction has changed; whoever calls is in it, and has locked the events.
+    """Record the count changes of a transaction; the caller is inside it and has locked the events.
 
     Args:
         before, after: the standing of each event that it may have changed; one that is made or
@@ -160,7 +160,7 @@ def record_changes(
 
 
 def fold_changes(*, using: str, now: datetime, limit: int = FOLD) -> int:
-    """Add up changes, and forget what they were; returns how many, 0 where there are none left.
+    """Fold count changes into groups and hours; return how many, 0 if none are left.
 
     Any number of processes may call it at once. It says when a group was put right (nothing of it
     is open or on its way any more), and when it came back.

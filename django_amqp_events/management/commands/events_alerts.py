@@ -1,4 +1,4 @@
-"""``manage.py events_alerts``: the troubles that last, and whether anybody looks for them."""
+"""``manage.py events_alerts``: list the open alerts."""
 
 from __future__ import annotations
 

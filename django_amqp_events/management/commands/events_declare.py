@@ -194,7 +194,7 @@ class Command(BrokerCommand):
     def _explain_stale(
         self, stale: Sequence[drift.Item], settings: conf.Settings, declared: Registry
     ) -> None:
-        """Say what to do about queues whose handler is gone: or is it only not found?"""
+        """Explain what to do about queues without a handler."""
         queues = [item for item in stale if item.kind == "queue" and item.role == "handler"]
         if not queues:
             return
@@ -353,7 +353,7 @@ class Command(BrokerCommand):
 
 
 def _home(item: drift.Item) -> str:
-    """Return the name that an item stands with: its own, or that of the queue it is bound to."""
+    """Return the name that lists an item: its own, or that of its queue."""
     return item.entity.queue if isinstance(item.entity, Binding) else item.name
 
 

@@ -1,4 +1,4 @@
-"""``manage.py events_recover``: take what nobody empties, such as the abyss, into the archive."""
+"""``manage.py events_recover``: move messages of a queue without a consumer into the archive."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ exit codes:
 
 @dataclass(slots=True)
 class Tally:
-    """What the command did.
+    """The result of the command.
 
     Attributes:
         fits: how many events it froze in the beginning.
@@ -290,7 +290,7 @@ class Command(ArchiveCommand):
             raise archive.wrong(f"{exc}{hint}") from exc
 
     def _check_handlers(self, names: Iterable[str]) -> None:
-        """Refuse a name that neither the project nor the archive knows: nothing would fit."""
+        """Refuse a handler that neither the project nor the archive knows."""
         known = {*get_registry().handlers, *conf.get_settings().renamed_handlers}
         for name in names:
             if name not in known and not states.rows().filter(handler=name).exists():
@@ -308,7 +308,7 @@ class Command(ArchiveCommand):
                 raise archive.wrong(f"there is no reason {name!r}{hint} Reasons: {every}")
 
     def _check_groups(self, ids: Iterable[UUID]) -> None:
-        """Refuse a group that there is not: nothing would fit."""
+        """Refuse a group that does not exist."""
         for pk in ids:
             if not failure_groups.groups().filter(pk=pk).exists():
                 raise archive.wrong(
@@ -328,14 +328,14 @@ class Command(ArchiveCommand):
             )
 
     def _whole(self, text: str) -> str:
-        """Return the id that begins so; what nothing begins with stays as it is."""
+        """Return the id that starts with the text, or the text."""
         found = replay.expand_id(text)
         if len(found) > 1:
             raise archive.wrong(f"{text!r} begins more than one id: {', '.join(found)}")
         return found[0] if found else text
 
     def _hint(self, filters: Mapping[str, Any]) -> None:
-        """Say of names that no archived event has, whatever its state, that it is so."""
+        """Name filter values that no archived event has."""
         for column, names in (("name", filters["events"]), ("exception", filters["exceptions"])):
             for name in names:
                 wanted = replay.exception_matches(name) if column == "exception" else Q(name=name)
@@ -352,7 +352,7 @@ class Command(ArchiveCommand):
     def _freeze(
         self, options: Mapping[str, Any], filters: Mapping[str, Any], tally: Tally
     ) -> dict[UUID, int]:
-        """Return id and version of all of this service that fits now, oldest failure first."""
+        """Return id and version of all matching events of this service, oldest failure first."""
         state = State.REPLAYING if options["force"] else State.ARCHIVED
         service = conf.get_settings().service
         seen: dict[UUID, int] = {}
@@ -380,7 +380,7 @@ class Command(ArchiveCommand):
         return seen
 
     def _explain(self, ids: list[str], state: State, tally: Tally) -> None:
-        """Note why ids are left out that somebody asked for."""
+        """Record why requested ids are skipped."""
         if not ids:
             return
         wanted = Q(event_id__in=ids) | Q(pk__in=[pk for pk in map(_uuid, ids) if pk])
@@ -399,7 +399,7 @@ class Command(ArchiveCommand):
         tally.missing += [each for each in ids if not known & {each, _plain(each)}]
 
     def _begin(self, options: Mapping[str, Any], filters: Mapping[str, Any]) -> None:
-        """Leave what fits to a runner."""
+        """Start a batch with the matching events."""
         found = replay.select(ids=options["ids"], **filters)
         found = found.filter(service=conf.get_settings().service)
         if options["limit"] is not None:
@@ -682,7 +682,7 @@ def _left(each: Skipped) -> dict[str, str]:
 
 
 def _overdue(event: ArchivedEvent) -> bool:
-    """Say whether ``--force`` would take it."""
+    """Return True if ``--force`` would replay the event."""
     if event.state != State.REPLAYING:
         return False
     where = replay.target(event)
@@ -710,7 +710,7 @@ def _parts(items: list[T], size: int) -> Iterator[list[T]]:
 
 
 def _plain(text: str) -> str:
-    """Write an id as it is shown, where it is a row's."""
+    """Return a row's id in its canonical form."""
     found = _uuid(text)
     return text if found is None else str(found)
 

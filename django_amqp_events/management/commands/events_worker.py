@@ -75,7 +75,7 @@ class Command(BaseCommand):
         )
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Keep what stands behind ``--`` for Celery, which argparse would take for handlers."""
+        """Pass the arguments after ``--`` to Celery; argparse would read them as handlers."""
         self._extra: list[str] = []
         if "--" in argv:
             cut = argv.index("--")
