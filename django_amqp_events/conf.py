@@ -97,7 +97,7 @@ class ArchiveSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionSettings:
-    """How long ``events_prune`` keeps what is settled; nothing else deletes a row.
+    """How long ``events_prune`` keeps settled rows; nothing else deletes a row.
 
     Attributes:
         succeeded: seconds since an event was replayed with success, ``None`` for ever.
@@ -201,7 +201,7 @@ class Settings:
 
 
 class Reader:
-    """Takes keys out of a dict, collecting what is wrong with them."""
+    """Reads keys of a dict and collects the problems."""
 
     def __init__(self, raw: Mapping[str, Any], where: str, problems: list[Problem]) -> None:
         self.raw = raw
@@ -262,7 +262,7 @@ class Reader:
 
 
 def unknown_key(where: str, key: object, known: Iterable[str]) -> Problem:
-    """Return the problem of a key that nobody reads."""
+    """Return the problem of an unknown key."""
     names = tuple(known)
     near = difflib.get_close_matches(str(key).upper(), [name.upper() for name in names], n=1)
     if near:

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedEvent:
-    """What a handler can know about the event in its hands.
+    """The event that a handler receives.
 
     Attributes:
         id: the publisher's event id; the same in every handler, attempt and replay.

@@ -1,4 +1,4 @@
-"""Whether what is written will be committed: not on a connection that leaves that to somebody."""
+"""Check that writes are committed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .exceptions import ConfigurationError
 
 
 def check_commits(alias: str) -> None:
-    """Refuse to write where ``atomic()`` commits nothing. Asks nothing of the database.
+    """Refuse to write where ``atomic()`` commits nothing; makes no query.
 
     Raises:
         ConfigurationError: autocommit is off; names the remedy.

@@ -30,7 +30,7 @@ C = TypeVar("C")
 
 
 class OptionWords(TypedDict, total=False):
-    """What ``using(…)`` takes; see :class:`publisher.Options`."""
+    """Options of ``using(…)``; see :class:`publisher.Options`."""
 
     mode: PublishMode | None
     event_id: str | UUID | None

@@ -49,11 +49,11 @@ class OutboxError(ConfigurationError):
 
 
 class InvalidEventError(AmqpEventsError, ValueError):
-    """The payload does not fit the event's contract or JSON; nothing was published."""
+    """The payload violates the event's contract or is not JSON; nothing was published."""
 
 
 class InvalidEditError(InvalidEventError):
-    """A payload that somebody wrote cannot be published; nothing was.
+    """An edited payload cannot be published; nothing was published.
 
     Attributes:
         problems: the reasons, for the form field.

@@ -84,7 +84,7 @@ class CapturedEvents(Sequence[CapturedEvent]):
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool
     ) -> Sequence[PublishError | None]:
-        """Accept *messages*; nothing goes anywhere."""
+        """Accept *messages* without publishing them."""
         return [None] * len(messages)
 
     def now(self) -> datetime:

@@ -1,4 +1,4 @@
-"""Takes messages off one queue in batches, raw: nothing is decompressed, decoded or believed.
+"""Read one queue in batches, raw: nothing is decompressed, decoded or trusted.
 
 For whatever empties a queue outside of a worker: the mirror, ``events_recover``. Nothing is acked
 before whoever called says so, and what is not acked is delivered again.
@@ -181,7 +181,7 @@ class BatchReader:
         connection.close_socket(self._connection)
 
     def _say_goodbye(self) -> None:
-        """Close the channel: a socket that is closed with something unread takes acks with it."""
+        """Close the channel by handshake: closing the socket with unread data can lose acks."""
         end = time.monotonic() + GOODBYE
         # Reply code, text, and the method that it is about: none.
         self._channel.send_method(spec.Channel.Close, "BsBB", (200, "", 0, 0))
@@ -203,7 +203,7 @@ class BatchReader:
         )
 
     def _adapt(self, count: int, size: int) -> None:
-        """Let as many messages come as fit, going by those that came last."""
+        """Adapt the prefetch count to the size of the last messages."""
         fits = max(1, BATCH_BYTES * count // max(size, 1))
         window = min(self.size, fits, self._window * (GROWTH if count == self._window else 1))
         if window < self._window // 2 or window >= min(self.size, 2 * self._window) > self._window:

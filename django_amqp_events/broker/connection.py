@@ -61,7 +61,7 @@ def current_celery_app() -> Celery:
 
 
 def is_default_app(app: Celery) -> bool:
-    """Say whether *app* is the one that Celery makes when a project has made none.
+    """Return True if *app* is the default app that Celery creates for a project without one.
 
     It is made by ``celery._state._get_current_app`` as ``Celery("default",
     set_as_current=False)``; both are public attributes.
@@ -128,7 +128,7 @@ def build_connection(app: Celery, **options: Any) -> Connection:
 
 
 def login_refusal(exc: BaseException) -> str | None:
-    """Say why RabbitMQ does not let somebody in and what to do, ``None`` if it is not that."""
+    """Explain why RabbitMQ refused the login and what to do; ``None`` for other errors."""
     if isinstance(exc, amqp_errors.AccessRefused):
         return (
             "RabbitMQ refuses the login; check user and password in the broker URL, and that the "
@@ -229,7 +229,7 @@ def unavailable_errors(messages: Sequence[Message], why: str) -> list[PublishErr
 
 
 def _blames(text: str, message: Message, alone: bool) -> bool:
-    """Say whether the broker's reply text is about this message, of several under way."""
+    """Return True if the broker's reply text is about this message."""
     if alone:
         return True
     if size := re.search(r"message size \d+ is larger than .*?(\d+)", text):

@@ -1,4 +1,4 @@
-"""What a service has on the broker, as plain data. The one place that knows names and arguments.
+"""The topology of a service as plain data: all names and arguments.
 
 Every rule is in docs/topology.md with its source; GROUND facts that a table cell rests on are
 tested on live brokers in tests/integration/broker/test_topology.py.
@@ -75,7 +75,7 @@ class Names:
 
     @property
     def handlers(self) -> str:
-        """What the names of all handler queues and keys begin with."""
+        """Return the prefix of all handler queues and keys."""
         return f"{self.prefix}{self.service}."
 
     @property
@@ -122,7 +122,7 @@ class Topology:
     delays: tuple[int, ...]
 
     def owns(self, name: str) -> bool:
-        """Say whether an exchange or queue of that name belongs to this service."""
+        """Return True if an exchange or queue of that name belongs to this service."""
         return name.startswith((self.names.infrastructure(""), self.names.handlers))
 
     def queue(self, name: str) -> Queue | None:

@@ -16,7 +16,7 @@ from .project import Project
 
 
 def check_database(project: Project) -> Iterator[Problem]:
-    """A DATABASE that there is none of (E021)."""
+    """A DATABASE that does not exist (E021)."""
     alias = project.settings.database
     databases = getattr(django_settings, "DATABASES", None)
     known = list(databases) if isinstance(databases, Mapping) else []

@@ -38,7 +38,7 @@ def check_contracts(project: Project) -> Iterator[Problem]:
 
 
 def check_handlers(project: Project) -> Iterator[Problem]:
-    """Handlers that nothing can call (E013, E014) or that do not fit an event (E011, E012)."""
+    """Handlers that cannot be called (E013, E014) or do not match an event (E011, E012)."""
     for handler in project.registry.handlers.values():
         unusable = _unusable(handler)
         if unusable:

@@ -83,7 +83,7 @@ def check_redaction(project: Project) -> Iterator[Problem]:
 
 
 def check_limits(project: Project) -> Iterator[Problem]:
-    """Settings that give a guarantee away (W008, W009, W010)."""
+    """Settings that weaken a guarantee (W008, W009, W010)."""
     settings = project.settings
     limits = {"TTL": settings.archive.ttl, "MAX_LENGTH": settings.archive.max_length}
     given = [name for name, value in limits.items() if value is not None]
@@ -112,7 +112,7 @@ def check_limits(project: Project) -> Iterator[Problem]:
 
 
 def check_alerts(project: Project) -> Iterator[Problem]:
-    """E-mails about alerts that nobody gets (W060)."""
+    """E-mail alerts without recipients (W060)."""
     if project.settings.alerts.mail and not django_settings.ADMINS:
         yield Problem(
             "W060",

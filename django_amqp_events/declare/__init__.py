@@ -1,1 +1,1 @@
-"""What a service declares: events, handlers, retry policies, contracts. Pure."""
+"""Declared events and handlers, retry policies, contracts. Pure."""

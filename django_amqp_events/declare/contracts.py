@@ -16,7 +16,7 @@ REMEMBERED: Final = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """What a contract's signature asks for, read once.
+    """The signature of a contract, read once.
 
     Attributes:
         contract: kept, so that no other one gets its identity.

@@ -1,4 +1,4 @@
-"""What the decorators have declared in this process."""
+"""The declarations made by decorators in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.apps import apps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDeclaration:
-    """What ``@event`` or ``EVENTS`` says: a name and, where there is one, its contract."""
+    """An event declared by ``@event`` or ``EVENTS``: a name and, optionally, its contract."""
 
     name: str
     contract: Callable[..., Any] | None = None
@@ -21,7 +21,7 @@ class EventDeclaration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerDeclaration:
-    """What ``@handler`` says, before settings are merged over it.
+    """A handler declared by ``@handler``, before settings are merged over it.
 
     Attributes:
         name: as given; ``""`` stands for ``app_label.function``.
@@ -42,7 +42,7 @@ class HandlerDeclaration:
 
 
 class _Declarations:
-    """What decorators have declared in this process, in order of import."""
+    """The declarations made by decorators, in order of import."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -86,7 +86,7 @@ def dotted(target: Any) -> str:
 
 
 def default_name(target: Callable[..., Any]) -> str:
-    """Return ``app_label.function``; the first package stands in for a missing app."""
+    """Return ``app_label.function``; without an app, the first package is the label."""
     module = getattr(target, "__module__", "") or ""
     config = apps.get_containing_app_config(module) if apps.apps_ready else None
     label = config.label if config else module.partition(".")[0]

@@ -10,12 +10,12 @@ from .. import conf
 
 
 def pattern_matches(pattern: str, name: str) -> bool:
-    """Say whether a topic pattern matches an event name, as RabbitMQ does."""
+    """Return True if a topic pattern matches an event name, by RabbitMQ's rules."""
     return patterns_overlap(pattern, name, literal=True)
 
 
 def patterns_overlap(first: str, second: str, *, literal: bool = False) -> bool:
-    """Say whether some event name is matched by both patterns.
+    """Return True if an event name can match both patterns.
 
     ``*`` stands for one word, ``#`` for any number of words, none included.
 
@@ -49,7 +49,7 @@ def _wild(pattern: str) -> bool:
 
 
 def pattern_problem(pattern: object) -> str | None:
-    """Say what is wrong with an event name or topic pattern, ``None`` if nothing is."""
+    """Return what is wrong with an event name or topic pattern, ``None`` if it is valid."""
     if not isinstance(pattern, str) or not pattern:
         return "it is not a text"
     if len(pattern.encode("utf-8", "surrogatepass")) > conf.MAX_NAME:

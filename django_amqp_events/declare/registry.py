@@ -51,7 +51,7 @@ class EventType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
-    """One of this service's handlers, with every option resolved.
+    """A handler of this service, with every option resolved.
 
     Attributes:
         name: ``app_label.function`` unless given.
@@ -103,7 +103,7 @@ class Handler:
         return own.replace(parameters=parameters)
 
     def matches(self, event_name: str) -> bool:
-        """Say whether an event of that name reaches this handler."""
+        """Return True if the handler receives events of that name."""
         return any(pattern_matches(pattern, event_name) for pattern in self.patterns)
 
 
@@ -422,7 +422,7 @@ def _check_options(options: Mapping[str, Any], where: str, problems: list[Proble
 
 
 def _is_rate(value: object) -> bool:
-    """Say whether Celery can read *value* as a rate limit (celery.utils.time.rate)."""
+    """Return True if Celery accepts *value* as a rate limit (celery.utils.time.rate)."""
     if value is None:
         return True
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""When a failed attempt is tried again: a pure function of policy, attempt and a random number."""
+"""Compute when a failed attempt is retried. Pure."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RetryPolicy:
                     raise ConfigurationError(f"{name} has {item!r}, which is no exception class")
 
     def retries(self, exc: BaseException) -> bool:
-        """Say whether *exc* is one that is retried at all.
+        """Return True if *exc* is retried.
 
         What is no :class:`Exception` (``SystemExit``, ``KeyboardInterrupt``) says something
         about the process, not about the event, and is retried unless it is named in
@@ -96,7 +96,7 @@ class RetryPolicy:
         return isinstance(exc, self.autoretry_for) or not isinstance(exc, Exception)
 
     def exhausted(self, attempt: int, max_retries: int | None = None) -> bool:
-        """Say whether *attempt* (1 is the first run) was the last one allowed."""
+        """Return True if *attempt* (1 is the first run) was the last one allowed."""
         limit = self.max_retries if max_retries is None else max_retries
         return limit is not None and attempt > limit
 

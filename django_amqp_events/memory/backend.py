@@ -72,7 +72,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _World:
-    """What settings and declarations come to."""
+    """The registry and topology of the settings."""
 
     settings: Settings
     registry: Registry
@@ -94,7 +94,7 @@ class _World:
 
 
 class MemoryBackend:
-    """A broker in memory and a worker on it that runs when it is told to.
+    """An in-memory broker with a worker that runs on demand.
 
     Time stands still until :meth:`advance` moves it. Handlers run as in a worker, but for time
     limits and rate limits, which are not enforced, and results, which are not stored.
@@ -320,11 +320,11 @@ class MemoryBackend:
 
     @property
     def depths(self) -> dict[str, int]:
-        """How many messages each queue has; empty queues are left out."""
+        """Return the number of messages per queue, without empty queues."""
         return self.broker.depths()
 
     def clear(self) -> None:
-        """Drop every event, those that wait for a commit included; the clock goes on."""
+        """Drop all events, those waiting for a commit included; the clock keeps its time."""
         with self._lock:
             self._held.clear()
             self._pending.clear()
@@ -339,7 +339,7 @@ def _payload(world: _World, received: Received) -> dict[str, Any] | None:
 
 
 def _only_test_case_holds(pending: PendingPublish) -> bool:
-    """Say whether all transactions that *pending* waits for are those of Django's TestCase."""
+    """Return True if *pending* waits only for transactions of Django's TestCase."""
     connection = pending.connection
     # Django marks TestCase's transactions to tell them from the test's own (durable=True).
     blocks: list[Any] = getattr(connection, "atomic_blocks", [])
@@ -368,7 +368,7 @@ def _savepoints() -> Iterator[None]:
 
 
 class _Inline(MemoryBackend):
-    """One publish of the inline backend: its own broker, whose clock jumps."""
+    """One publish of the inline backend, with its own broker and clock."""
 
     worker = "inline"
     log_tracebacks = True
@@ -416,7 +416,7 @@ class InlineBackend:
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool
     ) -> Sequence[PublishError | None]:
-        """Handle *messages*; always accepted, as nobody knows who else would handle them."""
+        """Accept *messages* and handle them."""
         session = _session.get()
         if session is not None:
             session.publish(messages, mandatory=False)

@@ -1,4 +1,4 @@
-"""What RabbitMQ does with a topology, in memory: routing, delays and dead letters.
+"""RabbitMQ's routing, delays and dead letters, in memory.
 
 Only what our topology asks for, and that as RabbitMQ does it. Each rule has its counterpart in
 tests/contract, which runs on both.
@@ -28,7 +28,7 @@ Death = Literal["expired", "rejected", "delivery_limit", "maxlen"]
 
 
 class Clock:
-    """A time that stands still until it is moved; it starts at *start*, the present by default."""
+    """A clock that only moves when told to; it starts at *start*, by default now."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._now = start or datetime.now(UTC)
@@ -44,7 +44,7 @@ class Clock:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Stored:
-    """One queue's copy of a message.
+    """A queue's copy of a message.
 
     Attributes:
         sequence: order of arrival over all queues.
@@ -101,7 +101,7 @@ class MemoryBroker:
         self._sequence = itertools.count(1)
 
     def declare(self, topology: Topology) -> None:
-        """Declare a topology; messages stay, and bindings that it has no more are gone."""
+        """Declare a topology; messages are kept, bindings not in it are removed."""
         with self._lock:
             self._exchanges = {exchange.name: exchange for exchange in topology.exchanges}
             for definition in topology.queues:
@@ -122,7 +122,7 @@ class MemoryBroker:
     # -- publishing -----------------------------------------------------------------------
 
     def publish(self, message: Message, *, mandatory: bool) -> PublishError | None:
-        """Route a message to queues; returns what a publisher would be told, ``None`` if well."""
+        """Route a message; return the publisher's error, or ``None``."""
         ids = {"event_id": message.event_id, "event_name": message.name}
         what = f"{message.name or message.routing_key!r} ({message.event_id or 'no id'})"
         with self._lock:
@@ -198,7 +198,7 @@ class MemoryBroker:
     # -- consuming ------------------------------------------------------------------------
 
     def take(self, queues: Iterable[str]) -> Stored | None:
-        """Take the oldest ready message of some queues; it is gone until it is rejected."""
+        """Return and remove the oldest ready message of some queues."""
         with self._lock:
             heads = [
                 queue

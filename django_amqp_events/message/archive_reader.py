@@ -1,4 +1,4 @@
-"""What is in the archive queue, read back: archived events and the outcomes of replays. Pure."""
+"""Read messages of the archive queue: archived events and outcomes of replays. Pure."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Archived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a replay ended: with success, for a failure is an archived event.
+    """The successful end of a replay; a failed one is an archived event.
 
     Attributes:
         outcome: ``succeeded``.

@@ -130,7 +130,7 @@ MAX_HEADERS: Final = 60_000
 
 
 def is_broker_header(key: object) -> bool:
-    """Say whether a header is the broker's, which may be another one at the next delivery."""
+    """Return True if the broker sets this header, so that it can change on redelivery."""
     return isinstance(key, str) and _BROKER_HEADER.match(key) is not None
 
 
@@ -221,7 +221,7 @@ def basic_properties(
 
 
 def with_publisher_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the publisher's headers to ours, small ones first, as far as they fit."""
+    """Add the publisher's headers to ours, the smallest first, as far as they fit."""
     room = MAX_HEADERS - table_size(ours)
     kept: dict[str, Any] = {}
     for key, value in sorted(

@@ -63,7 +63,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What went wrong in one attempt, in words that fit in a header.
+    """The error of one attempt, bounded to fit in a header.
 
     Attributes:
         exception: dotted class name.
@@ -140,7 +140,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far one handler has come with one event."""
+    """The progress of one handler with one event."""
 
     attempt: int = 1
     due_at: datetime | None = None
@@ -150,7 +150,7 @@ class Progress:
 
     @property
     def first_failed_at(self) -> str | None:
-        """When the first attempt failed, as written in the history."""
+        """Return the time of the first failure, as written in the history."""
         at = self.history[0].get("at") if self.history else None
         return at if isinstance(at, str) and parse_moment(at) else None
 

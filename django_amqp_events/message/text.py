@@ -22,7 +22,7 @@ def utc_text(moment: datetime) -> str:
 
 
 def parse_moment(value: object) -> datetime | None:
-    """Read what :func:`utc_text` wrote; ``None`` for anything that is not such a text."""
+    """Parse a time written by :func:`utc_text`; ``None`` for other values."""
     if not isinstance(value, str) or len(value) > 64:
         return None
     try:
@@ -34,7 +34,7 @@ def parse_moment(value: object) -> datetime | None:
 
 
 def too_deep(value: Mapping[str, Any] | Sequence[Any]) -> bool:
-    """Say whether lists and dicts are nested deeper than :data:`MAX_DEPTH`, level by level."""
+    """Return True if lists and dicts are nested deeper than :data:`MAX_DEPTH`."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -58,7 +58,7 @@ def has_surrogates(text: str) -> bool:
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """Cut the middle out of *text*: a traceback's ends say most."""
+    """Cut the middle out of *text*; the ends of a traceback say most."""
     if len(text) <= limit:
         return text
     if limit <= 2 * len(_CUT):

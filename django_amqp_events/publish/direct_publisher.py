@@ -75,7 +75,7 @@ class CommittedRows:
 
     @property
     def late(self) -> bool:
-        """Whether a relay might take them before they are confirmed."""
+        """Return True if a relay might claim the rows before they are confirmed."""
         return time.monotonic() > self.began + outbox.BEGIN_WITHIN
 
 
@@ -266,7 +266,7 @@ class DirectPublisher:
         )
 
     def _told(self, parcel: CommittedRows, answers: list[Answer]) -> bool:
-        """Hand answers to whoever still waits for them; return whether somebody did."""
+        """Hand answers to the committing thread if it still waits; return True if it does."""
         with self._changed:
             if parcel.waited_for:
                 parcel.answers = answers
@@ -274,7 +274,7 @@ class DirectPublisher:
             return parcel.waited_for
 
     def _judge(self, errors: Sequence[PublishError | None]) -> None:
-        """Open and close the circuit: whether whoever commits next should wait."""
+        """Open or close the circuit, which decides whether committing threads wait."""
         away = next((error for error in errors if isinstance(error, _UNREACHABLE)), None)
         if away is None:
             self.prompt = True
@@ -290,7 +290,7 @@ class DirectPublisher:
             logger.error("events wait in the outbox until RabbitMQ is back: %s", away)
 
     def _tick(self) -> None:
-        """Keep the leases of what is in hand, and say when RabbitMQ blocks publishers."""
+        """Renew leases, and report when RabbitMQ blocks publishers."""
         line = self._line
         if line is not None and line.blocked and not self._said:
             self._said, self.prompt = True, False
@@ -302,7 +302,7 @@ class DirectPublisher:
         self._renew()
 
     def _renew(self) -> None:
-        """Renew the leases of what is in hand, where that is not just done."""
+        """Renew the leases, unless that was just done."""
         now = time.monotonic()
         if now < self._renewed + outbox.RENEW:
             return
@@ -352,7 +352,7 @@ class DirectPublisher:
             thread.join(wait)
 
     def forget_after_fork(self) -> None:
-        """Start anew in a child process; what its parent had in hand is its parent's."""
+        """Reset the state in a child process; the rows belong to the parent."""
         if self._line is not None:
             self._line.forget_after_fork()
         self._reset()

@@ -97,20 +97,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the broker said to a row: ``None`` where it confirmed."""
+    """The broker's answer for a row: ``None`` if confirmed."""
 
     row: Row
     error: PublishError | None
 
     def done(self, settings: Settings) -> bool:
-        """Whether the row can go. An event that nobody is bound for is normal, unless held."""
+        """Return True if the row can be deleted; an unroutable event is normal, unless held."""
         if isinstance(self.error, UnroutableError):
             return settings.unrouted in ("warn", "ignore")
         return self.error is None
 
     @property
     def untried(self) -> bool:
-        """Whether nothing was sent; that says nothing about the row."""
+        """Return True if nothing was sent, which says nothing about the row."""
         return isinstance(self.error, BrokerUnavailableError)
 
 
@@ -152,7 +152,7 @@ def alias_for(settings: Settings, using: str | None) -> str:
 
 
 def _open(connection: BaseDatabaseWrapper) -> bool:
-    """Say whether a transaction is open on it that is not only that of Django's TestCase."""
+    """Return True if a transaction is open other than that of Django's TestCase."""
     blocks = getattr(connection, "atomic_blocks", [])
     return connection.in_atomic_block and not all(
         getattr(block, "_from_testcase", False) for block in blocks
@@ -324,7 +324,7 @@ def aliases(settings: Settings) -> list[str]:
 
 
 def has_table(alias: str, model: type[Model]) -> bool:
-    """Say whether a database that need not have a model's table has it.
+    """Return True if a database has a model's table.
 
     Raises:
         DatabaseError: it is away.
@@ -351,12 +351,12 @@ def tables(settings: Settings) -> list[str]:
 
 
 def due(alias: str, service: str) -> bool:
-    """Say whether a relay may take any row."""
+    """Return a filter for rows that a relay may claim."""
     return rows(alias).filter(service=service, due_at__lte=Now()).exists()
 
 
 def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
-    """Take rows that are due, oldest first, for :data:`LEASE` seconds; nobody else gets them.
+    """Lease due rows, oldest first, for :data:`LEASE` seconds.
 
     A row that holds no message any more waits with that error, and is not among those returned.
 
@@ -432,7 +432,7 @@ def _message(event_id: str, name: str, exchange: str, envelope: str, body: Any) 
 
 
 def renew(alias: str, held: Sequence[Row]) -> None:
-    """Hold rows for another :data:`LEASE`, those that nobody else has taken."""
+    """Extend the leases of rows that no other process has claimed."""
     for part in _parts(held):
         _still_leased(alias, part).update(due_at=Now() + timedelta(seconds=LEASE))
 
@@ -444,7 +444,7 @@ def release(alias: str, held: Sequence[Row]) -> None:
 
 
 def confirmed(alias: str, done: Sequence[Row], *, wait: bool = True) -> None:
-    """Delete rows whose events the broker has, whoever holds them now.
+    """Delete rows whose events the broker has confirmed, whoever has the lease.
 
     Args:
         wait: until they are gone for good. Otherwise PostgreSQL does not wait for its disk, and
@@ -532,14 +532,14 @@ def settle(alias: str, answers: Sequence[Answer], settings: Settings, *, wait: b
 
 
 def _still_leased(alias: str, held: Sequence[Row]) -> QuerySet[OutboxEvent]:
-    """Return those rows that are held as they were when they were taken."""
+    """Return the rows that still have the lease they were claimed with."""
     claims = {row.claim for row in held}
     found = rows(alias).filter(pk__in=[row.id for row in held], discarded_at__isnull=True)
     return found.filter(claim__isnull=True) if claims == {None} else found.filter(claim__in=claims)
 
 
 def _parts(held: Sequence[Row]) -> Iterable[list[Row]]:
-    """Cut into parts that any database takes as parameters."""
+    """Split into chunks that any database accepts as parameters."""
     left = iter(held)
     while part := list(islice(left, 500)):
         yield part
@@ -552,7 +552,7 @@ def _storable(error: PublishError) -> str:
 
 
 def no_table(exc: BaseException) -> bool:
-    """Say whether a database error means that the outbox has no table."""
+    """Return True if a database error means that the outbox has no table."""
     text = str(exc)
     return "outboxevent" in text and any(
         words in text for words in ("no such table", "does not exist", "doesn't exist")
@@ -572,7 +572,7 @@ def _are(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxStatus:
-    """What an outbox holds of a service, for status pages.
+    """The state of an outbox for one service.
 
     Attributes:
         total: rows.
@@ -599,14 +599,14 @@ class OutboxStatus:
 
     @property
     def severity(self) -> str:
-        """``ok``, ``warning`` or ``error``: whether somebody has to do something."""
+        """Return ``ok``, ``warning`` or ``error``."""
         if self.overdue or self.stray or self.attempts >= PERSISTENT:
             return "error"
         return "warning" if self.failing or self.stuck else "ok"
 
     @property
     def meaning(self) -> str:
-        """What waits and why, in a sentence."""
+        """Describe what waits and why."""
         said = []
         if self.overdue:
             said.append(f"{_are(self.overdue)} due and no relay takes them: run events_relay")
@@ -711,7 +711,7 @@ def _count_leased(found: QuerySet[OutboxEvent]) -> QuerySet[OutboxEvent]:
 
 
 def describe_row(row: OutboxEvent) -> str:
-    """Say in a few words why a row is still there."""
+    """Return why a row is still in the outbox."""
     if row.discarded_at is not None:
         because = f": {row.discard_reason}" if row.discard_reason else ""
         return f"discarded by {row.discarded_by or 'nobody'}{because}"
@@ -728,7 +728,7 @@ RowState = Literal["held", "failed", "due", "overdue", "discarded"]
 
 
 def row_state(row: OutboxEvent, now: datetime) -> RowState:
-    """Say how a row stands.
+    """Return the state of a row.
 
     ``held``: in the hands of its process or a relay; ``failed``: waits for its next try; ``due``,
     and ``overdue`` where a relay should have taken it long ago; ``discarded``.
@@ -761,7 +761,7 @@ def in_state(found: QuerySet[OutboxEvent], wanted: RowState) -> QuerySet[OutboxE
 
 
 def publish_now(ids: Collection[UUID], *, alias: str) -> int:
-    """Let a relay try rows again at once that wait because they failed; those in hand stay there.
+    """Make failed rows due now; rows with a lease are skipped.
 
     Returns:
         how many there were.

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """Where published messages go."""
+    """The interface of a backend that messages are published to."""
 
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool
@@ -60,7 +60,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What ``using(…)`` says about one publish.
+    """The options of one publish.
 
     Attributes:
         mode: ``outbox``, ``on_commit`` or ``immediate``; the setting ``PUBLISH`` where it is
@@ -220,7 +220,7 @@ class PendingPublish:
 
     @property
     def waiting(self) -> bool:
-        """Say whether it waits for a commit: neither published nor rolled back."""
+        """Return True if it waits for a commit: neither published nor rolled back."""
         if self.called or self.connection is None:
             return False
         return any(entry[1] is self for entry in self.connection.run_on_commit)
@@ -262,7 +262,7 @@ class PendingPublish:
 
 
 def _connection_unused(connection: BaseDatabaseWrapper) -> bool:
-    """Say whether no transaction can be open, because this thread has not used the database.
+    """Return True if this thread has not used the database, so that no transaction is open.
 
     ``on_commit`` would connect to it only to find that out: a connection per thread that publishes.
     """
@@ -474,7 +474,7 @@ def _target(settings: Settings) -> tuple[Backend, Watch]:
 
 
 def _ignore(pending: PendingPublish) -> None:
-    """Nobody looks."""
+    """Do nothing."""
 
 
 @contextmanager

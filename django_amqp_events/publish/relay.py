@@ -1,4 +1,4 @@
-"""The relay: publishes what is left in the outbox, because its process died or the broker was away.
+"""The relay: publishes rows that a dead process or an unreachable broker left in the outbox.
 
 Takes rows that are due, publishes them with a window of confirms, deletes what is confirmed. Any
 number of relays share the work. Whatever stops one between confirm and delete, another one
@@ -119,7 +119,7 @@ class OutboxChannel(ConfirmChannel):
 
 @dataclass(slots=True, kw_only=True)
 class RelayCounts:
-    """What became of rows that a relay took.
+    """Counts of the rows that a relay published.
 
     Attributes:
         published: confirmed.
@@ -275,7 +275,7 @@ class Relay:
         self._answers += [Answer(row, error) for row, error in zip(rows, errors, strict=True)]
 
     def _publish_alone(self, rows: Sequence[Row]) -> None:
-        """Publish rows one by one: what ends the connection takes no other along.
+        """Publish rows one by one, so that one that closes the connection fails alone.
 
         After one that got no confirm in time the rest is given back.
         """
@@ -297,7 +297,7 @@ class Relay:
         self._note()
 
     def _note(self) -> None:
-        """Bring answers into the database; where that is away they are kept until it is back."""
+        """Write answers to the database; keep them while it is unreachable."""
         if not self._answers:
             return
         outbox.settle(self.alias, self._answers, self.settings)
@@ -324,7 +324,7 @@ class Relay:
         return line
 
     def _tick(self) -> None:
-        """Keep the leases of what is in hand."""
+        """Renew leases."""
         if time.monotonic() >= self._renewed + outbox.RENEW:
             self._renew()
 

@@ -50,7 +50,7 @@ _NOTHING_YET: Final = (errno.EAGAIN, errno.EINTR, errno.ENOENT)
 
 
 class Delivered:
-    """What a consumer takes from ``amqp.Message``."""
+    """The part of ``amqp.Message`` that a consumer reads."""
 
     __slots__ = ("body", "delivery_info", "delivery_tag")
 
@@ -65,7 +65,7 @@ class PartialError(Exception):
 
 
 class Wakeup:
-    """Has an event loop come back in its next turn, whatever else it has to do.
+    """Wakes an event loop for its next turn.
 
     A timer would not: ten that are due at once end kombu's turn with a poll of a second, and what a
     timer raises is only logged.
@@ -141,7 +141,7 @@ class FrameReader:
 
     @staticmethod
     def possible(channel: Channel) -> bool:
-        """Say whether this release of py-amqp has what is used here of its own."""
+        """Return True if this release of py-amqp has the names that the reader needs."""
         connection = channel.connection
         return hasattr(connection, "_transport") and all(
             hasattr(connection.transport, name) for name in ("_read_buffer", "_quick_recv")
@@ -176,7 +176,7 @@ class FrameReader:
             return complete
 
     def close(self) -> None:
-        """Give up what the event loop has of it; the connection is lost, or going to be closed."""
+        """Unregister from the event loop; the connection is lost or about to close."""
         if self._bell is not None:
             self._bell.close()
             self._bell = None

@@ -45,7 +45,7 @@ _longs: dict[str, bytes] = {}
 
 
 class UnsupportedMessageError(Exception):
-    """It is left to py-amqp."""
+    """The message has to be written by py-amqp."""
 
 
 def header_table(headers: Mapping[str, Any]) -> bytes:

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """What a passive declare tells: messages that are ready, and consumers."""
+    """Messages ready and consumers, as a passive declare reports them."""
 
     ready: int
     consumers: int
@@ -149,7 +149,7 @@ class Amqp:
 
     @property
     def server(self) -> Mapping[str, Any]:
-        """What the broker says about itself."""
+        """Return the broker's product, version and capabilities."""
         return self._amqp.server_properties or {}
 
     def call(self, function: Callable[[amqp.Channel], T]) -> T:
@@ -351,7 +351,7 @@ def version_of(server: Mapping[str, Any]) -> tuple[int, ...]:
 def requirements(
     session: Amqp, names: Names, *, queue_type: str = "quorum"
 ) -> tuple[BrokerProblem, ...]:
-    """Say what the broker lacks that nothing-is-lost rests on.
+    """Return what the broker lacks that the guarantees need.
 
     Before 3.12 at-least-once dead-lettering needs the feature flag ``stream_queue``: without it
     a queue silently loses what its dead-letter target does not take. Whether it is enabled is

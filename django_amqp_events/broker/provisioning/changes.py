@@ -31,7 +31,7 @@ from .replacement import Replacement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What became of a plan.
+    """The result of applying a plan.
 
     Attributes:
         done: the steps that were carried out.

@@ -41,7 +41,7 @@ POLICY_CONFLICTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One argument that is something else on the broker; texts, ``none`` where it is not set."""
+    """An argument that differs on the broker; values as text, ``none`` if unset."""
 
     argument: str
     declared: str
@@ -53,7 +53,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One exchange, queue or binding and its state.
+    """An exchange, queue or binding, and its state.
 
     Attributes:
         entity: as declared; as found on the broker where it is stale.
@@ -109,7 +109,7 @@ class BrokerProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What is on the broker beside what is declared.
+    """The declared topology compared with the broker's.
 
     Attributes:
         items: exchanges, queues, bindings in the order in which they are declared, then
@@ -162,7 +162,7 @@ class Report:
 
 
 def shadow(names: Names, queue: str) -> str:
-    """Return the name of the queue that stands in for a handler's while that is recreated."""
+    """Return the name of the queue that replaces a handler's while it is recreated."""
     rest = queue.removeprefix(names.handlers)
     name = names.infrastructure(f"shadow.{rest}")
     if len(name.encode()) > MAX_NAME:
@@ -174,13 +174,13 @@ _LEFT_OVER = re.compile(r"^(?:delay\.[1-9][0-9]*s|shadow\..+)$", re.DOTALL)
 
 
 def left_over_exchange(names: Names, name: str) -> bool:
-    """Say whether an exchange that is not declared was once declared by this service."""
+    """Return True if this service once declared an exchange that is not declared now."""
     own = names.infrastructure("")
     return name.startswith(own) and bool(_LEFT_OVER.match(name.removeprefix(own)))
 
 
 def left_over_queue(names: Names, name: str, arguments: Mapping[str, Any]) -> bool:
-    """Say whether a queue that is not declared was once declared by this service.
+    """Return True if this service once declared a queue that is not declared now.
 
     A name alone proves nothing: ``billing.images`` may be a queue of the project's own Celery
     tasks, or of a service ``images`` under the PREFIX ``billing.``. What was a handler's queue
@@ -199,7 +199,7 @@ def left_over_queue(names: Names, name: str, arguments: Mapping[str, Any]) -> bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One change, or one that may be none (a binding that plain AMQP cannot see)."""
+    """A change, or a possible change if plain AMQP cannot see the binding."""
 
     action: Action
     item: Item
@@ -211,7 +211,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What would be done, in order.
+    """The changes to make, in order.
 
     Attributes:
         refusals: what RabbitMQ would refuse, or must not be done; with any of them nothing
@@ -279,7 +279,7 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
 
 
 def is_shadow(names: Names, name: str) -> bool:
-    """Say whether an exchange or queue stands in for a handler's queue."""
+    """Return True if an exchange or queue replaces a handler's queue during a recreation."""
     return name.startswith(names.infrastructure("shadow."))
 
 

@@ -159,7 +159,7 @@ def _why_stale(names: Names, name: str) -> str:
 
 
 def _with_arguments(item: Item, found: Mapping[str, Mapping[str, Any]]) -> Item:
-    """Replace the one difference that RabbitMQ told by all that the management API shows."""
+    """Replace the one difference that RabbitMQ reported by all that the management API shows."""
     entity = item.entity
     there = found.get(item.name)
     if there is None or item.state == "missing" or isinstance(entity, Binding):

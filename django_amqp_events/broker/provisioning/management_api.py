@@ -1,4 +1,4 @@
-"""RabbitMQ's management API (HTTP), as far as it is needed: reading.
+"""Read RabbitMQ's management API (HTTP).
 
 Paths and fields: https://www.rabbitmq.com/docs/management#http-api, and ``/api/index.html`` of
 any node. Everything is read; what is changed is changed over AMQP, where RabbitMQ checks the same

@@ -238,7 +238,7 @@ class Replacement:
         return done
 
     def _occupied(self, name: str, figures: Mapping[str, Any]) -> str:
-        """Say what is in a queue by what is live and by *figures*, ``""`` if nothing is."""
+        """Return what is in a queue, ``""`` if it is empty."""
         depth = self.session.depth(name)
         if depth is not None and depth.consumers:
             return f"{_count(depth.consumers, 'consumer')}: stop its workers first"
