@@ -145,27 +145,26 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, str
     broker, archive = document["broker"], document["archive"]
     found: dict[Which, str | None] = {("stale", ""): None}
     if limits.away is not None and _above(broker.get("away"), limits.away):
-        found["broker_away", ""] = f"{broker['error']}. Events wait in the outbox meanwhile."
+        found["broker_away", ""] = f"{broker['error']}. Events wait in the outbox."
     elif limits.away is None or not broker.get("error"):
         found["broker_away", ""] = None
     if broker.get("alarms") is not None:
         found["broker_alarm", ""] = (
-            f"{', '.join(broker['alarms'])}: nothing is published until it is over. Give the "
-            f"broker memory or disk, or let consumers empty its queues."
+            f"{', '.join(broker['alarms'])}: RabbitMQ accepts no events. Free memory or disk, or "
+            f"let consumers empty the queues."
             if broker["alarms"]
             else None
         )
     new = archive.get("new_hour")
     found["growth", ""] = (
-        f"More than {limits.growth} events came into the archive within an hour. Look at the "
-        f"archived events in the admin."
+        f"More than {limits.growth} events were archived within an hour."
         if _above(new, limits.growth)
         else None
     )
     lag = document["mirror"].get("lag")
     if lag is not None or limits.mirror_lag is None:
         found["mirror_lag", ""] = (
-            f"Messages wait in the archive queue for {_seconds(lag)}. Look at the log of "
+            f"The oldest message in the archive queue is {_seconds(lag)} old. Check the log of "
             f"events_mirror, or start another one."
             if _above(lag, limits.mirror_lag)
             else None
@@ -174,8 +173,8 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, str
         lag = each.get("lag")
         if lag is not None or limits.outbox_lag is None:
             found["outbox_lag", each["database"]] = (
-                f"The oldest event in the outbox of database {each['database']!r} waits for "
-                f"{_seconds(lag)}: {each['meaning']}"
+                f"The oldest event in the outbox of database {each['database']!r} is "
+                f"{_seconds(lag)} old: {each['meaning']}"
                 if _above(lag, limits.outbox_lag)
                 else None
             )
@@ -238,8 +237,8 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None
 
 def _of_group(group: FailureGroup) -> str:
     return (
-        f"{group}: {group.exception or group.reason} at {group.frame or 'no known function'}, "
-        f"{group.open} open. Look at the failure groups in the admin."
+        f"{group} ({group.open} open): {group.exception or group.reason} in "
+        f"{group.frame or 'an unknown function'}"
     )
 
 
@@ -267,8 +266,8 @@ def check_snapshots(settings: Settings, now: datetime) -> bool:
     )
     if newest is not None and now - newest <= timedelta(seconds=settings.alerts.stale):
         return False
-    since = "There are none yet" if newest is None else f"The newest are of {newest:%Y-%m-%d %H:%M}"
-    text = f"{since} (UTC). Start events_mirror, or events_worker, which runs it."
+    last = "never" if newest is None else f"{newest:%Y-%m-%d %H:%M} UTC"
+    text = f"Last collected: {last}. Start events_mirror or events_worker."
     update_alert("stale", "", text, now=now, settings=settings)
     return True
 
@@ -282,8 +281,9 @@ def title(alert: Alert) -> str:
 
 
 def alert_text(alert: Alert) -> str:
-    """Return the text of an alert with all characters visible."""
-    return visible(alert.text, 2_000)
+    """Return the text of an alert without what its title says, all characters visible."""
+    text = alert.text.partition(": ")[2] if alert.kind in OF_GROUPS else alert.text
+    return visible(text, 2_000)
 
 
 def _notify(alert: Alert, settings: Settings) -> None:

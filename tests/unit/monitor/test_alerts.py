@@ -88,12 +88,12 @@ def test_nothing_is_wrong_and_all_of_it_is_known() -> None:
     [
         ({"archive": {"new_hour": 101}}, {}, ("growth", ""), "More than 100 events"),
         ({"archive": {"new_hour": 6}}, {"GROWTH": 5}, ("growth", ""), "More than 5 events"),
-        ({"mirror": {"lag": 301.0}}, {}, ("mirror_lag", ""), "for 5 min"),
+        ({"mirror": {"lag": 301.0}}, {}, ("mirror_lag", ""), "5 min old"),
         (
             {"outbox": [{"database": "orders", "meaning": "no relay", "lag": 7300.0}]},
             {},
             ("outbox_lag", "orders"),
-            "waits for 2 h: no relay",
+            "2 h old: no relay",
         ),
         (
             {"broker": {"error": "no connection", "away": 61.0}},
@@ -105,7 +105,7 @@ def test_nothing_is_wrong_and_all_of_it_is_known() -> None:
             {"broker": {"error": "", "alarms": ["memory alarm on rabbit@one"]}},
             {},
             ("broker_alarm", ""),
-            "memory alarm on rabbit@one: nothing is published",
+            "memory alarm on rabbit@one: RabbitMQ accepts no events",
         ),
         (
             {
@@ -256,12 +256,12 @@ def test_an_alert_follows_its_group(heard: Any) -> None:
     assert look(NOW, open=7) == []
     alert = Alert.objects.get()
     assert "7 open" in alert.text
-    assert alerts.title(alert) == "New failure: TaxError in send_invoice"
+    assert alerts.title(alert) == "New failure: TaxError in send_invoice (7 open)"
     later = NOW + timedelta(minutes=10)
     changed = {"open": 1, "resolved_at": later, "reopened_at": later}
     assert look(later, **changed) == [("group_back", "raised"), ("group_new", "ended")]
     new = Alert.objects.get(ended=None)
-    assert alerts.title(new) == "Failure reopened: TaxError in send_invoice"
+    assert alerts.title(new) == "Failure reopened: TaxError in send_invoice (1 open)"
     assert "1 open" in new.text
     # The same again is the same trouble, whose text is renewed.
     much_later = later + timedelta(minutes=10)
@@ -366,7 +366,7 @@ def test_nobody_takes_figures(heard: Any, settings: Any) -> None:
     code, out = command()
     assert code == 1
     assert "Dashboard statistics are not being collected" in out
-    assert "There are none yet" in out
+    assert "Last collected: never" in out
     taken = Snapshot.objects.create(
         at=datetime.now(UTC) - timedelta(minutes=6), service="billing", document="{}"
     )
