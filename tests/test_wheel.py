@@ -36,7 +36,7 @@ def test_the_metadata_say_what_a_user_has_to_know() -> None:
         for line in metadata.requires("django-amqp-events") or []
         if "extra ==" not in line
     }
-    assert required == {"amqp", "celery", "django", "kombu"}
+    assert required == {"amqp", "billiard", "celery", "django", "kombu"}
 
 
 @pytest.mark.skipif(not ON_WHEEL, reason="the file list belongs to the wheel")

@@ -214,7 +214,7 @@ def test_the_commands(billing: Service, archive_database: Database) -> None:
     assert batch.criteria is not None
     assert batch.criteria["handlers"] == ["send_invoice"]
     short = str(batch.pk)[:8]
-    assert "running: 3 events (3 waiting)" in billing.command("events_batches", "list")[1]
+    assert "running: 3 events (3 pending)" in billing.command("events_batches", "list")[1]
     for act, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
         code, out, _ = billing.command("events_batches", act, short)
         assert (code, state in out) == (0, True)
@@ -290,7 +290,7 @@ def test_browsers_that_meet_replay_each_event_once(
         billing.wait_for_ready(QUEUE, 40)
         wait_until(
             lambda: all(
-                "waiting" not in clients[0].open(f"{path.removesuffix('start/')}events/").words
+                "pending" not in clients[0].open(f"{path.removesuffix('start/')}events/").words
                 for path in paths
             ),
             "both are through",
