@@ -216,4 +216,4 @@ def test_an_edit_and_a_batch_with_it(
     [first] = [each for each in messages if each.headers["event-id"] == "order-1"]
     won = "1 event published" in told[0]
     assert json.loads(first.body)[1]["order_id"] == (70 if won else 7)
-    assert won != ("it has changed since you looked" in told[0])
+    assert won != ("another user or tab changed it first" in told[0])

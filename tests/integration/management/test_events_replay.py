@@ -336,7 +336,7 @@ def test_an_event_that_changed_before_its_turn_is_skipped(billing, monkeypatch):
     answer = json.loads(out)
     assert code == answer["exit_code"] == 1
     assert (answer["fits"], answer["published"]) == (2, 1)
-    assert "or another tab, was faster" in answer["skipped"][0]["why"]
+    assert "another user or tab changed it first" in answer["skipped"][0]["why"]
     assert states() == [State.REPLAYING, State.ARCHIVED, State.ARCHIVED]
 
 

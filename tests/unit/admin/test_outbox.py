@@ -572,7 +572,7 @@ def test_the_confirmation_says_where_it_goes_why_it_waits_and_what_may_double(ad
     make(**STANDING["overdue"])
     words = page(ada.get(url("publish"), {"seen": frozen(*made)})).words
     assert "No relay runs for billing" in words
-    assert "No relay takes what is due of old" not in words
+    assert "No relay runs for old" not in words
     words = page(ada.get(url("discard"), {"seen": frozen(*made)})).words
     assert "Consequences" in words
 
