@@ -175,7 +175,7 @@ def test_an_edit_and_a_plain_replay_at_once_are_one_replay(
         for number, words in told.items():
             if number != winner:
                 assert "another user or tab changed it first" in words, words
-                assert f"the last decision: {action} by ada, 20" in words, words
+                assert f"last decision: {action} by ada, 20" in words, words
         detail = ada.open(f"{archive}{pk}/change/").words
         assert ("Revision 1" in detail) == bool(winner % 2)
         assert "Revision 2" not in detail

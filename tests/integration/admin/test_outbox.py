@@ -157,7 +157,7 @@ def test_what_a_relay_publishes_at_this_moment_is_left_to_it(wire: Wire, ada: Cl
     until(lambda: table().filter(claim__isnull=False).exists(), "a relay has it in hand")
     for decision in ("publish", "discard", "restore"):
         [told] = post(ada, decision, row)
-        assert "Waiting for RabbitMQ to confirm" in told
+        assert "RabbitMQ has not confirmed it yet" in told
     proxy.release()
     join(threads)
     assert not table().exists()

@@ -136,8 +136,8 @@ def test_two_write_about_a_group(office: Office) -> None:
     office.meet(lambda: write("ada", office.ada), lambda: write("bob", office.bob))
     [winner] = [who for who, words in told.items() if "Saved: note, assignee." in words]
     [loser] = set(told) - {winner}
-    assert f"Nothing was saved: {winner} has written about this group" in told[loser]
-    assert f"What it says now: {winner} looks at it; assignee {winner}" in told[loser]
+    assert f"Nothing was saved: {winner} changed this group" in told[loser]
+    assert f"It now says: {winner} looks at it; assignee {winner}" in told[loser]
     assert f"{loser} looks at it" in told[loser], "what was written is in the form still"
     # What the form has now can be saved.
     again = {**forms["ada"], "edits": seen[loser]["edits"], "note": "both do", "assignee": "both"}

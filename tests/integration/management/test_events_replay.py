@@ -174,7 +174,7 @@ def test_another_service_in_the_same_tables_replays_its_own(billing):
     assert states(service="billing") == [State.REPLAYING, State.REPLAYING]
     code, out, _ = billing.command("events_replay", str(of_shop.get().pk))
     assert code == 1
-    assert "it is of the service 'shop'; replay it in a process of that service" in out
+    assert "it belongs to the service 'shop'; replay it in a process of that service" in out
     assert states(service="shop") == [State.ARCHIVED]
 
 
@@ -398,7 +398,7 @@ def test_force_takes_what_is_overdue_and_nothing_else(billing):
     code, out, _ = billing.command("events_replay", "--force", "order-1", "order-2")
     assert code == 1
     assert "1 of 2 events published" in out
-    assert "it is not overdue" in out
+    assert "its replay is not overdue" in out
     assert Replay.objects.filter(event__event_id="order-1").count() == 2
     assert Replay.objects.filter(event__event_id="order-2").count() == 1
     assert ArchiveAction.objects.filter(action="force").count() == 1
@@ -659,5 +659,5 @@ def test_where_editing_is_off_the_command_says_so(billing, tmp_path):
     arguments = ["--edit", "order-1", "--payload", written(tmp_path), "--comment", "x"]
     code, _, err = billing.command("events_replay", *arguments)
     assert code == 2
-    assert "only where AMQP_EVENTS['EDITING'] is True" in err
+    assert "editing needs AMQP_EVENTS['EDITING'] to be True" in err
     assert states() == [State.ARCHIVED]
