@@ -27,7 +27,7 @@ FAULT_ROWS: Final = (
 _LATER: Final = {
     rf"faults/.*\[(?!({'|'.join(FAULT_ROWS)})\])": "one row per family is enough",
     r"browser/(?!test_story)": "the story visits the pages",
-    r"acceptance/example/(?!.*everything_that_was_accepted)": "one demo is enough",
+    r"acceptance/example/": "`make demo` counts the same",
     r"test_broker_node\.py": "tests of scripts/, not of the package",
     r"acceptance/(?!worker/test_core).*\[([^\]]*-)?(threads|solo)\b": "prefork covers it",
     r"acceptance/worker/test_poison\.py::Test(Threads|Solo)": "prefork covers it",
@@ -35,6 +35,7 @@ _LATER: Final = {
     r"integration/(?!archive/test_races|monitor/test_statistics).*\[([^\]]*-)?postgresql\b": (
         "SQLite covers it"
     ),
+    r"unit/archive/.*\[([^\]]*-)?postgresql\b": "SQLite covers it",
     r"integration/archive/test_races.*\[sqlite": "PostgreSQL, with its row locks, covers it",
     r"acceptance/worker/test_chunks\.py.*(warm_shut|ends_the_process|holds_nobody_up|cold_shut)": (
         "the fault rows kill workers with chunks"
