@@ -275,7 +275,7 @@ class Command(ArchiveCommand):
                 if options[name] is not None:
                     raise archive.wrong(f"--{name.replace('_', '-')} is for --background")
             return
-        for name in ("force", "dry_run", "wait"):
+        for name in ("edit", "force", "dry_run", "wait"):
             if options[name]:
                 raise archive.wrong(f"--background goes without --{name.replace('_', '-')}")
         try:

@@ -625,11 +625,13 @@ def test_an_event_is_replayed_with_another_payload(editing, tmp_path):
         (["--edit", "order-1", "--payload", "FILE", "--all"], "--edit takes one id"),
         (["--edit", "order-1", "--payload", "FILE", "--since", "2h"], "--edit takes one id"),
         (["order-1", "--payload", "FILE"], "--payload needs --edit"),
+        (["--edit", "order-1", "--payload", "FILE", "--comment", "x", "--background"],
+         "--background goes without --edit"),
         (["--edit", "order-1", "--payload", "/no/such/file", "--comment", "x"], "No such file"),
         (["--edit", "order-1", "--payload", "WRONG", "--comment", "x"], "This is a list"),
         (["--edit", "order-1", "--payload", "SAME", "--comment", "x"], "the original payload"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_edit_nothing(editing, tmp_path, arguments, text):
     fill(editing, 1)
     files = {"FILE": '{"order_id": 8}', "WRONG": "[]", "SAME": '{"order_id": 1}'}
