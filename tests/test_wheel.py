@@ -24,7 +24,7 @@ def test_the_suite_runs_on_the_installed_wheel() -> None:
 
 
 @pytest.mark.skipif(not ON_WHEEL, reason="the metadata belong to the wheel")
-def test_the_metadata_say_what_a_user_has_to_know() -> None:
+def test_metadata_is_complete() -> None:
     found = metadata.metadata("django-amqp-events")
     assert found["Name"] == "django-amqp-events"
     assert found["License-Expression"] == "BSD-3-Clause"
@@ -57,7 +57,7 @@ def test_the_wheel_holds_the_package_and_nothing_else() -> None:
 
 
 @pytest.mark.skipif(not ON_WHEEL, reason="entry points belong to the wheel")
-def test_pytest_finds_our_plugin_where_there_is_one() -> None:
+def test_pytest_plugin_is_registered() -> None:
     declared = {point.value for point in metadata.entry_points(group="pytest11")}
     there = (Path(django_amqp_events.__file__).parent / "pytest_plugin.py").exists()
     assert ("django_amqp_events.pytest_plugin" in declared) == there

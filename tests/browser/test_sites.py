@@ -76,7 +76,7 @@ def test_all_links_stay_on_the_site(ops: Console) -> None:
     ("name", "button"),
     [("discard-spare", "Discard"), ("batch-draft", "Refresh"), ("group", "Save"), ("event", "")],
 )
-def test_forms_come_back_to_the_site(
+def test_forms_return_to_their_site(
     browser: Chromium, ops: Console, name: str, button: str
 ) -> None:
     browser.log_in(ops.url, ops.session)
@@ -90,6 +90,6 @@ def test_forms_come_back_to_the_site(
     assert not browser.complaints()
 
 
-def test_nobody_logged_in_is_asked_by_the_site(browser: Chromium, ops: Console) -> None:
+def test_anonymous_user_is_sent_to_the_sites_login(browser: Chromium, ops: Console) -> None:
     browser.open(ops.pages["event"])
     assert urlsplit(browser.driver.current_url).path == "/ops/login/"

@@ -29,7 +29,7 @@ def unfold(rabbit: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield served
 
 
-def test_all_pages_are_there(unfold: Console) -> None:
+def test_all_pages_exist(unfold: Console) -> None:
     for name, url in unfold.pages.items():
         request = Request(url, headers={"Cookie": f"sessionid={unfold.session}"})  # noqa: S310
         with urlopen(request, timeout=30) as answer:  # noqa: S310 - our own

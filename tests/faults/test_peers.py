@@ -29,16 +29,16 @@ def counted(name: str, grounds: Grounds) -> Counts:
     return counts
 
 
-def test_who_is_killed_is_started_again(grounds: Grounds) -> None:
+def test_killed_worker_is_restarted(grounds: Grounds) -> None:
     counts = counted("child-within", grounds)
     assert counts.handled + counts.archived == EVENTS, counts
     assert counts.cut, counts
 
 
-def test_what_nobody_consumes_waits(grounds: Grounds) -> None:
+def test_unconsumed_events_wait(grounds: Grounds) -> None:
     assert counted("handler-removed", grounds).waiting == EVENTS
 
 
-def test_every_row_of_ours_is_there_or_cannot_be() -> None:
+def test_every_fault_row_is_compared_or_explained() -> None:
     cannot = [name for names in peers.CANNOT.values() for name in names]
     assert sorted([*peers.PEERS, *cannot]) == sorted(all_rows())

@@ -87,7 +87,7 @@ def test_autodiscovery_can_be_off_and_is_off_when_wrong(project: Path, value: st
 
 
 @pytest.mark.parametrize("line", ["import no_such_module", "1 / 0"])
-def test_a_module_that_fails_says_who_imported_it(project: Path, line: str) -> None:
+def test_failing_module_names_its_importer(project: Path, line: str) -> None:
     (project / "shop" / "events.py").write_text(line)
     done = python(project, "-m", "django", "check")
     assert done.returncode == 1

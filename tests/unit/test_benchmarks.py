@@ -62,7 +62,7 @@ def test_less_is_better_where_it_is() -> None:
     assert [met for *_, met in times.verdicts()] == [True, True]
 
 
-def test_a_target_by_itself() -> None:
+def test_single_target() -> None:
     memory = table(
         better="less", unit="MB", targets=(Target(level="reach", factor=5, against=""),),
         values={OURS: [4.0], PLAIN: [100.0]},
@@ -73,7 +73,7 @@ def test_a_target_by_itself() -> None:
     assert (spread.median, met) == (4.0, True)
 
 
-def test_flat_is_what_costs_no_more() -> None:
+def test_flat_means_no_extra_cost() -> None:
     assert curve().growth(OURS) == pytest.approx(105 / 80)
     assert curve().met is False
     assert curve(flat=1.5).met is True
@@ -105,7 +105,7 @@ def test_the_short_form_is_smaller() -> None:
     assert Size(rounds=3).turns(7) == 3
 
 
-def test_what_is_kept_comes_back() -> None:
+def test_results_round_trip() -> None:
     for measured in (table(notes=("a note",)), curve()):
         again = from_json(json.loads(json.dumps(to_json(measured))))
 
@@ -120,7 +120,7 @@ def test_pictures_are_well_formed(measured) -> None:
     assert measured.what in "".join(picture.itertext())
 
 
-def test_the_page_says_what_is_met_and_missed() -> None:
+def test_page_lists_met_and_missed_targets() -> None:
     result = Result(
         name="publish", title="Publishing", about="Of calls.", at="now", code="abc", seconds=3,
         versions={"Python": "3"}, measured=[table(), curve()],
@@ -161,7 +161,7 @@ def test_calls_are_counted(tmp_path) -> None:
     assert tally.count == other.count == 3
 
 
-def test_each_benchmark_says_what_it_is() -> None:
+def test_each_benchmark_has_a_description() -> None:
     found = benchmarks()
 
     assert tuple(found) == NAMES

@@ -372,7 +372,7 @@ def test_parsing_never_raises(raw: dict[Any, Any]) -> None:
 # -- the process's settings ---------------------------------------------------------------
 
 
-def test_settings_are_read_anew_when_they_change(settings: DjangoSettings) -> None:
+def test_settings_are_reloaded_on_change(settings: DjangoSettings) -> None:
     settings.AMQP_EVENTS = {"SERVICE": "one"}
     first = conf.get_settings()
     assert first.service == "one"
@@ -402,7 +402,7 @@ def test_get_settings_while_dormant(settings: DjangoSettings) -> None:
 # -- the environment ----------------------------------------------------------------------
 
 
-def test_from_env_leaves_settings_alone_without_variables() -> None:
+def test_from_env_without_variables_changes_nothing() -> None:
     given_ = {"SERVICE": "billing", "DEFAULTS": {"STRICT": True}}
     assert from_env(given_, {}) == given_
     assert from_env(given_, {"AMQP_EVENTS_MAX_RETRIES": " "}) == given_

@@ -86,7 +86,7 @@ def test_publish_and_calling_the_event_are_the_same(memory: Memory, order_create
 
 
 @pytest.mark.parametrize("payload", [{}, {"order": 1}, {"order_id": 1, "more": 2}])
-def test_what_does_not_fit_is_not_published(
+def test_invalid_payload_is_not_published(
     memory: Memory, order_created: Event[...], payload: dict[str, int]
 ):
     for publish in (
@@ -152,7 +152,7 @@ def test_using(memory: Memory, order_created: Event[...]):
     assert memory.messages[1].event_id != str(OWN_ID)
 
 
-def test_using_names_what_it_does_not_know(order_created: Event[...]):
+def test_using_names_unknown_database(order_created: Event[...]):
     with pytest.raises(ConfigurationError, match="event_id"):
         order_created.using(id=1)  # type: ignore[call-arg]
     with pytest.raises(ConfigurationError, match="on_commit, immediate"):
@@ -225,7 +225,7 @@ def test_an_event_is_no_task(order_created: Event[...]):
             call(order_id=1)
 
 
-def test_what_is_given_in_the_place_of_payloads(memory: Memory, order_created: Event[...]):
+def test_wrong_argument_types_have_a_remedy(memory: Memory, order_created: Event[...]):
     """Each says what to give instead, and publishes nothing."""
     with pytest.raises(InvalidEventError, match=r"publish\(\*\*payload\)"):
         order_created.publish({"order_id": 1}, total=1, surplus=2)
@@ -240,7 +240,7 @@ def test_what_is_given_in_the_place_of_payloads(memory: Memory, order_created: E
     assert memory.messages == []
 
 
-def test_what_a_handler_handles(order_created: Event[...]):
+def test_handled_events(order_created: Event[...]):
     @handler("shop.refund.*", order_created, name="refunds", max_retries=1)
     def refund(**payload: object) -> None: ...
 

@@ -80,7 +80,7 @@ def test_the_examples_of_a_page_run_one_after_the_other(page: str, published: An
     assert [p for p in declared.problems if p.is_error] == []
 
 
-def test_what_publishing_shows_is_published(published: Any) -> None:
+def test_publishing_examples_work(published: Any) -> None:
     names: dict[str, Any] = {"__name__": "docs_example"}
     for line, code in blocks("docs/publishing.md"):
         exec(compile("\n" * line + code, "publishing.md", "exec"), names)  # noqa: S102

@@ -36,12 +36,12 @@ def python(*arguments: str, data: Path, settings: str = "shop", **env: str) -> s
     return done.stdout
 
 
-def test_the_orders_are_what_the_generator_writes(tmp_path: Path) -> None:
+def test_generated_orders_are_reproducible(tmp_path: Path) -> None:
     written = python("-m", "example_project.make_orders", data=tmp_path)
     assert written == ORDERS.read_text()
 
 
-def test_the_orders_are_broken_as_real_ones_are() -> None:
+def test_generated_orders_contain_realistic_faults() -> None:
     lines = ORDERS.read_text().splitlines()
     assert len(lines) == 300
     orders, unreadable = [], 0
@@ -129,7 +129,7 @@ for call in (lambda: rate("HR", None), lambda: rate("DE", "DE 12 345"),
 """
 
 
-def test_release_2_taxes_what_release_1_could_not(tmp_path: Path) -> None:
+def test_release_2_handles_the_failed_orders(tmp_path: Path) -> None:
     first = python("-c", TAXES, settings="billing", data=tmp_path).split()
     assert first == [*["TaxError"] * 3, "TaxOfficeUnavailable", "TaxError", "0"]
     second = python("-c", TAXES, settings="billing", data=tmp_path, EXAMPLE_RELEASE="2").split()
@@ -221,7 +221,7 @@ def found(handled, in_archive, depths, state=""):
 """
 
 
-def test_what_is_nowhere_counts_as_lost_and_a_double_hides_nothing(tmp_path: Path) -> None:
+def test_missing_events_count_as_lost(tmp_path: Path) -> None:
     out = python(
         "-c",
         ACCOUNT

@@ -224,5 +224,5 @@ def test_a_time_to_live_beyond_all_time_is_named() -> None:
 
 
 @pytest.mark.parametrize("raw", [{"SERVICE": "a"}, {"SERVICE": "a", "EXCHANGE": "b"}])
-def test_what_is_right_has_no_problem(raw: dict[str, Any]) -> None:
+def test_valid_settings_have_no_problems(raw: dict[str, Any]) -> None:
     assert checked(raw)[1] == ()

@@ -128,7 +128,7 @@ def test_the_captured_events_are_a_sequence() -> None:
     assert repr(events) == "<captured events: none>"
 
 
-def test_a_declared_event_finds_its_own() -> None:
+def test_declared_event_is_found() -> None:
     @event("shop.order.created")
     def order_created(order_id: int) -> None: ...
 
@@ -181,7 +181,7 @@ class CaptureInsideTestCase(TestCase):
         assert events.names == ["a.first", "a.second", "a.third"]
         assert [item.mode for item in events] == ["on_commit", "immediate", "on_commit"]
 
-    def test_what_is_rolled_back_was_not_published(self) -> None:
+    def test_rolled_back_event_was_not_published(self) -> None:
         with capture_events() as events:
             with transaction.atomic():
                 publish_event("a.committed", {}, options=ON_COMMIT)
@@ -251,7 +251,7 @@ class CaptureInsideTestCase(TestCase):
 class CaptureWithRealTransactions(TransactionTestCase):
     """Commits come."""
 
-    def test_outside_a_transaction_at_once(self) -> None:
+    def test_outside_a_transaction_publishes_immediately(self) -> None:
         with capture_events() as events:
             publish_event("a.b", {}, options=ON_COMMIT)
             assert events.names == ["a.b"]
@@ -292,7 +292,7 @@ class MemoryInsideTestCase(TestCase):
                     Group.objects.create(name="made by a handler")
                     publish_event("a.again", {}, options=ON_COMMIT)
 
-    def test_what_waits_for_the_commit_of_test_case(self) -> None:
+    def test_test_case_commit_releases_events(self) -> None:
         with memory_events() as broker:
             publish_event("a.b", {"n": 1}, options=ON_COMMIT)
             with transaction.atomic():
@@ -320,7 +320,7 @@ class MemoryInsideTestCase(TestCase):
             assert broker.run() == 2
         assert self.seen == [{"again": 1}, {}]
 
-    def test_capturing_what_handlers_publish(self) -> None:
+    def test_events_published_by_handlers_are_captured(self) -> None:
         with memory_events() as broker:
             publish_event("a.b", {"again": 1}, options=NOW)
             with capture_events() as events:
@@ -359,7 +359,7 @@ def test_keys_go_over_the_setting_and_back() -> None:
     }
 
 
-def test_what_is_declared_meanwhile_is_forgotten() -> None:
+def test_temporary_declarations_are_removed() -> None:
     before = declarations.snapshot()
     with override_events():
 
@@ -419,7 +419,7 @@ def test_a_choice_of_handlers_and_events() -> None:
 def at_the_top(number: int) -> None: ...
 
 
-def test_names_that_nobody_declares_and_keys_in_lower_case() -> None:
+def test_unknown_names_and_lower_case_keys() -> None:
     with pytest.raises(ConfigurationError, match=r"handlers=….*t\.missing"):
         override_events(handlers=["t.missing"]).enable()
     with pytest.raises(ConfigurationError, match=r"events=….*a\.missing"):

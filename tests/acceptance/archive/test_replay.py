@@ -105,7 +105,7 @@ def test_only_the_handler_that_failed_sees_the_replay(
     assert calls == {FAILING: 2, KEPT: 1, "testproject.watch": 1}
 
 
-def test_an_event_whose_body_was_too_large(fresh_eyes: Eyes, service: Make) -> None:
+def test_too_large_body_is_skipped_with_the_remedy(fresh_eyes: Eyes, service: Make) -> None:
     """It is skipped with the remedy, and replayed when that was done."""
     strict = make(service, fresh_eyes, events={"MAX_BODY": 2000})
     worker = strict.worker("threads", 1)

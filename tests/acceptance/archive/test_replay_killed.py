@@ -125,9 +125,7 @@ def test_killed_between_publish_and_note(fresh_eyes: Eyes, mended: Service) -> N
     assert {line["replay"] for line in mended.runs("event-1")} == {left["replay_set"][0]["id"]}
 
 
-def test_killed_between_publish_and_note_while_a_worker_is_there(
-    fresh_eyes: Eyes, mended: Service
-) -> None:
+def test_killed_after_publish_with_a_worker_running(fresh_eyes: Eyes, mended: Service) -> None:
     """The outcome is faster than the lease: the row is settled, nothing is published again."""
     mended.worker("threads", 1).wait_ready()
     assert replay(mended, BEFORE_NOTED) is None
@@ -138,7 +136,7 @@ def test_killed_between_publish_and_note_while_a_worker_is_there(
     assert len(mended.runs("event-1")) == 1
 
 
-def test_the_mirror_takes_up_what_was_left(fresh_eyes: Eyes, mended: Service) -> None:
+def test_mirror_takes_over_interrupted_replays(fresh_eyes: Eyes, mended: Service) -> None:
     """By itself, after the lease."""
     assert replay(mended, BEFORE_PUBLISH) is None
     mended.worker("threads", 1)
@@ -195,7 +193,7 @@ def test_killed_in_the_middle_of_a_thousand(
     assert len({event for event, _ in calls}) == 1000, "no event under two replay ids"
 
 
-def test_an_outcome_of_nobody_changes_nothing(fresh_eyes: Eyes, mended: Service) -> None:
+def test_unknown_outcome_changes_no_row(fresh_eyes: Eyes, mended: Service) -> None:
     """Anybody who may publish there can write one; it is counted, and no row is touched."""
     message = copies.replay_copy(
         Received(

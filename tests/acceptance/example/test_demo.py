@@ -173,7 +173,7 @@ def test_a_killed_demo_leaves_nothing(start: Start) -> None:
     assert eventually_nothing(), ours()
 
 
-def test_a_broker_that_is_away_is_named_with_a_remedy(start: Start) -> None:
+def test_unreachable_broker_is_named_with_a_remedy(start: Start) -> None:
     child = start(AMQP_URL="amqp://nobody:nothing@127.0.0.1:1/")
     out, _ = child.communicate(timeout=60)
     assert child.returncode == 2
@@ -181,9 +181,7 @@ def test_a_broker_that_is_away_is_named_with_a_remedy(start: Start) -> None:
     assert "Traceback" not in out
 
 
-def test_a_kept_demo_on_the_broker_of_others_is_cleared_away_by_stop(
-    start: Start, fresh_vhost: Vhost
-) -> None:
+def test_stop_cleans_up_a_shared_broker(start: Start, fresh_vhost: Vhost) -> None:
     """Without a management API there is no vhost of its own, so it stays below a prefix."""
     child = start("--keep", "--orders", "5", AMQP_URL=fresh_vhost.url)
     out, _ = child.communicate(timeout=240)
@@ -231,7 +229,7 @@ print(*person.replay_everything(person.log_in(*sys.argv[2:]), "seen enough"))
 """
 
 
-def test_what_is_served_waits_for_a_person_and_ends(start: Start) -> None:
+def test_serve_runs_until_interrupted(start: Start) -> None:
     server = start("--serve", "--orders", "60")
     out = wait_for(server, "make serve ARGS=--stop")
     addresses = dict(
@@ -280,9 +278,7 @@ def test_what_is_served_waits_for_a_person_and_ends(start: Start) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_what_is_served_in_the_background_ends_by_stop_and_with_its_server(
-    start: Start, end: str
-) -> None:
+def test_stop_ends_a_background_server(start: Start, end: str) -> None:
     assert start("--fix").wait(60) == 2
     begun = start("--serve", "--keep", "--orders", "3")
     out, _ = begun.communicate(timeout=240)

@@ -286,7 +286,7 @@ assert not outbox.rows("default").exists()
     assert len(proxy.links) == 4, "a fork cost its parent the connection"
 
 
-def test_a_program_that_ends_at_once(wire: Wire, start: Start):
+def test_short_program_waits_for_confirms(wire: Wire, start: Start):
     """What is under way is waited for, a little."""
     code = """
 direct_publisher.PATIENCE = 0

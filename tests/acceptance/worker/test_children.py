@@ -83,7 +83,7 @@ def states(core: Service) -> str:
     )
 
 
-def test_what_is_archived_is_mirrored_by_the_worker_s_own_mirror(core, fresh_eyes):
+def test_own_mirror_stores_archived_events(core, fresh_eyes):
     worker = events_worker(core).wait_ready()
     fresh_eyes.event("core.act.once", {"plan": ["fail"]}, event_id="one")
     until(lambda: "('one', 'archived')" in states(core), 30, "one is mirrored")
@@ -109,7 +109,7 @@ def test_a_worker_that_is_killed_leaves_no_mirror(core):
     until(lambda: not alive(mirror), 20, "the mirror has ended")
 
 
-def test_started_in_a_directory_with_a_celery_of_its_own(core):
+def test_started_beside_a_module_named_celery(core):
     """As in `cd project/app; ../manage.py events_worker`, with the app's celery.py there."""
     app = core.where / "app"
     app.mkdir()

@@ -96,9 +96,7 @@ def test_it_can_be_switched_off(service: Make, fresh_eyes: Eyes) -> None:
     assert '"reads": true' in said
 
 
-def test_what_fails_in_the_middle_is_retried_and_what_stands_behind_it_is_run(
-    core: Service, fresh_eyes: Eyes
-) -> None:
+def test_failure_in_a_chunk_is_retried_and_the_rest_runs(core: Service, fresh_eyes: Eyes) -> None:
     learn(core, fresh_eyes)
     plans = [["fail", "ok"] if number % 7 == 3 else ["ok"] for number in range(60)]
     ids = publish(fresh_eyes, *plans)
@@ -110,7 +108,7 @@ def test_what_fails_in_the_middle_is_retried_and_what_stands_behind_it_is_run(
 
 
 @pytest.mark.parametrize("deed", ["kill", "exit"])
-def test_what_ends_the_process_is_delivered_again_and_nothing_else(
+def test_only_the_event_that_kills_is_delivered_again(
     core: Service, fresh_eyes: Eyes, deed: str
 ) -> None:
     """Those before it are settled, those behind it have not begun: neither is in doubt."""
@@ -133,7 +131,7 @@ def test_what_ends_the_process_is_delivered_again_and_nothing_else(
     assert not ended(core) & victims
 
 
-def test_what_hangs_holds_nobody_up(core: Service, fresh_eyes: Eyes) -> None:
+def test_hanging_event_delays_no_other(core: Service, fresh_eyes: Eyes) -> None:
     """All others end beside it, in the other process, each once."""
     worker = learn(core, fresh_eyes, concurrency=2)
     plans = [["sleep:30"] if number == 5 else ["ok"] for number in range(40)]
@@ -188,7 +186,7 @@ def test_a_cold_shutdown_archives_nothing(core: Service, fresh_eyes: Eyes) -> No
     assert Archive(fresh_eyes).collect() == []
 
 
-def test_remote_control_ends_the_one_that_it_names(core: Service, fresh_eyes: Eyes) -> None:
+def test_remote_control_ends_only_the_named_task(core: Service, fresh_eyes: Eyes) -> None:
     """Or nothing, where that has ended meanwhile: never a neighbour in the same process."""
     learn(core, fresh_eyes)
     archive, doomed = Archive(fresh_eyes), set()
@@ -205,7 +203,7 @@ def test_remote_control_ends_the_one_that_it_names(core: Service, fresh_eyes: Ey
 
 
 @pytest.mark.parametrize("handler", ["act", "rated"])
-def test_one_that_goes_alone_is_terminated_by_remote_control(
+def test_remote_control_ends_an_event_outside_chunks(
     service: Make, fresh_eyes: Eyes, handler: str
 ) -> None:
     """With a limit of time or of its rate it is in no chunk."""

@@ -138,9 +138,7 @@ def test_solo_answers_before_the_next_run(fresh_eyes: Eyes, service: Make) -> No
 
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
-def test_what_is_finished_outlives_the_next_that_kills(
-    pool: str, fresh_eyes: Eyes, service: Make
-) -> None:
+def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     """All is in hand and read, so that the ack is not lost on its way: the kernel sends it."""
     eyes, core = fresh_eyes, service(fresh_eyes)
     core.declare()

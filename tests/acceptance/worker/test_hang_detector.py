@@ -47,7 +47,7 @@ def hang(core: Service, eyes: Eyes, worker: Worker) -> str:
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_what_hangs_is_named_and_not_ended(pool: str, core: Service, fresh_eyes: Eyes) -> None:
+def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_eyes: Eyes) -> None:
     worker = core.worker(pool, 2, "-Q", QUEUE, "--events-hang-after", "1").wait_ready()
     event_id = hang(core, fresh_eyes, worker)
     # Not at each look: again when it has gone on for twice as long.

@@ -217,7 +217,7 @@ def replay_of(core: Service) -> dict[str, Any]:
         connection.close()
 
 
-def test_what_is_put_behind_the_handlers_is_seen(fresh_eyes: Eyes, service: Make) -> None:
+def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: Make) -> None:
     eyes = fresh_eyes
     core = service(eyes)
     core.declare()

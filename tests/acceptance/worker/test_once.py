@@ -122,7 +122,7 @@ def test_two_deliveries_at_the_same_time(effects: Effects, fresh_eyes: Eyes) -> 
     assert not Archive(eyes).collect()
 
 
-def test_what_failed_is_rolled_back_and_tried_again(effects: Effects, fresh_eyes: Eyes) -> None:
+def test_failed_attempt_is_rolled_back_and_retried(effects: Effects, fresh_eyes: Eyes) -> None:
     eyes, core = fresh_eyes, effects.core
     core.worker("prefork", 2, "-Q", QUEUE)
     raises = eyes.event(ACT, {"plan": ["fail", "sysexit", "ok"]})

@@ -173,7 +173,7 @@ class Ways:
             assert DELIVERIES[self.pool] <= story.kills <= len(hits)
 
     @pytest.mark.parametrize("way", SPOKEN)
-    def test_what_says_something_has_its_attempts(self, story: Story, way: str) -> None:
+    def test_raising_handler_gets_all_attempts(self, story: Story, way: str) -> None:
         event_id = story.spoken[way]
         entries = story.entries[event_id]
         assert {entry["reason"] for entry in entries} == {"exhausted"}

@@ -83,7 +83,7 @@ def back(eyes: Eyes, queue: str) -> None:
     until(lambda: any(eyes.ready(name) for name in (queue, *BEHIND[queue])), 20)
 
 
-def test_what_kills_the_reaper_while_it_reads_is_forwarded_undecoded(service, fresh_eyes):
+def test_message_that_kills_the_reader_is_forwarded_undecoded(service, fresh_eyes):
     eyes = fresh_eyes
     core = service(eyes, environ={"TESTPROJECT_DIES": "reading"})
     core.declare()
@@ -107,7 +107,7 @@ def test_what_kills_the_reaper_while_it_reads_is_forwarded_undecoded(service, fr
 
 
 @pytest.mark.parametrize("dies_while", ["reading forwarding", "reading forwarding uncounted"])
-def test_what_cannot_even_be_forwarded_ends_in_the_abyss(service, fresh_eyes, dies_while):
+def test_unforwardable_message_ends_in_the_abyss(service, fresh_eyes, dies_while):
     eyes = fresh_eyes
     core = service(eyes, environ={"TESTPROJECT_DIES": dies_while})
     core.declare()
@@ -143,7 +143,7 @@ def test_what_cannot_even_be_forwarded_ends_in_the_abyss(service, fresh_eyes, di
     until(lambda: core.runs(innocent, "end"), 40, "it is run")
 
 
-def test_the_innocent_are_handled_and_only_the_poison_is_archived(core, fresh_eyes):
+def test_only_the_poison_message_is_archived(core, fresh_eyes):
     eyes = fresh_eyes
     kill, ok, retry = bury(core, eyes, ["kill"], ["ok"], ["fail", "ok"])
     worker = reaper(core).wait_ready()
@@ -163,7 +163,7 @@ def test_the_innocent_are_handled_and_only_the_poison_is_archived(core, fresh_ey
     assert worker.stop() == 0
 
 
-def test_what_kills_the_reaper_is_archived_undecoded(core, fresh_eyes):
+def test_message_that_kills_the_reaper_is_archived_undecoded(core, fresh_eyes):
     eyes = fresh_eyes
     (victim,) = bury(core, eyes, ["sleep:60"])
     for _ in range(2):

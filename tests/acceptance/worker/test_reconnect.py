@@ -51,7 +51,9 @@ class Side:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_the_broker_goes_and_comes_back(private_node: Node, service: Make, how: str) -> None:
+def test_broker_restart_loses_and_doubles_nothing(
+    private_node: Node, service: Make, how: str
+) -> None:
     """Every queue is consumed again, once; in hand, waiting and new events are all handled.
 
     All pools at once: a broker takes its time to come back.
@@ -96,7 +98,7 @@ def test_the_broker_goes_and_comes_back(private_node: Node, service: Make, how: 
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-def test_all_queues_are_consumed_at_once(fresh_eyes: Eyes, service: Make, pool: str) -> None:
+def test_all_queues_are_consumed_immediately(fresh_eyes: Eyes, service: Make, pool: str) -> None:
     """An idle worker does not wait for its event loop's next turn before each queue."""
     core = service(fresh_eyes)
     core.declare()
@@ -178,7 +180,7 @@ def test_a_queue_is_deleted_and_declared_again(fresh_eyes: Eyes, service: Make) 
     assert "onnection to broker lost" not in worker.log
 
 
-def test_a_queue_that_somebody_else_consumes_alone(fresh_eyes: Eyes, service: Make) -> None:
+def test_exclusively_consumed_queue_is_retried(fresh_eyes: Eyes, service: Make) -> None:
     """RabbitMQ refuses and closes the channel: tried again until it is free, with all others."""
     eyes = fresh_eyes
     core = service(eyes, events={"TOPOLOGY": "external"})
@@ -245,7 +247,9 @@ def test_verify_refuses_to_start(fresh_eyes: Eyes, service: Make, wrong: str) ->
     assert set(eyes.totals("core")) == before, "verify declares nothing"
 
 
-def test_verify_starts_on_what_fits_and_auto_declares(fresh_eyes: Eyes, service: Make) -> None:
+def test_verify_accepts_a_matching_topology_and_auto_declares(
+    fresh_eyes: Eyes, service: Make
+) -> None:
     eyes = fresh_eyes
     auto = service(eyes, events={"TOPOLOGY": "auto"})
     worker = auto.worker("threads", 1)

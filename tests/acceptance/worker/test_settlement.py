@@ -64,9 +64,7 @@ def test_no_way_to_the_delay_queue(core: Service, eyes: Eyes, what: str) -> None
     eyes.empty("core.testproject.act", "core:delay.1s")
 
 
-def test_a_copy_that_is_refused_neither_doubles_nor_delays_its_neighbours(
-    fresh_eyes: Eyes, service: Make
-) -> None:
+def test_refused_copy_does_not_affect_its_neighbours(fresh_eyes: Eyes, service: Make) -> None:
     """A missing exchange closes the channel, and with it go the confirms of the same window."""
     eyes = fresh_eyes
     core = service(eyes, environ={"TESTPROJECT_BACKOFF": "0.02"})

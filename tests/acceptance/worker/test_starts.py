@@ -51,9 +51,7 @@ def critical(worker: Worker) -> list[str]:
 
 
 @pytest.mark.parametrize("what", ["events_worker", "events_reaper"])
-def test_one_that_does_not_start_has_an_exit_code(
-    fresh_eyes: Eyes, service: Make, what: str
-) -> None:
+def test_failed_start_has_an_exit_code(fresh_eyes: Eyes, service: Make, what: str) -> None:
     """A supervisor that restarts what fails must not take it for one that was asked to end."""
     core = service(fresh_eyes, events={"TOPOLOGY": "verify"})
     worker = starts(core, what)
@@ -63,7 +61,7 @@ def test_one_that_does_not_start_has_an_exit_code(
     assert "events_declare" in line
 
 
-def test_one_that_was_asked_to_end_has_none(fresh_eyes: Eyes, service: Make) -> None:
+def test_requested_stop_exits_with_zero(fresh_eyes: Eyes, service: Make) -> None:
     core = service(fresh_eyes)
     worker = events_worker(core, *ALONE).wait_ready()
     assert worker.stop() == 0
@@ -95,7 +93,7 @@ def test_a_url_that_is_not_of_rabbitmq(
     ("change", "says"),
     [("password", "check user and password"), ("vhost", "does not open the vhost")],
 )
-def test_one_that_is_not_let_in_does_not_start(
+def test_refused_login_stops_the_start(
     fresh_eyes: Eyes, service: Make, what: str, change: str, says: str
 ) -> None:
     """With ``broker_channel_error_retry`` Celery alone would ask five times a second for ever."""
@@ -115,9 +113,7 @@ def test_one_that_is_not_let_in_does_not_start(
     assert says in line
 
 
-def test_one_whose_password_is_changed_waits_until_it_is_let_in(
-    private_node: Node, node_eyes: Eyes, service: Make
-) -> None:
+def test_changed_password_is_waited_for(private_node: Node, node_eyes: Eyes, service: Make) -> None:
     """It asks seldom, ends when it is told to, and goes on with what came meanwhile."""
     node = private_node
     user = new_user(node, "first", ".*")
@@ -154,7 +150,7 @@ def test_one_without_permissions_asks_seldom_and_says_why(
     assert worker.stop() == 0
 
 
-def test_one_that_may_not_declare_does_not_start(
+def test_missing_configure_permission_stops_the_start(
     private_node: Node, node_eyes: Eyes, service: Make
 ) -> None:
     """Without remote control, which is refused first, the topology is what is asked for."""
@@ -225,7 +221,7 @@ def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, servic
 
 
 @pytest.mark.parametrize(("pool", "shared"), [("prefork", True), ("solo", False)])
-def test_a_pools_processes_share_what_was_loaded(
+def test_pool_processes_share_loaded_memory(
     fresh_eyes: Eyes, service: Make, pool: str, shared: bool
 ) -> None:
     """No collection looks at it: each page that one writes to is copied for each process."""

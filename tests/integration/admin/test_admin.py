@@ -42,7 +42,7 @@ def said(response) -> list[str]:
     return [str(each) for each in response.context["messages"]]
 
 
-def test_a_replay_goes_to_its_handlers_queue_and_its_outcome_comes_back(billing, ada):
+def test_replay_reaches_its_handler_and_reports_its_outcome(billing, ada):
     delivery = received("order-1", headers={"traceparent": "00-1"})
     publish(billing, archived(delivery), archived(received("order-2")))
     mirror_all(billing)
@@ -72,7 +72,7 @@ def test_a_replay_goes_to_its_handlers_queue_and_its_outcome_comes_back(billing,
     assert billing.ready(QUEUE) == 0
 
 
-def test_what_no_queue_takes_comes_back_with_its_error(billing, ada):
+def test_unroutable_replay_returns_with_its_error(billing, ada):
     publish(billing, archived(received("order-1")))
     mirror_all(billing)
     row = ArchivedEvent.objects.get()
@@ -85,7 +85,7 @@ def test_what_no_queue_takes_comes_back_with_its_error(billing, ada):
     assert "Replay…" in page.words
 
 
-def test_a_broker_that_is_away_is_said_and_the_event_stays(billing, ada):
+def test_unreachable_broker_is_reported_and_the_event_stays(billing, ada):
     publish(billing, archived(received("order-1")))
     mirror_all(billing)
     row = ArchivedEvent.objects.get()
@@ -115,7 +115,7 @@ def test_a_broker_that_is_away_is_said_and_the_event_stays(billing, ada):
 # -- over HTTP ------------------------------------------------------------------------------
 
 
-def test_fifty_at_once_replay_one_event_once(
+def test_fifty_concurrent_users_replay_one_event_once(
     web_database: dict[str, object], billing: Service, tmp_path: Path
 ) -> None:
     with serving(web_database, billing.vhost.url, tmp_path) as (address, pk):
@@ -147,7 +147,7 @@ def test_fifty_at_once_replay_one_event_once(
     assert message.headers["event-replay-id"] in detail
 
 
-def test_an_edit_and_a_plain_replay_at_once_are_one_replay(
+def test_concurrent_edit_and_replay_are_one_replay(
     web_database: dict[str, object], billing: Service, tmp_path: Path
 ) -> None:
     """Twenty browsers meet at a barrier: each second one edits, the others replay."""

@@ -134,7 +134,7 @@ def test_publish_now_is_published_by_the_next_relay(wire: Wire, ada: Client) -> 
     assert "it has been published" in post(ada, "publish", row)[0]
 
 
-def test_what_is_discarded_is_not_published_until_it_is_restored(wire: Wire, ada: Client) -> None:
+def test_discarded_event_is_published_only_after_restore(wire: Wire, ada: Client) -> None:
     [row] = leave()
     assert post(ada, "discard", row) == ["1 event discarded."]
     kept = table().get()
@@ -148,7 +148,7 @@ def test_what_is_discarded_is_not_published_until_it_is_restored(wire: Wire, ada
     assert wire.ids() == [row.event_id]
 
 
-def test_what_a_relay_publishes_at_this_moment_is_left_to_it(wire: Wire, ada: Client) -> None:
+def test_leased_row_is_left_to_its_relay(wire: Wire, ada: Client) -> None:
     proxy = wire.proxy()
     wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)
     [row] = leave(1, due_at=Now())
@@ -165,7 +165,7 @@ def test_what_a_relay_publishes_at_this_moment_is_left_to_it(wire: Wire, ada: Cl
     assert not LogEntry.objects.exists()
 
 
-def test_whoever_is_faster_each_event_is_published_once_or_discarded(wire: Wire) -> None:
+def test_race_publishes_or_discards_each_event_once(wire: Wire) -> None:
     rows = leave(120)
     ids = [row.pk for row in rows]
     given_up: Counter[str] = Counter()
@@ -210,7 +210,7 @@ def test_whoever_is_faster_each_event_is_published_once_or_discarded(wire: Wire)
 
 
 @pytest.mark.parametrize("by_a_relay", [True, False])
-def test_a_late_note_does_not_bring_back_what_was_discarded(wire: Wire, by_a_relay: bool) -> None:
+def test_late_confirm_does_not_restore_a_discarded_row(wire: Wire, by_a_relay: bool) -> None:
     [row] = leave(1, due_at=Now(), attempts=0)
     if by_a_relay:
         held = outbox.claim(ALIAS, "shop", limit=1, failed=False)
@@ -298,7 +298,7 @@ def test_each_database_that_has_an_outbox_has_its_list(wire: Wire, ada: Client) 
 # -- a service that was renamed --------------------------------------------------------------------
 
 
-def test_what_a_renamed_service_left_is_told_and_published(wire: Wire) -> None:
+def test_rows_of_a_renamed_service_are_shown_and_published(wire: Wire) -> None:
     wire.configure(PUBLISH="outbox", DATABASE=ALIAS, SERVICE="old")
     rows = leave(3, due_at=Now() - timedelta(minutes=5), attempts=0)
     wire.configure(PUBLISH="outbox", DATABASE=ALIAS, SERVICE="shop")
@@ -323,7 +323,7 @@ def test_what_a_renamed_service_left_is_told_and_published(wire: Wire) -> None:
     assert (state.severity, state.meaning) == ("ok", "empty")
 
 
-def test_rows_of_another_service_that_has_its_relays_are_no_error(wire: Wire) -> None:
+def test_rows_of_another_relayed_service_are_no_error(wire: Wire) -> None:
     leave(1, service="billing")
     [state] = outbox.read_status(get_settings())
     assert (state.severity, state.meaning) == (
@@ -332,13 +332,13 @@ def test_rows_of_another_service_that_has_its_relays_are_no_error(wire: Wire) ->
     )
 
 
-def test_events_relay_refuses_what_is_no_name(wire: Wire) -> None:
+def test_events_relay_refuses_an_invalid_service_name(wire: Wire) -> None:
     for wrong in ("", "a.b", "a b"):
         with pytest.raises(CommandError, match="a service's name is letters"):
             call_command("events_relay", "--service", wrong, "--until-empty")
 
 
-def test_archived_events_of_the_old_name_can_be_replayed_once_they_are_the_new_ones(
+def test_renamed_services_archived_events_can_be_replayed(
     service: Callable[..., Service], fresh_vhost: Vhost, archive_database: Database
 ) -> None:
     handlers = {"send_invoice": [NAME]}
@@ -415,7 +415,7 @@ def test_discarded_events_of_the_outbox_go_when_they_are_old(books: None) -> Non
     }  # fmt: skip
 
 
-def test_one_that_is_restored_meanwhile_stays(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_restored_during_the_prune_stays(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     [row] = leave()
     outbox.discard([row.pk], alias=ALIAS)
     table().update(discarded_at=Now() - timedelta(days=400))
@@ -475,7 +475,7 @@ def test_a_stop_ends_the_inbox_between_two_batches(books: None) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["x y", "a.b"])
-def test_events_prune_refuses_what_is_no_name(books: None, wrong: str) -> None:
+def test_events_prune_refuses_an_invalid_service_name(books: None, wrong: str) -> None:
     with pytest.raises(CommandError, match="a service's name is letters") as caught:
         prune("--service", wrong)
     assert caught.value.returncode == 2

@@ -91,7 +91,7 @@ def decide() -> ArchivedEvent:
     return ArchivedEvent.objects.get()
 
 
-def test_the_application_works_and_cannot_change_what_it_wrote(
+def test_application_cannot_change_its_audit_rows(
     service, fresh_vhost, archive_database: Database, restricted: str
 ) -> None:
     billing = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.#"]}, EDITING=True)

@@ -34,7 +34,7 @@ def billing(service, fresh_vhost):
     return made
 
 
-def test_an_archived_event_is_a_row_with_everything_that_is_known(billing):
+def test_archived_event_becomes_a_complete_row(billing):
     delivery = received("order-1", headers={"traceparent": "00-1", "weight": 2})
     publish(billing, archived(delivery))
     counts = mirror_all(billing)
@@ -61,7 +61,7 @@ def test_an_archived_event_is_a_row_with_everything_that_is_known(billing):
     assert [entry["attempt"] for entry in failure.about["history"]] == [3]
 
 
-def test_what_is_counted_is_added_up_and_what_has_no_group_gets_one(billing):
+def test_counts_are_added_and_missing_groups_created(billing):
     publish(billing, *(archived(received(f"order-{n}")) for n in range(3)))
     mirror_all(billing)
     assert not GroupCountChange.objects.exists()
@@ -116,7 +116,7 @@ def test_a_project_without_time_zones(billing, settings, archive_database):
     archive_database.close()
 
 
-def test_a_replay_goes_to_its_handler_alone_and_its_outcome_settles_the_row(billing):
+def test_outcome_of_a_replay_settles_the_row(billing):
     delivery = received("order-1", headers={"traceparent": "00-1"})
     publish(billing, archived(delivery))
     mirror_all(billing)
@@ -144,7 +144,7 @@ def test_a_replay_goes_to_its_handler_alone_and_its_outcome_settles_the_row(bill
     assert made.finished_at is not None
 
 
-def test_a_replay_that_fails_again_is_the_same_row_with_its_attempts_counted(billing):
+def test_failed_replay_keeps_the_row_and_counts_attempts(billing):
     delivery = received("order-1")
     publish(billing, archived(delivery))
     mirror_all(billing)
@@ -162,7 +162,7 @@ def test_a_replay_that_fails_again_is_the_same_row_with_its_attempts_counted(bil
     assert made.failure_set.count() == 1
 
 
-def test_an_unroutable_replay_comes_back_with_its_error(billing):
+def test_unroutable_replay_returns_with_its_error(billing):
     publish(billing, archived(received("order-1")))
     mirror_all(billing)
     row = ArchivedEvent.objects.get()

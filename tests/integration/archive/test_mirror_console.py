@@ -35,7 +35,7 @@ def processes(billing, archive_database, tmp_path):
 
 
 @SQLITE
-def test_until_empty_says_what_it_did(billing, processes):
+def test_until_empty_reports_its_counts(billing, processes):
     assert processes.empty().splitlines()[-1] == "events_mirror: stopped; nothing in all"
     message = archived(received("1"))
     publish(billing, *(archived(received(f"{n}")) for n in range(2, 41)), message, message)

@@ -61,9 +61,7 @@ def test_postgresql_is_killed(
 
 
 @pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
-def test_somebody_else_writes_to_sqlite_for_longer_than_the_time_out(
-    billing, archive_database, tmp_path
-):
+def test_sqlite_locked_for_longer_than_the_timeout(billing, archive_database, tmp_path):
     impatient = {**archive_database.settings, "OPTIONS": {"timeout": 0.3}}
     with (
         archive_in("sqlite", impatient, archive_database.path) as database,
@@ -80,7 +78,7 @@ def test_somebody_else_writes_to_sqlite_for_longer_than_the_time_out(
         assert running.stop() == 0
 
 
-def test_there_are_no_tables_yet(billing, archive_database, tmp_path):
+def test_missing_tables_are_waited_for(billing, archive_database, tmp_path):
     call_command("migrate", "django_amqp_events", "zero", database="archive", verbosity=0)
     publish(billing, *some(0, 5))
     with mirrors(billing.vhost, archive_database, tmp_path) as processes:

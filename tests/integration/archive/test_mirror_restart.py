@@ -88,7 +88,7 @@ def test_mirrors_that_are_killed_at_any_moment(billing, processes):
     assert billing.ready("billing:archive") == 0
 
 
-def test_several_mirrors_at_once(billing, processes, archive_database, request):
+def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_database, request):
     """Each message of an event may be in another one's hands, and twice."""
     number = 4 if archive_database.kind == "postgresql" else 2
     settings = conf.get_settings()

@@ -92,7 +92,7 @@ def replay_ids(billing: Service) -> list[str]:
 # -- who gets it --------------------------------------------------------------------------
 
 
-def test_of_fifty_who_replay_one_event_one_gets_it(billing: Service) -> None:
+def test_of_fifty_concurrent_replays_one_wins(billing: Service) -> None:
     """Fifty threads with connections of their own: published once, and 49 are told."""
     (row,) = archive(billing)
     together = threading.Barrier(50)
@@ -158,7 +158,7 @@ def test_repeatable_read(billing: Service, archive_database: Database) -> None:
     assert sum(len(report.skipped) for report in reports) == 95
 
 
-def test_a_replay_and_a_decision_at_once(billing: Service) -> None:
+def test_concurrent_replay_and_discard(billing: Service) -> None:
     """Each event is either replayed or discarded, by one of them."""
     rows = archive(billing, 40)
     together = threading.Barrier(8)
@@ -198,7 +198,7 @@ def leave_queued(*rows: ArchivedEvent, hours: int = 1) -> dict[UUID, str]:
     return {each.event.pk: str(each.replay.pk) for each in claimed}
 
 
-def test_two_sweepers_at_once_publish_each_once(
+def test_concurrent_sweepers_publish_each_event_once(
     billing: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In small portions, so that they meet."""
@@ -219,7 +219,7 @@ def test_two_sweepers_at_once_publish_each_once(
     assert {row.state for row in ArchivedEvent.objects.all()} == {State.REPLAYING}
 
 
-def test_whoever_claimed_may_be_alive(billing: Service) -> None:
+def test_active_claim_is_respected(billing: Service) -> None:
     leave_queued(*archive(billing, 3), hours=0)
     assert replay.resume() == 0
     assert billing.ready(QUEUE) == 0
@@ -250,7 +250,7 @@ def test_clocks_of_hosts_do_not_matter(
     assert len(replay_ids(billing)) == 1
 
 
-def test_what_was_settled_meanwhile_is_not_published(billing: Service) -> None:
+def test_settled_event_is_not_published_again(billing: Service) -> None:
     """The process died after the confirm, and the handler was faster than the sweeper."""
     row, other = archive(billing, 2)
     left = leave_queued(row, other, hours=0)
@@ -387,7 +387,7 @@ def test_an_unconfirmed_one_is_settled_by_its_outcome(
     assert (now.state, now.unconfirmed, now.error) == (State.SUCCEEDED, False, "")
 
 
-def test_an_unconfirmed_one_that_failed_is_known_to_have(
+def test_failure_of_an_unconfirmed_replay_is_recorded(
     billing: Service, unconfirmed: ArchivedEvent
 ) -> None:
     first = Replay.objects.get()

@@ -253,7 +253,7 @@ def test_exchange_missing(wire: Wire):
     assert "events_declare" in str(error)
 
 
-def test_a_channel_error_blames_the_message_that_caused_it_alone(wire: Wire):
+def test_channel_error_fails_only_its_message(wire: Wire):
     """A window goes to several exchanges where copies are published; only one is missing."""
     proxy = wire.proxy()
     wire.configure(url=proxy.url)
@@ -310,7 +310,7 @@ def test_of_two_messages_with_one_id_the_unroutable_one_is_named(wire: Wire):
     assert [type(result) for result in publishing] == [type(None), UnroutableError]
 
 
-def test_a_header_that_cannot_be_written_fails_alone(wire: Wire):
+def test_unwritable_header_fails_only_its_message(wire: Wire):
     bad = [
         event(wire, headers={"when": object()}),
         event(wire, headers={"large": "x" * 200_000}),
@@ -661,7 +661,7 @@ def test_a_return_and_then_a_late_confirm(wire: Wire):
     assert len(proxy.links) == 3
 
 
-def test_a_return_that_is_late_as_well(wire: Wire):
+def test_late_return_is_matched(wire: Wire):
     wire.unbind()
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=0.5, UNROUTED="raise")
@@ -735,7 +735,7 @@ def test_a_slow_window_is_waited_for_as_long_as_confirms_come(wire: Wire):
     assert results == [None] * 3
 
 
-def test_several_negative_confirms_at_once(wire: Wire):
+def test_nack_of_several_messages(wire: Wire):
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=1)
     proxy.hold = {ACK}
@@ -849,7 +849,7 @@ def test_without_a_pool_a_connection_for_each_use(wire: Wire, limit: int | None)
     until(lambda: all(link.closed for link in proxy.links), "none is left open")
 
 
-def test_nothing_is_kept_of_what_was_published(wire: Wire):
+def test_published_messages_are_not_retained(wire: Wire):
     """Ten connections that remember their last ten thousand events would be a leak."""
 
     class Properties(dict[str, object]):

@@ -247,9 +247,7 @@ def test_negative_confirms_of_a_joined_write(wire: Wire, ways: list[str]):
 
 
 @both
-def test_blocked_in_the_middle_one_more_is_written_and_the_rest_when_it_is_over(
-    wire: Wire, ways: list[str]
-):
+def test_writing_resumes_after_connection_blocked(wire: Wire, ways: list[str]):
     proxy = wire.proxy()
     wire.configure(url=proxy.url, FAST_PATHS=ways)
     pool = wire.pool

@@ -73,7 +73,7 @@ class TestSeeing:
         assert names(report.items, "ok") == names(report.items)
         assert drift.plan(report).steps == ()
 
-    def test_plain_amqp_says_what_it_cannot_see(self, billing):
+    def test_amqp_inspection_lists_its_limits(self, billing):
         report = billing.inspect(exact=False)
         assert report.result == "unknown"
         assert {item.kind for item in report.having("unknown")} == {"binding"}
@@ -125,7 +125,7 @@ class TestSeeing:
             ({"delivery-limit": 2}, "book"),
         ],
     )
-    def test_policy_that_changes_what_becomes_of_events(self, billing, definition, pattern):
+    def test_harmful_policy_is_reported(self, billing, definition, pattern):
         billing.set_policy("limits", pattern, definition)
         report = billing.inspect()
         assert report.result == "drift"
@@ -204,7 +204,7 @@ class TestWorkers:
             report = startup.verify(billing.app, billing.settings, billing.topology)
         assert not report.drifted
 
-    def test_verify_names_what_is_wrong_and_the_remedy(self, billing):
+    def test_verify_names_drift_and_remedy(self, billing):
         billing.channel().queue_delete("billing.book")
         spoil(billing)
         with billing.active(), pytest.raises(TopologyDriftError) as caught:
@@ -235,7 +235,7 @@ class TestWorkers:
         finally:
             node.http("DELETE", f"/api/users/{user}")
 
-    def test_external_tolerates_what_it_may_not_see(self, service, fresh_vhost, caplog):
+    def test_external_tolerates_missing_read_permission(self, service, fresh_vhost, caplog):
         made = service(fresh_vhost, TOPOLOGY="external", HANDLERS=HANDLERS)
         made.declare()
         with self._as_user(made, "^$") as limited, limited.active():
@@ -379,7 +379,7 @@ class TestStale:
         assert "holds 1 message" in reason
         assert bound() == before
 
-    def test_what_others_own_is_not_stale(self, smaller):
+    def test_foreign_queues_are_not_stale(self, smaller):
         """Same names, other owners: Celery's own queues, a service under a PREFIX."""
         channel = smaller.channel()
         channel.queue_declare("billing.images", durable=True, auto_delete=False)
@@ -413,7 +413,7 @@ class TestRecreating:
         assert not apply(billing, recreate_empty=True).refused
         assert billing.inspect().result == "identical"
 
-    def test_classic_to_quorum_at_once(self, service, fresh_vhost):
+    def test_classic_queue_is_replaced_by_quorum_queue(self, service, fresh_vhost):
         service(fresh_vhost, QUEUE_TYPE="classic", HANDLERS=HANDLERS).declare()
         made = service(fresh_vhost, HANDLERS=HANDLERS)
         started = time.monotonic()
@@ -612,13 +612,13 @@ class TestManagementApi:
             api.queues()
         assert "wrong@" not in str(caught.value)
 
-    def test_nobody_there(self, billing):
+    def test_broker_port_closed(self, billing):
         api = ManagementApi("http://u:p@127.0.0.1:9", vhost="/", timeout=2)
         with pytest.raises(ManagementApiError, match="does not answer") as caught:
             api.queues()
         assert "u:p" not in str(caught.value)
 
-    def test_something_else_there(self, billing):
+    def test_broker_port_speaks_another_protocol(self, billing):
         port = urlsplit(billing.vhost.url).port
         api = ManagementApi(f"http://u:p@127.0.0.1:{port}", vhost="/", timeout=5)
         with pytest.raises(ManagementApiError):
@@ -652,7 +652,7 @@ class TestManagementApi:
             node.http("DELETE", f"/api/users/{user}")
 
 
-def test_shutdown_of_the_broker_is_an_error_of_its_own(billing):
+def test_broker_shutdown_raises_its_own_error(billing):
     """A connection that breaks in the middle says so instead of hanging."""
     from django_amqp_events.broker.provisioning.amqp_api import session
     from django_amqp_events.exceptions import BrokerUnavailableError

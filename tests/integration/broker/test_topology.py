@@ -47,7 +47,7 @@ def versioned(billing) -> tuple[int, ...]:
         return tuple(int(part) for part in amqp_session.server["version"].split(".")[:2])
 
 
-def test_exactly_what_the_design_says(billing):
+def test_declared_topology_matches_the_design(billing):
     """Every exchange, queue, argument and binding of the vhost, written out."""
     delays = sorted({*POWER_DELAYS, 3, 6, 10})
     exchanges = {
@@ -125,7 +125,7 @@ def test_delay_queue_returns_to_the_handler_after_its_time(billing):
     assert not billing.take_all("billing.send_invoice")
 
 
-def test_delayed_event_of_a_removed_handler_is_archived_and_holds_nobody_back(billing):
+def test_delayed_events_of_a_removed_handler_block_nothing(billing):
     """More of them than the dead-letter worker's window of 32, in front of a healthy one."""
     started = time.monotonic()
     for number in range(50):
@@ -139,7 +139,7 @@ def test_delayed_event_of_a_removed_handler_is_archived_and_holds_nobody_back(bi
     assert {message.delivery_info["routing_key"] for message in archived} == {"billing.removed"}
 
 
-def test_replay_exchange_says_at_once_that_a_handler_is_gone(billing):
+def test_replay_to_a_removed_handler_is_returned(billing):
     with pytest.raises(AssertionError, match="unroutable"):
         billing.publish("billing:replay", "billing.removed")
     billing.publish("billing:replay", "billing.book")
@@ -202,7 +202,7 @@ def test_priority_orders_a_handler_queue(billing):
     assert taken == expected.split()
 
 
-def test_rejected_event_is_in_the_graveyard_at_once(billing):
+def test_rejected_event_reaches_the_graveyard_immediately(billing):
     billing.publish("events", "shop.order.created")
     channel = billing.channel()
     message = wait_until(lambda: channel.basic_get("billing.send_invoice"), "the event")
@@ -213,7 +213,7 @@ def test_rejected_event_is_in_the_graveyard_at_once(billing):
     assert (death["queue"], death["reason"]) == ("billing.send_invoice", "rejected")
 
 
-def test_what_returns_to_the_graveyard_goes_there(billing):
+def test_reapers_retry_returns_to_the_graveyard(billing):
     """The reaper retries by way of a delay queue, under the graveyard's own name."""
     billing.publish("billing:delay.1s", "billing:graveyard")
     billing.wait_for_ready("billing:graveyard", 1)
@@ -295,7 +295,7 @@ class TestLookingCreatesNothing:
         )  # fmt: skip
 
     @pytest.mark.parametrize("key", ["x-dead-letter-strategy", "x-overflow"])
-    def test_what_makes_dead_letters_safe_is_compared(self, look, key):
+    def test_dead_letter_arguments_are_compared(self, look, key):
         """A queue without them is at-most-once with no more than a log line."""
         safe = {"x-queue-type": "quorum", "x-dead-letter-exchange": "x", **SAFE}
         look.declare_queue(Queue(name="q", arguments={k: v for k, v in safe.items() if k != key}))
@@ -326,7 +326,7 @@ class TestAskingAhead:
         with made.active(), session(made.app, made.settings) as amqp_session:
             yield amqp_session
 
-    def test_each_has_its_own_answer(self, look):
+    def test_each_inspected_entity_has_its_own_result(self, look):
         """What is missing or different costs a channel with all that was asked on it."""
         entities, expected = [], []
         for number in range(30):
@@ -352,7 +352,7 @@ class TestAskingAhead:
         # Nothing was created on the way.
         assert [item.state for item in look.inspect(entities)] == expected
 
-    def test_what_comes_after_a_refusal_is_not_carried_out(self, look):
+    def test_operations_after_a_refusal_are_skipped(self, look):
         look.carry_out(to_declare(Exchange(name="x", type="direct")))
         queues = [Queue(name=f"q{number}") for number in range(6)]
         bindings = [Binding(exchange="x", queue=f"q{number}") for number in (0, 5, 1)]

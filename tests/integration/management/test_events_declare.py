@@ -87,7 +87,7 @@ def remove_exchange(billing: Service) -> None:
         (remove_exchange, "exchange billing:return  missing", True),
     ],
 )
-def test_check_names_what_was_changed_by_hand(billing, change, named, repaired):
+def test_check_names_manual_changes(billing, change, named, repaired):
     billing.declare()
     assert billing.command("events_declare", "--check")[0] == 0
     change(billing)
@@ -191,7 +191,7 @@ class TestErrors:
         assert text in err
         assert made.vhost.node.password not in err
 
-    def test_broker_away(self, service, fresh_vhost):
+    def test_broker_unreachable(self, service, fresh_vhost):
         made = service(fresh_vhost, HANDLERS=HANDLERS)
         made.vhost = type(made.vhost)(
             name="x", url="amqp://u:p@127.0.0.1:9/x", management_url="", node=made.vhost.node
@@ -208,7 +208,7 @@ class TestErrors:
         )
         self.fails(made, "Login was refused")
 
-    def test_management_away(self, service, fresh_vhost):
+    def test_management_api_unreachable(self, service, fresh_vhost):
         made = service(fresh_vhost, MANAGEMENT_URL="http://u:p@127.0.0.1:9")
         self.fails(made, "management API at http://127.0.0.1:9 does not answer")
 

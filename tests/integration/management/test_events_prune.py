@@ -103,7 +103,7 @@ def one_of_each() -> None:
 KEPT = {f"{state} {days}" for state in State for days in (1, 40, 100, 4000)}
 
 
-def test_what_the_settings_say(prune):
+def test_defaults_come_from_settings(prune):
     one_of_each()
     code, out = prune()
     assert code == 0
@@ -115,7 +115,7 @@ def test_what_the_settings_say(prune):
     assert prune()[1].count("0 events deleted") == 2
 
 
-def test_history_goes_along_and_task_results_stay(prune):
+def test_history_is_deleted_and_task_results_stay(prune):
     gone, stays = event(State.SUCCEEDED, 40), event(State.SUCCEEDED, 20)
     for row in (gone, stays):
         TaskResult.objects.create(task_id=row.task_id, status="FAILURE")
@@ -148,7 +148,7 @@ def test_ages(prune, settings, setting, arguments, gone):
 
 
 @pytest.mark.parametrize("state", [State.QUEUED, State.REPLAYING])
-def test_what_is_on_its_way_is_never_deleted(prune, state):
+def test_replaying_events_are_never_deleted(prune, state):
     with pytest.raises(ValueError, match="on their way"):
         retention.prune({state: 1.0}, service="billing")
     with pytest.raises(ValueError, match="on their way"):
@@ -236,7 +236,7 @@ def test_batches_are_transactions_and_ctrl_c_ends_between_them(prune, monkeypatc
     assert ArchivedEvent.objects.count() == 1
 
 
-def test_another_service_in_the_same_tables_keeps_its_own(prune):
+def test_rows_of_another_service_stay(prune):
     event(State.SUCCEEDED, 40)
     event(State.SUCCEEDED, 50, service="shop")
     event(State.ARCHIVED, 60, service="shop")
@@ -255,7 +255,7 @@ def test_oldest_first(prune):
     assert left() == {"succeeded 50", "succeeded 60"}
 
 
-def test_one_that_somebody_restores_meanwhile_stays_with_its_history(prune, monkeypatch):
+def test_event_restored_during_the_prune_stays(prune, monkeypatch):
     """Between the look for old ones and the lock."""
     row, other = event(State.DISCARDED, 100), event(State.DISCARDED, 100)
     lock = states.lock
@@ -276,7 +276,7 @@ def test_one_that_somebody_restores_meanwhile_stays_with_its_history(prune, monk
 
 
 @pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
-def test_it_waits_for_whoever_is_changing_a_row_and_looks_again(archive_database):
+def test_locked_rows_are_waited_for_and_read_again(archive_database):
     row = event(State.DISCARDED, 100)
     pruned: list[retention.Pruned] = []
 
@@ -302,7 +302,7 @@ def test_it_waits_for_whoever_is_changing_a_row_and_looks_again(archive_database
     assert ArchivedFailure.objects.get().event_id == row.pk
 
 
-def test_no_body_is_read_and_the_number_of_statements_is_constant(archive_database):
+def test_pruning_reads_no_bodies(archive_database):
     def statements(count: int) -> list[str]:
         for _ in range(count):
             event(State.SUCCEEDED, 40)
@@ -348,7 +348,7 @@ def test_a_group_without_events_goes_with_the_last_of_them(prune):
     assert json.loads(prune("--format", "json")[1])["groups"] == 0
 
 
-def test_what_is_deleted_is_no_longer_counted(prune):
+def test_deleted_events_are_not_counted(prune):
     event(State.ARCHIVED, 100)
     event(State.ARCHIVED, 1)
     failure_groups.group_ungrouped()

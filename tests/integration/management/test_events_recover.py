@@ -112,7 +112,7 @@ def test_a_recovered_event_can_be_replayed(billing):
     assert "x-death" not in message.headers
 
 
-def test_a_replay_that_dies_comes_back_to_its_own_row(billing):
+def test_dead_lettered_replay_returns_to_its_row(billing):
     publish(billing, archived(received("order-1")))
     mirror_all(billing)
     billing.command("events_replay", "--all")
@@ -149,7 +149,7 @@ def test_a_retry_that_dies_has_its_attempts(billing):
     assert row.first_failed_at == datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_what_a_publisher_says_of_progress_is_not_believed(billing):
+def test_progress_headers_of_a_publisher_are_ignored(billing):
     put(
         billing,
         1,
@@ -194,7 +194,7 @@ def test_a_handlers_queue_is_recovered_and_is_no_poison(billing):
     assert billing.ready("billing.book") == 1
 
 
-def test_archive_messages_that_somebody_put_aside_come_back_as_they_were(billing):
+def test_moved_archive_messages_are_recovered_unchanged(billing):
     channel = billing.channel()
     channel.queue_declare("aside", durable=True, auto_delete=False)
     message = archived(received("order-1"))
@@ -206,7 +206,7 @@ def test_archive_messages_that_somebody_put_aside_come_back_as_they_were(billing
     assert row.failure_set.get().about == json.loads(message.headers["event-archive"])
 
 
-def test_an_event_that_says_it_is_an_archive_message_is_none(billing):
+def test_forged_archive_message_is_an_event(billing):
     message = archived(received("order-1"), handler="book")
     billing.publish("events", "shop.order.created", message.body, dict(message.headers))
     billing.command("events_recover", "billing.send_invoice")
@@ -245,7 +245,7 @@ def test_a_queue_of_another_connection(billing):
     assert "queue 'mine' may not be seen" in err
 
 
-def test_a_queue_that_somebody_consumes_needs_force(billing):
+def test_consumed_queue_needs_force(billing):
     put(billing, 1)
     put(billing, 2)
     billing.consume("billing.send_invoice", prefetch=1)
@@ -398,7 +398,7 @@ def test_15_mib(billing):
     assert ArchivedEvent.objects.filter(handler="send_invoice").count() == 2
 
 
-def test_one_that_the_broker_refuses_stays_and_holds_no_other_back(billing, monkeypatch):
+def test_refused_message_stays_and_blocks_no_other(billing, monkeypatch):
     """RabbitMQ closes the channel over another user's id, and does not say of which message."""
 
     def send(self, index, message, mandatory):
@@ -486,7 +486,7 @@ def die(billing, queue: str) -> int:
     return published
 
 
-def test_killed_between_publish_and_ack_nothing_is_lost_and_no_row_is_two(billing):
+def test_killed_between_publish_and_ack_loses_and_doubles_nothing(billing):
     put(billing, 1)
     put(billing, 2)
     bury(billing, 2, until="graveyard")

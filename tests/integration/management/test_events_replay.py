@@ -69,7 +69,7 @@ def states(**filters) -> list[str]:
 # -- what ---------------------------------------------------------------------------------
 
 
-def test_an_event_by_its_id_goes_to_its_handler_alone(billing):
+def test_event_id_replays_to_its_handler_only(billing):
     fill(billing, 1, 2)
     code, out, err = billing.command("events_replay", "order-1", "--comment", "tax rates are in")
     assert (code, err) == (0, "")
@@ -163,7 +163,7 @@ def test_a_group(billing):
         assert text in err
 
 
-def test_another_service_in_the_same_tables_replays_its_own(billing):
+def test_rows_of_another_service_are_left_out(billing):
     """Also where they fail oldest: they would use up the limit, each time."""
     fill(billing, 1, 2)
     fill(billing, 1, handler="book")
@@ -178,7 +178,7 @@ def test_another_service_in_the_same_tables_replays_its_own(billing):
     assert states(service="shop") == [State.ARCHIVED]
 
 
-def test_names_that_nothing_has_are_told(billing):
+def test_unknown_names_are_reported(billing):
     fill(billing, 1)
     last = ArchivedEvent.objects.get().exception.rpartition(".")[2]
     code, out, err = billing.command(
@@ -299,7 +299,7 @@ def test_a_renamed_handler(service, fresh_vhost):
 # -- what does not go ---------------------------------------------------------------------
 
 
-def test_ids_that_are_settled_or_unknown_are_told(billing):
+def test_settled_or_unknown_ids_are_reported(billing):
     fill(billing, 1, 2)
     ArchivedEvent.objects.filter(event_id="order-2").update(state=State.DISCARDED)
     code, out, err = billing.command("events_replay", "order-1", "order-2", "order-9")
@@ -310,7 +310,7 @@ def test_ids_that_are_settled_or_unknown_are_told(billing):
     assert states() == [State.REPLAYING, State.DISCARDED]
 
 
-def test_ids_that_the_filters_leave_out_are_told(billing):
+def test_ids_excluded_by_filters_are_reported(billing):
     fill(billing, 1)
     code, out, _ = billing.command("events_replay", "order-1", "--handler", "book")
     assert code == 1
@@ -340,7 +340,7 @@ def test_an_event_that_changed_before_its_turn_is_skipped(billing, monkeypatch):
     assert states() == [State.REPLAYING, State.ARCHIVED, State.ARCHIVED]
 
 
-def test_one_that_cannot_be_routed_comes_back_and_the_others_go(billing):
+def test_unroutable_event_does_not_stop_the_others(billing):
     fill(billing, 1)
     fill(billing, 2, handler="book")
     billing.channel().queue_unbind("billing.book", "billing:replay", "billing.book")
@@ -352,7 +352,7 @@ def test_one_that_cannot_be_routed_comes_back_and_the_others_go(billing):
     assert states() == [State.REPLAYING, State.ARCHIVED]
 
 
-def test_a_broker_that_is_away(billing):
+def test_broker_unreachable(billing):
     fill(billing, *range(12))
     away = replace(billing.vhost, url="amqp://guest:guest@127.0.0.1:9//")
     billing.vhost, there = away, billing.vhost
@@ -387,7 +387,7 @@ def test_wrong_settings(billing):
 # -- force --------------------------------------------------------------------------------
 
 
-def test_force_takes_what_is_overdue_and_nothing_else(billing):
+def test_force_replays_only_overdue_events(billing):
     fill(billing, 1, 2)
     billing.command("events_replay", "--all")
     long_ago = datetime.now(UTC) - timedelta(days=2)
@@ -447,7 +447,7 @@ def test_wait_for_success(billing, while_it_waits):
     assert states() == [State.SUCCEEDED, State.SUCCEEDED]
 
 
-def test_wait_tells_what_failed_again(billing, while_it_waits):
+def test_wait_reports_repeated_failures(billing, while_it_waits):
     fill(billing, 1, 2)
     while_it_waits(lambda: answer_replays(billing, succeed={"order-1"}, fail={"order-2"}))
     code, out, _ = billing.command("events_replay", "--all", "--wait", "20")
@@ -469,7 +469,7 @@ def test_wait_ends_without_an_outcome(billing):
 # -- long work ----------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_between_chunks_and_tells_what_was_done(billing, monkeypatch):
+def test_ctrl_c_stops_between_chunks_and_reports(billing, monkeypatch):
     monkeypatch.setattr(replay, "CHUNK", 2)
     fill(billing, *range(1, 7))
     publish_chunk = replay.replay
@@ -489,7 +489,7 @@ def test_ctrl_c_ends_between_chunks_and_tells_what_was_done(billing, monkeypatch
     assert billing.ready("billing.send_invoice") == 2
 
 
-def test_a_rate_is_kept_and_ctrl_c_does_not_wait_for_it(billing, monkeypatch):
+def test_rate_limit_is_kept_and_interruptible(billing, monkeypatch):
     fill(billing, 1, 2)
     said: list[int] = []
     publish_chunk = replay.replay

@@ -68,7 +68,7 @@ def test_delayed(billing):
         ("graveyard", "1 isolated event waits to be run alone, nobody consumes"),
     ],
 )
-def test_archive_and_graveyard_need_somebody(billing, queue, text):
+def test_archive_and_graveyard_need_attention(billing, queue, text):
     billing.publish(f"billing:{queue}", "x")
     code, out, _ = billing.command("events_status")
     assert code == 1
@@ -144,7 +144,7 @@ def test_verbosity(billing):
     assert len(out.splitlines()) == 2
 
 
-def test_broker_away_is_2(service, fresh_vhost):
+def test_unreachable_broker_exits_with_2(service, fresh_vhost):
     made = service(fresh_vhost)
     made.vhost = type(made.vhost)(
         name="x", url="amqp://u:p@127.0.0.1:9/x", management_url="", node=made.vhost.node

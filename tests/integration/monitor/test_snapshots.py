@@ -76,7 +76,7 @@ def end(watch: SnapshotLoop) -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_snapshot_has_every_queue_and_what_is_open(billing, exact, monkeypatch):
+def test_snapshot_contains_queues_and_open_events(billing, exact, monkeypatch):
     if not exact:
         monkeypatch.setitem(billing.raw, "MANAGEMENT_URL", "")
         object.__setattr__(billing.settings, "management_url", "")
@@ -129,7 +129,7 @@ def test_drift_is_named_by_queue_and_compared_now_and_then(billing):
     assert any(QUEUE in each for each in about["drift"]["items"])
 
 
-def test_a_management_api_that_is_away_leaves_what_amqp_tells(billing):
+def test_snapshot_without_management_api_uses_amqp(billing):
     object.__setattr__(billing.settings, "management_url", "http://guest:secret@127.0.0.1:1")
     taken = watcher(billing).camera.take(NOW)
     assert taken.seen
@@ -163,7 +163,7 @@ def test_of_two_mirrors_one_takes_it(billing):
     assert Snapshot.objects.count() == 2
 
 
-def test_a_broker_that_is_killed_and_comes_back(archive_database, service, private_node, told):
+def test_broker_restart_is_recorded(archive_database, service, private_node, told):
     made = service(
         Vhost(
             name="/",
@@ -199,7 +199,7 @@ def test_a_broker_that_is_killed_and_comes_back(archive_database, service, priva
         end(watch)
 
 
-def test_a_database_that_is_away_is_told_once_and_disturbs_nothing(billing, monkeypatch):
+def test_unreachable_database_is_logged_once(billing, monkeypatch):
     said: list[str] = []
     broken = threading.Event()
     broken.set()
@@ -240,7 +240,7 @@ def test_anything_in_the_abyss_is_an_alert_until_it_is_gone(billing, told):
     assert Alert.objects.get().ended == NOW + timedelta(minutes=3)
 
 
-def test_many_at_once_tell_once(archive_database, billing, told):
+def test_concurrent_processes_alert_once(archive_database, billing, told):
     barrier = threading.Barrier(8)
     news: list[bool] = []
 

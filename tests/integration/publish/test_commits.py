@@ -45,7 +45,7 @@ def manual(archive_database: Database) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("manual")
-def test_all_who_rest_on_a_commit_refuse() -> None:
+def test_waiting_publishes_fail_with_the_commit() -> None:
     @handler("a.b", name="t.never", once=True)
     def never() -> None: ...
 

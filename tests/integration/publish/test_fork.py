@@ -170,7 +170,7 @@ wait(pid)
     assert len(proxy.links) == 3
 
 
-def test_multiprocessing_many_children_at_once(wire: Wire):
+def test_many_forked_children_publish(wire: Wire):
     code = """
 import multiprocessing
 context = multiprocessing.get_context("fork")
@@ -262,7 +262,7 @@ thread.join()
     assert len(proxy.links) == 2
 
 
-def test_a_fork_that_python_is_not_told_of(wire: Wire):
+def test_fork_without_python_hooks(wire: Wire):
     """Servers that embed Python may fork below it: no hook runs, but the pid is another."""
     code = """
 import ctypes

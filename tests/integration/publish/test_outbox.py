@@ -158,13 +158,13 @@ def test_published_right_after_the_commit(wire: Wire):
     assert not table().exists()
 
 
-def test_outside_of_a_transaction_at_once(wire: Wire):
+def test_outside_a_transaction_publishes_immediately(wire: Wire):
     event_id = publish_event(NAME, {"n": 1})
     assert wire.ids() == [event_id]
     assert not table().exists()
 
 
-def test_what_is_rolled_back_is_not_published(wire: Wire):
+def test_rolled_back_event_is_not_published(wire: Wire):
     with rollback():
         publish_event(NAME, {"n": 1})
     with transaction.atomic(using=ALIAS):
@@ -392,7 +392,9 @@ class Away:
 
 @pytest.mark.parametrize("how", ["half-open", "alarm"])
 @pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
-def test_nobody_is_held(wire: Wire, impatient: None, caplog: pytest.LogCaptureFixture, how: str):
+def test_publishing_does_not_block(
+    wire: Wire, impatient: None, caplog: pytest.LogCaptureFixture, how: str
+):
     away = Away(wire)
     wire.configure(url=away.proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=3)
     caplog.set_level(logging.INFO, "django_amqp_events")
@@ -456,7 +458,7 @@ def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCa
     assert wire.ids() == [event_id for event_id, _ in found]
 
 
-def test_a_confirm_that_is_slow_comes_to_its_own_process(
+def test_slow_confirm_reaches_its_process(
     wire: Wire, impatient: None, lease: Callable[[float], None]
 ):
     """A relay does not publish it a second time, however often it looks."""
@@ -637,7 +639,7 @@ def test_bad_rows_block_no_others(wire: Wire):
 @pytest.mark.parametrize(
     "envelope", ["{", "[]", "null", '{"headers": {}}', '{"headers": [], "properties": {}}']
 )
-def test_a_row_that_cannot_be_read_stops_nobody(
+def test_unreadable_row_blocks_no_other(
     wire: Wire, envelope: str, caplog: pytest.LogCaptureFixture
 ):
     [bad, *good] = leave(5)
@@ -654,7 +656,7 @@ def test_a_row_that_cannot_be_read_stops_nobody(
     assert relay() == RelayCounts(published=1)
 
 
-def test_a_row_that_ends_the_connection_takes_its_neighbours_along_once(wire: Wire):
+def test_row_that_closes_the_connection_delays_others_once(wire: Wire):
     good = leave(20)
     [bad] = leave(1)
     table().filter(event_id=bad).update(exchange="there-is-none")
@@ -709,7 +711,7 @@ def test_a_bad_event_does_not_reach_the_caller(wire: Wire, caplog: pytest.LogCap
     assert "failed once: no queue is bound" in outbox.describe_row(row).replace(f"{NAME!r}", "")
 
 
-def test_a_relay_that_is_stopped_notes_what_is_confirmed(wire: Wire):
+def test_stopped_relay_records_confirms(wire: Wire):
     left = leave(4)
     table().update(attempts=1)
     made = Relay(app=wire_module.app, settings=get_settings(), alias=ALIAS)
@@ -722,7 +724,7 @@ def test_a_relay_that_is_stopped_notes_what_is_confirmed(wire: Wire):
     assert sorted(wire.ids()) == sorted(left)
 
 
-def test_rows_of_other_services_are_theirs(wire: Wire):
+def test_rows_of_other_services_are_left_alone(wire: Wire):
     leave(1)
     table().update(service="billing")
     assert relay() == RelayCounts()
@@ -730,7 +732,7 @@ def test_rows_of_other_services_are_theirs(wire: Wire):
     assert (state.total, state.others) == (0, {"billing": 1})
 
 
-def test_a_row_that_nobody_takes_is_overdue(wire: Wire):
+def test_untouched_row_becomes_overdue(wire: Wire):
     leave(2)
     assert outbox.count_pending(ALIAS, "shop").overdue == 0
     table().update(due_at=Now() - timedelta(seconds=outbox.OVERDUE + 5))
@@ -739,7 +741,7 @@ def test_a_row_that_nobody_takes_is_overdue(wire: Wire):
     assert state.oldest is not None
 
 
-def test_a_row_that_is_in_hand_for_ever_is_said(wire: Wire):
+def test_endless_lease_is_reported(wire: Wire):
     leave(2)
     assert len(outbox.claim(ALIAS, "shop", limit=2, failed=False)) == 2
     state = outbox.count_pending(ALIAS, "shop")
@@ -777,7 +779,7 @@ def test_a_lease_is_renewed_before_a_connection_is_made(
     assert min(left) > outbox.LEASE - 5
 
 
-def test_what_a_dead_relay_had_in_hand(wire: Wire, lease: Callable[[float], None]):
+def test_expired_lease_is_taken_over(wire: Wire, lease: Callable[[float], None]):
     lease(0.5)
     left = leave(3)
     taken = outbox.claim(ALIAS, "shop", limit=10, failed=False)
@@ -899,7 +901,7 @@ def node_wire(private_node: Node, archive_database: Database) -> Iterator[Wire]:
 
 
 @pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
-def test_a_broker_that_is_killed_and_comes_back(
+def test_broker_restart_publishes_every_row(
     private_node: Node, node_wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
     published = [publish_event(NAME, {"n": 0})]

@@ -156,7 +156,7 @@ def test_each_way_to_publish(wire: Wire, order_created: Event[...]):
     assert payloads == expected
 
 
-def test_an_event_id_of_ones_own(wire: Wire, order_created: Event[...]):
+def test_custom_event_id(wire: Wire, order_created: Event[...]):
     own = uuid4()
     ready = order_created.using(event_id=own, correlation_id="checkout-77")
     # A repeat under the same id is what an unknown outcome asks for.
@@ -166,7 +166,7 @@ def test_an_event_id_of_ones_own(wire: Wire, order_created: Event[...]):
         assert message.headers["event-correlation-id"] == "checkout-77"
 
 
-def test_ten_thousand_at_once(wire: Wire):
+def test_ten_thousand_concurrent_events(wire: Wire):
     ids = publish_many(NAME, [{"n": n} for n in range(10_000)])
     messages = wire.take(about=10_000)
     assert [message.properties["message_id"] for message in messages] == ids
@@ -175,7 +175,7 @@ def test_ten_thousand_at_once(wire: Wire):
     assert len(wire.pool._idle) == len(wire.pool._all) == 1
 
 
-def test_large_ones_that_nobody_is_bound_for(wire: Wire):
+def test_large_unroutable_events_are_returned(wire: Wire):
     """Each comes back with its body; who only writes would fill the sockets of both sides."""
     wire.unbind()
     wire.configure(UNROUTED="raise", CONFIRM_TIMEOUT=10)
@@ -270,7 +270,7 @@ def test_a_savepoint_that_is_rolled_back(on_commit: Wire):
     assert [payload["n"] for payload in on_commit.payloads()] == [1, 3, 4]
 
 
-def test_the_database_whose_commit_counts(on_commit: Wire):
+def test_on_commit_uses_the_chosen_database(on_commit: Wire):
     with transaction.atomic(using="second"):
         with transaction.atomic(using="first"):
             publish_event(NAME, {"n": 1})
@@ -279,7 +279,7 @@ def test_the_database_whose_commit_counts(on_commit: Wire):
     assert [payload["n"] for payload in on_commit.payloads()] == [2]
 
 
-def test_outside_of_a_transaction_at_once(on_commit: Wire):
+def test_outside_a_transaction_publishes_immediately(on_commit: Wire):
     assert on_commit.ids() == []
     event_id = publish_event(NAME, {})
     assert on_commit.ids() == [event_id]
@@ -291,7 +291,7 @@ def test_immediate_does_not_wait_for_a_transaction(on_commit: Wire):
         assert on_commit.ids() == [event_id]
 
 
-def test_a_failure_after_the_commit_reaches_who_committed(on_commit: Wire):
+def test_failure_after_commit_is_raised_with_the_id(on_commit: Wire):
     """The row is there, the event is not: the error carries the id for a repeat."""
     full = f"{on_commit.exchange}.full"
     on_commit.channel.queue_declare(

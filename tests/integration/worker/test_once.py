@@ -98,7 +98,7 @@ def test_another_source_or_handler_is_another_event(books: Handler) -> None:
     assert len(keys) == 4
 
 
-def test_two_events_that_a_publisher_gave_one_id_are_both_handled(books: Handler) -> None:
+def test_same_id_with_different_names_is_handled_twice(books: Handler) -> None:
     """An order's number, and what has happened to it is the name; the archive does so too."""
     created = ReceivedEvent(id="7", name="shop.order.created", service="shop")
     paid = ReceivedEvent(id="7", name="shop.order.paid", service="shop")
@@ -107,7 +107,7 @@ def test_two_events_that_a_publisher_gave_one_id_are_both_handled(books: Handler
     assert InboxEntry.objects.using(ALIAS).count() == 2
 
 
-def test_what_raises_is_rolled_back(books: Handler) -> None:
+def test_raising_handler_is_rolled_back(books: Handler) -> None:
     event = received()
 
     def fail() -> None:
@@ -121,7 +121,7 @@ def test_what_raises_is_rolled_back(books: Handler) -> None:
     assert effects() == [event.id]
 
 
-def test_an_integrity_error_of_the_handler_is_its_own(books: Handler) -> None:
+def test_handlers_integrity_error_is_a_failure(books: Handler) -> None:
     """Only the inbox's own row means that it was handled."""
     from django.db import IntegrityError
 
@@ -161,7 +161,7 @@ def close(_: ReceivedEvent) -> None:
 
 
 @pytest.mark.parametrize("swallow", [again, give_up, end, close])
-def test_what_cannot_be_committed_is_not_handled(
+def test_failed_commit_is_a_failure(
     books: Handler, swallow: Callable[[ReceivedEvent], None]
 ) -> None:
     """Django and the database roll back without a word; the handler fails, and is run again."""
@@ -169,7 +169,7 @@ def test_what_cannot_be_committed_is_not_handled(
 
 
 @pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
-def test_a_transaction_that_postgresql_has_aborted_is_not_handled(books: Handler) -> None:
+def test_aborted_postgresql_transaction_is_a_failure(books: Handler) -> None:
     check_swallowed(books, divide)
 
 
@@ -189,7 +189,7 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
     assert effects() == [event.id]
 
 
-def test_an_error_that_is_swallowed_outside_its_own_block_harms_nothing(books: Handler) -> None:
+def test_swallowed_database_error_in_a_savepoint_is_harmless(books: Handler) -> None:
     """What the error's text says to do."""
     event = received()
     other = received()
@@ -206,7 +206,7 @@ def test_an_error_that_is_swallowed_outside_its_own_block_harms_nothing(books: H
     assert effects() == [other.id, event.id]
 
 
-def test_a_replay_is_skipped_and_a_forced_one_has_a_key_of_its_own(books: Handler) -> None:
+def test_forced_replay_has_its_own_inbox_key(books: Handler) -> None:
     event = received()
     run(books, event)
     assert run(books, received(event.id, replay_id="r1")) is None
@@ -318,7 +318,7 @@ def test_many_rows_of_one_moment(books: Handler, monkeypatch: pytest.MonkeyPatch
     assert once.prune(before=old + timedelta(days=1)) == 10
 
 
-def test_a_forced_replay_says_so_and_is_told_again_by_whoever_publishes_it_for_a_dead_process(
+def test_forced_replay_stays_forced_after_takeover(
     archive_database: Database, service: Any, fresh_vhost: Any
 ) -> None:
     billing = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})

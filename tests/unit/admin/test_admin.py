@@ -131,7 +131,7 @@ def ids_in(response: Any) -> set[UUID]:
 # -- list
 
 
-def test_the_list_shows_open_events_and_what_an_operator_asks_first(ada):
+def test_list_shows_open_events(ada):
     row = make(replays=2)
     make(State.SUCCEEDED)
     response = ada.get(url("changelist"))
@@ -200,7 +200,7 @@ def test_filters(ada, query, found):
     assert ids_in(response) == {rows[name].pk for name in found}
 
 
-def test_filters_offer_what_there_is(ada):
+def test_filters_offer_existing_values(ada):
     make(handler="", exception="")
     make(handler="book", exception="a.B")
     words = page(ada.get(url("changelist"))).words
@@ -246,7 +246,7 @@ def test_payloads_cannot_be_guessed_by_lookups(ada):
         assert ada.get(url("changelist"), {lookup: "x"}).status_code == 400
 
 
-def test_an_empty_list_says_what_is_empty(ada):
+def test_empty_list_has_a_message(ada):
     make(State.SUCCEEDED)
     response = ada.get(url("changelist"))
     assert "No open events. Show events of every state" in page(response).words
@@ -367,7 +367,7 @@ def test_each_page_has_a_constant_number_of_queries(ada):
 # -- detail
 
 
-def test_the_detail_page_tells_everything(ada):
+def test_detail_page_shows_every_field(ada):
     row = make(error="no queue is bound", causation_id="cause-1", replays=1)
     made = add_replay(row, outcome=Replay.Outcome.REFUSED, error="no queue is bound")
     words = page(ada.get(url("change", row.pk))).words
@@ -412,7 +412,7 @@ def test_attempts_name_their_replay(ada):
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_the_detail_page_says_what_a_state_means(ada, state):
+def test_detail_page_explains_the_state(ada, state):
     row = make(state)
     meaning, remedy = map(str, formatting.STATES[state])
     words = page(ada.get(url("change", row.pk))).words
@@ -426,7 +426,7 @@ def test_an_event_that_may_be_on_its_way_says_so(ada):
     assert "last replay not confirmed" in page(ada.get(url("changelist"))).words
 
 
-def test_an_overdue_replay_can_be_forced_and_one_that_is_not_cannot(ada):
+def test_only_overdue_replays_can_be_forced(ada):
     late, fresh = overdue(), make(State.REPLAYING, state_since=datetime.now(UTC))
     assert "Force replay…" in page(ada.get(url("change", late.pk))).words
     assert "Force replay…" not in page(ada.get(url("change", fresh.pk))).words
@@ -441,14 +441,14 @@ def test_an_event_that_cannot_be_replayed_says_why(ada):
 
 
 @pytest.mark.parametrize("wrong", ["nonsense", str(NOBODY), "1"])
-def test_an_event_that_is_not_there(ada, wrong):
+def test_unknown_event(ada, wrong):
     response = ada.get(url("change", wrong), follow=True)
     assert response.redirect_chain
     assert "There is no archived event" in said(response)[0]
     assert ada.post(url("change", wrong)).status_code == 403
 
 
-def test_task_results_are_linked_for_those_who_may_see_them(ada):
+def test_task_results_are_linked_with_permission(ada):
     row = make()
     made = add_replay(row)
     results = [
@@ -495,7 +495,7 @@ def test_the_raw_body_is_a_file_byte_for_byte(ada):
     assert "There is no archived event" in said(missing)[0]
 
 
-def test_a_body_of_15_mib_is_neither_read_nor_shown_whole(ada):
+def test_large_body_is_cut(ada):
     body = b'[[], {"x": "' + b"\xc3\xa4" * (15 * 512 * 1024) + b'"}, {}]'
     row = make(body=body)
     response = ada.get(url("change", row.pk))
@@ -609,7 +609,7 @@ def decided(row: ArchivedEvent) -> bool:
 
 @pytest.mark.parametrize("granted", [None, *PERMISSIONS])
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_each_decision_needs_its_own_permission(granted, decision, wire):
+def test_each_action_needs_its_permission(granted, decision, wire):
     """Nobody without `view` sees anything; with it, each permission opens one door."""
     row = row_in(BEFORE[decision])
     somebody = client_of(user("view", *([granted] if granted else [])))
@@ -646,7 +646,7 @@ def test_without_view_no_page_opens(decision, wire):
     assert not wire.messages
 
 
-def test_nobody_adds_changes_or_deletes(ada):
+def test_rows_cannot_be_added_changed_or_deleted(ada):
     row = make()
     assert ada.get(url("add")).status_code == 403
     assert ada.post(url("change", row.pk), {"state": "succeeded"}).status_code == 403
@@ -688,7 +688,7 @@ def test_to_ask_changes_nothing(ada, wire):
     assert not ArchiveAction.objects.exists()
 
 
-def test_the_confirmation_says_where_it_goes_and_what_is_left(ada):
+def test_confirmation_shows_routes_and_skipped_events(ada):
     rows = [make(), make(handler="book"), make(handler="send_bill"), make(handler="gone")]
     response = ada.post(url("changelist"), select(rows, "replay"))
     found = page(response)
@@ -708,7 +708,7 @@ def test_the_confirmation_says_where_it_goes_and_what_is_left(ada):
     assert "succeeded" not in found.words
 
 
-def test_the_confirmation_warns_of_what_may_double(ada):
+def test_confirmation_warns_of_duplicates(ada):
     row = make(unconfirmed=True, replays=1)
     add_replay(row, outcome=Replay.Outcome.SUCCEEDED)
     words = page(ada.get(url("replay"), {"seen": frozen(row)})).words
@@ -731,7 +731,7 @@ def test_the_confirmation_warns_of_what_may_double(ada):
     assert "seen" not in found.fields
 
 
-def test_a_replay_is_published_noted_and_told(ada, wire):
+def test_replay_is_published_logged_and_reported(ada, wire):
     rows = [make(), make(handler="book")]
     fields = page(ada.post(url("changelist"), select(rows, "replay"))).fields
     response = ada.post(url("replay"), {**fields, "reason": "fixed in 1.2"}, follow=True)
@@ -750,7 +750,7 @@ def test_a_replay_is_published_noted_and_told(ada, wire):
     assert LogEntry.objects.count() == 2
 
 
-def test_ids_and_versions_are_frozen_when_somebody_begins(ada, wire):
+def test_selection_freezes_ids_and_versions(ada, wire):
     row = make()
     fields = page(ada.post(url("changelist"), select([row], "replay"))).fields
     make()  # it fails while he reads, and was not seen
@@ -768,7 +768,7 @@ def test_ids_and_versions_are_frozen_when_somebody_begins(ada, wire):
     assert len(wire.messages) == 1
 
 
-def test_all_of_a_filter_are_frozen_then_and_there(ada, monkeypatch):
+def test_select_all_freezes_the_matching_events(ada, monkeypatch):
     rows = [make(handler="book") for _ in range(60)]
     make()
     response = ada.post(
@@ -777,7 +777,7 @@ def test_all_of_a_filter_are_frozen_then_and_there(ada, monkeypatch):
     assert decisions.decode_selection(page(response).fields["seen"]) == world.seen(*rows)
 
 
-def test_too_many_at_once_are_told_of_the_command(ada, monkeypatch):
+def test_too_large_selection_names_the_command(ada, monkeypatch):
     rows = [make() for _ in range(4)]
     monkeypatch.setattr("django_amqp_events.admin.archive.LIMIT", 3)
     response = ada.post(
@@ -907,7 +907,7 @@ def test_filters_are_kept_on_the_way_back(ada, wire):
     assert done["Location"] == url("change", other.pk) + "?_changelist_filters=handler%3Dbook"
 
 
-def test_a_site_of_ones_own_stays_in_its_addresses(ada, wire):
+def test_custom_site_keeps_its_urls(ada, wire):
     row = make()
     response = ada.get(url("change", row.pk, site="office"))
     html = response.content.decode()
@@ -919,7 +919,7 @@ def test_a_site_of_ones_own_stays_in_its_addresses(ada, wire):
     assert done["Location"].startswith("/office/")
 
 
-def test_a_broker_that_is_away_is_told_and_nothing_is_lost(ada, wire):
+def test_unreachable_broker_is_reported(ada, wire):
     row = make()
     wire.errors = [BrokerUnavailableError("RabbitMQ is not there")]
     fields = page(ada.get(url("replay"), {"seen": frozen(row)})).fields
@@ -931,7 +931,7 @@ def test_a_broker_that_is_away_is_told_and_nothing_is_lost(ada, wire):
 
 
 @pytest.mark.parametrize("chunk", [200, 5])
-def test_many_that_fail_alike_are_told_once(ada, wire, monkeypatch, chunk):
+def test_identical_failures_are_reported_once(ada, wire, monkeypatch, chunk):
     """What the broker's errors say begins with the name and id of each event."""
     monkeypatch.setattr(replay, "CHUNK", chunk)
     rows = [make() for _ in range(7)]
@@ -1046,7 +1046,7 @@ def test_a_forged_form_with_ids_that_are_none(ada, pk):
     assert "Some event ids are invalid" in page.words
 
 
-def test_headers_that_somebody_has_changed_by_hand_keep_no_page_from_showing(ada):
+def test_forged_headers_break_no_page(ada):
     broken, whole = make(reason="malformed", headers=b"\0\0\0\xff"), make()
     assert broken.payload is None
     page = Page(ada.get(url("change", broken.pk)).content.decode())
@@ -1069,7 +1069,7 @@ def test_times_of_a_project_without_time_zones(settings):
     assert office.get(url("changelist")).status_code == 200
 
 
-def test_failures_that_came_late_do_not_hide_the_one_that_counts(ada):
+def test_late_failures_do_not_hide_the_current_one(ada):
     row = make()
     ArchivedFailure.objects.bulk_create(
         ArchivedFailure(

@@ -142,7 +142,7 @@ def test_a_search_cannot_be_asked_again() -> None:
     assert set(criteria_of({"failed": "older-week"}) or ()) == {"until"}
 
 
-def test_without_the_permission_there_is_no_action_and_no_button() -> None:
+def test_action_and_button_need_permission() -> None:
     eve = client_of(staff("replay"))
     rows = [make()]
     assert "background_selected" not in ada_actions(eve)
@@ -160,7 +160,7 @@ def ada_actions(client: Client) -> str:
     return client.get(world.url("changelist")).content.decode()
 
 
-def test_who_may_look_and_no_more_sees_no_button() -> None:
+def test_view_permission_shows_no_button() -> None:
     eve = staff(name="eve")
     eve.user_permissions.add(Permission.objects.get(codename="view_replaybatch"))
     client = client_of(eve)
@@ -205,7 +205,7 @@ def test_a_reason_is_required_and_values_are_checked(ada: Client) -> None:
         assert batch.state == "draft", form
 
 
-def test_start_pause_resume_cancel_and_what_is_kept(ada: Client) -> None:
+def test_start_pause_resume_cancel(ada: Client) -> None:
     batch = drafted()
     form = {"reason": "tax table\x07 <b>fixed</b>", "rate": "5", "canary": "1", "threshold": ""}
     done = ada.post(url("start", batch.pk), form, follow=True)
@@ -237,7 +237,7 @@ def test_two_tabs_start_it_once(ada: Client) -> None:
     assert batch.reason == "first"
 
 
-def test_an_address_alone_does_nothing(ada: Client) -> None:
+def test_get_request_changes_nothing(ada: Client) -> None:
     batch = running()
     for act in ACTS:
         assert ada.get(url(act, batch.pk)).status_code == 302
@@ -248,7 +248,7 @@ def test_an_address_alone_does_nothing(ada: Client) -> None:
     assert strict.post(url("cancel", batch.pk)).status_code == 403
 
 
-def test_a_batch_that_is_none(ada: Client) -> None:
+def test_unknown_batch(ada: Client) -> None:
     for address in (url("change", NOBODY), url("change", "x"), url("events", NOBODY)):
         response = ada.get(address, follow=True)
         assert said(response)[0].startswith("There is no replay batch")
@@ -268,7 +268,7 @@ def test_look_again(ada: Client) -> None:
 # -- what is shown ------------------------------------------------------------------------
 
 
-def test_progress_is_told_and_everything_is_escaped(ada: Client) -> None:
+def test_progress_is_shown_escaped(ada: Client) -> None:
     hostile = "<script>alert(1)</script>\u202e"
     batch = running()
     seen = dict(batch_states.events(batch.pk).values_list("event_id", "version"))
@@ -347,9 +347,7 @@ def test_a_batch_does_not_name_events_that_a_project_hides(
         ("handler=send_invoice&failed=never", "All with handler send_invoice, failed never"),
     ],
 )
-def test_the_title_of_a_batch_says_what_the_filter_found(
-    ada: Client, chosen: str, title: str
-) -> None:
+def test_batch_title_counts_matching_events(ada: Client, chosen: str, title: str) -> None:
     group = FailureGroup.objects.create(
         id=NOBODY,
         algorithm=1,

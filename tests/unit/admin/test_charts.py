@@ -53,7 +53,7 @@ def bars(layers: list[Layer], labels: list[str]) -> Picture:
     return charts.bars("Per hour", labels, layers, of="Hour")
 
 
-def test_bars_are_stacked_and_told() -> None:
+def test_bars_are_stacked_and_labelled() -> None:
     picture = bars([Layer("a", "archived", [3, 0]), Layer("b", "succeeded", [1, 0])], ["10", "11"])
     root = read(picture)
     first, last = root.iter(f"{SPACE}rect")

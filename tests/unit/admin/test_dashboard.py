@@ -130,7 +130,7 @@ def snapshot(at: datetime | None = None, *, seen: bool = True, **more: Any) -> S
     )
 
 
-def test_it_shows_what_is_open_and_how_the_queues_stand(ada):
+def test_dashboard_shows_open_events_and_queues(ada):
     row = make(last_failed_at=datetime.now(UTC) - timedelta(minutes=5))
     make(unconfirmed=True)
     overdue()
@@ -183,14 +183,14 @@ def test_the_index_leads_here_on_every_site(ada):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_it_has_a_permission_of_its_own(page):
+def test_dashboard_needs_its_permission(page):
     assert client_of(staff("view_archivedevent")).get(url(page)).status_code == 403
     snapshot()
     read(client_of(staff("view_dashboard", name="grace")), page)
     assert client_of(staff("view_dashboard", name="linus")).post(url(page)).status_code == 403
 
 
-def test_who_may_not_see_the_archive_sees_no_decisions():
+def test_archive_numbers_need_archive_permission():
     row = make()
     ArchiveAction.objects.create(event=row, at=row.mirrored_at, action="discard", by="grace")
     words = read(client_of(staff("view_dashboard"))).words
@@ -220,14 +220,14 @@ def test_the_number_of_queries_does_not_grow(ada, page):
     assert count() == few <= 20
 
 
-def test_without_any_snapshot_it_says_what_to_start(ada):
+def test_missing_snapshots_name_the_command(ada):
     make()
     for page in ("changelist", "topology"):
         assert "Start events_mirror" in read(ada, page).words
     assert "not read yet" in read(ada).words
 
 
-def test_a_broker_that_is_away_leaves_what_was_seen(ada):
+def test_unreachable_broker_shows_the_last_snapshot(ada):
     now = datetime.now(UTC)
     snapshot(now - timedelta(minutes=9))
     snapshot(now, seen=False, broker={"error": f"no connection {HOSTILE}", "away": 540.0})
@@ -247,7 +247,7 @@ def test_a_watcher_that_is_gone_is_said(ada):
 
 
 @pytest.mark.parametrize("document", ["", "[]", "no JSON", "{}", '{"queues": {"q": {}}}'])
-def test_a_document_that_somebody_changed_breaks_no_page(ada, document):
+def test_forged_snapshot_breaks_no_page(ada, document):
     Snapshot.objects.create(at=datetime.now(UTC), service="billing", seen=True, document=document)
     for page in PAGES:
         read(ada, page)
@@ -420,7 +420,7 @@ def test_figures_end_at_a_cap(monkeypatch, ada):
 # -- retention
 
 
-def test_old_snapshots_and_alerts_that_are_over_are_pruned_in_steps():
+def test_old_snapshots_and_alerts_are_pruned():
     now = datetime.now(UTC)
     for days in (1, 6, 8, 9, 10):
         snapshot(now - timedelta(days=days))
@@ -445,7 +445,7 @@ def test_old_snapshots_and_alerts_that_are_over_are_pruned_in_steps():
     assert other.total == 0
 
 
-def test_nothing_of_it_is_pruned_where_it_is_kept_for_ever():
+def test_unlimited_retention_prunes_nothing():
     snapshot(datetime.now(UTC) - timedelta(days=5000))
     raw = {"SERVICE": "billing", "RETENTION": {"SNAPSHOTS": None, "ALERTS": None}}
     kept = conf.parse(raw)[0].retention

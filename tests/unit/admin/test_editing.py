@@ -198,7 +198,7 @@ def test_nothing_is_published_without_a_reason(ada, wire):
     ],
 )
 @pytest.mark.parametrize("step", ["review", "publish"])
-def test_what_is_wrong_stands_at_the_field_and_the_text_stays(ada, wire, payload, why, step):
+def test_form_error_keeps_the_text(ada, wire, payload, why, step):
     row = make(handler="strict")
     response = ada.post(url("edit", row.pk), {**publish(row, payload), "step": step})
     found = page(response)
@@ -209,7 +209,7 @@ def test_what_is_wrong_stands_at_the_field_and_the_text_stays(ada, wire, payload
     assert not wire.messages
 
 
-def test_one_can_go_back_to_the_editor_with_what_one_wrote(ada):
+def test_preview_returns_to_the_editor_with_the_text(ada):
     row = make()
     response = ada.post(url("edit", row.pk), form(row, '{"order_id":  9}', step="edit"))
     assert text_of(response) == '{"order_id":  9}'
@@ -247,14 +247,14 @@ def test_a_body_that_cannot_be_read_can_be_mended(ada, wire):
     assert text_of(ada.get(url("edit", binary.pk))) == "{}"
 
 
-def test_a_body_that_is_too_large_for_a_page_says_what_to_use(ada):
+def test_too_large_body_names_the_command(ada):
     row = make(body=b'[[], {"note": "' + b"x" * formatting.SHOWN + b'"}, {}]')
     assert f"events_replay --edit {row.pk}" in page(ada.get(url("change", row.pk))).words
     response = ada.get(url("edit", row.pk), follow=True)
     assert f"events_replay --edit {row.pk}" in said(response)[0]
 
 
-def test_what_failed_again_says_which_revision(ada, wire):
+def test_repeated_failure_names_the_revision(ada, wire):
     row = make()
     ada.post(url("edit", row.pk), publish(row))
     made = Replay.objects.get()
@@ -287,7 +287,7 @@ def test_a_handler_that_runs_once_is_said_plainly(ada):
         assert "it would do nothing and count as succeeded" in words
 
 
-def test_what_may_double_is_said(ada):
+def test_possible_duplicates_are_named(ada):
     row = make(reason="poison", replays=1)
     add_replay(row, outcome=Replay.Outcome.SUCCEEDED)
     words = page(ada.get(url("edit", row.pk))).words
@@ -295,7 +295,7 @@ def test_what_may_double_is_said(ada):
     assert "This event is poison" in words
 
 
-def test_one_that_may_be_on_its_way_is_not_edited(ada):
+def test_unconfirmed_replay_is_not_edited(ada):
     row = make(unconfirmed=True, replays=1)
     words = page(ada.get(url("change", row.pk))).words
     assert "It cannot be edited: RabbitMQ has not confirmed its last replay" in words
@@ -303,7 +303,7 @@ def test_one_that_may_be_on_its_way_is_not_edited(ada):
 
 
 @pytest.mark.parametrize("step", ["review", "publish", "edit"])
-def test_a_stale_tab_is_told_who_changed_what(ada, wire, step):
+def test_stale_form_names_the_change(ada, wire, step):
     row = make()
     replay.replay(seen(row), by="bob", reason="")
     wire.messages.clear()
@@ -331,7 +331,7 @@ def test_a_forged_version_publishes_nothing(ada, wire, version):
 
 
 @pytest.mark.parametrize("missing", [None, *RIGHTS])
-def test_editing_needs_its_own_permission_and_to_see_the_payload(missing, wire):
+def test_editing_needs_edit_and_payload_permissions(missing, wire):
     row = make()
     rights = [each for each in (*PERMISSIONS, "edit") if each != missing]
     somebody = client_of(user(*rights))
@@ -346,7 +346,7 @@ def test_editing_needs_its_own_permission_and_to_see_the_payload(missing, wire):
         assert (url("edit", other.pk) in html) == allowed
 
 
-def test_where_editing_is_off_there_is_no_editor(ada, wire):
+def test_disabled_editing_hides_the_editor(ada, wire):
     row = make()
     with override_settings(AMQP_EVENTS={**SETTINGS, "EDITING": False}):
         assert "Edit and replay" not in page(ada.get(url("change", row.pk))).words
@@ -374,7 +374,7 @@ def test_a_form_of_another_site_is_refused(wire):
     assert not wire.messages
 
 
-def test_a_site_of_ones_own_stays_in_its_addresses(ada, wire):
+def test_custom_site_keeps_its_urls(ada, wire):
     row = make()
     for response in (
         ada.get(url("edit", row.pk, site="office")),
@@ -385,7 +385,7 @@ def test_a_site_of_ones_own_stays_in_its_addresses(ada, wire):
     assert done["Location"].startswith("/office/")
 
 
-def test_settings_that_are_wrong_are_told(ada):
+def test_invalid_settings_are_reported(ada):
     row = make()
     with override_settings(AMQP_EVENTS={**SETTINGS, "NONSENSE": 1}):
         assert "It cannot be edited" in page(ada.get(url("change", row.pk))).words
@@ -490,7 +490,7 @@ def hooked(name: str) -> Any:
     return override_settings(AMQP_EVENTS={**SETTINGS, "REDACT": name})
 
 
-def test_a_hook_redacts_what_pages_show(ada, wire):
+def test_redact_hook_applies_to_pages(ada, wire):
     row = make()
     ada.post(url("edit", row.pk), publish(row, {"order_id": 8, "note": "swordfish"}))
     boss = client_of(user(*PERMISSIONS, "edit", "view_raw", name="boss"))
@@ -513,7 +513,7 @@ def test_a_hook_redacts_what_pages_show(ada, wire):
         assert b"swordfish" in boss.get(url("revision", row.pk, 1)).content
 
 
-def test_nobody_publishes_what_the_hook_has_put_in(ada, wire):
+def test_redacted_values_are_never_published(ada, wire):
     row = make()
     with hooked(f"{__name__}.redact"):
         assert ada.get(url("edit", row.pk)).status_code == 403
@@ -545,7 +545,7 @@ def test_a_hook_that_fails_hides_the_payload(ada, wire, hook, kind, caplog):
             assert "Grüße" not in text
 
 
-def test_what_cannot_be_decoded_cannot_be_redacted(ada):
+def test_undecodable_body_stays_hidden(ada):
     for row in (
         make(body=b"4711-4711", reason="malformed"),
         make(body=b"4711-" * formatting.SHOWN),
@@ -556,7 +556,7 @@ def test_what_cannot_be_decoded_cannot_be_redacted(ada):
         assert "The payload cannot be decoded" in html or "too long to decode" in html
 
 
-def test_the_log_of_the_admin_says_what_was_not_published(ada, wire):
+def test_admin_log_records_unpublished_replays(ada, wire):
     row = make()
     wire.errors = [UnroutableError("nobody is there")]
     ada.post(url("edit", row.pk), publish(row))
@@ -594,7 +594,7 @@ def test_the_filtered_list_is_exported():
 
 
 @pytest.mark.parametrize("missing", ["view", "view_payload", "export"])
-def test_an_export_needs_its_own_permission_and_that_of_payloads(missing):
+def test_export_needs_export_and_payload_permissions(missing):
     make()
     rights = {*PERMISSIONS, "export", "edit"} - {missing}
     somebody = client_of(user(*rights))
@@ -603,7 +603,7 @@ def test_an_export_needs_its_own_permission_and_that_of_payloads(missing):
         assert url("export") not in somebody.get(url("changelist")).content.decode()
 
 
-def test_an_export_is_redacted_for_those_who_may_not_see_it_raw():
+def test_export_is_redacted_without_raw_permission():
     make()
     ada = client_of(user("view", "view_payload", "export"))
     boss = client_of(user("view", "view_payload", "export", "view_raw", name="boss"))
@@ -615,6 +615,6 @@ def test_an_export_is_redacted_for_those_who_may_not_see_it_raw():
         assert "body" in document["event"]
 
 
-def test_an_export_with_lookups_of_ones_own_is_refused():
+def test_export_refuses_unknown_lookups():
     boss = client_of(user("view", "view_payload", "export"))
     assert boss.get(url("export"), {"body__contains": "x"}).status_code == 400

@@ -62,7 +62,7 @@ def test_visible_text_has_nothing_hidden(value):
     assert len(visible(value, 10)) <= 10 * 10
 
 
-def test_visible_text_keeps_what_people_write():
+def test_visible_text_keeps_ordinary_characters():
     plain = "Grüße, 你好, مرحبا, שלום\n\tπ ≈ 3 😀 e\u0301"
     assert visible(plain) == plain
     assert visible("a\r\nb") == "a\nb"
@@ -119,7 +119,7 @@ def test_folding_loses_no_line_of_a_traceback(lines):
     ) == "\n".join(whole.splitlines()).split("\n")
 
 
-def test_what_is_installed_is_folded_and_what_is_ours_is_not():
+def test_library_frames_are_folded():
     pieces = formatting.fold_traceback(
         "Traceback (most recent call last):\n"
         '  File "/srv/shop/a.py", line 1, in a\n'
@@ -173,7 +173,7 @@ def test_pretty_is_bounded(value, limit):
 
 
 @pytest.mark.parametrize("depth", [500, 5_000])
-def test_pretty_of_what_is_deep_and_wide(depth):
+def test_pretty_prints_deep_and_wide_values(depth):
     deep: object = [1] * 1_000
     for _ in range(depth):
         deep = [deep]
@@ -200,7 +200,7 @@ def test_headers_of_any_type(found):
         fits_a_page(each.name + each.value + each.kind)
 
 
-def test_the_timeline_is_in_order_and_whole():
+def test_timeline_is_complete_and_ordered():
     row = event(published_at=NOW - timedelta(hours=1), source="shop")
     history = [
         {"attempt": n, "at": f"2026-03-01T11:0{n}:00Z", "worker": "w", "exception": "E"}
@@ -248,7 +248,7 @@ def test_the_timeline_is_in_order_and_whole():
 
 
 @given(st.dictionaries(st.uuids(), st.integers(0, 2**31 - 1), min_size=1))
-def test_what_is_frozen_thaws(seen):
+def test_selection_round_trips(seen):
     assert decisions.decode_selection(decisions.encode_selection(seen)) == seen
 
 

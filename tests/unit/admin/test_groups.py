@@ -128,7 +128,7 @@ def fields(group: FailureGroup, **more: Any) -> dict[str, Any]:
 # -- list
 
 
-def test_the_list_shows_what_an_operator_asks_first(ada):
+def test_list_shows_open_groups(ada):
     now = datetime.now(UTC)
     rows = [make(last_failed_at=now - timedelta(minutes=n), replays=n % 2) for n in range(3)]
     make(exception="billing.errors.LateError", location="")
@@ -226,7 +226,7 @@ def test_numbers_are_exact_before_anybody_has_added_them_up(ada):
     assert "No open events. Show all groups" in page(ada.get(url("changelist"))).words
 
 
-def test_events_without_a_group_are_told_of(ada):
+def test_ungrouped_events_are_counted(ada):
     make()
     assert "events_groups --rebuild" in page(ada.get(url("changelist"))).words
     failure_groups.group_ungrouped()
@@ -307,7 +307,7 @@ def test_an_event_leads_to_its_group(ada):
     assert str(group.pk) not in blind.get(world.url("change", row.pk)).content.decode()
 
 
-def test_every_site_has_its_own_addresses(ada):
+def test_custom_site_keeps_its_urls(ada):
     row = make()
     group = grouped(row)
     for site in ("admin", "office"):
@@ -321,7 +321,7 @@ def test_every_site_has_its_own_addresses(ada):
             assert f'href="/{site}/' in html
 
 
-def test_nothing_that_somebody_wrote_is_markup(ada):
+def test_user_text_is_escaped(ada):
     row = make(exception=MARKUP, handler=MARKUP, location=f"{MARKUP}:1 in {MARKUP}", message=MARKUP)
     group = grouped(row)
     failure_groups.write(
@@ -340,7 +340,7 @@ def test_nothing_that_somebody_wrote_is_markup(ada):
         page(ada.get(address))
 
 
-def test_a_group_that_is_not_there(ada):
+def test_unknown_group(ada):
     for pk in (uuid4(), "nonsense"):
         response = ada.get(reverse("admin:django_amqp_events_failuregroup_change", args=[pk]))
         assert response.status_code == 302
@@ -415,7 +415,7 @@ def test_permissions_are_asked_for_again_in_each_view(wire):
     assert not GroupAction.objects.exists()
 
 
-def test_what_changes_something_is_posted(ada):
+def test_changes_need_post(ada):
     group = grouped(make())
     for name in ("replay", "discard", "write"):
         assert ada.get(url(name, group.pk)).status_code == 403
@@ -459,7 +459,7 @@ def test_note_assignee_and_ticket(ada):
         {"edits": str(2**40)},
     ],
 )
-def test_what_cannot_be_saved(ada, wrong):
+def test_invalid_form_is_not_saved(ada, wrong):
     group = grouped(make())
     response = ada.post(url("write", group.pk), fields(group, note="mine") | wrong)
     page(response)
@@ -467,7 +467,7 @@ def test_what_cannot_be_saved(ada, wrong):
     assert FailureGroup.objects.get().note == ""
 
 
-def test_a_stale_form_is_told_who_changed_what(ada):
+def test_stale_form_names_the_change(ada):
     group = grouped(make())
     eve = person("view", name="eve", groups=("view", "assign"))
     eve.post(url("write", group.pk), fields(group, note="eve looks at it"))
@@ -490,7 +490,7 @@ def confirm(client: Any, name: str, asked: Any, reason: str = "mended") -> Any:
     return client.post(action, {"seen": found["seen"], "back": found["back"], "reason": reason})
 
 
-def test_a_whole_group_is_replayed(ada, wire):
+def test_whole_group_is_replayed(ada, wire):
     rows = [make() for _ in range(3)]
     other = make(exception="a.Other")
     make(State.DISCARDED)
@@ -517,7 +517,7 @@ def test_a_whole_group_is_replayed(ada, wire):
     assert GroupAction.objects.count() == 1
 
 
-def test_a_whole_group_is_discarded(ada, wire):
+def test_whole_group_is_discarded(ada, wire):
     rows = [make() for _ in range(2)]
     group = grouped(*rows)
     asked = ada.post(url("discard", group.pk))
@@ -549,7 +549,7 @@ def test_more_than_the_limit(ada, wire, monkeypatch):
     assert {row.pk for row in left} == {row.pk for row in rows[:2]}
 
 
-def test_a_form_with_another_groups_events_is_not_counted_for_this_one(ada, wire):
+def test_events_of_another_group_are_ignored(ada, wire):
     row, other = make(), make(exception="a.Other")
     group = grouped(row)
     grouped(other)

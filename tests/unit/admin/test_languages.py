@@ -96,7 +96,7 @@ NAMED = {"events", "due"}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_catalogue_has_every_text_that_is_marked_and_no_other(language: str) -> None:
+def test_catalogue_matches_the_marked_texts(language: str) -> None:
     wanted, found = marked(), {entry.key for entry in po(language)[1:]}
     assert len(wanted) > 500
     missing = {key: file for key, file in wanted.items() if key not in found}
@@ -131,12 +131,12 @@ def test_placeholders_and_tags_are_those_of_the_text(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_is_compiled_is_what_is_written(language: str) -> None:
+def test_compiled_catalogue_is_current(language: str) -> None:
     assert mo(language) == compiled(po(language)), "run `make messages`"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_header_has_djangos_plural_and_nobodys_address(language: str) -> None:
+def test_catalogue_header_is_clean(language: str) -> None:
     # Django keeps catalogues apart whose plurals differ.
     said = re.compile(r"Plural-Forms: (.*)\n")
     own = said.findall(po(language)[0].forms[0])
@@ -191,7 +191,7 @@ def test_no_template_says_anything_in_one_language_only(template: Path) -> None:
     assert forgotten(template.read_text(encoding="utf-8")) == []
 
 
-def test_what_is_forgotten_is_found() -> None:
+def test_missing_translation_is_found() -> None:
     assert forgotten("<p>{{ count }} events</p>") == ["events"]
     assert forgotten('<p aria-label="State" class="quiet">{% if x %}by {{ x }}{% endif %}</p>') == [
         "State",
@@ -211,7 +211,7 @@ NESTED = Reason(
 )
 
 
-def test_a_reason_is_english_until_a_page_asks_for_another_language() -> None:
+def test_reasons_are_translated_on_pages() -> None:
     assert str(NESTED).startswith(str(Reason("not-overdue")))
     assert str(NESTED).endswith("discarded by Zoë 100 %, today)")
     with override("de"):

@@ -159,7 +159,7 @@ def ids_in(response: Any) -> set[UUID]:
 # -- the list
 
 
-def test_the_list_shows_what_waits_since_when_and_why(ada):
+def test_list_shows_pending_events_with_age_and_error(ada):
     found = one_of_each()
     response = ada.get(url("changelist"))
     assert ids_in(response) == {row.pk for name, row in found.items() if name != "discarded"}
@@ -223,7 +223,7 @@ def test_filters(ada, query, found):
     assert {names[pk] for pk in ids_in(response)} == found
 
 
-def test_filters_offer_what_there_is(ada):
+def test_filters_offer_existing_values(ada):
     make(name="shop.order.paid")
     titles = [each.title for each in ada.get(url("changelist")).context["cl"].filter_specs]
     assert titles == ["state", "event"]
@@ -265,7 +265,7 @@ def test_the_list_counts_to_its_cap(ada, monkeypatch):
     assert "only the first" in words
 
 
-def test_pages_have_a_constant_number_of_queries_and_lists_read_no_bodies(ada):
+def test_query_count_is_constant(ada):
     def queries(address: str, **query: str) -> list[str]:
         with CaptureQueriesContext(connection) as captured:
             assert ada.get(address, query).status_code == 200
@@ -291,7 +291,7 @@ def test_pages_have_a_constant_number_of_queries_and_lists_read_no_bodies(ada):
 
 
 @pytest.mark.parametrize("kind", STANDING)
-def test_the_page_of_an_event_says_what_its_state_means_and_what_can_be_done(ada, kind):
+def test_detail_page_explains_the_state(ada, kind):
     row = make(**STANDING[kind])
     response = ada.get(url("change", row.pk))
     words = page(response).words
@@ -302,7 +302,7 @@ def test_the_page_of_an_event_says_what_its_state_means_and_what_can_be_done(ada
     assert ("the shop has closed" in words) is (kind == "discarded")
 
 
-def test_the_page_of_an_event_tells_everything(ada):
+def test_detail_page_shows_every_field(ada):
     row = make(**STANDING["failed"])
     words = page(ada.get(url("change", row.pk))).words
     for word in (
@@ -349,7 +349,7 @@ def test_the_raw_body_is_a_file_byte_for_byte(ada):
     assert ada.get(url("payload", uuid4())).status_code == 302
 
 
-def test_a_long_body_is_neither_read_nor_shown_whole(ada):
+def test_long_body_is_cut(ada):
     row = make(body=b"[" + b" " * 900_000 + b"]")
     with CaptureQueriesContext(connection) as captured:
         response = ada.get(url("change", row.pk))
@@ -395,7 +395,7 @@ def test_hostile_words_are_shown_as_words(ada):
 
 
 @pytest.mark.parametrize("wrong", ["nonsense", "1", "771651c4-e48a-4b5c-adbc-3743d16f42a4"])
-def test_an_event_that_is_not_there(ada, wrong):
+def test_unknown_event(ada, wrong):
     response = ada.get(url("change", wrong), follow=True)
     assert "no event" in said(response)[0]
     assert "deleted once RabbitMQ has confirmed it" in said(response)[0]
@@ -406,7 +406,7 @@ def test_an_event_that_is_not_there(ada, wrong):
 
 @pytest.mark.parametrize("granted", [None, *PERMISSIONS])
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_each_decision_needs_its_own_permission(granted, decision):
+def test_each_action_needs_its_permission(granted, decision):
     kind = pages.DECISIONS[decision].before[0]
     row = make(**STANDING[kind])
     allowed = granted == decision
@@ -431,7 +431,7 @@ def test_without_view_no_page_opens(decision):
     assert post(client, decision, row).status_code == 403
 
 
-def test_nobody_adds_changes_or_deletes():
+def test_rows_cannot_be_added_changed_or_deleted():
     root = User.objects.create_superuser("root")
     row, client = make(), client_of(root)
     for address in (url("add"), url("delete", row.pk)):
@@ -476,7 +476,7 @@ def test_publish_now_makes_due_and_is_noted(ada):
 
 @pytest.mark.parametrize("decision", DECISIONS)
 @pytest.mark.parametrize("kind", STANDING)
-def test_a_decision_takes_what_stands_so_and_nothing_else(ada, decision, kind):
+def test_action_takes_only_rows_in_its_state(ada, decision, kind):
     row = make(**STANDING[kind])
     post(ada, decision, row)
     taken = kind in pages.DECISIONS[decision].before
@@ -485,7 +485,7 @@ def test_a_decision_takes_what_stands_so_and_nothing_else(ada, decision, kind):
     assert stands(row) == (after if taken else kind)
 
 
-def test_what_a_relay_has_in_hand_is_left(ada):
+def test_leased_row_is_skipped(ada):
     row = make(**HELD_BY_A_RELAY)
     for decision in DECISIONS:
         assert "RabbitMQ has not confirmed it yet" in said(post(ada, decision, row))[0]
@@ -493,7 +493,7 @@ def test_what_a_relay_has_in_hand_is_left(ada):
     assert not LogEntry.objects.exists()
 
 
-def test_what_a_relay_took_between_page_and_click_is_left(ada, monkeypatch):
+def test_row_leased_after_the_preview_is_skipped(ada, monkeypatch):
     row = make(**STANDING["failed"])
     plain = pages.carry_out
 
@@ -507,7 +507,7 @@ def test_what_a_relay_took_between_page_and_click_is_left(ada, monkeypatch):
     assert not LogEntry.objects.exists()
 
 
-def test_a_discard_needs_a_reason_and_keeps_who_why_and_the_message(ada):
+def test_discard_records_user_reason_and_message(ada):
     row = make(**STANDING["failed"])
     response = post(ada, "discard", row, reason=" ")
     assert "This field is required" in page(response).words
@@ -534,7 +534,7 @@ def test_restore(ada):
     assert (found.discarded_at, found.discarded_by, found.discard_reason) == (None, "", "")
 
 
-def test_what_is_published_meanwhile_is_told(ada):
+def test_published_row_is_reported(ada):
     row, other = make(**STANDING["failed"]), make(**STANDING["failed"])
     seen = frozen(row, other)
     OutboxEvent.objects.filter(pk=row.pk).delete()
@@ -545,7 +545,7 @@ def test_what_is_published_meanwhile_is_told(ada):
     ]
 
 
-def test_the_confirmation_says_where_it_goes_why_it_waits_and_what_may_double(ada):
+def test_confirmation_shows_routes_errors_and_duplicates(ada):
     ids = [str(uuid4()) for _ in range(2)]
     failed = [
         {**STANDING["failed"], "event_id": each, "error": f"a queue refused it ({each}) twice"}
@@ -641,7 +641,7 @@ def test_rows_that_a_project_hides_cannot_be_decided_about(ada, monkeypatch):
     assert stands(row) == "failed"
 
 
-def test_a_site_of_ones_own(ada):
+def test_custom_site_keeps_its_urls(ada):
     row = make(**STANDING["failed"])
     with override_settings(ROOT_URLCONF=__name__):
         response = ada.get(url("change", row.pk, site="office"))
@@ -699,7 +699,7 @@ def test_the_inbox_is_searched_by_ids(reader):
     assert ids_in(response) == {row.pk}
 
 
-def test_the_inbox_is_read_by_an_index_and_a_constant_number_of_queries(reader):
+def test_inbox_list_uses_an_index(reader):
     def count() -> int:
         with CaptureQueriesContext(connection) as captured:
             reader.get(inbox_url("changelist"))
@@ -717,7 +717,7 @@ def test_the_inbox_is_read_by_an_index_and_a_constant_number_of_queries(reader):
     assert count() == before
 
 
-def test_nobody_changes_the_inbox(reader):
+def test_inbox_is_read_only(reader):
     row = handled()
     root = client_of(User.objects.create_superuser("root"))
     for client in (reader, root):

@@ -224,7 +224,7 @@ FAIL = Replay.Outcome.FAILED
 # -- freezing -----------------------------------------------------------------------------
 
 
-def test_what_is_frozen_is_what_was_found_then_oldest_failure_first() -> None:
+def test_batch_freezes_matching_events_oldest_first() -> None:
     rows = [make(number) for number in (3, 1, 2)]
     make(4, State.SUCCEEDED)
     batch = freeze(title="all that is open")
@@ -245,7 +245,7 @@ def test_a_slice_and_nothing_at_all_can_be_frozen() -> None:
     assert freeze(event_states.rows().none()).total == 0
 
 
-def test_what_is_new_is_counted_by_the_same_filter() -> None:
+def test_newer_matches_are_counted() -> None:
     make(1)
     late = datetime.now(UTC) + timedelta(hours=1)
     batch = freeze(criteria={"handlers": ["send_invoice"], "since": NOW - timedelta(days=1)})
@@ -274,7 +274,7 @@ def test_what_is_new_is_counted_by_the_same_filter() -> None:
         {"threshold": 101},
     ],
 )
-def test_what_no_batch_starts_with(values: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(values: dict[str, Any]) -> None:
     make()
     batch = freeze()
     with pytest.raises(ValueError, match=r"a batch needs|it is"):
@@ -310,7 +310,7 @@ def test_states_change_once_and_only_from_where_they_may() -> None:
 # -- the dry run --------------------------------------------------------------------------
 
 
-def test_a_dry_run_says_what_goes_where_and_why_not_the_others() -> None:
+def test_preview_shows_routes_and_skipped_events() -> None:
     for number in range(3):
         make(number)
     make(3, handler="send_bill")
@@ -356,7 +356,7 @@ def test_a_dry_run_says_what_goes_where_and_why_not_the_others() -> None:
     assert states(batch) == {"waiting": 14}
 
 
-def test_a_dry_run_agrees_with_what_a_replay_would_take() -> None:
+def test_preview_matches_the_replay() -> None:
     for number in range(4):
         make(number, handler=("send_invoice", "book", "gone", "")[number])
     seen = dict(event_states.rows().values_list("pk", "version"))
@@ -506,7 +506,7 @@ def test_pause_and_cancel_are_effective_within_a_chunk(
     assert event_states.rows().filter(state=State.ARCHIVED).count() == 8
 
 
-def test_too_many_failures_pause_it_and_after_a_resume_they_count_anew(
+def test_failure_threshold_pauses_and_resets_on_resume(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     monkeypatch.setattr(runner, "CHUNK", 5)
@@ -545,7 +545,7 @@ def test_a_few_failures_do_not(broker: Broker, monkeypatch: pytest.MonkeyPatch) 
     assert (found.state, found.failed, found.succeeded) == ("done", 20, 100)
 
 
-def test_the_canary_goes_first_and_the_others_when_it_has_succeeded(broker: Broker) -> None:
+def test_canary_runs_first(broker: Broker) -> None:
     batch = started(30, canary=3)
     waits = Counter[str]()
 
@@ -562,7 +562,7 @@ def test_the_canary_goes_first_and_the_others_when_it_has_succeeded(broker: Brok
     assert again(batch).state == "done"
 
 
-def test_a_canary_that_fails_pauses_it_and_resuming_goes_on(broker: Broker) -> None:
+def test_failed_canary_pauses_the_batch(broker: Broker) -> None:
     outcomes = iter([SUCCEED, FAIL, SUCCEED])
     broker.report = lambda message: next(outcomes, SUCCEED)
     batch = started(30, canary=3)
@@ -603,9 +603,7 @@ def unavailable(message: Message) -> PublishError:
     return BrokerUnavailableError("the connection broke")
 
 
-def test_a_broker_that_is_away_is_waited_for_and_nothing_is_claimed_meanwhile(
-    broker: Broker, clock: Clock
-) -> None:
+def test_unreachable_broker_claims_nothing(broker: Broker, clock: Clock) -> None:
     batch = started(4)
     broker.answer, broker.away = unavailable, True
     began, clock.step = clock.at, 5
@@ -643,7 +641,7 @@ def test_a_topology_that_is_missing_pauses_it_in_the_end(broker: Broker, clock: 
     assert states(batch) == {"succeeded": 4}
 
 
-def test_what_no_queue_takes_is_named_and_ten_of_them_pause_it(broker: Broker) -> None:
+def test_ten_unroutable_events_pause_the_batch(broker: Broker) -> None:
     batch = started(30, rate=4)
     broker.answer = lambda message: UnroutableError("no queue is bound")
     run()
@@ -655,7 +653,7 @@ def test_what_no_queue_takes_is_named_and_ten_of_them_pause_it(broker: Broker) -
     assert (left.state, left.count, left.why) == ("returned", 12, "no queue is bound")
 
 
-def test_what_may_be_on_its_way_is_never_tried_again_by_itself(broker: Broker) -> None:
+def test_unconfirmed_event_is_not_retried_automatically(broker: Broker) -> None:
     batch = started(3)
     broker.report = lambda message: SUCCEED
     broker.answer = lambda message: (
@@ -692,7 +690,7 @@ def test_an_error_of_one_batch_does_not_stop_the_others(
     assert again(bad).note == "RuntimeError: a mistake of ours"
 
 
-def test_a_database_that_is_away_is_waited_for(
+def test_unreachable_database_is_waited_for(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.report = lambda message: SUCCEED
@@ -734,7 +732,7 @@ def test_a_batch_has_one_runner_until_its_lease_is_over() -> None:
     assert batch_states.lease("billing", one, 60) == [batch.pk]
 
 
-def test_whoever_stops_gives_back(broker: Broker) -> None:
+def test_stopped_runner_releases_its_lease(broker: Broker) -> None:
     batch = started(2)
     run(until=lambda: bool(broker.windows))
     assert (again(batch).state, again(batch).runner) == ("running", None)
@@ -755,7 +753,7 @@ def test_a_runner_that_was_taken_for_dead_doubles_nothing(broker: Broker) -> Non
 # -- deleting -----------------------------------------------------------------------------
 
 
-def test_batches_that_ended_long_ago_are_pruned_and_the_audit_stays(
+def test_old_batches_are_pruned_and_the_audit_stays(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_states, "DELETED", 2)

@@ -182,7 +182,7 @@ ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
     ],
     ids=range(11),
 )  # fmt: skip
-def test_what_is_no_payload_says_so(text: str, why: str) -> None:
+def test_invalid_payload_is_refused(text: str, why: str) -> None:
     with pytest.raises(InvalidEditError) as raised:
         editing.parse(text)
     assert why in str(raised.value) or (why == "in line 2" and "line 3" in str(raised.value))
@@ -207,7 +207,7 @@ def test_a_payload_that_cannot_be_handled_is_refused(payload: Any, handler: str,
 
 
 @ONE
-def test_equal_is_what_a_handler_could_not_tell_apart() -> None:
+def test_equal_payloads_are_unchanged() -> None:
     row = make(b'[[], {"order_id": 1}, {}]')
     assert "original payload" in problems(row, {"order_id": 1})
     assert draft(row, {"order_id": True}).body == b'[[],{"order_id":true},{}]'
@@ -215,7 +215,7 @@ def test_equal_is_what_a_handler_could_not_tell_apart() -> None:
 
 
 @ONE
-def test_a_contract_refuses_what_it_would_not_publish() -> None:
+def test_contract_validates_an_edit() -> None:
     row = make(b'[[], {"order_id": 7}, {}]', name="shop.order.paid")
     why = "The event's contract rejects it: ValueError: there is no such country."
     assert why in problems(row, {"order_id": 7, "country": "XX"})
@@ -224,7 +224,7 @@ def test_a_contract_refuses_what_it_would_not_publish() -> None:
 
 
 @ONE
-def test_a_contract_that_wants_pythons_types_locks_nobody_out() -> None:
+def test_contract_with_python_types_allows_editing() -> None:
     row = make(b'[[], {"order_id": 7, "total": "1.50"}, {}]', name="shop.order.shipped")
     [note] = draft(row, {"order_id": 7, "total": "1.60"}).notes
     assert note.code == "contract-own"
@@ -232,7 +232,7 @@ def test_a_contract_that_wants_pythons_types_locks_nobody_out() -> None:
 
 
 @ONE
-def test_what_a_handler_leaves_out_is_told() -> None:
+def test_ignored_keys_are_named() -> None:
     [note] = draft(make(), {"order_id": 7, "country": "FR", "contry": "FR"}, "loose").notes
     assert note == Reason("not-taken", handler="'loose'", names="'contry'")
 
@@ -278,7 +278,7 @@ def test_an_edited_replay_is_the_event_with_another_body(broker: Broker) -> None
     assert (action.action, action.by, action.replay) == ("edit", "ada", made)
 
 
-def test_a_body_that_nobody_could_read_is_mended(broker: Broker) -> None:
+def test_unreadable_body_is_repaired(broker: Broker) -> None:
     """Also one in another encoding, or above MAX_BODY."""
     rows = [
         make(b'[[], {"order_id": 7,}, {}]', reason="malformed"),
@@ -294,7 +294,7 @@ def test_a_body_that_nobody_could_read_is_mended(broker: Broker) -> None:
         assert json.loads(message.body)[1] == {"order_id": 7, "country": "FR"}
 
 
-def test_editing_goes_on_from_a_revision(broker: Broker) -> None:
+def test_editing_starts_from_the_last_revision(broker: Broker) -> None:
     row = make()
     broker.answers = [UnroutableError("nobody is bound")]
     report = edit(row)
@@ -323,7 +323,7 @@ def failed(row: ArchivedEvent) -> None:
     ArchivedEvent.objects.filter(pk=row.pk).update(state="archived", version=now.version + 1)
 
 
-def test_what_a_dead_process_left_goes_out_as_it_was_edited(
+def test_interrupted_edit_is_published_as_edited(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row, plain = make(), make(event_id="order-2")
@@ -351,7 +351,7 @@ def test_what_a_dead_process_left_goes_out_as_it_was_edited(
     assert (again(row).state, made.publishes) == (State.REPLAYING, 2)
 
 
-def test_an_edit_that_was_not_confirmed_goes_on_as_it_was_edited(broker: Broker) -> None:
+def test_unconfirmed_edit_is_published_as_edited(broker: Broker) -> None:
     """The same replay id is the same body; with another one, both could run."""
     row = make()
     broker.answers = [PublishTimeoutError("no confirm in 10 s")]
@@ -367,7 +367,7 @@ def test_an_edit_that_was_not_confirmed_goes_on_as_it_was_edited(broker: Broker)
     assert Revision.objects.count() == 1
 
 
-def test_one_that_may_be_on_its_way_is_not_claimed_even_if_the_row_says_nothing() -> None:
+def test_possibly_published_event_is_not_claimed() -> None:
     row = make(replays=1)
     Replay.objects.create(
         pk=uuid4(), event=row, number=1, handler="send_invoice", requested_at=NOW,
@@ -381,7 +381,7 @@ def test_one_that_may_be_on_its_way_is_not_claimed_even_if_the_row_says_nothing(
     assert not Revision.objects.exists()
 
 
-def test_a_forced_replay_publishes_what_the_one_before_it_did(
+def test_forced_replay_keeps_the_edited_payload(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "OVERDUE", -10_000_000)
@@ -402,7 +402,7 @@ def test_a_forced_replay_publishes_what_the_one_before_it_did(
 
 
 @ONE
-def test_nobody_edits_unless_the_settings_say_so(broker: Broker, billing: Any) -> None:
+def test_editing_is_off_by_default(broker: Broker, billing: Any) -> None:
     billing.AMQP_EVENTS = {**SETTINGS, "EDITING": False}
     with pytest.raises(ConfigurationError, match=r"AMQP_EVENTS\['EDITING'\] to be True"):
         edit(make())
@@ -419,21 +419,21 @@ def test_an_edit_needs_a_reason(broker: Broker) -> None:
 
 @ONE
 @pytest.mark.parametrize("state", [each for each in State if each != State.ARCHIVED])
-def test_only_what_is_archived_is_edited(broker: Broker, state: State) -> None:
+def test_only_archived_events_are_edited(broker: Broker, state: State) -> None:
     row = make(state=state)
     assert [each.why for each in edit(row).skipped] == [Reason("state", state=state.label)]
     assert not broker.messages
 
 
 @ONE
-def test_events_that_are_gone_or_somebody_elses(broker: Broker) -> None:
+def test_missing_or_foreign_event_is_refused(broker: Broker) -> None:
     row = make(service="shop")
     assert edit(row).skipped[0].why == Reason("other-service", service="'shop'")
     ArchivedEvent.objects.all().delete()
     assert edit(row).skipped[0].why == Reason("deleted")
 
 
-def test_who_comes_second_is_told_who_changed_what_and_when(broker: Broker) -> None:
+def test_second_editor_sees_the_change(broker: Broker) -> None:
     row = make()
     replay.replay(seen(row), by="bob")
     [skipped] = edit(row).skipped
@@ -447,7 +447,7 @@ def test_who_comes_second_is_told_who_changed_what_and_when(broker: Broker) -> N
     assert "edited and replayed by ada, 20" in str(skipped.why)
 
 
-def test_an_edit_and_plain_replays_at_once_are_one_replay(
+def test_concurrent_edit_and_replays_are_one_replay(
     broker: Broker, archive_database: Database
 ) -> None:
     for turn in range(5):
@@ -488,7 +488,7 @@ def test_an_edit_and_plain_replays_at_once_are_one_replay(
 # -- once -----------------------------------------------------------------------------------
 
 
-def test_what_a_handler_with_once_has_handled_is_known() -> None:
+def test_inbox_entry_is_shown_before_an_edit() -> None:
     row = make(handler="once", queue="billing.once")
     settings, handlers = conf.get_settings(), get_registry().handlers
     assert editing.handled(row, handlers["once"], settings) is None
@@ -546,7 +546,7 @@ def test_a_replay_keeps_the_revision_that_it_has_published() -> None:
 
 
 @ONE
-def test_a_diff_shows_what_differs_and_what_is_around_it() -> None:
+def test_diff_shows_context() -> None:
     before = editing.written({**{f"k{n}": n for n in range(20)}, "country": "XX"})
     after = editing.written({**{f"k{n}": n for n in range(20)}, "country": "FR"})
     lines = editing.diff(before, after)
@@ -559,7 +559,7 @@ def test_a_diff_shows_what_differs_and_what_is_around_it() -> None:
 
 
 @ONE
-def test_a_diff_of_two_places_leaves_out_what_is_between() -> None:
+def test_diff_omits_unchanged_lines() -> None:
     before = [str(n) for n in range(30)]
     after = ["a", *before[1:15], "b", *before[16:]]
     kinds = "".join(each.kind for each in editing.diff("\n".join(before), "\n".join(after)))

@@ -145,7 +145,7 @@ def changed(line: str, **event: Any) -> str:
 # -- round trip -----------------------------------------------------------------------------
 
 
-def test_what_goes_out_comes_back_as_it_was() -> None:
+def test_export_round_trips() -> None:
     for number in range(5):
         make(number, body=bytes(range(256)) if number == 3 else b"[]")
     make(6, state=State.SUCCEEDED, published_at=None, claim=None)
@@ -185,7 +185,7 @@ def test_an_export_reads_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- what is not taken ----------------------------------------------------------------------
 
 
-def test_a_row_that_is_there_with_other_content_stays() -> None:
+def test_conflicting_row_is_kept() -> None:
     row = make()
     [line] = exported()
     ArchivedEvent.objects.filter(pk=row.pk).update(state="succeeded", version=8)
@@ -197,7 +197,7 @@ def test_a_row_that_is_there_with_other_content_stays() -> None:
     assert refused([line]) == ["the row is there with other content: actions"]
 
 
-def test_what_is_queued_would_be_published_so_it_is_refused() -> None:
+def test_replaying_event_is_not_imported() -> None:
     make(state=State.QUEUED)
     lines = exported()
     wipe()
@@ -287,7 +287,7 @@ def test_a_redacted_export_has_nothing_of_the_body(billing: Any) -> None:
     )
 
 
-def test_with_raw_all_of_it_goes_out(billing: Any) -> None:
+def test_raw_export_is_complete(billing: Any) -> None:
     make()
     before = everything()
     billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "REDACT": f"{__name__}.redact"}
@@ -322,7 +322,7 @@ def command(*arguments: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def test_the_command_writes_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
+def test_export_file_is_private(tmp_path: Path) -> None:
     for number, state in enumerate((State.ARCHIVED, State.SUCCEEDED, State.ARCHIVED)):
         make(number, state=state, handler="book" if number == 2 else "send_invoice")
     path = tmp_path / "files" / "events.jsonl"
@@ -350,7 +350,7 @@ def test_the_command_writes_a_file_that_nobody_else_reads(tmp_path: Path) -> Non
         assert f"{count} event" in err
 
 
-def test_the_command_says_what_it_refused(tmp_path: Path) -> None:
+def test_refused_rows_are_reported(tmp_path: Path) -> None:
     make()
     path = tmp_path / "events.jsonl"
     command("export", "--output", str(path))
@@ -382,7 +382,7 @@ def test_wrong_arguments(arguments: list[str], text: str) -> None:
     assert (code, text in err) == (2, True), err
 
 
-def test_the_command_redacts_unless_it_is_told_not_to(billing: Any, tmp_path: Path) -> None:
+def test_export_redacts_by_default(billing: Any, tmp_path: Path) -> None:
     make()
     billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "REDACT": f"{__name__}.redact"}
     path = tmp_path / "events.jsonl"
@@ -394,7 +394,7 @@ def test_the_command_redacts_unless_it_is_told_not_to(billing: Any, tmp_path: Pa
     assert "body" in json.loads(path.read_text())["event"]
 
 
-def test_an_export_that_somebody_stops_is_not_taken_for_a_whole_one(
+def test_interrupted_export_is_not_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(1)

@@ -148,7 +148,7 @@ def hours(name: str) -> int:
         {"exception": "", "reason": "poison"},
     ],
 )
-def test_what_makes_another_group(other: dict[str, str]) -> None:
+def test_different_failures_have_different_groups(other: dict[str, str]) -> None:
     assert fingerprint.fingerprint(**parts(**other)).id != fingerprint.fingerprint(**parts()).id
 
 
@@ -157,7 +157,7 @@ def test_what_makes_another_group(other: dict[str, str]) -> None:
     [{"location": "billing.tax:1 in rate"}, {"location": "billing.tax:? in rate"}]
     + [{"reason": "failed"}],
 )
-def test_what_does_not(other: dict[str, str]) -> None:
+def test_variable_details_share_a_group(other: dict[str, str]) -> None:
     assert fingerprint.fingerprint(**parts(**other)) == fingerprint.fingerprint(**parts())
 
 
@@ -234,7 +234,7 @@ def test_an_event_that_fails_in_another_way_moves() -> None:
 
 
 @database
-def test_hours_are_of_the_failure_and_of_what_became_of_it() -> None:
+def test_hourly_counts_follow_failures_and_outcomes() -> None:
     yesterday = datetime.now(UTC) - timedelta(hours=30)
     ahead = datetime.now(UTC) + timedelta(days=400)
     keep(*(archived(received(str(n)), failure=failure(), at=yesterday) for n in range(3)))
@@ -260,7 +260,7 @@ def test_hours_are_of_the_failure_and_of_what_became_of_it() -> None:
 
 
 @database
-def test_what_is_rolled_back_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rolled_back_changes_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> None:
         raise RuntimeError
 
@@ -331,7 +331,7 @@ def test_all_of_that_between_two_looks() -> None:
 
 
 @database
-def test_a_replay_that_fails_again_did_not_come_back() -> None:
+def test_repeated_failure_is_no_regression() -> None:
     keep(archived(received("1"), at=NOW))
     row = ArchivedEvent.objects.get()
     keep(archived(received("1"), replay_id=replayed(row), at=NOW))
@@ -341,7 +341,7 @@ def test_a_replay_that_fails_again_did_not_come_back() -> None:
 
 
 @database
-def test_what_somebody_restores_did_not_come_back() -> None:
+def test_restored_event_is_no_regression() -> None:
     keep(archived(received("1"), at=NOW))
     row = ArchivedEvent.objects.get()
     discard(row)
@@ -446,7 +446,7 @@ class Chaos:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("prune", [False, True])
-def test_tallies_are_exact_whatever_happens_at_once(archive_database: Any, prune: bool) -> None:
+def test_counts_are_exact_under_concurrency(archive_database: Any, prune: bool) -> None:
     """Threads on PostgreSQL; SQLite has one writer, and gets the same one after the other."""
     number, steps = (4, 60) if archive_database.kind == "postgresql" else (1, 120)
     seed = random.randrange(10**6)
@@ -542,7 +542,7 @@ def test_another_version_of_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @database
-def test_a_group_without_events_goes_unless_somebody_wrote_about_it() -> None:
+def test_empty_group_is_deleted_unless_it_has_notes() -> None:
     keep(archived(received("1"), failure=failure(), at=NOW))
     keep(archived(received("2"), failure=failure("LateError"), at=NOW))
     keep(archived(received("3"), failure=failure("OtherError"), at=NOW))
@@ -573,7 +573,7 @@ def test_old_hours_are_forgotten() -> None:
 
 
 @database
-def test_what_people_write_is_kept_with_their_names() -> None:
+def test_notes_are_kept_with_their_authors() -> None:
     keep(archived(received("1"), at=NOW))
     pk = only().pk
     given = {"note": "see\0 the wiki", "assignee": "bob", "ticket": "https://tickets/1"}

@@ -89,7 +89,7 @@ def test_a_failure_after_a_discard_opens_it_again(row):
     assert sorted(ArchivedFailure.objects.values_list("late", flat=True)) == [False, False, True]
 
 
-def test_a_failure_after_success_is_history(row):
+def test_failure_after_success_is_history(row):
     keep(outcome(row, replayed(row)))
     keep(failed(at=LATER))
     assert state(row) == (State.SUCCEEDED, 3)
@@ -120,7 +120,7 @@ def test_an_outcome_before_the_publish_was_noted(row, end):
     assert state(row) == wanted
 
 
-def test_what_comes_of_an_older_replay_is_history(row):
+def test_outcome_of_an_older_replay_is_history(row):
     first = replayed(row)
     keep(failed(first))
     second = replayed(row)
@@ -131,7 +131,7 @@ def test_what_comes_of_an_older_replay_is_history(row):
     assert state(row) == (State.SUCCEEDED, 5)
 
 
-def test_an_outcome_of_a_replay_that_nobody_knows(row, caplog):
+def test_outcome_of_an_unknown_replay(row, caplog):
     with caplog.at_level(logging.WARNING):
         counts = keep(outcome(row, str(uuid4())))
     assert (counts.foreign, counts.messages) == (1, 1)
@@ -139,7 +139,7 @@ def test_an_outcome_of_a_replay_that_nobody_knows(row, caplog):
     assert state(row) == (State.ARCHIVED, 3)
 
 
-def test_what_was_pruned_meanwhile_makes_a_row_of_its_own(row):
+def test_failure_of_a_pruned_event_makes_a_new_row(row):
     replay_id = replayed(row)
     row.delete()
     counts = keep(failed(replay_id), outcome(row, replay_id))
@@ -147,7 +147,7 @@ def test_what_was_pruned_meanwhile_makes_a_row_of_its_own(row):
     assert ArchivedFailure.objects.get().replay is None
 
 
-def test_what_is_pruned_while_a_batch_is_stored(row, monkeypatch):
+def test_event_pruned_during_a_store(row, monkeypatch):
     """The replay that was found is gone when its failure is written: it is read once more."""
     replay_id = replayed(row)
     real = mirror._find_replays
@@ -170,7 +170,7 @@ def test_what_is_pruned_while_a_batch_is_stored(row, monkeypatch):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_message_that_the_database_refuses_is_kept_as_its_bytes(monkeypatch, caplog):
+def test_refused_message_is_kept_as_bytes(monkeypatch, caplog):
     real = mirror._row
 
     def row(entry: Any, *args: Any) -> Any:
@@ -189,7 +189,7 @@ def test_a_message_that_the_database_refuses_is_kept_as_its_bytes(monkeypatch, c
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("error", [OperationalError, InterfaceError])
-def test_a_database_that_is_away_is_no_message_s_fault(monkeypatch, error):
+def test_unreachable_database_blames_no_message(monkeypatch, error):
     def away(*args: Any) -> Any:
         raise error("gone")
 
@@ -234,7 +234,7 @@ class Acks:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_that_cannot_be_stored_at_all_is_put_aside(monkeypatch):
+def test_unstorable_message_is_put_aside(monkeypatch):
     """A statement that times out, say: the database is well, and those behind it need not wait."""
     real = mirror._row
 
@@ -257,7 +257,7 @@ def test_one_that_cannot_be_stored_at_all_is_put_aside(monkeypatch):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_new_connection_is_nothing_to_tell(monkeypatch):
+def test_first_connection_is_not_logged(monkeypatch):
     real = mirror._store_events
     calls: list[Any] = []
 

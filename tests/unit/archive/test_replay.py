@@ -181,7 +181,7 @@ def test_a_replay_goes_to_its_handler(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("name", ["old", "older"])
-def test_a_renamed_handler_gets_what_its_old_name_left(broker: Broker, name: str) -> None:
+def test_renamed_handler_receives_old_events(broker: Broker, name: str) -> None:
     row = make(handler=name, queue="billing.gone")
     assert run(row).published == [row.pk]
     (message,) = broker.messages
@@ -191,7 +191,7 @@ def test_a_renamed_handler_gets_what_its_old_name_left(broker: Broker, name: str
     assert again(row).handler == name, "the row is of the handler that failed"
 
 
-def test_a_handler_that_was_not_there_yet(broker: Broker) -> None:
+def test_handler_added_later_can_be_replayed(broker: Broker) -> None:
     """Nobody was found on the queue when it came; somebody is by now."""
     row = make(handler="", reason="unknown")
     assert run(row).published == [row.pk]
@@ -214,7 +214,7 @@ def test_a_handler_that_was_not_there_yet(broker: Broker) -> None:
         ({"version": 8}, Reason("changed", state="archived")),
     ],
 )
-def test_what_cannot_be_replayed_says_why_and_stays(
+def test_unreplayable_event_has_a_reason(
     broker: Broker, fields: dict[str, Any], reason: Reason
 ) -> None:
     row, other = make(1, **fields), make(2)
@@ -230,13 +230,13 @@ def test_what_cannot_be_replayed_says_why_and_stays(
     assert len(broker.messages) == 1
 
 
-def test_a_malformed_event_whose_body_can_be_read_by_now() -> None:
+def test_malformed_event_becomes_readable() -> None:
     """It was larger than MAX_BODY, say."""
     row = make(reason="malformed")
     assert run(row).published == [row.pk]
 
 
-def test_a_row_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_row_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     nobody = uuid4()
     report = replay.replay({nobody: 0}, by="ada")
     assert (report.skipped[0].id, why(report)) == (nobody, Reason("deleted"))
@@ -251,7 +251,7 @@ def test_a_row_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why(run(row)) == Reason("deleted")
 
 
-def test_who_comes_second_is_told(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> None:
+def test_lost_race_is_reported(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> None:
     """Between the look and the claim."""
     row = make()
     claim = states.claim
@@ -284,7 +284,7 @@ def replaying(minutes: float, **fields: Any) -> ArchivedEvent:
     return row
 
 
-def test_force_takes_only_what_is_overdue(broker: Broker) -> None:
+def test_force_replays_only_overdue_events(broker: Broker) -> None:
     """Overdue is 15 minutes beyond the last retry: 1, 2, 4 … s here, 800 s for the slow one."""
     fresh = replaying(10)
     waiting = replaying(20, handler="slow", name="shop.slow", queue="billing.slow")
@@ -300,11 +300,11 @@ def test_force_takes_only_what_is_overdue(broker: Broker) -> None:
     assert again(late).action_set.get().action == "force"
 
 
-def test_without_force_what_is_overdue_stays() -> None:
+def test_overdue_event_stays_without_force() -> None:
     assert why(run(replaying(600))) == Reason("state", state="replaying")
 
 
-def test_resolve_discards_only_what_is_overdue() -> None:
+def test_resolve_discards_only_overdue_events() -> None:
     fresh, late, archived = replaying(1), replaying(60), make()
     gone, foreign = replaying(60, handler="gone"), replaying(60, service="stock")
     wanted = seen(fresh, late, archived, gone, foreign)
@@ -333,7 +333,7 @@ def test_resolve_discards_only_what_is_overdue() -> None:
         (PublishInterruptedError, True),
     ],
 )
-def test_what_is_not_confirmed_is_back_with_the_error(
+def test_unconfirmed_replay_returns_with_its_error(
     broker: Broker, kind: type[PublishError], unconfirmed: bool
 ) -> None:
     row = make()
@@ -355,7 +355,7 @@ def test_what_is_not_confirmed_is_back_with_the_error(
     "kind",
     [BrokerUnavailableError, ExchangeMissingError, PublishTimeoutError, PublishInterruptedError],
 )
-def test_a_broker_that_is_away_ends_it_with_the_rest_untouched(
+def test_unreachable_broker_leaves_the_rest_untouched(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: type[PublishError]
 ) -> None:
     monkeypatch.setattr(replay, "CHUNK", 2)
@@ -380,7 +380,7 @@ def test_an_error_of_some_events_does_not_keep_the_others(
     assert (report.stopped, len(report.published), len(report.returned)) == (None, 3, 3)
 
 
-def test_a_message_that_the_broker_refuses_does_not_keep_those_behind_it(broker: Broker) -> None:
+def test_refused_message_blocks_no_other(broker: Broker) -> None:
     """The broker closes the connection over it; what it has not read is published once more."""
     rows = [make(number) for number in range(5)]
 
@@ -413,7 +413,7 @@ def test_a_foreign_header_that_the_broker_refuses_is_left_out(broker: Broker) ->
     assert [("traceparent" in message.headers) for message in broker.messages] == [True, False]
 
 
-def test_a_message_that_is_refused_for_good_is_tried_twice_and_back(broker: Broker) -> None:
+def test_refused_message_is_tried_twice(broker: Broker) -> None:
     row = make()
     broker.answer = error(PublishRefusedError, "no permission")
     report = run(row)
@@ -421,7 +421,7 @@ def test_a_message_that_is_refused_for_good_is_tried_twice_and_back(broker: Brok
     assert len(broker.windows) == 2
 
 
-def test_a_row_that_no_message_can_be_made_of_keeps_nobody(broker: Broker) -> None:
+def test_unencodable_row_blocks_no_other(broker: Broker) -> None:
     odd, good = make(1, headers_raw=b"\x00\x00\xff\xff no table"), make(2)
     report = run(odd, good)
     assert report.published == [good.pk]
@@ -472,7 +472,7 @@ def test_a_note_is_tried_again(
     assert 1 < clock.slept < 10, "a web request waits for this"
 
 
-def test_what_cannot_be_noted_stays_queued_and_is_published_again(
+def test_unrecorded_publish_is_repeated(
     flaky: Callable[..., list[int]], broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "CHUNK", 2)
@@ -526,7 +526,7 @@ def test_resume_publishes_all_in_bounded_portions(
     assert [len(window) for window in broker.windows] == [2, 2, 1]
 
 
-def test_resume_leaves_what_was_settled_or_is_of_others(broker: Broker) -> None:
+def test_resume_skips_settled_and_foreign_events(broker: Broker) -> None:
     settled, foreign = make(1), make(2, service="stock")
     left_queued(settled, foreign)
     states.finish({settled.replay_set.get().pk: NOW}, now=NOW)
@@ -535,7 +535,7 @@ def test_resume_leaves_what_was_settled_or_is_of_others(broker: Broker) -> None:
     assert again(foreign).state == State.QUEUED
 
 
-def test_resume_gives_back_what_nobody_handles_any_more(broker: Broker) -> None:
+def test_resume_releases_events_without_a_handler(broker: Broker) -> None:
     row, renamed = make(1), make(2)
     left_queued(row, handler="gone")
     left_queued(renamed, handler="older")
@@ -589,14 +589,14 @@ def test_never_faster_than_asked(broker: Broker, clock: Clock, rate: float) -> N
     assert clock.slept <= 40 / rate, "nor slower"
 
 
-def test_what_is_skipped_costs_no_time(broker: Broker, clock: Clock) -> None:
+def test_skipped_events_do_not_use_the_rate_limit(broker: Broker, clock: Clock) -> None:
     rows = [make(number, handler="gone") for number in range(20)]
     assert len(run(*rows, rate=1).skipped) == 20
     assert clock.slept == 0
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
-def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+def test_invalid_rate_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="events per second, above 0"):
         run(make(), rate=rate)
 
@@ -644,7 +644,7 @@ def test_bodies_are_read_chunk_by_chunk(broker: Broker, monkeypatch: pytest.Monk
     assert len(broker.messages) == 10
 
 
-def test_bodies_that_could_not_be_read_are_looked_at_in_one_statement() -> None:
+def test_unreadable_bodies_are_read_in_one_statement() -> None:
     rows = [make(number, reason="malformed") for number in range(50)]
     with CaptureQueriesContext(connection) as captured:
         eligible, _ = replay.examine(seen(*rows))

@@ -158,7 +158,7 @@ def test_a_decision_has_one_state_that_it_starts_from(operation: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("version", [2, 4])
-def test_what_changed_since_somebody_looked_is_left_alone(operation: str, version: int) -> None:
+def test_changed_version_is_left_alone(operation: str, version: int) -> None:
     run, before, _ = OPERATIONS[operation]
     event = make(state=before)
     event.version = version
@@ -191,7 +191,7 @@ def test_of_several_those_that_fit_are_changed() -> None:
     assert discarded == [stale.pk]
 
 
-def test_a_claim_says_who_and_why_and_gives_the_replay_its_id() -> None:
+def test_claim_records_user_reason_and_replay_id() -> None:
     event = make()
     (claimed,) = claim(event, by="ada", reason="tax table\0 fixed")
     replay = Replay.objects.get()
@@ -204,7 +204,7 @@ def test_a_claim_says_who_and_why_and_gives_the_replay_its_id() -> None:
     assert again(event).replays == 1
 
 
-def test_a_discarded_event_says_who_and_why() -> None:
+def test_discard_records_user_and_reason() -> None:
     event = make()
     states.discard(seen(event), by="ada", reason="a test order", now=NOW)
     states.restore(seen(again(event)), by="bob", reason="no, it was not", now=NOW)
@@ -243,7 +243,7 @@ def test_a_confirm_that_comes_after_the_outcome_changes_nothing() -> None:
     assert Replay.objects.get().published_at is not None
 
 
-def test_what_was_not_published_is_archived_with_the_error_and_its_next_replay_is_another() -> None:
+def test_failed_publish_returns_to_the_archive() -> None:
     event = make()
     (first,) = claim(event)
     give_back(first, error="no queue is bound")
@@ -256,7 +256,7 @@ def test_what_was_not_published_is_archived_with_the_error_and_its_next_replay_i
     assert again(event).error == ""
 
 
-def test_what_is_not_confirmed_keeps_its_id() -> None:
+def test_unconfirmed_replay_keeps_its_id() -> None:
     """It may be on its way: whatever runs reports to the one replay."""
     event = make()
     (first,) = claim(event)
@@ -272,7 +272,7 @@ def test_what_is_not_confirmed_keeps_its_id() -> None:
 
 
 @pytest.mark.parametrize("state", [State.ARCHIVED, State.DISCARDED])
-def test_an_unconfirmed_replay_that_has_ended_is_not_gone_on_with(state: State) -> None:
+def test_ended_unconfirmed_replay_is_not_resumed(state: State) -> None:
     event = make()
     (first,) = claim(event)
     give_back(first, unconfirmed=True)
@@ -285,7 +285,7 @@ def test_an_unconfirmed_replay_that_has_ended_is_not_gone_on_with(state: State) 
     assert second.replay.pk != first.replay.pk
 
 
-def test_a_late_confirm_counts_whoever_has_the_claim_by_now() -> None:
+def test_late_confirm_counts_after_a_takeover() -> None:
     """The claimer was slow, not dead; the one that took over got no confirm."""
     event = make()
     slow = claim(event)
@@ -308,7 +308,7 @@ def test_a_claimer_that_lost_its_claim_gives_nothing_back() -> None:
     assert again(event).state == State.REPLAYING
 
 
-def test_who_was_asked_for_by_force_is_known_whoever_goes_on_with_it() -> None:
+def test_forced_replay_stays_forced_after_takeover() -> None:
     """Asked of the database only where it can be: a replay that was just made knows it."""
     new, old = make(1), make(2, state=State.REPLAYING, replays=1)
     (plain,) = claim(new)
@@ -345,7 +345,7 @@ def test_a_claim_has_its_time() -> None:
     assert len(reclaim(since_before=NOW + timedelta(microseconds=1))) == 1
 
 
-def test_what_waits_longest_is_taken_over_first_and_no_more_than_asked_for() -> None:
+def test_oldest_expired_claims_are_taken_first() -> None:
     events = [make(number, body_size=400) for number in range(4)]
     for number, event in enumerate(reversed(events)):
         claim(event, now=NOW + timedelta(seconds=number))
@@ -354,13 +354,13 @@ def test_what_waits_longest_is_taken_over_first_and_no_more_than_asked_for() -> 
     assert [each.event.pk for each in reclaim(size=1)] == [events[0].pk], "one that is larger"
 
 
-def test_a_renamed_handler_gets_what_was_left() -> None:
+def test_renamed_handler_resumes_interrupted_replays() -> None:
     claim(make(), handler="old")
     (taken,) = reclaim(handlers={"old": "new"})
     assert taken.replay.handler == Replay.objects.get().handler == "new"
 
 
-def test_a_claim_whose_replay_somebody_deleted_goes_back() -> None:
+def test_claim_without_a_replay_row_is_released() -> None:
     event = make()
     claim(event)
     Replay.objects.all().delete()
@@ -374,7 +374,7 @@ def test_a_claim_whose_replay_somebody_deleted_goes_back() -> None:
 # -- outcomes -----------------------------------------------------------------------------
 
 
-def test_the_outcome_of_an_older_replay_is_history() -> None:
+def test_outcome_of_an_older_replay_is_history() -> None:
     event = make()
     (first,) = claim(event)
     states.published([first], now=NOW)
@@ -411,7 +411,7 @@ def test_a_replay_that_failed_and_ran_once_more_succeeds() -> None:
     assert Replay.objects.get().outcome == "succeeded"
 
 
-def test_what_was_discarded_stays_so_whatever_is_reported() -> None:
+def test_discarded_event_ignores_outcomes() -> None:
     event = make()
     (claimed,) = claim(event)
     give_back(claimed, unconfirmed=True)
@@ -425,7 +425,7 @@ def test_what_was_discarded_stays_so_whatever_is_reported() -> None:
     assert again(event).state == State.ARCHIVED, "nothing is on its way any more"
 
 
-def test_an_outcome_of_nobody_is_told() -> None:
+def test_unknown_outcome_is_reported() -> None:
     assert states.finish({uuid4(): NOW}, now=NOW) == 0
     assert states.finish({}, now=NOW) == 0
 
@@ -459,7 +459,7 @@ def test_a_claim_without_autocommit_is_refused() -> None:
         transaction.set_autocommit(True, using=using)
 
 
-def test_a_transaction_on_another_database_is_none_of_it() -> None:
+def test_transaction_on_another_database_is_allowed() -> None:
     with transaction.atomic(using="default"):
         assert len(claim(make())) == 1
 

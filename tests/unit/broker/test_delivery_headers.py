@@ -66,7 +66,7 @@ def test_any_headers(headers: dict[str, Any], given: dict[str, Any]) -> None:
     st.integers(0, 40),
     st.binary(max_size=3),
 )
-def test_what_is_damaged(
+def test_damaged_headers_are_left_to_py_amqp(
     headers: dict[str, Any], changes: list[tuple[int, int]], missing: int, more: bytes
 ) -> None:
     """Nothing is read that py-amqp does not read, and nothing in another way."""

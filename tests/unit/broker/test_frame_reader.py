@@ -220,7 +220,7 @@ def test_the_same_where_bytes_are_damaged(
     assert (ours, our_error) == (theirs, their_error)
 
 
-def test_whole_deliveries_do_not_pass_through_py_amqp() -> None:
+def test_whole_deliveries_bypass_py_amqp() -> None:
     with reading() as it:
         passed: list[Any] = []
         before = it.connection.on_inbound_frame
@@ -334,7 +334,7 @@ class Socket:
         return call
 
 
-def test_an_event_loop_asks_the_kernel_once_for_what_has_come() -> None:
+def test_event_loop_reads_the_socket_once() -> None:
     with reading() as it:
         transport = it.connection.transport
         transport.sock = counting = Socket(transport.sock)
@@ -381,7 +381,7 @@ def test_a_release_of_py_amqp_that_reads_in_another_way(name: str) -> None:
         assert not FrameReader.possible(it.channel)
 
 
-def test_what_py_amqp_has_read_comes_first() -> None:
+def test_buffered_bytes_of_py_amqp_come_first() -> None:
     with reading() as it:
         first = b"".join(delivery(tag=1))
         it.connection.transport._read_buffer = first[:20]
@@ -432,7 +432,7 @@ def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
             it.connection.drain_events(timeout=1)
 
 
-def test_what_is_no_frame() -> None:
+def test_invalid_frame_is_refused() -> None:
     with reading() as it:
         FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(b"".join(delivery())[:-1] + b"\x00")

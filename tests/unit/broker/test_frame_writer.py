@@ -78,7 +78,7 @@ def test_header_tables(found: dict[str, Any]):
 
 @settings(max_examples=300, deadline=None)
 @given(headers, given_properties, st.binary(max_size=2000), names, names, st.booleans())
-def test_whole_messages(
+def test_whole_message_is_written(
     found: dict[str, Any],
     props: dict[str, Any],
     body: bytes,
@@ -146,7 +146,7 @@ def test_a_message_of_several_frames_is_py_amqps(size: int):
         {"body": memoryview(b"x")},
     ],
 )
-def test_what_is_not_plain_is_left_to_py_amqp(changes: dict[str, Any]):
+def test_special_properties_are_left_to_py_amqp(changes: dict[str, Any]):
     assert FrameWriter(1, FRAME_MAX).frames(message(**changes), mandatory=True) is None
 
 

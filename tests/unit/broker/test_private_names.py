@@ -58,7 +58,7 @@ def test_a_name_that_has_changed(found: PrivateName, says: str) -> None:
     assert says in found.problem()
 
 
-def test_a_required_name_that_is_missing_names_library_version_and_remedy() -> None:
+def test_missing_name_reports_library_version_and_remedy() -> None:
     require("celery", [name("attribute")])
     with pytest.raises(ConfigurationError) as raised:
         require("celery", [name("renamed")])

@@ -191,7 +191,7 @@ def test_no_handler_queue_can_refuse_a_publish() -> None:
             assert not {"x-max-length", "x-max-length-bytes", "x-expires"} & set(queue.arguments)
 
 
-def test_classic_queues_have_no_arguments_that_only_quorum_queues_know() -> None:
+def test_classic_queues_have_no_quorum_arguments() -> None:
     built = build(INVOICE, QUEUE_TYPE="classic")
     for queue in built.queues:
         assert queue.arguments["x-queue-type"] == "classic"
@@ -212,7 +212,7 @@ def test_the_prefix_is_in_front_of_everything() -> None:
             assert str(queue.arguments.get(key, "eu-")).startswith("eu-")
 
 
-def test_whose_a_name_is() -> None:
+def test_owner_of_a_queue_name() -> None:
     built = build(INVOICE, PREFIX="eu-")
     assert built.owns("eu-svc.anything")
     assert built.owns("eu-svc:delay.7s")
@@ -220,7 +220,7 @@ def test_whose_a_name_is() -> None:
         assert not built.owns(other)
 
 
-def test_what_a_role_is() -> None:
+def test_role_of_a_queue() -> None:
     built = build(INVOICE)
     assert built.queue("nothing") is None
     roles = {queue.name: queue.role for queue in built.queues}

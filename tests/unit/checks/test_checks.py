@@ -298,7 +298,7 @@ def test_a_task_class_needs_self(run: Check) -> None:
 
 
 @pytest.mark.parametrize("contract", ["asynchronous_contract", "generator_contract"])
-def test_contracts_whose_body_never_runs(run: Check, contract: str) -> None:
+def test_contract_body_is_never_run(run: Check, contract: str) -> None:
     events = {"shop.order.created": {"CONTRACT": f"{HERE}.{contract}"}}
     assert run(EVENTS=events, HANDLERS={}) == ["E022"]
 
@@ -310,7 +310,7 @@ def test_a_contract_without_a_signature(run: Check) -> None:
 # -- our own settings ---------------------------------------------------------------------
 
 
-def test_a_database_that_is_not_there(run: Check) -> None:
+def test_unknown_database(run: Check) -> None:
     assert run(DATABASE="orders") == ["E021"]
     assert "'default'" in text()
 
@@ -330,7 +330,7 @@ def test_renamed_handlers(run: Check) -> None:
     assert "Did you mean" not in text()
 
 
-def test_a_renamed_handler_that_is_there(run: Check) -> None:
+def test_renamed_handler_still_exists(run: Check) -> None:
     """Its archived events would go to another handler."""
     assert run(RENAMED_HANDLERS={"billing.handler": "billing.gone"}) == ["E023", "W013"]
     handlers = {**handling("fits"), "billing.other": {**handling("fits")["billing.handler"]}}
@@ -445,7 +445,7 @@ def test_classic_queues(run: Check) -> None:
     assert run(QUEUE_TYPE="classic") == ["W009"]
 
 
-def test_emails_that_nobody_gets(run: Check, settings: DjangoSettings) -> None:
+def test_email_without_recipients(run: Check, settings: DjangoSettings) -> None:
     assert run(ALERTS={"MAIL": True}) == ["W060"]
     assert run(ALERTS={"GROWTH": 5}) == []
     settings.ADMINS = [("Ada", "ada@example.com")]
@@ -497,7 +497,7 @@ def test_other_backends_need_none(run: Check, backend: str) -> None:
     "path",
     ["nowhere", "nowhere.app", f"{HERE}.nothing", f"{HERE}.no_app", "tests.unit.broken.app"],
 )
-def test_a_celery_app_that_is_none(run: Check, path: str) -> None:
+def test_invalid_celery_app(run: Check, path: str) -> None:
     assert run(CELERY_APP=path) == ["E016"]
     assert path in text()
 
@@ -545,7 +545,7 @@ def test_rabbitmq_by_py_amqp(run: Check, url: Any) -> None:
         ("redis://a", "Use RabbitMQ with pyamqp://"),
     ],
 )
-def test_what_scheme_was_meant(run: Check, url: str, hint: str) -> None:
+def test_unknown_scheme_suggests_the_nearest(run: Check, url: str, hint: str) -> None:
     run(celery={"broker_url": url})
     (message,) = messages()
     assert str(message.hint).startswith(hint)
@@ -560,7 +560,7 @@ def test_what_scheme_was_meant(run: Check, url: str, hint: str) -> None:
         {"broker_url": "me@a//", "broker_transport": "ours.transports:Transport"},
     ],
 )
-def test_what_kombu_reaches_by_py_amqp(run: Check, options: dict[str, Any]) -> None:
+def test_broker_transport_must_be_py_amqp(run: Check, options: dict[str, Any]) -> None:
     assert run(celery=options) == []
 
 
@@ -603,7 +603,7 @@ def test_options_that_endanger_handlers(run: Check, option: str, value: Any, exp
     assert run(celery={option: value}, HANDLERS={}) == []
 
 
-def test_celery_says_by_default_what_is_dangerous(
+def test_dangerous_celery_options_are_reported(
     settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from celery import Celery
@@ -701,7 +701,7 @@ def test_celery_queues_in_our_namespace(run: Check, name: str) -> None:
         {"task_routes": {"some.task": {"queue": "images"}, "other": None}},
     ],
 )
-def test_celery_queues_of_its_own(run: Check, options: dict[str, Any]) -> None:
+def test_celery_default_queue_is_reported(run: Check, options: dict[str, Any]) -> None:
     assert run(celery=options) == []
 
 

@@ -106,7 +106,7 @@ def codes(*handlers: HandlerDeclaration, **keys: Any) -> list[str]:
 # -- handlers -----------------------------------------------------------------------------
 
 
-def test_a_decorator_alone() -> None:
+def test_decorator_only() -> None:
     handlers = clean(declaration(max_retries=5, retry_backoff=30, strict=True))
     handler = handlers["billing.invoice"]
     assert handler.key == handler.queue == "billing.billing.invoice"
@@ -119,7 +119,7 @@ def test_a_decorator_alone() -> None:
     assert not handler.bind
 
 
-def test_settings_alone_have_the_same_power() -> None:
+def test_settings_only() -> None:
     by_settings = clean(
         HANDLERS={
             "billing.invoice": {
@@ -378,7 +378,7 @@ def test_forbidden_handler_names(name: str) -> None:
     assert "E004" in codes(declaration(name=name))
 
 
-def test_handlers_that_are_not_there() -> None:
+def test_missing_handlers_are_reported() -> None:
     events = {"EVENTS": ["a.b"]}
     assert codes(HANDLERS={"a.b": events}) == ["E007"]
     assert codes(HANDLERS={"a.b": {**events, "HANDLER": "no.such.module"}}) == ["E007"]

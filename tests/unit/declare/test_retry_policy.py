@@ -66,7 +66,7 @@ def test_no_retries_no_delays() -> None:
 
 
 @given(policy=policies, attempt=st.integers(1, 10**9))
-def test_a_delay_is_what_the_formula_says(policy: RetryPolicy, attempt: int) -> None:
+def test_delay_follows_the_formula(policy: RetryPolicy, attempt: int) -> None:
     delay = policy.delay(attempt)
     if policy.retry_backoff:
         exponent = min(attempt - 1, 20)  # the largest cap here is reached by then
@@ -89,9 +89,7 @@ def test_the_schedule_never_falls_and_its_delays_have_queues(policy: RetryPolicy
 
 
 @given(policy=jittery, attempt=st.integers(1, 100), random=st.floats(0, 1))
-def test_jitter_lies_between_the_shortest_delay_and_the_whole(
-    policy: RetryPolicy, attempt: int, random: float
-) -> None:
+def test_jitter_is_bounded(policy: RetryPolicy, attempt: int, random: float) -> None:
     whole = RetryPolicy(
         retry_backoff=policy.retry_backoff, retry_backoff_max=policy.retry_backoff_max
     ).delay(attempt)
@@ -114,7 +112,7 @@ def test_exhausted_counts_the_first_run_as_attempt_one() -> None:
     assert not policy.exhausted(4, max_retries=10)
 
 
-def test_what_is_retried() -> None:
+def test_retried_exceptions() -> None:
     policy = RetryPolicy(autoretry_for=(OSError, LookupError), dont_autoretry_for=(KeyError,))
     assert policy.retries(ConnectionResetError())
     assert policy.retries(IndexError())

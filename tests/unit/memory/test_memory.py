@@ -116,7 +116,7 @@ def test_direct_fanout_topic_and_default_exchanges() -> None:
     assert broker.depths() == {"a": 2, "b": 3}
 
 
-def test_an_alternate_exchange_takes_what_has_no_route() -> None:
+def test_alternate_exchange_takes_unroutable_messages() -> None:
     broker, _ = broker_with(
         [
             Exchange(name="main", type="direct", arguments={"alternate-exchange": "other"}),
@@ -318,7 +318,7 @@ def test_a_countdown_is_never_early(
     assert countdown <= runs[1] < countdown + 1
 
 
-def test_what_is_nearly_due_is_held_instead_of_going_round(broker: MemoryBackend) -> None:
+def test_nearly_due_message_is_held(broker: MemoryBackend) -> None:
     runs = []
 
     @handler("a.b", name="t.x", bind=True)
@@ -363,7 +363,7 @@ def test_the_clock_stops_where_something_is_due(broker: MemoryBackend) -> None:
     assert [item.attempts for item in broker.archived] == [2, 3]
 
 
-def test_what_waits_can_be_looked_at(broker: MemoryBackend) -> None:
+def test_pending_messages_can_be_inspected(broker: MemoryBackend) -> None:
     @handler("a.b", name="t.x")
     def x(number: int) -> None:
         raise ValueError("bad number")
@@ -390,7 +390,7 @@ def test_handlers_that_publish_without_end_are_found_out(broker: MemoryBackend) 
         broker.run(limit=50)
 
 
-def test_a_handler_that_comes_later_and_one_that_goes(broker: MemoryBackend) -> None:
+def test_handlers_can_be_added_and_removed(broker: MemoryBackend) -> None:
     with override_events():
 
         @handler("a.b", name="t.x")
@@ -516,7 +516,7 @@ def test_signals_are_sent_as_by_a_worker(broker: MemoryBackend) -> None:
 
 
 @pytest.mark.django_db
-def test_a_database_error_of_a_handler_breaks_no_transaction_but_its_own(
+def test_handlers_database_error_breaks_only_its_transaction(
     broker: MemoryBackend,
 ) -> None:
     @handler("a.b", name="t.x", max_retries=1)
@@ -537,7 +537,7 @@ def test_a_database_error_of_a_handler_breaks_no_transaction_but_its_own(
 
 
 @pytest.mark.django_db
-def test_a_failure_without_a_database_error_keeps_what_was_written(broker: MemoryBackend) -> None:
+def test_failure_keeps_earlier_writes(broker: MemoryBackend) -> None:
     # As in a worker, where a handler without a transaction of its own is in autocommit.
     @handler("a.b", name="t.x", max_retries=0)
     def x() -> None:
@@ -618,7 +618,7 @@ def inline(declared: None) -> Iterator[InlineBackend]:
         yield backend
 
 
-def test_inline_runs_every_handler_and_retries_at_once(inline: InlineBackend) -> None:
+def test_inline_runs_handlers_and_retries_immediately(inline: InlineBackend) -> None:
     runs: list[tuple[str, int, float | None]] = []
 
     def note(name: str) -> None:
@@ -648,7 +648,7 @@ def test_inline_runs_every_handler_and_retries_at_once(inline: InlineBackend) ->
     assert failed.payload == {"number": 1}
 
 
-def test_inline_logs_what_finally_fails_with_its_traceback_once(
+def test_inline_logs_a_final_failure_once(
     inline: InlineBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     @handler("a.b", name="t.bad", max_retries=1)
@@ -689,7 +689,7 @@ def test_inline_an_event_of_a_handler_is_handled_after_it(inline: InlineBackend)
     assert order == ["first begins", "first ends", f"second, because of {event_id}"]
 
 
-def test_inline_stops_what_goes_round_without_end(
+def test_inline_stops_endless_events(
     inline: InlineBackend, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_backend, "INLINE_RUN_LIMIT", 30)
@@ -739,7 +739,7 @@ def test_inline_waits_for_the_commit(inline: InlineBackend) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_inline_a_handlers_database_error_does_not_break_the_publishers_transaction(
+def test_inline_database_error_keeps_the_publishers_transaction(
     inline: InlineBackend,
 ) -> None:
     @handler("a.b", name="t.x", max_retries=0)
@@ -798,7 +798,7 @@ def test_inline_async_handlers_and_async_publishers(inline: InlineBackend) -> No
 
 
 @pytest.mark.django_db(transaction=True)
-def test_inline_apublish_waits_for_the_commit_of_synchronous_code(inline: InlineBackend) -> None:
+def test_inline_apublish_waits_for_the_commit(inline: InlineBackend) -> None:
     runs = []
 
     @event("a.b")

@@ -69,7 +69,7 @@ COUNT = b"\x10x-delivery-countl\0\0\0\0\0\0\0\1"
         (encoded(flags=0x9000), encoded(COUNT)),
     ],
 )
-def test_nor_in_one_whose_properties_cannot_be_read(once, again):
+def test_unreadable_properties_have_no_identity(once, again):
     first = identity({EVENT_UNREADABLE: once}, unreadable="why")
     assert first == identity({EVENT_UNREADABLE: again}, unreadable="why")
     assert first != identity({EVENT_UNREADABLE: encoded(B)}, unreadable="why")
@@ -81,7 +81,7 @@ def test_properties_that_end_too_early_have_an_identity(raw):
 
 
 @pytest.mark.parametrize("value", [7, None, [], {}, [[1]], True, 1.5])
-def test_a_word_of_another_type_is_none(value):
+def test_wrong_type_is_ignored(value):
     keys = ("reason", "detail", "handler", "queue", "traceback", "frames", "history", "exception")
     found = read({"event-archive": json.dumps({**dict.fromkeys(keys, value), "attempt": "x"})})
     assert (found.reason, found.detail, found.handler, found.queue) == ("unknown", "", None, "")
@@ -95,7 +95,7 @@ def test_an_outcome_has_no_body():
     assert read(header, b"x").reason == "unknown"
 
 
-def test_a_document_that_is_too_deep_is_none():
+def test_too_deep_document_is_ignored():
     deep = '{"reason": "failed", "a": ' + "[" * 300 + "]" * 300 + "}"
     assert read({"event-archive": deep}).reason == "unknown"
     assert read({"event-archive": deep}).headers == {"event-archive": deep}

@@ -386,7 +386,7 @@ def written_headers(delivery: Received) -> bytes:
 
 @fuzz
 @given(received, st.booleans(), st.integers(1, 2**31 - 1), st.one_of(st.none(), st.uuids()))
-def test_a_retry_and_a_replay_come_back_as_they_left(
+def test_retry_and_replay_round_trip(
     delivery: Received, trusted: bool, attempt: int, replay_id: UUID | None
 ) -> None:
     event, progress = identified(delivery, trusted=trusted)
@@ -427,7 +427,7 @@ def test_a_retry_and_a_replay_come_back_as_they_left(
 
 @fuzz
 @given(received, failures)
-def test_a_history_stays_bounded(delivery: Received, failure: Failure | None) -> None:
+def test_history_stays_bounded(delivery: Received, failure: Failure | None) -> None:
     _, progress = identified(delivery, trusted=True)
     history = progress.history
     for attempt in range(3):
@@ -447,7 +447,7 @@ def test_the_size_of_a_header_is_estimated_from_above(value: Any) -> None:
     assert table_size({"k": value}) >= len(dumps("F", [{"k": value}]))
 
 
-def test_thousands_of_headers_do_not_push_out_who_it_is() -> None:
+def test_thousands_of_headers_keep_the_identity() -> None:
     """The id was the largest of them, and went first."""
     many = {f"h{number}": number for number in range(8000)}
     delivery = Received(
@@ -462,7 +462,7 @@ def test_thousands_of_headers_do_not_push_out_who_it_is() -> None:
     assert "headers" in found.document["cut"]
 
 
-def test_long_words_do_not_push_out_who_it_is() -> None:
+def test_long_values_keep_the_identity() -> None:
     """JSON writes such a character with 12 bytes: words alone filled the headers' room."""
     delivery = Received(
         queue="q", exchange="", routing_key="shop.order", body=b"",
@@ -495,7 +495,7 @@ def test_whatever_is_in_the_archive_queue_is_read(delivery: Received, unreadable
 
 @fuzz
 @given(received, st.booleans(), failures)
-def test_what_a_worker_archived_is_read_as_it_was(
+def test_archive_message_round_trips(
     delivery: Received, trusted: bool, failure: Failure | None
 ) -> None:
     event, progress = identified(delivery, trusted=trusted)

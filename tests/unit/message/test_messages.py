@@ -258,7 +258,7 @@ def as_file(message: Message) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_message_is_what_its_example_file_says(name: str) -> None:
+def test_message_matches_its_example_file(name: str) -> None:
     """These files change with ``envelope.FORMAT`` only: other programs read such messages."""
     example = json.loads((MESSAGES / f"{name}.json").read_text(encoding="utf-8"))
     message = as_file(EXAMPLES[name]())
@@ -301,7 +301,7 @@ def test_celery_understands_an_event() -> None:
     assert message.headers["lang"] == "py"
 
 
-def test_an_event_comes_back_as_it_was_published() -> None:
+def test_event_round_trips() -> None:
     received = delivered(published(correlation_id="basket-5", headers=TRACING))
     event, progress = identify(received, trusted=False)
     assert event == ReceivedEvent(
@@ -322,7 +322,7 @@ def test_an_event_comes_back_as_it_was_published() -> None:
     }
 
 
-def test_a_retry_comes_back_as_it_was_sent() -> None:
+def test_retry_round_trips() -> None:
     received = came_back()
     event, progress = identify(received, trusted=True)
     assert event.id == EVENT_ID
@@ -347,7 +347,7 @@ def test_a_retry_comes_back_as_it_was_sent() -> None:
     assert received.body == published().body
 
 
-def test_a_replay_is_a_first_attempt_that_can_be_told_by_its_id() -> None:
+def test_replay_is_a_first_attempt_with_an_id() -> None:
     message = replayed(came_back())
     left = {"event-due-at", "event-history", "x-death", "x-first-death-queue"}
     assert left <= set(came_back().headers)
@@ -369,7 +369,7 @@ def test_redirected_changes_the_way_only() -> None:
     assert replace(other, exchange=message.exchange, routing_key=message.routing_key) == message
 
 
-def test_task_ids_tell_handlers_and_replays_apart() -> None:
+def test_task_ids_differ_by_handler_and_replay() -> None:
     ids = {
         task_id("shop", EVENT_ID, HANDLER, None),
         task_id("shop", EVENT_ID, "billing.other", None),
@@ -399,7 +399,7 @@ def test_task_ids_tell_handlers_and_replays_apart() -> None:
         pytest.param(10**5000, id="digits"),
     ],
 )
-def test_what_is_no_json_is_refused(value: object) -> None:
+def test_invalid_json_is_refused(value: object) -> None:
     with pytest.raises(InvalidEventError, match=r"shop\.order\.created"):
         encode_payload("shop.order.created", {"value": value})
 
@@ -432,7 +432,7 @@ def test_plain_values_arrive_as_they_were(payload: dict[str, Any]) -> None:
     assert decode(received, MAXIMUM) == Payload(args=[], kwargs=payload)
 
 
-def test_plain_celery_publishers_wrap_values_and_handlers_get_plain_ones() -> None:
+def test_wrapped_celery_values_are_unwrapped() -> None:
     body = kombu_dumps([[], dict(PAYLOAD), {}]).encode()
     assert b"__type__" in body
     assert decode(delivered(body=body), MAXIMUM) == decode(
@@ -627,7 +627,7 @@ def test_malformed_identities(headers: dict[str, Any], reason: str) -> None:
         "2026-13-01T00:00:00Z",
     ],
 )
-def test_a_moment_that_is_none_is_no_moment(value: object) -> None:
+def test_invalid_timestamp_is_ignored(value: object) -> None:
     received = with_headers(event_published_at=value, event_due_at=value)
     event, progress = identify(received, trusted=True)
     assert event.published_at is None
@@ -647,7 +647,7 @@ def test_moments_survive(year: int) -> None:
     "value",
     [5, "", "{", "{}", "5", "[" * 50_000, "[" + "1" * 100_000 + "]", "null", "[5, null, []]"],
 )
-def test_a_history_that_is_none_is_empty(value: object) -> None:
+def test_invalid_history_is_empty(value: object) -> None:
     assert identify(with_headers(event_history=value), trusted=True)[1].history == ()
 
 
@@ -724,7 +724,7 @@ def test_a_copy_carries_nothing_that_the_broker_interprets(
     assert copy.event_id == EVENT_ID
 
 
-def test_a_retry_has_celery_headers_of_its_own() -> None:
+def test_retry_has_its_own_celery_headers() -> None:
     received = with_headers(
         eta="x", expires="x", timelimit=[1, 1], stamps={}, group="g", ignore_result=True
     )
@@ -736,7 +736,7 @@ def test_a_retry_has_celery_headers_of_its_own() -> None:
     assert copy.headers["id"] == EVENT_ID
 
 
-def test_an_archive_message_keeps_what_came() -> None:
+def test_archive_message_keeps_the_original() -> None:
     received = with_headers(eta="x", event_archive="forged", event_outcome="forged")
     message = archived(received)
     assert message.headers["eta"] == "x"
@@ -818,7 +818,7 @@ def test_a_thousand_failures_are_remembered_in_few_bytes() -> None:
     assert wire_size(retried(history=progress.history)) < WIRE_LIMIT
 
 
-def test_a_history_of_a_thousand_entries_that_came_is_cut() -> None:
+def test_long_received_history_is_cut() -> None:
     came = tuple({"attempt": n, "at": "x", "message": "y" * 100} for n in range(1000))
     history = add_to_history(Progress(history=came), failure(), at=FAILED, worker="w")
     assert len(history) <= copies.MAX_HISTORY_ENTRIES

@@ -71,7 +71,7 @@ def names(heard: Any) -> list[tuple[str, str, str]]:
 # -- judging
 
 
-def test_nothing_is_wrong_and_all_of_it_is_known() -> None:
+def test_healthy_system_has_no_alerts() -> None:
     assert alerts.evaluate(document(), read()) == {
         ("stale", ""): None,
         ("broker_away", ""): None,
@@ -119,7 +119,7 @@ def test_nothing_is_wrong_and_all_of_it_is_known() -> None:
         ),
     ],
 )
-def test_what_is_a_trouble(more: Any, limits: Any, which: Any, text: str) -> None:
+def test_alert_conditions(more: Any, limits: Any, which: Any, text: str) -> None:
     judged = alerts.evaluate(document(**more), read(**limits))
     assert text in (judged[which] or "")
     assert [key for key, found in judged.items() if found] == [which]
@@ -138,12 +138,12 @@ def test_what_is_a_trouble(more: Any, limits: Any, which: Any, text: str) -> Non
         ({"broker": {"error": "away", "away": 1e6}}, "AWAY", ("broker_away", "")),
     ],
 )
-def test_none_switches_one_off_and_ends_what_lasts(more: Any, limit: str, which: Any) -> None:
+def test_none_disables_an_alert(more: Any, limit: str, which: Any) -> None:
     assert alerts.evaluate(document(**more), read())[which]
     assert alerts.evaluate(document(**more), read(**{limit: None}))[which] is None
 
 
-def test_a_broker_that_is_away_says_nothing_of_its_queues() -> None:
+def test_unreachable_broker_raises_no_queue_alerts() -> None:
     away = document(broker={"error": "away", "away": 5.0}, queues={}, mirror={})
     judged = alerts.evaluate(away, read())
     # A restart is no trouble yet, and nothing that lasted is over.
@@ -154,7 +154,7 @@ def test_a_broker_that_is_away_says_nothing_of_its_queues() -> None:
 
 
 @DATABASES
-def test_a_trouble_is_told_once_and_its_end_once(heard: Any) -> None:
+def test_alert_is_sent_once_and_resolved_once(heard: Any) -> None:
     settings = read()
     poison = {("abyss", "q"): "poison"}
     for minute in range(3):
@@ -272,7 +272,7 @@ def test_an_alert_follows_its_group(heard: Any) -> None:
 
 
 @DATABASES
-def test_many_that_came_back_are_told_a_few_at_a_time(heard: Any) -> None:
+def test_many_regressions_are_sent_in_portions(heard: Any) -> None:
     """And what came back long ago is not news any more: its alert goes on."""
     seen = NOW - timedelta(minutes=5)
     groups = FailureGroup.objects.bulk_create(
@@ -299,7 +299,7 @@ def test_many_that_came_back_are_told_a_few_at_a_time(heard: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_growth_above_what_a_page_looks_at_is_seen(monkeypatch: Any) -> None:
+def test_growth_above_the_page_cap_is_noticed(monkeypatch: Any) -> None:
     monkeypatch.setattr(statistics, "CAP", 3)
     monkeypatch.setattr(statistics, "READ", 2)
     for _ in range(8):
@@ -330,7 +330,7 @@ def test_email_to_admins_where_it_is_asked_for() -> None:
 
 
 @DATABASES
-def test_what_fails_of_telling_disturbs_nobody(monkeypatch: Any, caplog: Any) -> None:
+def test_failing_notification_stops_nothing(monkeypatch: Any, caplog: Any) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("no mail today")
 
@@ -361,7 +361,7 @@ def command(*arguments: str) -> tuple[int, str]:
 
 
 @DATABASES
-def test_nobody_takes_figures(heard: Any, settings: Any) -> None:
+def test_missing_snapshots_raise_an_alert(heard: Any, settings: Any) -> None:
     settings.AMQP_EVENTS = {"SERVICE": "billing"}
     code, out = command()
     assert code == 1
@@ -386,7 +386,7 @@ def test_nobody_takes_figures(heard: Any, settings: Any) -> None:
 
 
 @DATABASES
-def test_the_command_shows_what_lasts(settings: Any) -> None:
+def test_command_lists_active_alerts(settings: Any) -> None:
     settings.AMQP_EVENTS = {"SERVICE": "billing", "ALERTS": {"STALE": None}}
     alerts.update_alert("abyss", "billing:abyss", "look at the logs", now=NOW)
     code, out = command()

@@ -61,7 +61,7 @@ def test_delays(error: type[PublishError], delays: list[float]):
 @pytest.mark.parametrize(
     ("unrouted", "done"), [("warn", True), ("ignore", True), ("raise", False), ("hold", False)]
 )
-def test_what_an_answer_means(unrouted: Any, done: bool):
+def test_broker_answers_map_to_states(unrouted: Any, done: bool):
     settings = Settings(unrouted=unrouted)
     row = Row(outbox.new_id(), MESSAGE)
     assert Answer(row, None).done(settings)
@@ -187,7 +187,7 @@ def test_wrong_aliases():
     assert issubclass(OutboxError, ConfigurationError)
 
 
-def test_what_cannot_be_seen_is_said(monkeypatch: pytest.MonkeyPatch):
+def test_unreadable_database_is_reported(monkeypatch: pytest.MonkeyPatch):
     """No database may be used here; whoever needs it is told, others are not."""
     found = outbox.read_status(Settings(service="shop", publish="outbox"))
     assert [type(each) for each in found] == [UnreachableOutbox]
@@ -238,7 +238,7 @@ def test_an_app_that_is_not_installed() -> None:
     assert "'django_amqp_events' is not in INSTALLED_APPS" in said
 
 
-def test_a_broker_url_that_is_none(tmp_path: Path) -> None:
+def test_invalid_broker_url_is_logged(tmp_path: Path) -> None:
     """The row is safe, and the log says what is wrong, without a traceback."""
     file = {"default": {**IN_MEMORY["default"], "NAME": str(tmp_path / "db")}}
     said = publishing("ampq://nobody@127.0.0.1:1//", INSTALLED_APPS=INSTALLED, DATABASES=file)

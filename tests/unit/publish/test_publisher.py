@@ -222,7 +222,7 @@ def test_unrouted_ignored_is_not_asked_for(outcomes: Outcomes, configure: Config
     assert outcomes.mandatory == [False]
 
 
-def test_signals_say_what_happened(outcomes: Outcomes):
+def test_signals_report_results(outcomes: Outcomes):
     seen: list[tuple[str, str, Any]] = []
 
     def published(sender: Any, event_id: str, name: str, **_: Any) -> None:

@@ -158,7 +158,7 @@ def test_another_channel_counts_from_one() -> None:
     assert first.acked == []
 
 
-def test_a_channel_that_was_closed_and_opened_again_under_the_same_object() -> None:
+def test_reopened_channel_starts_with_new_tags() -> None:
     """Its numbers begin anew: what is in hand must not be taken for what has just come."""
     channel, ours = Broker(), acks()
     for message in [channel.deliver() for _ in range(3)]:

@@ -119,7 +119,7 @@ def worker(pipes: None) -> Worker:
     return worker
 
 
-def test_what_takes_less_than_a_job_waits_for_more_but_not_for_what_is_slow(worker: Worker) -> None:
+def test_cheap_events_wait_for_more_but_not_for_slow_ones(worker: Worker) -> None:
     worker.add("slow")
     worker.turn()
     worker.add("fast")
@@ -129,14 +129,14 @@ def test_what_takes_less_than_a_job_waits_for_more_but_not_for_what_is_slow(work
     assert worker.jobs[3:] == [["fast"]]
 
 
-def test_a_fair_share_of_what_is_in_hand_does_not_wait(worker: Worker) -> None:
+def test_fair_share_of_deliveries_does_not_wait(worker: Worker) -> None:
     """Or one process would be idle while the broker waits for acks."""
     worker.add("fast")
     worker.turn()
     assert worker.jobs[2:] == [["fast"]]
 
 
-def test_what_is_worth_a_job_does_not_wait(worker: Worker) -> None:
+def test_expensive_events_do_not_wait(worker: Worker) -> None:
     for _ in range(20):
         worker.add("fast")
     worker.turn()
@@ -215,7 +215,7 @@ def test_a_chunk_is_run_to_its_end(worker: Worker, process: Process) -> None:
     assert not worker.turn()
 
 
-def test_what_stands_behind_one_that_takes_long_is_handed_to_another_process(
+def test_events_behind_a_slow_one_move_to_another_process(
     worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process.between[3] = lambda: late(monkeypatch, worker)
@@ -238,7 +238,7 @@ def test_a_process_with_one_event_is_not_looked_at(pipes: None) -> None:
     assert REPORT_INTERVAL not in [after for after, _ in worker.timers]
 
 
-def test_nor_is_one_that_has_nothing_behind_it_any_more(
+def test_slow_last_event_stays(
     worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert REPORT_INTERVAL in [after for after, _ in worker.timers]
@@ -247,9 +247,7 @@ def test_nor_is_one_that_has_nothing_behind_it_any_more(
     assert REPORT_INTERVAL not in [after for after, _ in worker.timers]
 
 
-def test_what_runs_for_a_short_time_keeps_what_stands_behind_it(
-    worker: Worker, process: Process
-) -> None:
+def test_events_behind_a_fast_one_stay(worker: Worker, process: Process) -> None:
     process.between[3] = worker.chunks._check_reports
     assert process.run() == 8
 
@@ -267,9 +265,7 @@ def connected_anew(worker: Worker) -> None:
     assert worker.tokens[0] == worker.tokens[1]
 
 
-def test_a_process_of_the_connection_before_begins_nothing_any_more(
-    worker: Worker, process: Process
-) -> None:
+def test_process_of_a_closed_connection_starts_nothing(worker: Worker, process: Process) -> None:
     """The broker delivers it again; what it takes a token from is handed out once more."""
     process.between[3] = lambda: connected_anew(worker)
     assert process.run(0) == 3
@@ -279,7 +275,7 @@ def test_a_process_of_the_connection_before_begins_nothing_any_more(
     assert [len(jobs) for jobs in worker.jobs] == [8, 8, 1]
 
 
-def test_the_end_of_a_process_of_the_connection_before_takes_no_tokens(
+def test_late_process_exit_takes_no_tokens(
     worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool tells of it ten seconds later."""
@@ -291,14 +287,14 @@ def test_the_end_of_a_process_of_the_connection_before_takes_no_tokens(
     assert [len(jobs) for jobs in worker.jobs] == [8, 8, 5]
 
 
-def test_tokens_of_a_chunk_that_ended_early_are_nobodys(worker: Worker, process: Process) -> None:
+def test_tokens_of_an_ended_chunk_are_released(worker: Worker, process: Process) -> None:
     chunks._put_tokens(0, 5, 1)
     chunks._put_tokens(0, 2, 1)
     assert chunks._take_tokens(0, MAX_EVENTS) == bytes([1, 1])
     assert chunks._take_tokens(0, MAX_EVENTS) == b""
 
 
-def test_without_a_free_place_for_tokens_each_goes_alone(worker: Worker) -> None:
+def test_without_token_slots_events_run_alone(worker: Worker) -> None:
     worker.told.pop()((1, None, JOB_SECONDS / MAX_EVENTS))
     worker.chunks._free_pipes.clear()
     for _ in range(3):
@@ -308,7 +304,7 @@ def test_without_a_free_place_for_tokens_each_goes_alone(worker: Worker) -> None
     assert worker.tokens[2] == NO_TOKENS
 
 
-def test_what_ends_a_process_concerns_what_it_ran(
+def test_process_death_concerns_only_the_running_event(
     worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those before it have ended although nobody had looked yet; those behind it have not begun."""
@@ -327,7 +323,7 @@ def test_what_ends_a_process_concerns_what_it_ran(
     assert worker.jobs[1:] == [["slow"]] * 4
 
 
-def test_after_a_failure_the_next_ones_go_alone_until_one_is_handled(
+def test_after_a_death_events_run_alone_until_one_succeeds(
     worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts = iter([HANDLED, Verdict(kind="retry"), Verdict(kind="retry")])
@@ -342,7 +338,7 @@ def test_after_a_failure_the_next_ones_go_alone_until_one_is_handled(
     assert [len(jobs) for jobs in worker.jobs] == [8, 1, 1, 4]
 
 
-def test_a_process_whose_worker_is_gone_begins_nothing(
+def test_orphaned_process_starts_nothing(
     worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Not 1: in a container that is the parent of the tests, which stands for the worker.
@@ -358,7 +354,7 @@ def test_a_worker_that_stops_lets_nothing_begin(worker: Worker, process: Process
     assert len(worker.jobs) == 1
 
 
-def test_a_worker_that_stops_settles_what_has_ended(worker: Worker, process: Process) -> None:
+def test_stopping_worker_settles_finished_events(worker: Worker, process: Process) -> None:
     """The one that runs may take longer than the worker has."""
     before = len(worker.handled)
     seen: list[int] = []
@@ -403,9 +399,7 @@ def test_each_event_is_served_in_its_turn(pipes: None) -> None:
     assert busy.served == ["events", "ordinary"] * 5
 
 
-def test_what_went_along_with_others_takes_no_turn_of_its_own(
-    worker: Worker, process: Process
-) -> None:
+def test_chunked_events_take_no_extra_turn(worker: Worker, process: Process) -> None:
     busy = Busy(worker)
     for _ in range(400):
         worker.add("slow")
@@ -425,9 +419,7 @@ def test_what_went_along_with_others_takes_no_turn_of_its_own(
 
 
 @pytest.mark.parametrize("others", [True, False])
-def test_what_is_too_little_for_a_job_gives_its_turn_to_nobody_else(
-    worker: Worker, process: Process, others: bool
-) -> None:
+def test_small_chunk_keeps_its_turn(worker: Worker, process: Process, others: bool) -> None:
     """It waits for more only where no ordinary task would be served meanwhile."""
     busy = Busy(worker)
     for _ in range(20):
@@ -443,7 +435,7 @@ def test_what_is_too_little_for_a_job_gives_its_turn_to_nobody_else(
     assert [len(jobs) for jobs in worker.jobs[1:]] == [16, 4]
 
 
-def test_places_of_the_connection_before_are_nobodys(worker: Worker, process: Process) -> None:
+def test_slots_of_a_closed_connection_are_released(worker: Worker, process: Process) -> None:
     busy = Busy(worker)
     worker.add("slow")
     worker.add("slow")

@@ -50,7 +50,7 @@ def read(queue: str, exchange: str, key: str, *, handler: str | None = "m.moved"
 
 @pytest.mark.parametrize("exchange", ["billing:return", "billing:replay"])
 @pytest.mark.parametrize("header", ["m.moved", None])
-def test_what_returns_is_for_the_handlers_own_queue(exchange: str, header: str | None) -> None:
+def test_retry_returns_to_the_handlers_queue(exchange: str, header: str | None) -> None:
     """A queue that it has left is still bound: run from both, each retry would make two."""
     assert read(OWN, exchange, OWN, handler=header) == "m.moved"
     assert read(MAIL, exchange, OWN, handler=header) == "unknown"
@@ -62,7 +62,7 @@ def test_a_first_delivery_in_a_queue_that_the_handler_has_left() -> None:
     assert read(MAIL, "events", "shop.sent") == "m.mail"
 
 
-def test_what_cannot_be_read_is_malformed() -> None:
+def test_unreadable_message_is_malformed() -> None:
     received = Received(
         queue=OWN, exchange="events", routing_key="shop.paid", body=b"", headers={},
         properties={}, unreadable="the headers cannot be read: year 53872825 is out of range",
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_malformed() -> None:
 
 
 @pytest.mark.parametrize("size", [10, 5000])
-def test_what_celery_says_of_the_arguments_is_bounded(size: int) -> None:
+def test_argument_repr_is_bounded(size: int) -> None:
     received = Received(
         queue=OWN,
         exchange="events",

@@ -182,7 +182,7 @@ def test_one_log_line_for_each_feature(
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_a_pool_keeps_the_result_of_a_job_that_a_process_has_received(
+def test_pool_keeps_results_of_received_jobs(
     missing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if missing:

@@ -190,7 +190,7 @@ class Peculiar(Exception):
 
 @pytest.mark.parametrize("wrong", [OutOfStock, Looked, Peculiar])
 @pytest.mark.parametrize("ignore_result", [True, False])
-def test_an_exception_whose_attributes_are_not_what_one_thinks(
+def test_exception_with_odd_attributes(
     app: Celery, wrong: type[Exception], ignore_result: bool
 ) -> None:
     def fails(**payload: object) -> None:
@@ -230,7 +230,7 @@ class Curious(Task):
 
 
 @pytest.mark.parametrize("watched", [False, True])
-def test_a_retry_has_a_traceback_where_somebody_sees_it(app: Celery, watched: bool) -> None:
+def test_retry_has_a_traceback_for_receivers(app: Celery, watched: bool) -> None:
     """Its message has none, and nothing takes as long as writing it."""
     verdict = verdict_of(app, sold_out, {}, watched=watched, ignore_result=True)
     assert verdict.kind == "retry"
@@ -241,14 +241,14 @@ def test_a_retry_has_a_traceback_where_somebody_sees_it(app: Celery, watched: bo
     assert ("in sold_out" in failure.traceback) is watched
 
 
-def test_what_is_archived_has_its_traceback(app: Celery) -> None:
+def test_archived_event_has_its_traceback(app: Celery) -> None:
     verdict = verdict_of(app, sold_out, {}, policy=RetryPolicy(max_retries=0))
     assert verdict.kind == "archive"
     assert verdict.failure is not None
     assert "in sold_out" in verdict.failure.traceback
 
 
-def test_whoever_listens_to_celerys_retries_sees_what_the_handler_raised(app: Celery) -> None:
+def test_task_retry_signal_has_the_handlers_exception(app: Celery) -> None:
     heard: list[str] = []
 
     def hear(einfo: Any, **_: Any) -> None:
@@ -264,7 +264,7 @@ def test_whoever_listens_to_celerys_retries_sees_what_the_handler_raised(app: Ce
     assert "in sold_out" in str(ran[0])
 
 
-def test_celery_writes_no_traceback_of_a_retry_that_nobody_sees(
+def test_retry_without_receivers_has_no_traceback(
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     written: list[object] = []
@@ -303,7 +303,7 @@ def test_a_retry_that_is_asked_for_before_the_run(app: Celery, ignore_result: bo
     assert not ran
 
 
-def test_who_wraps_celerys_tracer_wraps_ours(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapped_celery_tracer_is_used(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """As error trackers do."""
     plain, seen = trace.build_tracer, []
 

@@ -53,7 +53,7 @@ def raised(exc: BaseException, cause: BaseException | None = None) -> BaseExcept
     [raised(Retry(), ValueError("never raised")), raised(Reject(ValueError("never raised")))],
     ids=["retry(exc=…)", "Reject(…)"],
 )
-def test_an_exception_that_was_never_raised_gets_the_place_of_the_one_that_carried_it(
+def test_unraised_exception_gets_the_carriers_location(
     exc: BaseException,
 ) -> None:
     verdict = decide(exc, RetryPolicy(max_retries=0), attempt=1, now=NOW, random=0.5)
