@@ -1,11 +1,11 @@
 """Run the fault table and write docs/faults.md.
 
-    make faults                                    all rows, some minutes each ten
+    make faults                                    all rows, a few minutes for every ten
     make faults ARGS="--events 200 child-within"   some of them
     make faults ARGS="--list"
-    make faults ARGS="--peer --events 200"         the same faults, celery-amqp-events in our place
+    make faults ARGS="--peer --events 200"         the same faults, run against celery-amqp-events
 
-What a run found is kept in docs/faults/ by broker version; the page is written from all of them.
+Results are stored in docs/faults/ by broker version; the page is written from all of them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("rows", nargs="*", metavar="row", help="Names; all rows by default.")
     parser.add_argument("--events", type=int, default=EVENTS, help=f"Per row; {EVENTS} by default.")
-    parser.add_argument("--seed", default="1", help="Of all that is left to chance; 1 by default.")
+    parser.add_argument("--seed", default="1", help="Random seed; 1 by default.")
     parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
     parser.add_argument("--output", type=Path, default=ROOT / "docs", help="docs/ by default.")
-    parser.add_argument("--keep", action="store_true", help="Keep ledgers and logs, and say where.")
+    parser.add_argument(
+        "--keep", action="store_true", help="Keep ledgers and logs, and print their path."
+    )
     parser.add_argument(
         "--missing",
         action="store_true",
-        help="Rows that did not hold here yet, as they are run now.",
+        help="Only rows that have not held on this broker with today's code.",
     )
     parser.add_argument("--list", action="store_true", help="The rows' names.")
     parser.add_argument("--write", action="store_true", help="Only write the page again.")

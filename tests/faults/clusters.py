@@ -53,7 +53,7 @@ def loses_one(world: World, *, cut: bool) -> None:
 
 row(CLUSTER, "The queues' leader is killed under load, and started again", cluster=True,
     name="cluster-leader-killed")(partial(loses_one, cut=False))  # fmt: skip
-row(CLUSTER, "The queues' leader is cut off from the two others, and comes back", cluster=True,
+row(CLUSTER, "The queues' leader is cut off from the two others and reconnected", cluster=True,
     name="cluster-leader-cut-off")(partial(loses_one, cut=True))  # fmt: skip
 
 

@@ -53,7 +53,7 @@ _OPEN = "state = 'idle in transaction'"
 
 
 def begin(world: World) -> int:
-    """Let nobody wait long for the database; returns how often it is to be taken away."""
+    """Shorten the database timeouts; return how often the database is stopped."""
     world.environ(TESTPROJECT_DELAY=DELAY, TESTPROJECT_DATABASE=_impatient(world.database))
     world.declare()
     return 2 if world.events < 1000 else 4
@@ -62,7 +62,7 @@ def begin(world: World) -> int:
 # -- who needs it -------------------------------------------------------------------------
 
 
-@row(GROUP, "The database is away while the mirror writes to it")
+@row(GROUP, "The database is down while the mirror writes to it")
 def database_mirror(world: World) -> None:
     """Mirroring goes on with the same messages; no row is doubled."""
     times = begin(world)
@@ -81,7 +81,7 @@ def database_mirror(world: World) -> None:
     assert "is away" in mirror.log
 
 
-@row(GROUP, "The database is away while publishers write to the outbox")
+@row(GROUP, "The database is down while publishers write to the outbox")
 def database_outbox(world: World) -> None:
     """A transaction that failed is repeated by its publisher, under the same ids.
 
@@ -101,9 +101,9 @@ def database_outbox(world: World) -> None:
     assert world.service.ledger(what="refused"), "no transaction failed"
 
 
-@row(GROUP, "The database is away while a relay waits for confirms")
+@row(GROUP, "The database is down while a relay waits for confirms")
 def database_relay(world: World) -> None:
-    """They come meanwhile. The relay keeps them, and notes them when it is back."""
+    """The confirms arrive while it is down. The relay records them when it is back."""
     times = begin(world)
     world.keep(world.worker)
     leave(world)
@@ -120,13 +120,13 @@ def database_relay(world: World) -> None:
     for left in reversed(range(times)):
         until(lambda: any(link.held for link in proxy.links), DEADLINE, "a batch is confirmed")
         hold = {ACK, NACK} if left else set()
-        lose(world, partial(int, claimed(world)), "rows in the hand of the relay",
+        lose(world, partial(int, claimed(world)), "rows leased by the relay",
              meanwhile=partial(confirm, hold))  # fmt: skip
     relayed(world)
     assert "is away" in relay.log
 
 
-@row(GROUP, "The database is away while handlers with `once` write to it")
+@row(GROUP, "The database is down while handlers with `once` write to it")
 def database_once(world: World) -> None:
     """Also between their last statement and their commit: what does not commit is tried again."""
     times = begin(world)
@@ -151,9 +151,7 @@ def database_once(world: World) -> None:
     assert again, "no commit failed"
 
 
-@row(
-    GROUP, "The database of the result backend is away (django-celery-results, extended)", share=0.5
-)
+@row(GROUP, "The result backend's database is down (django-celery-results, extended)", share=0.5)
 def database_results(world: World) -> None:
     """Every run stores a result, or fails to; nothing comes of it."""
     results = world.grounds.database()
@@ -167,7 +165,7 @@ def database_results(world: World) -> None:
         slowly(world, times, work=max(0.02, SLOWLY * times / world.events), lasting=0.0)
         until(lambda: unacked(world), DEADLINE, "handlers run")
         with closed(world, results):
-            world.hit("result backend away")
+            world.hit("result backend down")
             time.sleep(LOCKED)
     world.settle()
     assert not unhandled(world)
@@ -272,7 +270,7 @@ def held(database: Database, table: str) -> Iterator[None]:
 
 @contextmanager
 def closed(world: World, database: Database) -> Iterator[None]:
-    """Take one database away and leave the others."""
+    """Stop one database and leave the others running."""
     if world.grounds.postgres is None:
         with locked(database):
             yield

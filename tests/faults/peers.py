@@ -482,36 +482,35 @@ same(
 same(
     "handler-removed",
     handler_removed,
-    "A handler is removed: its events wait in its queue, which nobody consumes any more",
+    "A handler is removed: its events stay in a queue without a consumer",
 )
 
 
 # -- the page -------------------------------------------------------------------------
 
 INTRODUCTION = """\
-The package that this one is compatible with, by `make faults ARGS="--peer --events 200"`, in a
-virtual environment of its own. It is set up as its README asks for (late acks, requeue when a
-worker is lost, confirms, durable queues), with the same options of Celery as ours. Its queues are
-declared before the first event; its archive too, with its limits, since RabbitMQ 4.3 refuses the
-lazy queue that it declares itself. A worker that ends is started again. What a publish refuses is
-published again.
+This is the package whose messages ours can read, run by `make faults ARGS="--peer --events 200"` in
+a virtual environment of its own. It is configured as its README asks (late acks, requeue when a
+worker is lost, confirms, durable queues), with the same Celery options as ours. Its queues and its
+archive are declared before the first event, because RabbitMQ 4.3 refuses the lazy queue that it
+declares itself. A worker that exits is restarted, and a failed publish is repeated.
 
-Each event has one handler, with the same shares of failures as above, a second between attempts
-and two retries. So the figures are events; there are no effects to count, for there is no `once`.
-**Held** means the same as above: nothing lost, nothing waiting in the end, and a fault that hit
-work in flight. A row ends when its queues are empty, or 75 s after the last event was published.
-Rows in which everything is archived have a fifth of the events: with the Celery that it was run
-with, each archived event gives a later one of the same process one more attempt. The figures are
-of several runs, not of one: rows that did not fit this package were changed and run again.
+Each event has one handler with two retries, one second apart, and the same shares of failures as
+above. The table counts events; there are no effects, because the package has no `once`. **Held**
+means the same as above: nothing lost, nothing waiting at the end, and a fault that hit work in
+flight. A row ends when its queues are empty, or 75 s after the last event was published. Rows in
+which every event is archived have a fifth of the events: with the Celery release used here, each
+archived event gives a later one of the same process one more attempt. The results come from several
+runs: rows that did not fit this package were changed and run again.
 
-Where a row does not hold, these are the causes. Its publishes have no time limit: on a half-open
-connection a publisher waits, and so does a pool process that publishes a retry; what the worker
-had taken was still waiting when the row's time was up. Copies for a delay queue or the archive,
-and what comes back from a delay queue, are lost where their queue is missing, without a word. And
-a handler that is gone leaves a queue that is still bound, and that nobody consumes.
+Rows do not hold for these reasons. Its publishes have no timeout: on a half-open connection a
+publisher waits, and so does a pool process that publishes a retry, and its deliveries were still
+waiting at the end of the row. Messages for a delay queue or the archive, and messages that return
+from a delay queue, are lost without an error if their queue is missing. A removed handler leaves a
+queue that is still bound and has no consumer.
 """
 
-#: Rows of ours that the peer cannot have, by what it would need for them.
+#: Rows that do not apply to the peer, by the feature it lacks.
 CANNOT = {
     "outbox": (
         "broker-killed-publish", "cut-publish", "half-open-publish", "memory-publish",
@@ -535,6 +534,6 @@ CANNOT = {
 
 
 def versions() -> dict[str, str]:
-    """Return what the peer ran with."""
+    """Return the versions that the peer ran with."""
     names = (PACKAGE, "celery", "kombu", "amqp")
     return {name: peering.version(name) for name in names}

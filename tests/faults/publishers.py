@@ -108,7 +108,7 @@ def relay_relayed(world: World) -> None:
     assert world.ledger.kills, "no relay was killed"
 
 
-@row(PUBLISHERS, "One of two relays is killed with a batch in hand")
+@row(PUBLISHERS, "One of two relays is killed while it holds a batch")
 def relay_of_two(world: World) -> None:
     """The other one goes on meanwhile, and takes that batch when its lease has ended.
 
@@ -144,7 +144,7 @@ def outbox(world: World) -> int:
 
 
 def claimed(world: World) -> int:
-    """Rows that relays have in hand."""
+    """Return the number of rows that relays have leased."""
     ((number,),) = world.database.query(
         "SELECT count(*) FROM django_amqp_events_outboxevent WHERE claim IS NOT NULL"
     )

@@ -1,4 +1,4 @@
-"""docs/faults.md, from what runs on several brokers found."""
+"""Write docs/faults.md from the results of runs on several brokers."""
 
 from __future__ import annotations
 
@@ -26,52 +26,53 @@ INTRODUCTION = """\
 
 > Written by `make faults`. Each line is a run in which the named fault hit work in flight.
 
-Every event has two handlers, one of them with [`once`](handling.md#once); most succeed, one in
-ten fails in its first attempt, one in twenty for ever, unless a row needs it otherwise. The
-figures are (event, handler) pairs: **published** = accepted (with the outbox: committed),
-**handled**, **archived** after their attempts or by the fault, **waiting** in a queue or the
-outbox in the end, and **lost**: none of these. **Calls**: runs of the plain handler that had
-ended before in the same attempt, and did again: delivery is at least once. **Effects**: rows
-that the handler with `once` wrote to its database beyond the first of an event.
+Every event has two handlers, one of them with [`once`](handling.md#once). Unless a row needs it
+otherwise, most events succeed, one in ten fails in its first attempt, and one in twenty fails in
+every attempt. The table counts (event, handler) pairs:
 
-They come from ledgers outside of the package: publishers and handlers append a line to a file
-of their process and wait until the disk has it, before and after each step. A worker or
-publisher that is killed says so in its ledger first. **Hit** says how often the fault came, and
-how much was in flight when it did: deliveries that were unacked, as the broker's management API had
-it within a second or as handlers were running, at least the one at which a process killed itself;
-of a publisher, events without an answer; for a deleted queue, what waited for it.
+- **published**: accepted by RabbitMQ; with the outbox, committed;
+- **handled**; **archived** after the last attempt or because of the fault;
+- **waiting** in a queue or in the outbox at the end; **lost**: none of these;
+- **calls**: repeated runs of the plain handler within one attempt, since delivery is at least once;
+- **effects**: database rows that the handler with `once` wrote beyond the first one for an event;
+- **hit**: how often the fault occurred and how many deliveries were unacknowledged at that moment;
+  for a publisher, events without a confirm; for a deleted queue, the messages in it.
 
-A row is **held** if the fault hit what it says, nothing was lost, no effect was doubled, and all
-had come to its end in time.
+The counts come from ledgers outside the package. Publishers and handlers append a line to a file
+of their process, and sync it to disk, before and after each step. A worker or publisher that is
+killed writes so to its ledger first.
 
-In runs of today's code every fast path is on ([`FAST_PATHS`](settings.md)), as by default. The
-suite runs each row with fewer events: about a third of the rows each with all, with all but
-`"chunks"`, and with none.
+A row is **held** if the fault hit its target, nothing was lost, no effect was doubled, and all
+events were settled in time.
 
-So that a run ends soon, some times are shorter than by default: retries after a second, what a
-dead process has taken from the outbox or for a replay is free after 6 s, not 60 or 30.
+All [fast paths](settings.md) are on, as by default. The test suite runs each row with fewer events:
+about a third of the rows with all fast paths, a third without `"chunks"`, and a third with none.
+
+Some times are shorter than by default, so that a run ends soon: retries follow after one second,
+and leases on outbox rows and replays expire after 6 s instead of 60 s and 30 s.
 """
 
 FOUND = """\
-## What it found
+## Bugs that the rows found
 
-Found by a row, by a test of the same fault, or by the benchmark beside them, and mended:
+These were found by a row, by a test of the same fault, or by the benchmark, and are fixed:
 
-- A worker whose network went half-open hung for ever when it connected again: Celery says goodbye
-  on the connection of its task events and waits for the answer without a limit
+- A worker on a half-open network hung forever when it reconnected. Celery closes the connection of
+  its task events with an AMQP `close` and waits for the reply without a timeout
   (half-open-handling).
-- In solo and threads the ack of a run that had ended waited for the next run; where that one
+- In the solo and threads pools, the ack of a finished event waited for the next event. If that one
   killed the worker, the first ran again (23 of 24 rounds in solo, 12 of 24 in threads; now none).
-- A pool process kept what each failure had left until Python's next full collection, some 80 MB.
+- A pool process kept the objects of each failure until Python's next full garbage collection, about
+  80 MB.
 
-And this is RabbitMQ's own: when a cluster loses a node, a dead letter that had no confirm yet is
-sent again after three minutes. Until then it is neither ready nor unacked, and is counted as
-waiting (cluster-leader-cut-off).
+One delay is RabbitMQ's own. When a cluster loses a node, a dead letter without a confirm is sent
+again after three minutes. Until then it is neither ready nor unacknowledged, and the table counts
+it as waiting (cluster-leader-cut-off).
 """
 
 
 def line(result: Result) -> str:
-    """A row for the console."""
+    """Return a row for the console."""
     mark = "held    " if result.held else "NOT HELD"
     counts = result.counts
     figures = " ".join(f"{name} {getattr(counts, name)}" for name in COLUMNS) if counts else ""
@@ -108,7 +109,7 @@ def keep(
     seed: str,
     peer: bool = False,
 ) -> None:
-    """Put results beside those of earlier runs on the same broker, or of the peer."""
+    """Store results with those of earlier runs on the same broker, or of the peer."""
     path = _path(docs, grounds, peer=peer)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
@@ -136,7 +137,7 @@ def keep(
 
 
 def describe(hits: Iterable[Hit]) -> str:
-    """Say what hit how often, and what was in flight."""
+    """Return how often each fault occurred and how many deliveries were in flight."""
     hits = list(hits)
     parts = []
     for what, number in Counter((hit.what, hit.signal) for hit in hits).items():
@@ -150,7 +151,7 @@ def describe(hits: Iterable[Hit]) -> str:
 
 
 def write(docs: Path) -> Path:
-    """Write the page from all that was found."""
+    """Write the page from all stored results."""
     page = docs / "faults.md"
     parts = [INTRODUCTION]
     found = sorted(
@@ -177,7 +178,7 @@ def _section(found: Mapping[str, Any]) -> str:
             f"Python {about['python']}, Django {about['django']}, Celery {about['celery']}, kombu "
             f"{about['kombu']}, py-amqp {about['amqp']}, {about['database']}; {about['day']}. "
             f"{held} of {len(ours)} rows held, {today} of them with every fast path on"
-            f"{f'; {missing} more were not run here yet' if missing else ''}.\n"
+            f"{f'; {missing} rows have not been run here' if missing else ''}.\n"
         ),
         *_table(ours, rows, COLUMNS),
     ]
@@ -196,7 +197,7 @@ def _peer_section(found: Mapping[str, Any]) -> str:
         ),
         peers.INTRODUCTION,
         *_table(run, rows, [column for column in COLUMNS if column != "effects"]),
-        "\nRows of ours that cannot be:\n",
+        "\nOur rows that do not apply to it:\n",
     ]
     for what, names in peers.CANNOT.items():
         rest = [all_rows()[name] for name in names]
@@ -204,7 +205,7 @@ def _peer_section(found: Mapping[str, Any]) -> str:
             f"{group}: {'; '.join(row.title for row in members)}"
             for group, members in groupby(rest, key=lambda row: row.group)
         )
-        lines.append(f"- cannot: it has no {what}. {titles}.")
+        lines.append(f"- It has no {what}. {titles}.")
     return "\n".join([*lines, ""])
 
 

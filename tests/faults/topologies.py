@@ -22,7 +22,7 @@ from .world import (
     World,
 )
 
-DELETED = "Queues deleted by hand"
+DELETED = "Queues deleted manually"
 RELEASES = "Releases while events are delayed"
 
 
