@@ -26,7 +26,7 @@ from .exceptions import ConfigurationError, PublishError
 from .memory import Clock, MemoryBackend, Waiting
 from .message import decoding
 from .message.archive_reader import Archived, Outcome
-from .message.messages import Message, Received
+from .message.types import Message, Received
 from .publish.publisher import PendingPublish, divert
 
 __all__ = [

@@ -26,7 +26,7 @@ from django_amqp_events.message import (
     decoding,
     encoding,
 )
-from django_amqp_events.message.messages import Failure, Progress, Received
+from django_amqp_events.message.types import Failure, Progress, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
 from django_amqp_events.publish import publisher
 

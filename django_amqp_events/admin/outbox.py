@@ -29,7 +29,7 @@ from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_
 from ..archive.replay import Skipped
 from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
-from ..message.messages import Received
+from ..message.types import Received
 from ..models import Moment, OutboxEvent, visible
 from ..publish import outbox
 from ..publish.outbox import RowState

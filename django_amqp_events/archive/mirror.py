@@ -28,7 +28,7 @@ from ..databases import check_commits
 from ..exceptions import AmqpEventsError
 from ..message import archive_reader
 from ..message.archive_reader import Archived
-from ..message.messages import Received
+from ..message.types import Received
 from ..models import (
     LENGTH,
     ArchivedEvent,

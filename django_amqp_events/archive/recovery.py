@@ -40,8 +40,8 @@ from ..message.headers import (
     EVENT_OUTCOME,
     without_publisher_headers,
 )
-from ..message.messages import Message, Progress, Received
 from ..message.text import parse_moment
+from ..message.types import Message, Progress, Received
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from ..exceptions import (
     PublishTimeoutError,
 )
 from ..message import copies, headers
-from ..message.messages import Message
+from ..message.types import Message
 from ..models import (
     ArchiveAction,
     ArchivedEvent,

@@ -17,7 +17,7 @@ from amqp import spec
 from celery import Celery
 
 from ..exceptions import BrokerUnavailableError, TopologyError
-from ..message.messages import Received
+from ..message.types import Received
 from . import connection
 from .delivery_headers import HeaderReader
 from .fast.frame_reader import FrameReader

@@ -24,7 +24,7 @@ from ..exceptions import (
     PublishRefusedError,
     UnroutableError,
 )
-from ..message.messages import Message
+from ..message.types import Message
 from .connection import (
     AMQP_ERRORS,
     close_socket,

@@ -25,7 +25,7 @@ from ..exceptions import (
     PublishRefusedError,
     PublishTimeoutError,
 )
-from ..message.messages import Message
+from ..message.types import Message
 
 #: What py-amqp and the sockets below it raise. Anything else comes from elsewhere, such as
 #: Celery's SoftTimeLimitExceeded out of a signal handler, and is not the broker's failure.

@@ -13,7 +13,7 @@ from celery import Celery
 
 from ..conf import Settings
 from ..exceptions import PublishError
-from ..message.messages import Message
+from ..message.types import Message
 from .confirms import ConfirmChannel
 from .connection import celery_app, unavailable_errors
 

@@ -23,7 +23,7 @@ from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError, Malformed, PublishError
 from ..message import archive_reader, decoding
 from ..message.archive_reader import Archived, Outcome
-from ..message.messages import Message, Payload, Received
+from ..message.types import Message, Payload, Received
 from ..publish.publisher import PendingPublish
 from ..worker.dispatch import (
     HOLDABLE,

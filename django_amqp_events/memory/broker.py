@@ -22,7 +22,7 @@ from ..broker.topology import (
 )
 from ..declare.patterns import pattern_matches
 from ..exceptions import ExchangeMissingError, PublishError, UnroutableError
-from ..message.messages import Message, Received
+from ..message.types import Message, Received
 
 Death = Literal["expired", "rejected", "delivery_limit", "maxlen"]
 

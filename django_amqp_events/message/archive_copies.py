@@ -19,19 +19,19 @@ from .headers import (
     is_broker_header,
     table_size,
 )
-from .messages import (
-    Failure,
-    Message,
-    Progress,
-    Received,
-    task_id,
-)
 from .text import (
     as_text,
     compact_json,
     cut_middle,
     routing_key_text,
     utc_text,
+)
+from .types import (
+    Failure,
+    Message,
+    Progress,
+    Received,
+    task_id,
 )
 
 MAX_TRACEBACK: Final = 20_000

@@ -22,8 +22,8 @@ from .headers import (
     EVENT_UNREADABLE,
     is_broker_header,
 )
-from .messages import Received
 from .text import parse_moment, too_deep
+from .types import Received
 
 #: Files of installed packages and of Python itself.
 INSTALLED: Final = re.compile(r"(site|dist)-packages|/lib(64)?/python3|<frozen ")

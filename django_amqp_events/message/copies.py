@@ -18,14 +18,14 @@ from .headers import (
     identity_headers,
     with_publisher_headers,
 )
-from .messages import (
+from .text import compact_json, utc_text
+from .types import (
     Failure,
     Message,
     Progress,
     Received,
     task_id,
 )
-from .text import compact_json, utc_text
 
 MAX_HISTORY_ENTRIES: Final = 20
 

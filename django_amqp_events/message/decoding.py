@@ -28,7 +28,6 @@ from .headers import (
     IDENTITY_HEADERS,
     publisher_headers,
 )
-from .messages import Payload, Progress, Received
 from .text import (
     MAX_DEPTH,
     compact_json,
@@ -37,6 +36,7 @@ from .text import (
     parse_moment,
     too_deep,
 )
+from .types import Payload, Progress, Received
 
 #: Longest event id or correlation id that is believed.
 MAX_ID: Final = 255

@@ -20,13 +20,13 @@ from .headers import (
     FORMAT,
     basic_properties,
 )
-from .messages import Message
 from .text import (
     MAX_DEPTH,
     count_brackets,
     too_deep,
     utc_text,
 )
+from .types import Message
 
 # -- publishing ---------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from ..context import ReceivedEvent
 from ..exceptions import InvalidEventError
-from .messages import Message
 from .text import compact_json, has_surrogates, utc_text
+from .types import Message
 
 #: Version of the event message and of the archive message.
 FORMAT: Final = 1

@@ -14,9 +14,9 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
 
 from ..context import ReceivedEvent
-from ..message import decoding, messages
+from ..message import decoding
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
-from ..message.messages import Payload, Received
+from ..message.types import Payload, Received, task_id
 from .base import LENGTH, AppendOnly, Moment
 from .groups import FailureGroup
 from .text import visible
@@ -218,7 +218,7 @@ class ArchivedEvent(models.Model):
     @property
     def task_id(self) -> str:
         """Id of its TaskResult: of its run before any replay."""
-        return messages.task_id(self.source, self.event_id, self.handler, None)
+        return task_id(self.source, self.event_id, self.handler, None)
 
     @staticmethod
     def pack_headers(headers: Mapping[str, Any]) -> bytes:
@@ -336,7 +336,7 @@ class Replay(models.Model):
     def task_id(self) -> str:
         """Id of its TaskResult."""
         event = self.event
-        return messages.task_id(event.source, event.event_id, self.handler, str(self.pk))
+        return task_id(event.source, event.event_id, self.handler, str(self.pk))
 
 
 class ArchivedFailure(models.Model):

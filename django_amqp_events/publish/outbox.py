@@ -47,7 +47,7 @@ from ..exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
-from ..message.messages import Message
+from ..message.types import Message
 
 if TYPE_CHECKING:
     # Publishing is imported before Django's apps are loaded.

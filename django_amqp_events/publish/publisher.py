@@ -37,7 +37,7 @@ from ..exceptions import (
 )
 from ..message import decoding, encoding
 from ..message.headers import check_headers
-from ..message.messages import Message
+from ..message.types import Message
 from ..signals import event_published, event_unrouted
 from . import outbox
 from .direct_publisher import DirectPublisher, get_direct_publisher

@@ -28,7 +28,7 @@ from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
-from ..message.messages import Payload, Progress, Received
+from ..message.types import Payload, Progress, Received
 from . import fast_paths
 from .cold_shutdown import ColdShutdown
 from .delivery import Delivery

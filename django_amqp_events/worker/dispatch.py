@@ -16,9 +16,9 @@ from ..conf import MAX_NAME, Settings
 from ..context import ReceivedEvent
 from ..declare.registry import Handler, Registry
 from ..exceptions import Malformed
-from ..message import decoding, headers, messages
-from ..message.messages import Payload, Progress, Received
+from ..message import decoding, headers
 from ..message.text import printable
+from ..message.types import Payload, Progress, Received, task_id
 from .verdict import Verdict
 
 #: A retry that is due within this many seconds is held in the worker instead of being published
@@ -150,7 +150,7 @@ def celery_headers(
     return {
         "lang": "py",
         "task": handler.name,
-        "id": messages.task_id(event.service, event.id, handler.name, event.replay_id),
+        "id": task_id(event.service, event.id, handler.name, event.replay_id),
         "root_id": event.correlation_id,
         "parent_id": event.causation_id,
         "retries": progress.attempt - 1,

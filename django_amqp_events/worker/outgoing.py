@@ -17,7 +17,7 @@ from ..context import ReceivedEvent
 from ..declare.registry import Handler
 from ..declare.retry_policy import hop
 from ..message import archive_copies, copies, text
-from ..message.messages import Message, Received
+from ..message.types import Message, Received
 from .dispatch import Reading
 from .verdict import Verdict
 

@@ -22,7 +22,7 @@ from ..conf import Settings
 from ..declare.registry import Registry
 from ..exceptions import Malformed
 from ..message import decoding, headers
-from ..message.messages import Failure, Received
+from ..message.types import Failure, Received
 from .bootstep import EventStep
 from .delivery import Delivery
 from .settlement import HOLD, Settler

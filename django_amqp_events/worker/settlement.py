@@ -30,7 +30,7 @@ from ..broker.confirms import WINDOW, ConfirmChannel
 from ..conf import Settings
 from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
 from ..message import headers
-from ..message.messages import Message
+from ..message.types import Message
 from .acks import Acks
 from .celery_internals import AckCallback, runs_acks_while_stopping
 from .delivery import Delivery

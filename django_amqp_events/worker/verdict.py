@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from ..declare.retry_policy import RetryPolicy
 from ..exceptions import ControlFlow
 from ..message.archive_copies import MAX_TRACEBACK
-from ..message.messages import Failure
+from ..message.types import Failure
 
 MAX_FRAMES: Final = 30
 MAX_MESSAGE: Final = 4_000

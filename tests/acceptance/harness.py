@@ -25,7 +25,7 @@ import django_amqp_events
 from broker import Broker
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.message import encoding, headers
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 from tests.waiting import NotInTime
 
 PROJECT = Path(__file__).resolve().parent / "project"

@@ -28,11 +28,10 @@ from django_amqp_events.exceptions import (
 from django_amqp_events.message import (
     copies,
     encoding,
-    messages,
     text,
 )
 from django_amqp_events.message.archive_reader import Archived
-from django_amqp_events.message.messages import Message, Received
+from django_amqp_events.message.types import Message, Received, task_id
 from django_amqp_events.testing import override_events
 
 from .worlds import World, memory_world, rabbit_world
@@ -329,7 +328,7 @@ def a_bound_handler(world: World) -> Generator[None]:
     (run,) = world.runs("bound", event)
     assert run["own"] == event
     assert run["task"] == "c.bound"
-    assert run["task_id"] == messages.task_id("contract", event, "c.bound", None)
+    assert run["task_id"] == task_id("contract", event, "c.bound", None)
     assert run["headers"] == {"tenant": "x"}
     assert run["service"] == "contract"
 

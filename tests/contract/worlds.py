@@ -21,7 +21,7 @@ from django_amqp_events.exceptions import PublishError
 from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.message import archive_reader
 from django_amqp_events.message.archive_reader import Archived, Outcome
-from django_amqp_events.message.messages import Message, Received
+from django_amqp_events.message.types import Message, Received
 from django_amqp_events.publish.publisher import Options, divert
 from django_amqp_events.testing import memory_events, override_events
 from tests.acceptance.harness import (

@@ -17,7 +17,7 @@ from django_amqp_events.message import (
     decoding,
     encoding,
 )
-from django_amqp_events.message.messages import (
+from django_amqp_events.message.types import (
     Failure,
     Message,
     Progress,

@@ -24,7 +24,7 @@ from django_amqp_events import (
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.decorators import Event, HandlerFunction, Publishable
 from django_amqp_events.exceptions import PublishError
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
 
 OWN_ID = UUID("8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11")

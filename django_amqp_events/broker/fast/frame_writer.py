@@ -16,7 +16,7 @@ from typing import Any, Final
 from amqp.serialization import dumps
 from amqp.spec import Basic
 
-from ...message.messages import Message
+from ...message.types import Message
 
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
 _FRAME: Final = Struct(">BHI").pack

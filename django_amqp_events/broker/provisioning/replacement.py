@@ -34,7 +34,7 @@ from celery import Celery
 
 from ...conf import Settings
 from ...exceptions import BrokerUnavailableError, TopologyError
-from ...message.messages import Message
+from ...message.types import Message
 from .. import confirms, connection
 from ..topology import (
     NO_LIMIT,

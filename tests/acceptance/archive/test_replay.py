@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.message import messages
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message, task_id
 
 from ..conftest import Make
 from ..harness import Eyes, Service, until
@@ -192,4 +191,4 @@ def test_a_handler_that_was_renamed(fresh_eyes: Eyes, service: Make) -> None:
     (done,) = mirrored(after, state="succeeded")
     assert done["id"] == failed["id"]
     second = done["replay_set"][1]
-    assert second["task_id"] == messages.task_id("tests", event_id, "billing.new", second["id"])
+    assert second["task_id"] == task_id("tests", event_id, "billing.new", second["id"])

@@ -15,7 +15,7 @@ from django_amqp_events.message import (
     decoding,
     encoding,
 )
-from django_amqp_events.message.messages import Message, Progress, Received
+from django_amqp_events.message.types import Message, Progress, Received
 from tests.conftest import Database
 
 from ..conftest import Make

@@ -13,7 +13,7 @@ import pytest
 
 from broker import BrokerError
 from django_amqp_events.conf import FAST_PATHS
-from django_amqp_events.message.messages import task_id
+from django_amqp_events.message.types import task_id
 
 from ..conftest import Make
 from ..harness import (

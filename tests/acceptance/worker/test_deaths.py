@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.message import messages as messages_module
+from django_amqp_events.message import types as message_types
 
 from ..conftest import Make
 from ..harness import (
@@ -195,7 +195,7 @@ def test_requeued_for_ever(prefork: Service, eyes: Eyes) -> None:
 
 
 def task_id(event_id: str, handler: str = "testproject.act") -> str:
-    return messages_module.task_id("tests", event_id, handler, None)
+    return message_types.task_id("tests", event_id, handler, None)
 
 
 def revoke(eyes: Eyes, name: str, **options: Any) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from django_amqp_events.message.messages import task_id
+from django_amqp_events.message.types import task_id
 
 from ..conftest import Make
 from ..harness import Archive, Eyes, Service, until

@@ -20,7 +20,7 @@ import pytest
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.message import archive_copies
-from django_amqp_events.message.messages import Received
+from django_amqp_events.message.types import Received
 
 from ..conftest import Make
 from ..harness import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from django_amqp_events.message import messages as messages_module
+from django_amqp_events.message import types as message_types
 
 from ..conftest import Make
 from ..harness import (
@@ -134,7 +134,7 @@ def results(service: Service) -> dict[str, list[str]]:
 
 
 def task_id(event_id: str, handler: str) -> str:
-    return messages_module.task_id("tests", event_id, f"testproject.{handler}", None)
+    return message_types.task_id("tests", event_id, f"testproject.{handler}", None)
 
 
 def test_a_result_per_handler_for_failures(fresh_eyes: Eyes, service: Make) -> None:

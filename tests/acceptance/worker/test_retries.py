@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 
 from ..conftest import Make
 from ..harness import (

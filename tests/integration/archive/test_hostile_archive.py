@@ -17,7 +17,7 @@ from amqp.serialization import decode_properties_basic
 from django_amqp_events.exceptions import Malformed
 from django_amqp_events.message import archive_copies, decoding
 from django_amqp_events.message.headers import EVENT_UNREADABLE
-from django_amqp_events.message.messages import Message, Progress, Received
+from django_amqp_events.message.types import Message, Progress, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
 from tests.acceptance.worker.test_hostile_doors import DOORS, LOGGED
 from tests.acceptance.worker.test_hostile_table import REFUSED, cases

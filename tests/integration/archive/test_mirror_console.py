@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent
 
 from ..archiving import archived, publish, received

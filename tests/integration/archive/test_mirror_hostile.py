@@ -16,7 +16,7 @@ from django_amqp_events.broker import batch_reader
 from django_amqp_events.broker.batch_reader import BatchReader
 from django_amqp_events.broker.fast.frame_reader import FrameReader
 from django_amqp_events.message.headers import EVENT_UNREADABLE
-from django_amqp_events.message.messages import Message, Received
+from django_amqp_events.message.types import Message, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
 from tests.acceptance.worker.test_hostile import (
     identity,

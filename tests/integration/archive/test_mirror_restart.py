@@ -13,7 +13,7 @@ import pytest
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror
 from django_amqp_events.archive import states as event_states
-from django_amqp_events.message.messages import Message, Received
+from django_amqp_events.message.types import Message, Received
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,

@@ -38,7 +38,7 @@ from django_amqp_events import (
     publish_many,
 )
 from django_amqp_events.broker import publisher_pool
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 from tests.conftest import Vhost
 from tests.waiting import stopped
 

@@ -21,7 +21,7 @@ from django_amqp_events import (
 )
 from django_amqp_events.broker.confirms import GATHER
 from django_amqp_events.broker.provisioning.amqp_api import version_of
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 from tests.conftest import Vhost
 
 from ..wire import (

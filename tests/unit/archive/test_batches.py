@@ -27,7 +27,7 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,

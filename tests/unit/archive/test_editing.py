@@ -26,7 +26,7 @@ from django_amqp_events.exceptions import (
     UnroutableError,
 )
 from django_amqp_events.message import headers
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,

@@ -23,7 +23,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import mirror, retention, states
 from django_amqp_events.archive.groups import failure_groups, fingerprint, group_counts
 from django_amqp_events.archive.states import UnpublishedReplay
-from django_amqp_events.message.messages import Failure, Received
+from django_amqp_events.message.types import Failure, Received
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror, states
 from django_amqp_events.archive.mirror import Counts, Mirror, store
-from django_amqp_events.message.messages import Received
+from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,

@@ -28,7 +28,7 @@ from django_amqp_events.exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, Replay, State
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason

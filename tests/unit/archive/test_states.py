@@ -29,7 +29,7 @@ from django_amqp_events.archive.states import ClaimedReplay, UnpublishedReplay
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.message import archive_copies, decoding, encoding
-from django_amqp_events.message.messages import Message, Progress, Received
+from django_amqp_events.message.types import Message, Progress, Received
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,

@@ -19,7 +19,7 @@ from django_amqp_events.broker.fast.frame_writer import (
     header_table,
     properties,
 )
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 
 FRAME_MAX = 131_072
 #: Any text, lone surrogates too.

@@ -11,7 +11,7 @@ import pytest
 from django_amqp_events.message import archive_reader
 from django_amqp_events.message.archive_reader import Archived, Outcome
 from django_amqp_events.message.headers import EVENT_UNREADABLE
-from django_amqp_events.message.messages import Received
+from django_amqp_events.message.types import Received
 from tests.integration.archiving import archived, received
 
 

@@ -26,7 +26,6 @@ from django_amqp_events.message import (
     archive_reader,
     copies,
     decoding,
-    messages,
 )
 from django_amqp_events.message.archive_reader import Archived, Outcome
 from django_amqp_events.message.decoding import MAX_ID
@@ -38,13 +37,14 @@ from django_amqp_events.message.headers import (
     table_size,
     without_publisher_headers,
 )
-from django_amqp_events.message.messages import (
+from django_amqp_events.message.text import compact_json
+from django_amqp_events.message.types import (
     Failure,
     Message,
+    Payload,
     Progress,
     Received,
 )
-from django_amqp_events.message.text import compact_json
 from django_amqp_events.models import ArchivedEvent, clean
 
 EXAMPLES = int(os.environ.get("AMQP_EVENTS_FUZZ", "60"))
@@ -342,7 +342,7 @@ def test_a_body_is_read_or_malformed(delivery: Received) -> None:
         payload = decoding.decode(delivery, MAX_BODY)
     except Malformed as exc:
         malformed = exc
-        payload = messages.Payload(args=[], kwargs={})
+        payload = Payload(args=[], kwargs={})
     assert malformed is None or 0 < len(malformed.detail) < 1000
     assert isinstance(payload.args, list)
     assert isinstance(payload.kwargs, dict)

@@ -28,7 +28,8 @@ from django_amqp_events.message.copies import add_to_history, replay_copy, retry
 from django_amqp_events.message.decoding import decode, identify
 from django_amqp_events.message.encoding import encode_payload, event_message
 from django_amqp_events.message.headers import check_headers
-from django_amqp_events.message.messages import (
+from django_amqp_events.message.text import parse_moment, utc_text
+from django_amqp_events.message.types import (
     Failure,
     Message,
     Payload,
@@ -37,7 +38,6 @@ from django_amqp_events.message.messages import (
     redirect,
     task_id,
 )
-from django_amqp_events.message.text import parse_moment, utc_text
 
 MESSAGES = Path(__file__).resolve().parents[2] / "messages"
 EVENT_ID = "8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11"

@@ -27,7 +27,7 @@ from django_amqp_events import (
     publish_event,
 )
 from django_amqp_events.conf import Settings
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import outbox
 from django_amqp_events.publish.outbox import (

@@ -40,7 +40,7 @@ from django_amqp_events.context import handling
 from django_amqp_events.declare import contracts
 from django_amqp_events.declare.contracts import bind_contract
 from django_amqp_events.exceptions import PublishError
-from django_amqp_events.message.messages import Message
+from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
 from django_amqp_events.signals import event_published, event_unrouted
 from django_amqp_events.testing import override_events

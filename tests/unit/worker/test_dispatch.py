@@ -7,7 +7,7 @@ import pytest
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import Settings
 from django_amqp_events.declare.registry import build
-from django_amqp_events.message.messages import Payload, Received
+from django_amqp_events.message.types import Payload, Received
 from django_amqp_events.worker.dispatch import MAX_REPR, Dispatcher, celery_headers
 from django_amqp_events.worker.verdict import Verdict
 

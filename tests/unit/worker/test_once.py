@@ -21,7 +21,7 @@ from django_amqp_events import (
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.message import copies, decoding, encoding
-from django_amqp_events.message.messages import Received
+from django_amqp_events.message.types import Received
 from django_amqp_events.models import InboxEntry
 from django_amqp_events.testing import memory_events, override_events
 from django_amqp_events.worker import once

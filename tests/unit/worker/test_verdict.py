@@ -11,7 +11,7 @@ from celery.exceptions import Reject, Retry
 
 from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.message.archive_copies import MAX_TRACEBACK
-from django_amqp_events.message.messages import Failure
+from django_amqp_events.message.types import Failure
 from django_amqp_events.worker.verdict import (
     HANDLED,
     REQUEUE,
