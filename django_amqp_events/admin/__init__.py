@@ -21,12 +21,12 @@ from ..models import (
     OutboxEvent,
     ReplayBatch,
 )
-from .archive import ArchivedEventAdmin
-from .batches import ReplayBatchAdmin
+from .archived_events import ArchivedEventAdmin
 from .dashboard import DashboardAdmin
-from .groups import FailureGroupAdmin
+from .failure_groups import FailureGroupAdmin
 from .inbox import InboxEntryAdmin
 from .outbox import OutboxEventAdmin
+from .replay_batches import ReplayBatchAdmin
 
 
 def register(site: admin.AdminSite) -> None:

@@ -37,7 +37,6 @@ from ..monitor import alerts, snapshots, statistics
 from ..reasons import stored
 from . import charts
 from .base import Pages
-from .batches import bar, titled
 from .charts import (
     Layer,
     Node,
@@ -53,6 +52,7 @@ from .formatting import (
 )
 from .formatting import number as formatted
 from .pagination import count
+from .replay_batches import bar, titled
 
 #: Seconds after which the newest snapshot is called stale: two have not come.
 STALE: Final = 3 * snapshots.EVERY

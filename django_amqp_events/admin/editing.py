@@ -33,7 +33,8 @@ from ..models import (
     visible,
 )
 from ..reasons import Reason
-from . import decisions, formatting
+from . import archived_event_actions as decisions
+from . import formatting
 from .base import Pages, as_file, non_atomic
 from .formatting import line
 
@@ -66,7 +67,7 @@ class EditForm(forms.Form):
 
 
 class EditingPages(Pages[ArchivedEvent]):
-    """Editing for the pages of the archive; see :class:`.archive.ArchivedEventAdmin`."""
+    """Editing for the pages of the archive; see :class:`.archived_events.ArchivedEventAdmin`."""
 
     def has_payload_permission(self, request: HttpRequest) -> bool:
         """Return True if this user may see payloads and headers."""

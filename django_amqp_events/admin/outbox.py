@@ -35,10 +35,20 @@ from ..publish import outbox
 from ..publish.outbox import RowState
 from ..reasons import Reason
 from . import (
+    archived_event_actions as decisions,
+)
+from . import (
     databases,
-    decisions,
     formatting,
     pagination,
+)
+from .actions import DecidingPages
+from .archived_event_actions import (
+    LIMIT,
+    NAMED,
+    ReasonForm,
+    SkippedGroup,
+    by_reason,
 )
 from .base import (
     List,
@@ -47,14 +57,6 @@ from .base import (
     uuid_of,
 )
 from .databases import DatabaseFilter
-from .deciding import DecidingPages
-from .decisions import (
-    LIMIT,
-    NAMED,
-    ReasonForm,
-    SkippedGroup,
-    by_reason,
-)
 from .filters import COUNTED, settings_and_registry
 from .formatting import Step, line, number
 from .pagination import CAP

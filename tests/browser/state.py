@@ -15,7 +15,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 
-from django_amqp_events.admin import decisions
+from django_amqp_events.admin import archived_event_actions as decisions
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups

@@ -24,10 +24,12 @@ from django_celery_results.models import TaskResult
 import django_amqp_events
 from django_amqp_events.admin import (
     ArchivedEventAdmin,
-    decisions,
     filters,
     formatting,
     pagination,
+)
+from django_amqp_events.admin import (
+    archived_event_actions as decisions,
 )
 from django_amqp_events.archive import replay, states
 from django_amqp_events.archive.groups import failure_groups
@@ -779,7 +781,7 @@ def test_select_all_freezes_the_matching_events(ada, monkeypatch):
 
 def test_too_large_selection_names_the_command(ada, monkeypatch):
     rows = [make() for _ in range(4)]
-    monkeypatch.setattr("django_amqp_events.admin.archive.LIMIT", 3)
+    monkeypatch.setattr("django_amqp_events.admin.archived_events.LIMIT", 3)
     response = ada.post(
         url("changelist"), select(rows[:1], "replay", select_across="1"), follow=True
     )

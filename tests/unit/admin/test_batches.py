@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import translation
 
-from django_amqp_events.admin.batches import criteria_of
+from django_amqp_events.admin.replay_batches import criteria_of
 from django_amqp_events.archive import replay, states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.exceptions import BrokerUnavailableError
@@ -308,7 +308,7 @@ def test_a_page_follows_only_where_it_is_asked_to(ada: Client) -> None:
 def test_the_events_of_a_batch_are_named_a_page_at_a_time(
     ada: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("django_amqp_events.admin.batches.EVENTS", 2)
+    monkeypatch.setattr("django_amqp_events.admin.replay_batches.EVENTS", 2)
     batch = drafted(3)
     first = ada.get(url("events", batch.pk))
     assert len(first.context["events"]) == 2

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_amqp_events.admin import decisions, formatting
+from django_amqp_events.admin import archived_event_actions as decisions
+from django_amqp_events.admin import formatting
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,

@@ -17,7 +17,8 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.translation import override
 
-from django_amqp_events.admin import archive, decisions
+from django_amqp_events.admin import archived_event_actions as decisions
+from django_amqp_events.admin import archived_events as archive
 from django_amqp_events.admin.charts import sparkline
 from django_amqp_events.archive import states
 from django_amqp_events.archive.batches import batch_states

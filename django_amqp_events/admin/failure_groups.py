@@ -32,7 +32,8 @@ from ..models import (
     visible,
 )
 from . import formatting
-from .archive import ArchivedEventAdmin
+from .archived_event_actions import DECISIONS, Decision
+from .archived_events import ArchivedEventAdmin
 from .base import (
     List,
     Pages,
@@ -41,7 +42,6 @@ from .base import (
     uuid_of,
 )
 from .charts import sparkline
-from .decisions import DECISIONS, Decision
 from .filters import ColumnFilter
 from .formatting import line
 from .pagination import CAP

@@ -50,21 +50,21 @@ from ..models import (
     visible,
 )
 from ..reasons import Reason, stored
-from . import decisions, formatting
-from .base import (
-    List,
-    ago,
-    as_file,
-    uuid_of,
-)
-from .batches import begin, freeze
-from .deciding import DecidingPages
-from .decisions import (
+from . import archived_event_actions as decisions
+from . import formatting
+from .actions import DecidingPages
+from .archived_event_actions import (
     DECISIONS,
     LIMIT,
     NAMED,
     Decision,
     ReasonForm,
+)
+from .base import (
+    List,
+    ago,
+    as_file,
+    uuid_of,
 )
 from .editing import EditingPages
 from .filters import (
@@ -80,6 +80,7 @@ from .filters import (
 )
 from .formatting import line, number
 from .pagination import CAP
+from .replay_batches import begin, freeze
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 
 from ..archive.states import Seen
-from . import decisions
+from . import archived_event_actions as decisions
+from .archived_event_actions import NAMED, ReasonForm
 from .base import M, Pages, non_atomic
-from .decisions import NAMED, ReasonForm
 
 
 class Decides(Protocol):
@@ -122,7 +122,7 @@ class DecidingPages(Pages[M]):
             plan: for the template.
             eligible: the events that it would take.
             total: events that it was asked for.
-            events: cells about the first :data:`~.decisions.NAMED` of them.
+            events: cells about the first :data:`~.archived_event_actions.NAMED` of them.
             back: where it leads back to.
         """
         count = len(eligible)
