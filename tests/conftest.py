@@ -51,7 +51,7 @@ from tests.tiers import later
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vhost:
-    """A vhost that nobody else uses; it is deleted when its module is through."""
+    """A vhost for one test module, deleted afterwards."""
 
     name: str
     url: str
@@ -213,7 +213,7 @@ def _threads_close_what_they_opened() -> Iterator[None]:
 
 
 class _Connection(sqlite3.Connection):
-    """Says which test opened it, where some later one is told that it was left open."""
+    """Name the test that opened it when a later test reports it as unclosed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -255,7 +255,7 @@ def fresh_vhost(rabbit: Broker, request: pytest.FixtureRequest) -> Iterator[Vhos
 
 
 class _vhost:  # noqa: N801 (a context manager, used like a function)
-    """A vhost of nobody else's: test processes share the broker, so its name gets a random end."""
+    """A private vhost. Test processes share the broker, so its name has a random suffix."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         self.broker = broker
@@ -278,7 +278,7 @@ class _vhost:  # noqa: N801 (a context manager, used like a function)
 
 @pytest.fixture(scope="session")
 def make_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Node]]:
-    """Start further nodes, with the arguments of `Node.start`; all are gone at the end."""
+    """Start further nodes with the arguments of `Node.start`; stop all afterwards."""
     nodes: list[Node] = []
 
     def start(**options: object) -> Node:

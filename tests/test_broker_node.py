@@ -1,4 +1,4 @@
-"""The private RabbitMQ node that the suite and the demo stand on."""
+"""The private RabbitMQ node of the suite and the demo."""
 
 from __future__ import annotations
 

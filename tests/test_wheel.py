@@ -1,4 +1,4 @@
-"""What users install is what is tested."""
+"""Users install what is tested: the wheel."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def state_of(pid: int, thread: int | None = None) -> str:
 
 
 def _all_stopped(pid: int) -> bool:
-    """Say whether no thread can go on; one that has ended cannot."""
+    """Return True if no thread can continue."""
     try:
         threads = [int(each.name) for each in Path(f"/proc/{pid}/task").iterdir()]
         return all(state_of(pid, thread) in "TZX" for thread in threads)

@@ -1,4 +1,4 @@
-"""What projects of tests with the admin in them set alike: their settings begin with these."""
+"""Settings shared by test projects with the admin."""
 
 from __future__ import annotations
 

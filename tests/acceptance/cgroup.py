@@ -14,7 +14,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A control group below this process's own; who writes its pid there is limited."""
+    """A control group below this process's own. A process that writes its pid there is limited."""
 
     path: Path
 

@@ -30,7 +30,7 @@ def eyes(vhost: Vhost) -> Iterator[Eyes]:
 
 @pytest.fixture
 def fresh_eyes(fresh_vhost: Vhost) -> Iterator[Eyes]:
-    """Eyes on a vhost that this test alone uses."""
+    """Eyes on a vhost of this test's own."""
     looking = Eyes(fresh_vhost.node, fresh_vhost.name)
     yield looking
     looking.close()

@@ -51,7 +51,7 @@ def until(condition: Callable[[], T], seconds: float = 20, what: str = "") -> T:
 
 @dataclass
 class Worker:
-    """A ``celery worker`` in a process group of its own."""
+    """A ``celery worker`` in its own process group."""
 
     process: subprocess.Popen[bytes]
     log_path: Path
@@ -294,12 +294,12 @@ class Eyes:
         return answer[0] if answer else 0
 
     def queue(self, name: str) -> dict[str, Any]:
-        """What the management API says about a queue."""
+        """Return the management API's data on a queue."""
         found: dict[str, Any] = self.http("GET", f"/api/queues/{{vhost}}/{quote(name, safe='')}")
         return found
 
     def totals(self, prefix: str = "") -> dict[str, int]:
-        """All messages of each queue (ready, in hand and stuck), by the management API."""
+        """Return the number of messages in each queue, by the management API."""
         return {
             queue["name"]: queue.get("messages", 0)
             for queue in self.http("GET", "/api/queues/{vhost}")
@@ -307,7 +307,7 @@ class Eyes:
         }
 
     def empty(self, *queues: str, seconds: float = 20) -> None:
-        """Wait until nothing is left in the queues, in hand or ready."""
+        """Wait until the queues have no ready and no unacknowledged messages."""
         until(
             # The management API is half a second late at least, a queue itself is not; it
             # tells what is ready alone.
@@ -338,7 +338,7 @@ class Eyes:
 
 
 class Archive:
-    """What arrived in a service's archive queue so far."""
+    """The messages that have arrived in a service's archive queue."""
 
     def __init__(self, eyes: Eyes, service: str = "core") -> None:
         self.eyes = eyes
@@ -346,7 +346,7 @@ class Archive:
         self.messages: list[Any] = []
 
     def collect(self) -> list[dict[str, Any]]:
-        """Take what is there and return all entries, each with the message it came in."""
+        """Consume the waiting messages and return all entries, each with its message."""
         self.messages += self.eyes.take(self.queue)
         return [
             {**json.loads(message.headers[headers.EVENT_ARCHIVE]), "message": message}

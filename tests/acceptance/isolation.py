@@ -1,4 +1,4 @@
-"""Reapers, and workers that somebody starts again when they die."""
+"""Reapers, and workers that are restarted when they die."""
 
 from __future__ import annotations
 

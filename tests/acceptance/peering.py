@@ -1,4 +1,4 @@
-"""celery-amqp-events 0.1.0 in a virtual environment of its own, made once from pinned versions."""
+"""celery-amqp-events 0.1.0 in its own virtual environment with pinned versions."""
 
 from __future__ import annotations
 

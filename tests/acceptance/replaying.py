@@ -112,7 +112,7 @@ def mirror(service: Service) -> Worker:
 
 
 def mirror_once(service: Service) -> str:
-    """Mirror what is there."""
+    """Mirror the waiting archive messages."""
     return service.python(
         "from django.core.management import call_command as c\nc('events_mirror', until_empty=True)"
     )

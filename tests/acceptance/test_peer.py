@@ -31,7 +31,7 @@ def python() -> Path:
 def test_each_understands_the_other(
     python: Path, fresh_eyes: Eyes, service: Make, tmp_path: Path
 ) -> None:
-    """Both ways, with retries on both sides: nobody sees the other's retry."""
+    """In both directions, with retries on both sides: neither sees the other's retries."""
     eyes = fresh_eyes
     mixed = service(eyes, "mixed", handlers="mixed")
     mixed.declare()

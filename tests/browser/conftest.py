@@ -37,7 +37,7 @@ def window() -> Iterator[Chromium]:
 
 @pytest.fixture
 def browser(window: Chromium) -> Chromium:
-    """The window, light and wide; nobody is logged in, and nothing was said."""
+    """A wide, light window with no user logged in."""
     window.forget()
     window.look("light", 1280)
     window.complaints()

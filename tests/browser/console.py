@@ -50,7 +50,7 @@ class Console:
 def serving(
     broker_url: str, management_url: str, where: Path, site: str = "admin"
 ) -> Iterator[Console]:
-    """Serve for a block; the process is gone at its end."""
+    """Serve for a block, then stop the process."""
     (port,) = free_ports(1)
     log = where / f"console-{site}.log"
     with log.open("wb") as out:

@@ -234,7 +234,7 @@ def _edited(client: Client, url: Any) -> ArchivedEvent:
 
 
 def _batches(now: datetime) -> dict[str, Any]:
-    """One that nobody has started, one that runs, one that paused itself, one that is done."""
+    """Create a draft, a running, a paused and a finished batch."""
     made: dict[str, Any] = {}
     title = "All with handler send_invoice, failed day"
     open_ones = event_states.rows().filter(state=State.ARCHIVED)

@@ -29,7 +29,7 @@ axe.run(within ? within : {exclude: exclude.map((css) => [css])}, {
 
 
 def violations(browser: Chromium, axe: str, *rules: str, within: str = "") -> list[str]:
-    """What axe-core finds on the page as it is now, serious or critical."""
+    """Return axe-core's serious and critical findings on the current page."""
     if not browser.run("return !!window.axe"):
         browser.run(axe)
     # Colours fade into each other, and are looked at when they have.
@@ -145,7 +145,7 @@ def test_everything_is_reached_and_seen_by_keyboard(
 
 
 def test_an_event_is_discarded_without_a_mouse(window: Chromium, console: Console) -> None:
-    """Enter on a link, words in a field, Enter on a button: somebody who uses no mouse."""
+    """Use the page with the keyboard only."""
     window.look("light", 1280)
     go(window, console, "spare")
     tab_to(window, "Discard…")

@@ -79,7 +79,7 @@ class Billing:
         return words in text
 
     def mend(self, **rates: int) -> None:
-        """Write the file that the handler reads, at once."""
+        """Write the file that the handler reads, atomically."""
         new = self.where / "rates.new"
         new.write_text(json.dumps(rates))
         new.rename(self.where / "rates.json")

@@ -1,4 +1,4 @@
-"""The console in a project with django-unfold: its pages are there, and can be read."""
+"""The admin in a project with django-unfold: its pages exist and are readable."""
 
 from __future__ import annotations
 

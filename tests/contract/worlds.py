@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class World(Protocol):
-    """What a case may do and see."""
+    """The interface of a case."""
 
     #: Seconds by which a run may come after its due time.
     late: float

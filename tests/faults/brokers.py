@@ -371,7 +371,7 @@ def limits(world: World) -> Iterator[None]:
 
 @row(TIMEOUT, "Handlers outlast it, among healthy neighbours", name="consumer-timeout")
 def outlasted(world: World) -> None:
-    """What is slow is isolated, where its time is limited, and archived; the rest is handled."""
+    """Slow events are isolated with a time limit and archived; the rest is handled."""
     with limits(world):
         world.declare()
         worker = world.worker("prefork", 4)

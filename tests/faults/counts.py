@@ -1,4 +1,4 @@
-"""What the ledgers say, and what it comes to."""
+"""Counts from the ledgers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Ledger:
 
     @property
     def units(self) -> set[Unit]:
-        """What has to end as handled, archived or waiting."""
+        """The units that must end as handled, archived or waiting."""
         return {(event_id, handler) for event_id in self.accepted for handler in HANDLERS}
 
 

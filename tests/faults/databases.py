@@ -64,7 +64,7 @@ def begin(world: World) -> int:
 
 @row(GROUP, "The database is down while the mirror writes to it")
 def database_mirror(world: World) -> None:
-    """Mirroring goes on with the same messages; no row is doubled."""
+    """Mirroring continues with the same messages; no row is doubled."""
     times = begin(world)
     world.keep(world.worker)
     mirror = world.mirror()
@@ -259,7 +259,7 @@ def locked(database: Database, *, only_commits: bool = False) -> Iterator[None]:
 
 @contextmanager
 def held(database: Database, table: str) -> Iterator[None]:
-    """Let whoever writes to a table of PostgreSQL wait in his transaction."""
+    """Let writers of a PostgreSQL table wait in their transaction."""
     holder = _connect(database, autocommit=False)
     try:
         holder.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE")

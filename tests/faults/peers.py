@@ -290,7 +290,7 @@ for _how in ("warm", "soft", "cold"):
 
 
 def _keep(world: World, url: str) -> None:
-    """Start a worker that finds the broker at *url*, now and whenever it is gone."""
+    """Start a worker with the broker at *url*, and restart it whenever it exits."""
 
     def start() -> Worker:
         with world.behind(url):
@@ -445,7 +445,7 @@ def queue_deleted(world: World) -> None:
 
 
 def copy_queue_deleted(world: World, *, queue: str, **shares: Any) -> None:
-    """A delay queue or the archive is missing for two seconds, and somebody declares it again."""
+    """Delete a delay queue or the archive for two seconds and declare it again."""
     world.declare()
     world.keep(world.worker)
     until(lambda: world.eyes.consumers(QUEUE), 60, "the worker is there")

@@ -24,7 +24,7 @@ RELAY = ("events_relay", "--batch-size", "10")
 
 
 def serve(world: World) -> None:
-    """Declare the topology, and start who handles and who copies the archive."""
+    """Declare the topology; start workers and a mirror."""
     world.declare()
     world.keep(world.worker)
 
@@ -52,7 +52,7 @@ def publisher_committed(world: World) -> None:
 
 @row(PUBLISHERS, "Publishers (immediate) are killed while they wait for a confirm")
 def publisher_immediate(world: World) -> None:
-    """What has no answer counts as nothing; half of the time the broker has it all the same."""
+    """An unanswered publish is not counted; in half of the cases the broker has the event."""
     chance = random.Random(world.seed)
     number = 2 if world.events < 1000 else 8
     each = max(10, world.events // (number + 1))
@@ -98,7 +98,7 @@ def leave(world: World) -> None:
 
 @row(PUBLISHERS, "Relays are killed between confirm and delete")
 def relay_relayed(world: World) -> None:
-    """What was confirmed is published again once its lease ends: `call` may be called twice."""
+    """Confirmed rows are published again when their lease expires, so `call` may run twice."""
     serve(world)
     leave(world)
     world.arm("relayed", times=max(2, min(5, world.events // 200)))
@@ -168,7 +168,7 @@ def mirror_mirrored(world: World) -> None:
 
 
 def mirrored(world: World, *, exactly: bool = True) -> set[Unit]:
-    """Wait until the archive is in the database; there is one row of each unit, and no other.
+    """Wait until the database has exactly one row per archived unit.
 
     Args:
         exactly: no unit that was handled has one, as it may where nobody knows if it was.

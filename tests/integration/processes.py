@@ -97,12 +97,12 @@ def _processes(command: str, url: str, database: str, where: Path) -> Iterator[P
 
 
 def mirrors(vhost: Vhost, database: Database, where: Path) -> AbstractContextManager[Processes]:
-    """Start ``events_mirror``; all are gone at the end of the block."""
+    """Start ``events_mirror`` processes for a block."""
     return _processes("events_mirror", vhost.url, database.json, where)
 
 
 def runners(url: str, database: str, where: Path) -> AbstractContextManager[Processes]:
-    """Start ``events_batches``; all are gone at the end of the block."""
+    """Start ``events_batches`` processes for a block."""
     return _processes("events_batches", url, database, where)
 
 

@@ -1,4 +1,4 @@
-"""AppConfig.ready(), each time in a process of its own."""
+"""AppConfig.ready(), each time in its own process."""
 
 from __future__ import annotations
 

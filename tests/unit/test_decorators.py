@@ -226,7 +226,7 @@ def test_an_event_is_no_task(order_created: Event[...]):
 
 
 def test_wrong_argument_types_have_a_remedy(memory: Memory, order_created: Event[...]):
-    """Each says what to give instead, and publishes nothing."""
+    """Each error names the remedy, and nothing is published."""
     with pytest.raises(InvalidEventError, match=r"publish\(\*\*payload\)"):
         order_created.publish({"order_id": 1}, total=1, surplus=2)
     payloads: Any

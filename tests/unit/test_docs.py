@@ -58,7 +58,7 @@ def own_declarations() -> Iterator[None]:
 
 @pytest.fixture
 def published(db: None) -> Iterator[Any]:
-    """What the examples publish."""
+    """The events that the examples publish."""
     with override_events(SERVICE="docs"), capture_events() as events:
         yield events
 

@@ -1,4 +1,4 @@
-"""An edited replay whose process is killed: what goes out again is what somebody wrote."""
+"""Edited replays whose process is killed: the edited payload is published after a restart."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_only_the_handler_that_failed_sees_the_replay(
 
 
 def test_too_large_body_is_skipped_with_the_remedy(fresh_eyes: Eyes, service: Make) -> None:
-    """It is skipped with the remedy, and replayed when that was done."""
+    """It is skipped with the remedy, and replayed after it."""
     strict = make(service, fresh_eyes, events={"MAX_BODY": 2000})
     worker = strict.worker("threads", 1)
     event_id = fresh_eyes.event(ACT, {"plan": ["ok"], "text": "x" * 3000})

@@ -1,4 +1,4 @@
-"""Replays whose processes are killed at each step: the row says what is known, and goes on."""
+"""Replays whose processes are killed at each step: the row records what is known and is resumed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BEFORE_NOTED = "states.published = die"
 
 @pytest.fixture
 def mended(fresh_eyes: Eyes, service: Make, archive_database: Database) -> Service:
-    """A service whose archive is in the database of this test; one event failed, and is mended."""
+    """A service with its archive in the test's database, after one failure."""
     environ = {"TESTPROJECT_DATABASE": archive_database.json}
     made = make(service, fresh_eyes, environ=environ)
     fresh_eyes.send(archived(1))
@@ -52,7 +52,7 @@ def mended(fresh_eyes: Eyes, service: Make, archive_database: Database) -> Servi
 
 
 def archived(number: int) -> Message:
-    """What a worker archives of an event that `bulk` could not handle."""
+    """The archive message of an event on which `bulk` failed."""
     message = encoding.event_message(
         exchange="events",
         name=BULK,
@@ -126,7 +126,7 @@ def test_killed_between_publish_and_note(fresh_eyes: Eyes, mended: Service) -> N
 
 
 def test_killed_after_publish_with_a_worker_running(fresh_eyes: Eyes, mended: Service) -> None:
-    """The outcome is faster than the lease: the row is settled, nothing is published again."""
+    """The outcome arrives before the lease expires, so nothing is published again."""
     mended.worker("threads", 1).wait_ready()
     assert replay(mended, BEFORE_NOTED) is None
     until(lambda: mended.runs("event-1", "end"))
@@ -137,7 +137,7 @@ def test_killed_after_publish_with_a_worker_running(fresh_eyes: Eyes, mended: Se
 
 
 def test_mirror_takes_over_interrupted_replays(fresh_eyes: Eyes, mended: Service) -> None:
-    """By itself, after the lease."""
+    """After the lease has expired."""
     assert replay(mended, BEFORE_PUBLISH) is None
     mended.worker("threads", 1)
     running = mirror(mended)
@@ -194,7 +194,7 @@ def test_killed_in_the_middle_of_a_thousand(
 
 
 def test_unknown_outcome_changes_no_row(fresh_eyes: Eyes, mended: Service) -> None:
-    """Anybody who may publish there can write one; it is counted, and no row is touched."""
+    """Any client with write permission can publish one. It is counted and changes no row."""
     message = copies.replay_copy(
         Received(
             queue=QUEUE, exchange="", routing_key=BULK,

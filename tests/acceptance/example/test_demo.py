@@ -31,7 +31,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Without AMQP_URL: the demo has a node of its own."""
+    """Without AMQP_URL, the demo starts its own node."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("AMQP_", "DJANGO_"))}
     return kept | more
 
@@ -133,7 +133,7 @@ def test_everything_that_was_accepted_is_accounted_for(start: Start) -> None:
 
 
 def test_a_broken_promise_is_seen(start: Start) -> None:
-    """What the archive says is not enough, and what the ledger has forgotten is lost."""
+    """An event counts as lost if the ledger does not have it, whatever the archive contains."""
     child = start("--orders", "75")
     wait_for(child, "Release 2 mends")
     with closing(sqlite3.connect(RUN / "billing.sqlite3", timeout=30)) as db, db:
@@ -182,7 +182,7 @@ def test_unreachable_broker_is_named_with_a_remedy(start: Start) -> None:
 
 
 def test_stop_cleans_up_a_shared_broker(start: Start, fresh_vhost: Vhost) -> None:
-    """Without a management API there is no vhost of its own, so it stays below a prefix."""
+    """Without a management API the demo cannot create a vhost, so it uses a prefix."""
     child = start("--keep", "--orders", "5", AMQP_URL=fresh_vhost.url)
     out, _ = child.communicate(timeout=240)
     try:

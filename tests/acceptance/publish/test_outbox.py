@@ -247,7 +247,7 @@ def test_relays_killed_between_confirm_and_delete(wire: Wire, start: Start):
 
 
 def test_forks(wire: Wire, start: Start):
-    """Before, between and after; in the middle of a transaction; with an event in hand."""
+    """Fork before, between and after publishing, inside a transaction, and in a handler."""
     code = """
 def fork():
     connections.close_all()  # no database's connection survives a fork
@@ -287,7 +287,7 @@ assert not outbox.rows("default").exists()
 
 
 def test_short_program_waits_for_confirms(wire: Wire, start: Start):
-    """What is under way is waited for, a little."""
+    """The process waits briefly for pending confirms at exit."""
     code = """
 direct_publisher.PATIENCE = 0
 for n in range(20):
@@ -345,7 +345,7 @@ atexit.register(publish, "late")
 
 
 def test_events_relay(wire: Wire, start: Start, tmp_path: Path):
-    """The command: relays, waits, ends when it is told to, or when its parent is gone."""
+    """The command relays, waits, and ends on a signal or when its parent dies."""
     ended(start(PUBLISHER, "a"), -signal.SIGKILL)
     table().update(due_at=Now())
     command = "from django.core.management import call_command\ncall_command('events_relay', {})"

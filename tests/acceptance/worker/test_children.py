@@ -110,7 +110,7 @@ def test_a_worker_that_is_killed_leaves_no_mirror(core):
 
 
 def test_started_beside_a_module_named_celery(core):
-    """As in `cd project/app; ../manage.py events_worker`, with the app's celery.py there."""
+    """As in `cd project/app; ../manage.py events_worker`, beside the app's celery.py."""
     app = core.where / "app"
     app.mkdir()
     (app / "celery.py").write_text("raise RuntimeError('this is not Celery')\n")
@@ -148,7 +148,7 @@ outbox.insert([
 
 
 def test_events_worker_runs_a_relay(core):
-    """What is left in the outbox of its service is handled, and a relay that dies comes again."""
+    """Events in the service's outbox are handled, and a relay that dies is restarted."""
     without = events_worker(core, "--no-relay").wait_ready()
     core.python(LEFT)
     assert mirrors(without)

@@ -1,4 +1,4 @@
-"""Several fresh events in one job of a pool process: as if each had been alone."""
+"""Several new events in one pool job behave as if each had its own."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_failure_in_a_chunk_is_retried_and_the_rest_runs(core: Service, fresh_ey
 def test_only_the_event_that_kills_is_delivered_again(
     core: Service, fresh_eyes: Eyes, deed: str
 ) -> None:
-    """Those before it are settled, those behind it have not begun: neither is in doubt."""
+    """Events before it are settled and events behind it have not begun."""
     learn(core, fresh_eyes)
     deadly = {20, 45}
     plans = [[deed, "ok"] if number in deadly else ["ok"] for number in range(60)]
@@ -132,7 +132,7 @@ def test_only_the_event_that_kills_is_delivered_again(
 
 
 def test_hanging_event_delays_no_other(core: Service, fresh_eyes: Eyes) -> None:
-    """All others end beside it, in the other process, each once."""
+    """All others are handled once, in the other process."""
     worker = learn(core, fresh_eyes, concurrency=2)
     plans = [["sleep:30"] if number == 5 else ["ok"] for number in range(40)]
     ids = publish(fresh_eyes, *plans)
@@ -173,7 +173,7 @@ def test_one_is_terminated_by_remote_control(core: Service, fresh_eyes: Eyes) ->
 
 
 def test_a_cold_shutdown_archives_nothing(core: Service, fresh_eyes: Eyes) -> None:
-    """What it ends is delivered again, whatever the worker took for running."""
+    """The killed event is delivered again, whichever one the worker recorded as running."""
     worker = learn(core, fresh_eyes)
     for number in range(4):
         ids = publish(fresh_eyes, *[["sleep:0.009"]] * 60)
@@ -187,7 +187,7 @@ def test_a_cold_shutdown_archives_nothing(core: Service, fresh_eyes: Eyes) -> No
 
 
 def test_remote_control_ends_only_the_named_task(core: Service, fresh_eyes: Eyes) -> None:
-    """Or nothing, where that has ended meanwhile: never a neighbour in the same process."""
+    """If that task has ended, nothing is terminated, least of all its neighbour."""
     learn(core, fresh_eyes)
     archive, doomed = Archive(fresh_eyes), set()
     for number in range(4):
@@ -206,7 +206,7 @@ def test_remote_control_ends_only_the_named_task(core: Service, fresh_eyes: Eyes
 def test_remote_control_ends_an_event_outside_chunks(
     service: Make, fresh_eyes: Eyes, handler: str
 ) -> None:
-    """With a limit of time or of its rate it is in no chunk."""
+    """An event with a time or rate limit is in no chunk."""
     limits = {"task_annotations": {"testproject.act": {"time_limit": 60}}}
     options = service(fresh_eyes, "options", handlers="options", celery=limits)
     options.declare()
@@ -221,7 +221,7 @@ def test_remote_control_ends_an_event_outside_chunks(
 def test_a_warm_shutdown_that_is_cut_short_runs_nothing_again(
     core: Service, fresh_eyes: Eyes
 ) -> None:
-    """What had ended is acked, although the one behind it in the same process goes on."""
+    """Finished events are acked while the next one in the same process still runs."""
     for _ in range(3):
         worker = learn(core, fresh_eyes)
         plans = [["ok"]] * 16 + [["sleep:8"]] + [["ok"]] * 20
@@ -256,7 +256,7 @@ def test_ordinary_tasks_keep_no_event_from_its_turn(core: Service, fresh_eyes: E
 
 
 def test_the_connection_is_lost(core: Service, fresh_eyes: Eyes) -> None:
-    """What is in hand is delivered again; what had its ack is not."""
+    """Unacknowledged events are delivered again, acknowledged ones are not."""
     eyes = fresh_eyes
     learn(core, eyes)
     ids = publish(eyes, *[["ok"]] * 200)

@@ -21,7 +21,7 @@ POOLS = {"prefork": 6, "threads": 4, "solo": 1}
 def test_handler_longer_than_the_consumer_timeout_is_archived(
     pool: str, private_node: Node, node_eyes: Eyes, service: Make
 ) -> None:
-    """The broker takes it back again and again; alone it has less time, and is archived."""
+    """After several requeues it runs alone with a time limit and is archived."""
     # Who looks at the timeout is the channel up to RabbitMQ 4.2, and then the queue.
     for key, milliseconds in (
         ("consumer_timeout", 4000),

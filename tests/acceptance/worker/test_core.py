@@ -274,7 +274,7 @@ def test_a_megabyte_of_words_is_cut(batch: Batch) -> None:
 
 @pytest.mark.parametrize("oddity", ODDITIES, ids=lambda oddity: oddity.name)
 def test_oddity(batch: Batch, oddity: Oddity) -> None:
-    """What cannot be handled is in the archive byte for byte, once, and no handler ran."""
+    """Undecodable events are archived once, byte for byte, and no handler runs."""
     sent = batch.odd[oddity.name]
     found = [
         entry

@@ -36,7 +36,7 @@ def ended(service: Service, ids: list[str]) -> bool:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_warm_shutdown(pool: str, fresh_eyes: Eyes, service: Make) -> None:
-    """What was finished is never run again; retries on their way are neither lost nor doubled."""
+    """Finished events never run again; retries in flight are neither lost nor doubled."""
     eyes, core = fresh_eyes, service(fresh_eyes)
     core.declare()
     worker = core.worker(pool, 1 if pool == "solo" else 3, "-Q", QUEUE)
@@ -104,7 +104,7 @@ def test_a_handler_that_takes_the_worker_with_it(
 def test_a_handler_that_exits_as_if_it_were_terminated(
     pool: str, fresh_eyes: Eyes, service: Make
 ) -> None:
-    """The exit code is what billiard's signal handler exits with: nobody has a verdict."""
+    """The exit code is that of billiard's signal handler, so there is no verdict."""
     eyes, core = fresh_eyes, service(fresh_eyes)
     core.declare()
     worker = core.worker(pool, 1, "-Q", QUEUE)
@@ -139,7 +139,7 @@ def test_solo_answers_before_the_next_run(fresh_eyes: Eyes, service: Make) -> No
 
 @pytest.mark.parametrize("pool", ["threads", "solo"])
 def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Make) -> None:
-    """All is in hand and read, so that the ack is not lost on its way: the kernel sends it."""
+    """All deliveries have been read, so the kernel still sends a written ack."""
     eyes, core = fresh_eyes, service(fresh_eyes)
     core.declare()
     (failing,) = publish(eyes, 1, "fail", "ok")
@@ -204,7 +204,7 @@ def revoke(eyes: Eyes, name: str, **options: Any) -> None:
 
 
 def test_revoked_before_it_starts(prefork: Service, eyes: Eyes) -> None:
-    """Celery alone would ack it away; here it is in the archive, and it did not run."""
+    """Celery alone would ack and lose it; here it is archived without a run."""
     message = eyes.message(ACT, {"plan": ["ok"]})
     revoke(eyes, task_id(message.event_id))
     eyes.send(message)
@@ -228,7 +228,7 @@ def test_terminated_while_it_runs(prefork: Service, eyes: Eyes, number: str) -> 
 
 
 def test_a_child_killed_from_outside(prefork: Service, eyes: Eyes) -> None:
-    """What the kernel's memory killer does: the event is run again, as the same attempt."""
+    """After an out-of-memory kill the event runs again as the same attempt."""
     import os
 
     (event_id,) = publish(eyes, 1, "file:go")

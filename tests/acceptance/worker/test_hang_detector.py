@@ -1,4 +1,4 @@
-"""Handlers that do not end are named: in the log, by a signal, and to who asks the worker."""
+"""Hanging handlers are named in the log, by a signal, and in the worker's remote control."""
 
 from __future__ import annotations
 

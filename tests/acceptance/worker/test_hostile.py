@@ -1,4 +1,4 @@
-"""Messages that no well-meaning client writes: each is archived, and the worker goes on."""
+"""Hostile messages: each is archived and the worker continues."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ DOORS: dict[str, list[Case]] = {
 
 
 def replayed(core: Service, eyes: Eyes) -> str:
-    """Archive, mirror and replay an event whose queue nobody consumes; returns the replay's id."""
+    """Archive, mirror and replay an event whose queue has no consumer; return the replay id."""
     event = ReceivedEvent(id="replayed", name="core.act.slow", service="tests")
     delivery = Received(
         queue=SLOW, exchange="events", routing_key=event.name, body=plan("ok")("replayed"),

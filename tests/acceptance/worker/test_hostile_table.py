@@ -96,7 +96,7 @@ class Case:
     key: bytes = ACT.encode()
 
     def wire(self, mark: str) -> bytes:
-        """Its properties as they go on the wire."""
+        """Return its properties as encoded on the wire."""
         mine = {"event-id": mark, "task": ACT}
         ours: dict[str, Any] = dict(self.headers) if self.bare else {**mine, **self.headers}
         table = amqp.serialization.dumps(
@@ -163,7 +163,7 @@ def forged(queue: str) -> dict[str, Any]:
 
 
 def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
-    """All cases. *trap* is a file that must not be made, *user* who publishes to which *broker*."""
+    """Return all cases. *trap* is a file that must not be created."""
     evil = pickle.dumps(Touch(trap))
     yaml = f"!!python/object/apply:builtins.open ['{trap}', 'w'] # "
     bad, args, unknown, no = ("malformed",), ("arguments",), ("unknown",), ("refused",)
@@ -386,7 +386,7 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
 
 
 def command(service: Service, name: str, *arguments: str, ready: str) -> Worker:
-    """Start one of our commands and wait until it is there."""
+    """Start a command and wait until it is ready."""
     log_path = service.where / f"{name}-{len(STARTED)}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
@@ -434,7 +434,7 @@ def rows(service: Service) -> list[dict[str, Any]]:
 
 
 def release(eyes: Eyes) -> tuple[int, ...]:
-    """What the broker says of its version."""
+    """Return the broker's version."""
     channel = eyes.channel()
     told = channel.connection.server_properties["version"]
     channel.close()
@@ -507,7 +507,7 @@ def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, p
     assert len(expected) >= 200
 
     def found() -> dict[str, Counter[str]]:
-        """What has become of each case so far."""
+        """Return the current result of each case."""
         ended: dict[str, Counter[str]] = {mark: Counter() for mark in expected}
         for line in core.ledger(what="end"):
             if (case := line.get("case")) in ended:

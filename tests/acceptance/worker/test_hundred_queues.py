@@ -1,4 +1,4 @@
-"""A worker that dies with a message in hand from each of a hundred queues."""
+"""A worker that dies with one unacknowledged message from each of a hundred queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def test_killed_seven_times(fresh_eyes: Eyes, service: Make) -> None:
-    """It has a message in hand from each; no innocent is archived."""
+    """Only the poison message is archived."""
     eyes = fresh_eyes
     core = service(eyes, handlers="hundred")
     core.declare()

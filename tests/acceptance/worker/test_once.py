@@ -1,4 +1,4 @@
-"""``once`` with real workers that die: the effects in the database are there once."""
+"""``once`` with workers that die: each effect is in the database once."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_killed_before_the_commit_and_after_it(
 
 
 def test_two_deliveries_at_the_same_time(effects: Effects, fresh_eyes: Eyes) -> None:
-    """Two workers have the same event in hand: one effect."""
+    """Two workers run the same event: one effect."""
     eyes, core = fresh_eyes, effects.core
     for _ in range(2):
         core.worker("prefork", 2, "-Q", QUEUE).wait_ready()

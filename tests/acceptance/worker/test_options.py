@@ -1,4 +1,4 @@
-"""What Celery's configuration may say, and may not: annotations, limits, results, databases."""
+"""Celery's configuration: annotations, limits, results, databases."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_result_per_handler_for_failures(fresh_eyes: Eyes, service: Make) -> N
 def test_a_result_store_that_fails_changes_nothing(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:
-    """The tables are missing: every store raises, every verdict stands."""
+    """Without tables every store raises, and every verdict still counts."""
     eyes = fresh_eyes
     options = make(service, eyes, celery={"result_backend": "django-db"})
     worker = options.worker(pool, 2, "-Q", "options.testproject.act,options.testproject.kept")

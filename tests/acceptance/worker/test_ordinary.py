@@ -1,4 +1,4 @@
-"""Ordinary tasks of the same Celery app go on undisturbed, and Celery's remote control works."""
+"""Ordinary tasks of the same Celery app and Celery's remote control work as before."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_supported_pool_is_not_refused() -> None:
 
 
 def test_a_worker_with_a_green_pool_does_not_start(fresh_eyes: Eyes, service: Make) -> None:
-    """Celery's own refusal comes first where gevent is missing; a stand-in for it does not."""
+    """Without gevent, Celery refuses first; with a stand-in, our refusal is seen."""
     green = {"CELERY_CUSTOM_WORKER_POOL": "testproject.gevent:TaskPool"}
     mixed = service(fresh_eyes, "mixed", handlers="mixed", environ=green)
     mixed.declare()

@@ -46,7 +46,7 @@ NEIGHBOURS = 12
 
 @dataclass
 class Story:
-    """What became of one batch of events in one pool."""
+    """The results of one batch of events in one pool."""
 
     pool: str
     core: Service
@@ -79,7 +79,7 @@ def story(request: pytest.FixtureRequest, vhost: Vhost, module_service: Make) ->
 
 
 def tell(pool: str, core: Service, eyes: Eyes, limit: MemoryLimit | None) -> Story:
-    """Publish everything at once to one worker, with a reaper beside it, and wait for the end."""
+    """Publish all events to one worker and a reaper, and wait until they are settled."""
     core.declare()
     deliveries = DELIVERIES[pool]
     fewer_deliveries(eyes, rf"^{core.name}\.testproject\.", deliveries)
@@ -144,7 +144,7 @@ def tell(pool: str, core: Service, eyes: Eyes, limit: MemoryLimit | None) -> Sto
 
 
 class Ways:
-    """What is true in each pool; a class for each, so that they are shared out."""
+    """Tests for every pool; one class per pool, so that xdist can distribute them."""
 
     pool: str
 

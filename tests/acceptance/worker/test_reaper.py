@@ -1,4 +1,4 @@
-"""The reaper: what nobody answered for is run alone; only what dies alone is poison."""
+"""The reaper runs unanswered events alone; only an event that kills it alone is poison."""
 
 from __future__ import annotations
 

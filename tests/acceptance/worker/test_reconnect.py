@@ -40,7 +40,7 @@ def publish(eyes: Eyes, number: int, *plan: str) -> list[str]:
 
 @dataclass
 class Side:
-    """One pool's service on a vhost of its own, and what was published to it."""
+    """One pool's service on its own vhost, and the events published to it."""
 
     eyes: Eyes
     core: Service
@@ -99,7 +99,7 @@ def test_broker_restart_loses_and_doubles_nothing(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_all_queues_are_consumed_immediately(fresh_eyes: Eyes, service: Make, pool: str) -> None:
-    """An idle worker does not wait for its event loop's next turn before each queue."""
+    """An idle worker does not wait for its event loop between queues."""
     core = service(fresh_eyes)
     core.declare()
     core.worker(pool, 1).wait_ready()
@@ -121,7 +121,7 @@ def consuming(eyes: Eyes) -> str:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_the_consuming_connection_is_cut(fresh_eyes: Eyes, service: Make, pool: str) -> None:
-    """Consumed again, once each; what was in hand is delivered again, its first run is void."""
+    """Each queue is consumed once again; unacknowledged events are redelivered."""
     eyes = fresh_eyes
     core = service(eyes, celery={"worker_cancel_long_running_tasks_on_connection_loss": True})
     core.declare()
@@ -181,7 +181,7 @@ def test_a_queue_is_deleted_and_declared_again(fresh_eyes: Eyes, service: Make) 
 
 
 def test_exclusively_consumed_queue_is_retried(fresh_eyes: Eyes, service: Make) -> None:
-    """RabbitMQ refuses and closes the channel: tried again until it is free, with all others."""
+    """RabbitMQ refuses and closes the channel; the worker retries until the queue is free."""
     eyes = fresh_eyes
     core = service(eyes, events={"TOPOLOGY": "external"})
     core.declare()

@@ -137,7 +137,7 @@ def test_the_result_of_a_replay_is_of_todays_handler(fresh_eyes: Eyes, service: 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_failing_result_store_changes_nothing(fresh_eyes: Eyes, service: Make, pool: str) -> None:
-    """Every store raises; event, archive, replay and outcome go their way."""
+    """Every store raises; event, archive, replay and outcome are unaffected."""
     eyes = fresh_eyes
     replays = service(eyes, "replays", handlers="replays", celery=BACKEND)
     replays.declare()

@@ -48,7 +48,7 @@ def held(service: Service, event_id: str, times: int) -> bool:
 
 @pytest.mark.parametrize("what", ["exchange", "queue"])
 def test_no_way_to_the_delay_queue(core: Service, eyes: Eyes, what: str) -> None:
-    """Missing or unroutable: repeated until somebody declares it again, then as if nothing was."""
+    """Missing or unroutable: repeated until the entity is declared again."""
     if what == "exchange":
         delete_exchange(eyes, "core:delay.1s")
     delete_queue(eyes, "core:delay.1s")
@@ -65,7 +65,7 @@ def test_no_way_to_the_delay_queue(core: Service, eyes: Eyes, what: str) -> None
 
 
 def test_refused_copy_does_not_affect_its_neighbours(fresh_eyes: Eyes, service: Make) -> None:
-    """A missing exchange closes the channel, and with it go the confirms of the same window."""
+    """A missing exchange closes the channel and loses the confirms of the same window."""
     eyes = fresh_eyes
     core = service(eyes, environ={"TESTPROJECT_BACKOFF": "0.02"})
     core.worker("threads", 8, "-Q", QUEUES).wait_ready()
@@ -96,7 +96,7 @@ def test_no_way_to_the_archive(core: Service, eyes: Eyes) -> None:
 
 
 def test_the_settlement_connection_is_cut(core: Service, eyes: Eyes) -> None:
-    """It is made again; the deliveries in hand hang on another connection and stay."""
+    """The confirm connection is reopened; deliveries belong to another connection and stay."""
     first = eyes.event(ACT, {"plan": ["fail", "ok"]})
     until(lambda: core.runs(first, "end"))
     eyes.close()  # so that the only confirm channel is the worker's

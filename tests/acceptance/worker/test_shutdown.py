@@ -133,7 +133,7 @@ def test_cold_and_soft_shutdowns(
 def test_a_solo_worker_begins_nothing_when_it_is_asked_to_stop(
     fresh_eyes: Eyes, service: Make
 ) -> None:
-    """What it has read ahead is given back, also what comes while Celery's other steps stop."""
+    """Prefetched messages are requeued, including those that arrive during the shutdown."""
     eyes, core = fresh_eyes, service(fresh_eyes, celery={"worker_prefetch_multiplier": 8})
     core.declare()
     ids = [eyes.message(ACT, {"plan": ["file:go"]}) for _ in range(8)]

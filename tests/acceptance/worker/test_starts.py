@@ -32,7 +32,7 @@ def starts(service: Service, what: str) -> Worker:
 
 
 def logged_in(core: Service, user: str, password: str) -> Service:
-    """Let a service log in as somebody else."""
+    """Let a service log in as another user."""
     given = urlsplit(core.url)
     core.url = given._replace(netloc=f"{user}:{password}@{given.hostname}:{given.port}").geturl()
     return core
@@ -52,7 +52,7 @@ def critical(worker: Worker) -> list[str]:
 
 @pytest.mark.parametrize("what", ["events_worker", "events_reaper"])
 def test_failed_start_has_an_exit_code(fresh_eyes: Eyes, service: Make, what: str) -> None:
-    """A supervisor that restarts what fails must not take it for one that was asked to end."""
+    """A supervisor that restarts failed processes must recognize a failed start."""
     core = service(fresh_eyes, events={"TOPOLOGY": "verify"})
     worker = starts(core, what)
     assert worker.wait(60) == 1
@@ -96,7 +96,7 @@ def test_a_url_that_is_not_of_rabbitmq(
 def test_refused_login_stops_the_start(
     fresh_eyes: Eyes, service: Make, what: str, change: str, says: str
 ) -> None:
-    """With ``broker_channel_error_retry`` Celery alone would ask five times a second for ever."""
+    """With ``broker_channel_error_retry`` Celery alone would try five times a second forever."""
     core: Service = service(
         fresh_eyes, celery={"broker_channel_error_retry": True, "task_track_started": False}
     )
@@ -114,7 +114,7 @@ def test_refused_login_stops_the_start(
 
 
 def test_changed_password_is_waited_for(private_node: Node, node_eyes: Eyes, service: Make) -> None:
-    """It asks seldom, ends when it is told to, and goes on with what came meanwhile."""
+    """It retries rarely, stops on a signal, and then handles the events published meanwhile."""
     node = private_node
     user = new_user(node, "first", ".*")
     core = logged_in(service(node_eyes), user, "first")
@@ -153,7 +153,7 @@ def test_one_without_permissions_asks_seldom_and_says_why(
 def test_missing_configure_permission_stops_the_start(
     private_node: Node, node_eyes: Eyes, service: Make
 ) -> None:
-    """Without remote control, which is refused first, the topology is what is asked for."""
+    """Without remote control, which is refused first, the topology is checked."""
     user = new_user(private_node, "secret", "^$")
     core = service(node_eyes, celery={"worker_enable_remote_control": False})
     worker = events_worker(logged_in(core, user, "secret"), *ALONE)
@@ -166,7 +166,7 @@ def test_missing_configure_permission_stops_the_start(
 def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
     private_node: Node, node_eyes: Eyes, service: Make
 ) -> None:
-    """Its refusal closes the channel of all of them: with each one they would be delivered anew."""
+    """A refusal closes the shared channel, so each refusal would redeliver all messages."""
     queue = "core.testproject.strict"
     user = new_user(private_node, "secret", ".*")
     readable = f"^(?!{re.escape(queue)}$).*$"
@@ -207,7 +207,7 @@ def test_a_worker_of_other_queues_says_so(fresh_eyes: Eyes, service: Make) -> No
 
 
 def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, service: Make) -> None:
-    """Celery's default is a hundred tries; a number that somebody has set is taken."""
+    """Celery's default is a hundred tries; a configured number is kept."""
     core: Service = service(fresh_eyes, celery={"broker_connection_max_retries": 100})
     given = urlsplit(core.url)
     core.url = given._replace(netloc=f"{given.username}:x@127.0.0.1:1").geturl()
@@ -224,7 +224,7 @@ def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, servic
 def test_pool_processes_share_loaded_memory(
     fresh_eyes: Eyes, service: Make, pool: str, shared: bool
 ) -> None:
-    """No collection looks at it: each page that one writes to is copied for each process."""
+    """Garbage collection skips it, because every written page is copied per process."""
     core = service(fresh_eyes)
     core.declare()
     core.worker(pool, 1).wait_ready()

@@ -31,7 +31,7 @@ app = events_app(
 
 
 class Passing(Exception):
-    """Is gone with the next attempt."""
+    """Fail in the first attempt only."""
 
 
 class Lasting(Exception):

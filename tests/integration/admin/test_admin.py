@@ -150,7 +150,7 @@ def test_fifty_concurrent_users_replay_one_event_once(
 def test_concurrent_edit_and_replay_are_one_replay(
     web_database: dict[str, object], billing: Service, tmp_path: Path
 ) -> None:
-    """Twenty browsers meet at a barrier: each second one edits, the others replay."""
+    """Of twenty concurrent browsers, half edit and half replay."""
     with serving(web_database, billing.vhost.url, tmp_path) as (address, pk):
         ada = Browser(address).login("ada")
         archive = "/admin/django_amqp_events/archivedevent/"

@@ -64,7 +64,7 @@ def again(batch: ReplayBatch) -> ReplayBatch:
 
 
 def lapse(batch: ReplayBatch) -> None:
-    """Let the lease of a runner be over, as it is by itself after a while."""
+    """Let the lease of a runner expire."""
     batch_states.rows().filter(pk=batch.pk).update(leased_until=states.clock())
 
 
@@ -84,7 +84,7 @@ def enough(service: Service, number: int) -> bool:
 def test_a_runner_that_is_killed_is_followed_by_another(
     where: str, billing: Service, running: Processes
 ) -> None:
-    """In its third chunk of 200; what it had claimed goes on under the same replay ids."""
+    """Killed in its third chunk of 200; claimed events keep their replay ids."""
     batch = begun(1000)
     assert running.start(COMMAND_DIES=f"{where}@3").wait() == -9
     counts = batch_states.count(batch.pk)
@@ -239,7 +239,7 @@ BATCHES = "/admin/django_amqp_events/replaybatch/"
 def test_browsers_that_meet_replay_each_event_once(
     billing: Service, web_database: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Two log in, freeze the same filter, and start at once, each twice; a third replays singly."""
+    """Two users start the same filter twice each while a third replays single events."""
     url = billing.vhost.url
     with (
         serving(web_database, url, tmp_path) as (address, pk),

@@ -1,4 +1,4 @@
-"""Database and broker go away under a running mirror: it says so, and goes on by itself."""
+"""A running mirror loses its database and broker: it logs that and resumes."""
 
 from __future__ import annotations
 

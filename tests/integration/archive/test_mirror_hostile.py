@@ -250,7 +250,7 @@ def test_a_body_of_15_mib(billing):
 
 
 def test_identities(billing):
-    """Two bodies, two handlers, two queues of nobody: two rows each."""
+    """Two bodies, two handlers, two foreign queues: two rows each."""
     publish(
         billing,
         archived(received("1", payload={"n": 1})),
@@ -265,7 +265,7 @@ def test_identities(billing):
 
 @pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 def test_large_messages_do_not_pile_up_ahead(billing, monkeypatch):
-    """What RabbitMQ sends ahead lies in its memory: so much as two batches hold."""
+    """The mirror prefetches two batches at most."""
     monkeypatch.setattr(batch_reader, "BATCH_BYTES", 1024 * 1024)
     publish(billing, *(bare(b"x" * 256 * 1024, {"event-id": f"{n}"}) for n in range(60)))
     most, counts = 0, []

@@ -1,4 +1,4 @@
-"""A mirror that is killed, several at once: every message is one row, and the queue is empty."""
+"""Killed and concurrent mirrors: every message becomes one row and the queue is empty."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_mirrors_that_are_killed_at_any_moment(billing, processes):
 
 
 def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_database, request):
-    """Each message of an event may be in another one's hands, and twice."""
+    """The messages of one event may reach different mirrors, some twice."""
     number = 4 if archive_database.kind == "postgresql" else 2
     settings = conf.get_settings()
     replayed = [received(f"replayed-{n}") for n in range(150)]

@@ -1,4 +1,4 @@
-"""People who meet at a barrier, each in a browser of their own, on pages that they have open."""
+"""Concurrent users who submit pages that they have already open."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @dataclass
 class Office:
-    """Two people who look after one group of events.
+    """Two users who manage one failure group.
 
     Attributes:
         first: one of its events.
@@ -43,7 +43,7 @@ class Office:
     log: Path
 
     def meet(self, *acts: Callable[[], object]) -> None:
-        """Let everybody act at once; nobody may see an error of the server."""
+        """Let all users act at the same time; no response may be a server error."""
         barrier = threading.Barrier(len(acts))
 
         def act(number: int) -> None:
@@ -148,7 +148,7 @@ def test_two_write_about_a_group(office: Office) -> None:
 def test_everybody_presses_the_buttons_of_a_batch(
     office: Office, web_database: dict[str, Any], billing: Service, tmp_path: Path
 ) -> None:
-    """Start, pause, resume and cancel at once, in any order: what is sent is sent once."""
+    """Concurrent start, pause, resume and cancel publish each event once."""
     page = office.ask(office.ada, "batch")
     batch = office.ada.last.removesuffix("change/")
     token = {"csrfmiddlewaretoken": page.fields["csrfmiddlewaretoken"]}

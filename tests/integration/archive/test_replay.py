@@ -1,4 +1,4 @@
-"""Replays on a real broker and real databases: who gets a claim, and what a lost confirm means."""
+"""Replays on real brokers and databases: claims and lost confirms."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def replay_ids(billing: Service) -> list[str]:
 
 
 def test_of_fifty_concurrent_replays_one_wins(billing: Service) -> None:
-    """Fifty threads with connections of their own: published once, and 49 are told."""
+    """Fifty threads with their own connections: published once, and 49 are refused."""
     (row,) = archive(billing)
     together = threading.Barrier(50)
     reports: list[Report] = []
@@ -138,7 +138,7 @@ def test_overlapping_bulks_publish_each_event_once(billing: Service) -> None:
 
 @kind("postgresql")
 def test_repeatable_read(billing: Service, archive_database: Database) -> None:
-    """The database ends whoever comes second; that one tries again, and is told."""
+    """The database aborts the second transaction, which retries and is refused."""
     rows = archive(billing, 5)
     together = threading.Barrier(20)
     reports: list[Report] = []
@@ -159,7 +159,7 @@ def test_repeatable_read(billing: Service, archive_database: Database) -> None:
 
 
 def test_concurrent_replay_and_discard(billing: Service) -> None:
-    """Each event is either replayed or discarded, by one of them."""
+    """Each event is either replayed or discarded, once."""
     rows = archive(billing, 40)
     together = threading.Barrier(8)
     published: list[UUID] = []
@@ -201,7 +201,7 @@ def leave_queued(*rows: ArchivedEvent, hours: int = 1) -> dict[UUID, str]:
 def test_concurrent_sweepers_publish_each_event_once(
     billing: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In small portions, so that they meet."""
+    """In small chunks, so that they collide."""
     monkeypatch.setattr(replay, "CHUNK", 5)
     rows = archive(billing, 60)
     left = leave_queued(*rows)
@@ -251,7 +251,7 @@ def test_clocks_of_hosts_do_not_matter(
 
 
 def test_settled_event_is_not_published_again(billing: Service) -> None:
-    """The process died after the confirm, and the handler was faster than the sweeper."""
+    """The process died after the confirm, and the handler finished before the sweeper ran."""
     row, other = archive(billing, 2)
     left = leave_queued(row, other, hours=0)
     publish(billing, outcome(row, left[row.pk]))
@@ -401,7 +401,7 @@ def test_failure_of_an_unconfirmed_replay_is_recorded(
 
 
 def test_a_second_try_in_vain_keeps_the_id(billing: Service, unconfirmed: ArchivedEvent) -> None:
-    """That nobody was bound this time says nothing about the first time."""
+    """An unroutable second publish says nothing about the first."""
     channel = billing.channel()
     channel.queue_unbind(QUEUE, "billing:replay", QUEUE)
     comes_back(unconfirmed, "no queue is bound", unconfirmed=True)

@@ -254,7 +254,7 @@ def test_exchange_missing(wire: Wire):
 
 
 def test_channel_error_fails_only_its_message(wire: Wire):
-    """A window goes to several exchanges where copies are published; only one is missing."""
+    """A window of copies has several exchanges, of which one is missing."""
     proxy = wire.proxy()
     wire.configure(url=proxy.url)
     # So that all are under way when the channel is closed.
@@ -373,7 +373,7 @@ def test_a_stale_connection_is_found_out_before_it_is_used(private_node: Node, n
 
 
 def stored_ids(wire: Wire) -> list[str]:
-    """Take what is in the queue, over a connection that is opened after the broker was away."""
+    """Consume the queue over a connection opened after the broker was down."""
     with raw_connection(wire.url) as connection:
         return [m.properties["message_id"] for m in drain(connection.channel(), wire.queue)]
 
@@ -421,7 +421,7 @@ def alarms(node: Node) -> bool:
 
 
 def test_a_blocked_connection_gets_no_more_of_the_window(wire: Wire):
-    """What is written after connection.blocked would be stored when nobody expects it any more."""
+    """A message written after connection.blocked would be stored after its timeout."""
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=0.5)
     publish_event(NAME, {})
@@ -502,7 +502,7 @@ def test_a_write_that_cannot_end_is_bounded(wire: Wire):
 
 
 def test_killed_in_the_middle_nothing_confirmed_is_missing(private_node: Node, node_wire: Wire):
-    """What is in the queue after the restart, against what was confirmed before the kill."""
+    """Compare the queue after the restart with the confirms before the kill."""
     node_wire.configure(CONFIRM_TIMEOUT=5)
     publish_event(NAME, {"n": -1})
     private_node.wait_ready()
@@ -850,7 +850,7 @@ def test_without_a_pool_a_connection_for_each_use(wire: Wire, limit: int | None)
 
 
 def test_published_messages_are_not_retained(wire: Wire):
-    """Ten connections that remember their last ten thousand events would be a leak."""
+    """Remembering published events would be a leak."""
 
     class Properties(dict[str, object]):
         """A dict that can be watched."""

@@ -148,7 +148,7 @@ def test_one_in_the_middle_of_a_window_is_unroutable(wire: Wire, ways: list[str]
 
 @both
 def test_one_in_the_middle_of_a_window_is_refused(wire: Wire, ways: list[str]):
-    """By a full queue of its own, and by what cannot be written."""
+    """Through a full queue, and through an unwritable header."""
     full = f"{wire.exchange}.full"
     # A quorum queue's limit is not exact.
     limited = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
@@ -187,7 +187,7 @@ def test_the_first_message_does_not_wait_for_the_others(wire: Wire, ways: list[s
 
 @both
 def test_cut_in_the_middle_of_a_write(wire: Wire, ways: list[str], monkeypatch: Any):
-    """What was handed to the socket is unknown, what was not is surely not published."""
+    """Messages written to the socket are unknown; unwritten ones are not published."""
     proxy = wire.proxy()
     wire.configure(url=proxy.url, FAST_PATHS=ways, CONFIRM_TIMEOUT=5)
     assert wire.pool.publish([event(wire)], mandatory=True) == [None]

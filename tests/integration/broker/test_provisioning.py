@@ -263,7 +263,7 @@ class TestWorkers:
 
 class TestRequirements:
     def test_without_the_flag_nothing_is_declared(self, service, make_node, monkeypatch):
-        """A fresh node that was told to leave stream_queue disabled: only 3.10 and 3.11 can."""
+        """A node with stream_queue disabled, which only 3.10 and 3.11 support."""
         flags = "quorum_queue,implicit_default_bindings,virtual_host_metadata,user_limits"
         environment = Node._environment
         monkeypatch.setattr(
@@ -319,7 +319,7 @@ STALE = {"billing.gone", "billing:delay.7s", "events → billing.book [crm.#]"}
 class TestStale:
     @pytest.fixture
     def smaller(self, billing, service, fresh_vhost):
-        """The next release: a handler, a pattern and a delay are gone."""
+        """The next release, without one handler, pattern and delay."""
         old = service(
             fresh_vhost,
             HANDLERS={
@@ -380,7 +380,7 @@ class TestStale:
         assert bound() == before
 
     def test_foreign_queues_are_not_stale(self, smaller):
-        """Same names, other owners: Celery's own queues, a service under a PREFIX."""
+        """Queues of Celery and of a service with a PREFIX."""
         channel = smaller.channel()
         channel.queue_declare("billing.images", durable=True, auto_delete=False)
         channel.queue_declare("billing:notes", durable=True, auto_delete=False)
@@ -438,7 +438,7 @@ class TestRecreating:
         assert names(billing.inspect().items, "missing", "stale") == set()
 
     def test_no_event_finds_the_service_absent(self, billing):
-        """A publisher goes on all the time; every event is there, mandatory was never refused."""
+        """A publisher runs throughout; every event arrives and none is returned."""
         spoil(billing)
         published: list[int] = []
         stop = threading.Event()
@@ -653,7 +653,7 @@ class TestManagementApi:
 
 
 def test_broker_shutdown_raises_its_own_error(billing):
-    """A connection that breaks in the middle says so instead of hanging."""
+    """A broken connection raises instead of hanging."""
     from django_amqp_events.broker.provisioning.amqp_api import session
     from django_amqp_events.exceptions import BrokerUnavailableError
 

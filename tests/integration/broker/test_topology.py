@@ -1,4 +1,4 @@
-"""What the topology leans on, pinned on the live broker. Sources: docs/topology.md."""
+"""Facts about RabbitMQ that the topology relies on. Sources: docs/topology.md."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def versioned(billing) -> tuple[int, ...]:
 
 
 def test_declared_topology_matches_the_design(billing):
-    """Every exchange, queue, argument and binding of the vhost, written out."""
+    """Every exchange, queue, argument and binding of the vhost."""
     delays = sorted({*POWER_DELAYS, 3, 6, 10})
     exchanges = {
         "events": ("topic", {}),
@@ -126,7 +126,7 @@ def test_delay_queue_returns_to_the_handler_after_its_time(billing):
 
 
 def test_delayed_events_of_a_removed_handler_block_nothing(billing):
-    """More of them than the dead-letter worker's window of 32, in front of a healthy one."""
+    """More of them than the dead-letter window of 32, ahead of a healthy one."""
     started = time.monotonic()
     for number in range(50):
         billing.publish("billing:delay.2s", "billing.removed", b"%d" % number)
@@ -187,7 +187,7 @@ def test_dying_workers_send_an_event_down_the_chain(billing):
 
 
 def test_priority_orders_a_handler_queue(billing):
-    """What RabbitMQ makes of a publisher's priority differs by release."""
+    """RabbitMQ treats a publisher's priority differently by release."""
     for priority in (None, 3, 9, 4, 0, 5, 255, 31):
         properties = {} if priority is None else {"priority": priority}
         billing.publish("events", "shop.refund.paid", str(priority).encode(), **properties)
@@ -214,7 +214,7 @@ def test_rejected_event_reaches_the_graveyard_immediately(billing):
 
 
 def test_reapers_retry_returns_to_the_graveyard(billing):
-    """The reaper retries by way of a delay queue, under the graveyard's own name."""
+    """The reaper retries through a delay queue with the graveyard's routing key."""
     billing.publish("billing:delay.1s", "billing:graveyard")
     billing.wait_for_ready("billing:graveyard", 1)
     assert billing.ready("billing:archive") == 0
@@ -296,7 +296,7 @@ class TestLookingCreatesNothing:
 
     @pytest.mark.parametrize("key", ["x-dead-letter-strategy", "x-overflow"])
     def test_dead_letter_arguments_are_compared(self, look, key):
-        """A queue without them is at-most-once with no more than a log line."""
+        """Without them dead-lettering is at-most-once."""
         safe = {"x-queue-type": "quorum", "x-dead-letter-exchange": "x", **SAFE}
         look.declare_queue(Queue(name="q", arguments={k: v for k, v in safe.items() if k != key}))
         assert inspected(look, Queue(name="q", arguments=safe)).state == "different"
@@ -327,7 +327,7 @@ class TestAskingAhead:
             yield amqp_session
 
     def test_each_inspected_entity_has_its_own_result(self, look):
-        """What is missing or different costs a channel with all that was asked on it."""
+        """A missing or different entity closes the channel with all pending operations."""
         entities, expected = [], []
         for number in range(30):
             state = "ok" if 3 < number < 20 else ("missing", "ok", "different")[number % 3]
@@ -377,7 +377,7 @@ class TestAskingAhead:
 
 
 def test_if_empty_delete_of_a_quorum_queue_is_not_implemented(billing):
-    """Why a queue is unbound and watched instead: 540, and the connection is gone."""
+    """RabbitMQ answers 540 and closes the connection, so queues are unbound and watched instead."""
     if versioned(billing) >= (4, 0):
         pytest.skip("newer brokers may implement it; nothing leans on that")
     channel = billing.connect().channel()
@@ -386,7 +386,7 @@ def test_if_empty_delete_of_a_quorum_queue_is_not_implemented(billing):
 
 
 def test_figures_of_an_idle_quorum_queue_are_renewed(billing):
-    """Each tick raises the reductions: how fresh figures are told from old ones."""
+    """Each tick raises the reductions, which tells new figures from old ones."""
     seen = set()
 
     def twice() -> bool:

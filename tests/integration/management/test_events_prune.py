@@ -87,7 +87,7 @@ def event(state: State, days: float, **fields) -> ArchivedEvent:
 
 
 def left() -> set[str]:
-    """What is there, as ``state days``."""
+    """Return the rows as ``state days``."""
     return {
         f"{row.state} {round((NOW - row.state_since).total_seconds() / 86400)}"
         for row in ArchivedEvent.objects.all()
@@ -256,7 +256,7 @@ def test_oldest_first(prune):
 
 
 def test_event_restored_during_the_prune_stays(prune, monkeypatch):
-    """Between the look for old ones and the lock."""
+    """Between the query for old rows and the lock."""
     row, other = event(State.DISCARDED, 100), event(State.DISCARDED, 100)
     lock = states.lock
 

@@ -64,7 +64,7 @@ def kill(billing, queue: str, then: str, count: int = 1) -> None:
 
 
 def bury(billing, count: int = 1, *, handler: str = "send_invoice", until: str = "abyss") -> None:
-    """Let a handler's messages kill whoever takes them, down to the end."""
+    """Let a handler's messages kill every worker and the reaper."""
     way = [f"billing.{handler}", "billing:graveyard", "billing:dead", "billing:abyss"]
     for queue, then in pairwise(way):
         kill(billing, queue, then, count)
@@ -502,7 +502,7 @@ def test_killed_between_publish_and_ack_loses_and_doubles_nothing(billing):
 
 
 def test_killed_with_a_message_that_has_no_id(billing):
-    """It cannot be told from another one like it, so it is two."""
+    """It cannot be distinguished from an equal message, so there are two rows."""
     billing.publish("billing:abyss", "", b"without an id")
     assert die(billing, "billing:abyss") == 1
     billing.wait_for_ready("billing:abyss", 1)

@@ -99,7 +99,7 @@ def test_an_event_id_that_is_a_uuid_in_capitals(billing):
 
 
 def test_one_event_of_two_handlers(billing):
-    """Its id means all that is archived of it; a handler that is through is none of it."""
+    """The event id selects its archived events, not those that were handled."""
     fill(billing, 1)
     fill(billing, 1, handler="book")
     ArchivedEvent.objects.filter(handler="book").update(state=State.SUCCEEDED)
@@ -145,7 +145,7 @@ def test_filters(billing, arguments, expected):
 
 
 def test_a_group(billing):
-    """All open events of it, and its history says so; nobody else's."""
+    """All open events of the group are replayed, and its history records that."""
     fill(billing, 1, 2)
     fill(billing, 3, handler="book")
     group = ArchivedEvent.objects.get(event_id="order-1").group
@@ -164,7 +164,7 @@ def test_a_group(billing):
 
 
 def test_rows_of_another_service_are_left_out(billing):
-    """Also where they fail oldest: they would use up the limit, each time."""
+    """Even if theirs are the oldest, which would use up the limit."""
     fill(billing, 1, 2)
     fill(billing, 1, handler="book")
     of_shop = ArchivedEvent.objects.filter(handler="book")
@@ -319,7 +319,7 @@ def test_ids_excluded_by_filters_are_reported(billing):
 
 
 def test_an_event_that_changed_before_its_turn_is_skipped(billing, monkeypatch):
-    """What was frozen in the beginning is replayed, and nothing that changed since."""
+    """Events selected at the start are replayed, except those that changed since."""
     monkeypatch.setattr(replay, "CHUNK", 1)
     fill(billing, 1, at=datetime.now(UTC) - timedelta(hours=1))
     fill(billing, 2)

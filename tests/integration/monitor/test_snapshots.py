@@ -1,4 +1,4 @@
-"""Snapshots of a live broker and database; a broker or database that is away; alerts of both."""
+"""Snapshots and alerts with a live or unreachable broker and database."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def watcher(made: Any, **options: Any) -> SnapshotLoop:
 
 
 def in_hand(made: Any) -> int | None:
-    """What the management API knows of the queue's unacked messages."""
+    """Return the management API's number of unacknowledged messages."""
     api = inspection.management(made.app, made.settings)
     found = queue_status.status(made.app, made.settings, made.topology, api=api)
     return next(each.unacked for each in found.queues if each.name == QUEUE)
@@ -51,7 +51,7 @@ def in_hand(made: Any) -> int | None:
 
 @pytest.fixture
 def told() -> Any:
-    """What the signals said."""
+    """The signals that were sent."""
     said: list[tuple[str, str, str]] = []
 
     def raised(sender: str, *, kind: str, key: str, **_: Any) -> None:

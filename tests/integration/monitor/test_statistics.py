@@ -1,4 +1,4 @@
-"""What PostgreSQL is told about the archive: which values go together (migration 0002)."""
+"""Extended statistics on PostgreSQL (migration 0002)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Autocommit is off: whoever rests on a commit refuses, before anything is acked or published."""
+"""With autocommit off, everything that relies on a commit refuses before it acks or publishes."""
 
 from __future__ import annotations
 

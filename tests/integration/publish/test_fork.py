@@ -263,7 +263,7 @@ thread.join()
 
 
 def test_fork_without_python_hooks(wire: Wire):
-    """Servers that embed Python may fork below it: no hook runs, but the pid is another."""
+    """Servers that embed Python may fork without its hooks; only the pid changes."""
     code = """
 import ctypes
 pid = ctypes.PyDLL(None).fork()

@@ -71,7 +71,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is busy confirms late; those who commit wait for it, but in tests of that."""
+    """Wait longer for confirms, since a busy machine confirms late."""
     monkeypatch.setattr(courier_module, "PATIENCE", 30.0)
 
 
@@ -178,7 +178,7 @@ def test_rolled_back_event_is_not_published(wire: Wire):
 
 
 def test_the_same_message_by_both_ways(wire: Wire):
-    """What a relay publishes is what the process itself would have."""
+    """A relay publishes the same message as the publishing process."""
     options: dict[str, Any] = {"event_id": "one", "headers": {"traceparent": "00-1", "n": 7}}
     leave(**options)
     assert relay() == RelayCounts(published=1)
@@ -252,7 +252,7 @@ def test_without_a_table(wire: Wire, archive_database: Database):
 
 
 def test_transactions_by_hand(wire: Wire, archive_database: Database):
-    """Nobody says when such a transaction has committed, so the relay takes the row at once."""
+    """Such a transaction has no commit hook, so the relay takes the row immediately."""
     transaction.set_autocommit(False, using=ALIAS)
     try:
         event_id = publish_event(NAME, {"n": 1})
@@ -268,7 +268,7 @@ def test_transactions_by_hand(wire: Wire, archive_database: Database):
 
 @pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
 def test_a_commit_that_is_a_rollback(wire: Wire):
-    """Nobody is told of it, Django neither. The page on guarantees names it."""
+    """Django does not notice it either. docs/guarantees.md names it."""
     with transaction.atomic(using=ALIAS):
         event_id = publish_event(NAME, {})
         with suppress(DatabaseError), connections[ALIAS].cursor() as cursor:
@@ -278,7 +278,7 @@ def test_a_commit_that_is_a_rollback(wire: Wire):
 
 
 def test_a_receiver_of_the_commit_that_raises(wire: Wire):
-    """Django drops the callbacks after it. The row is there."""
+    """Django drops the callbacks after it, but the row exists."""
 
     def broken() -> None:
         raise ZeroDivisionError
@@ -327,7 +327,7 @@ def test_signals(wire: Wire):
 
 @pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
 def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
-    """Neither the transaction that somebody else has open nor the next one on the connection."""
+    """Another open transaction and the next one on the connection are unaffected."""
     lazily = "set_config('synchronous_commit', 'off', true)"
     connection = connections[ALIAS]
 
@@ -461,7 +461,7 @@ def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCa
 def test_slow_confirm_reaches_its_process(
     wire: Wire, impatient: None, lease: Callable[[float], None]
 ):
-    """A relay does not publish it a second time, however often it looks."""
+    """A relay does not publish it a second time."""
     lease(3.0)
     proxy = wire.proxy()
     wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)

@@ -176,7 +176,7 @@ def test_ten_thousand_concurrent_events(wire: Wire):
 
 
 def test_large_unroutable_events_are_returned(wire: Wire):
-    """Each comes back with its body; who only writes would fill the sockets of both sides."""
+    """Each is returned with its body; a client that only writes would fill both sockets."""
     wire.unbind()
     wire.configure(UNROUTED="raise", CONFIRM_TIMEOUT=10)
     with pytest.raises(PublishError) as caught:
@@ -292,7 +292,7 @@ def test_immediate_does_not_wait_for_a_transaction(on_commit: Wire):
 
 
 def test_failure_after_commit_is_raised_with_the_id(on_commit: Wire):
-    """The row is there, the event is not: the error carries the id for a repeat."""
+    """The row exists but the event was not published; the error has the id for a retry."""
     full = f"{on_commit.exchange}.full"
     on_commit.channel.queue_declare(
         full,

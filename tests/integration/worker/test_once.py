@@ -99,7 +99,7 @@ def test_another_source_or_handler_is_another_event(books: Handler) -> None:
 
 
 def test_same_id_with_different_names_is_handled_twice(books: Handler) -> None:
-    """An order's number, and what has happened to it is the name; the archive does so too."""
+    """The id may be an order number and the name says what happened; the archive agrees."""
     created = ReceivedEvent(id="7", name="shop.order.created", service="shop")
     paid = ReceivedEvent(id="7", name="shop.order.paid", service="shop")
     assert [run(books, event) for event in (created, paid, paid)] == ["done", "done", None]
@@ -122,7 +122,7 @@ def test_raising_handler_is_rolled_back(books: Handler) -> None:
 
 
 def test_handlers_integrity_error_is_a_failure(books: Handler) -> None:
-    """Only the inbox's own row means that it was handled."""
+    """Only an existing inbox row means that the event was handled."""
     from django.db import IntegrityError
 
     with connections[ALIAS].cursor() as cursor:
@@ -135,7 +135,7 @@ def test_handlers_integrity_error_is_a_failure(books: Handler) -> None:
 
 
 def again(event: ReceivedEvent) -> None:
-    """Save what is there already, and take the error for an answer."""
+    """Insert an existing row and expect the error."""
     row = InboxEntry(id=uuid4(), handled_at=datetime.now(UTC), event_id=event.id)
     row.save(using=ALIAS)
     with suppress(IntegrityError):
@@ -164,7 +164,7 @@ def close(_: ReceivedEvent) -> None:
 def test_failed_commit_is_a_failure(
     books: Handler, swallow: Callable[[ReceivedEvent], None]
 ) -> None:
-    """Django and the database roll back without a word; the handler fails, and is run again."""
+    """Django and the database roll back silently; the attempt fails and is retried."""
     check_swallowed(books, swallow)
 
 
@@ -190,7 +190,7 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
 
 
 def test_swallowed_database_error_in_a_savepoint_is_harmless(books: Handler) -> None:
-    """What the error's text says to do."""
+    """Follow the remedy in the error message."""
     event = received()
     other = received()
     run(books, other)
@@ -217,7 +217,7 @@ def test_forced_replay_has_its_own_inbox_key(books: Handler) -> None:
 
 
 def test_deliveries_at_the_same_time(books: Handler) -> None:
-    """Eight threads with one event: one effect, and nobody fails but by the database's lock."""
+    """Eight threads with one event: one effect, and no failure but lock errors."""
     event = received()
     start = threading.Barrier(8)
     outcomes: list[object] = []

@@ -194,7 +194,7 @@ def add_replay(row: ArchivedEvent, number: int = 1, **more: Any) -> Replay:
 
 
 def user(*permissions: str, name: str = "ada") -> User:
-    """A member of staff who may do this and nothing else."""
+    """A staff user with only these permissions."""
     made = User.objects.create_user(name, password="secret", is_staff=True)
     made.user_permissions.set(
         Permission.objects.get(

@@ -1,4 +1,4 @@
-"""What is marked for translation, and what the catalogues hold: read without gettext's programs."""
+"""Read the marked texts and the catalogues without gettext's programs."""
 
 from __future__ import annotations
 

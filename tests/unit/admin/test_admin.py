@@ -612,7 +612,7 @@ def decided(row: ArchivedEvent) -> bool:
 @pytest.mark.parametrize("granted", [None, *PERMISSIONS])
 @pytest.mark.parametrize("decision", DECISIONS)
 def test_each_action_needs_its_permission(granted, decision, wire):
-    """Nobody without `view` sees anything; with it, each permission opens one door."""
+    """Without `view` nothing is visible; with it, each permission allows one action."""
     row = row_in(BEFORE[decision])
     somebody = client_of(user("view", *([granted] if granted else [])))
     right = RIGHTS.get(decision, decision)
@@ -934,7 +934,7 @@ def test_unreachable_broker_is_reported(ada, wire):
 
 @pytest.mark.parametrize("chunk", [200, 5])
 def test_identical_failures_are_reported_once(ada, wire, monkeypatch, chunk):
-    """What the broker's errors say begins with the name and id of each event."""
+    """The broker's errors begin with the name and id of each event."""
     monkeypatch.setattr(replay, "CHUNK", chunk)
     rows = [make() for _ in range(7)]
     monkeypatch.setattr(

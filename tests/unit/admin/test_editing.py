@@ -1,4 +1,4 @@
-"""Editing in the admin: the editor, what it shows before anything is published, who may."""
+"""Editing in the admin: the editor, its preview and its permissions."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def publish(row: ArchivedEvent, payload: Any = None, **more: str) -> dict[str, s
 
 
 def text_of(response: Any) -> str:
-    """What stands in the editor."""
+    """The text in the editor."""
     found: str = response.context["form"].initial["payload"]
     return found
 

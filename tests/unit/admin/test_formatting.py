@@ -1,4 +1,4 @@
-"""What the admin shows of documents that anybody may have written: never an error, never a lie."""
+"""Untrusted documents in the admin: never an error, never a wrong value."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def wire(monkeypatch):
 
 
 def person(*permissions: str, name: str = "ada", groups: tuple[str, ...] = ("view",)) -> Any:
-    """Somebody who may do this to events, and that to groups."""
+    """A user with these permissions on events and groups."""
     made = user(*permissions, name=name)
     for each in groups:
         made.user_permissions.add(Permission.objects.get(codename=f"{each}_failuregroup"))

@@ -247,7 +247,7 @@ def test_reasons_are_equal_by_code_and_values() -> None:
 
 
 class Said(Texts):
-    """What a page says beside scripts, code and what somebody else has written."""
+    """The text of a page without scripts, code and user text."""
 
     SAID = Texts.SAID | {"aria-label"}
     FOREIGN = frozenset({"code", "option", "pre", "script", "style", "textarea"})
@@ -393,7 +393,7 @@ def _ids(*rows: OutboxEvent) -> str:
 
 @pytest.fixture
 def ada(db: None) -> Any:
-    """Somebody who may everything."""
+    """A user with every permission."""
     return client_of(User.objects.create_superuser("ada", password="secret"))
 
 

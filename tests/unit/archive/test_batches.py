@@ -1,4 +1,4 @@
-"""Batches: what is frozen, how one runs, pauses and ends, with a broker that answers as told."""
+"""Batches: selection, run, pause and end, with a scripted broker."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Broker:
 
 
 def end(replay_id: UUID, outcome: Replay.Outcome) -> None:
-    """What the mirror does with the outcome of a replay."""
+    """Store the outcome of a replay as the mirror does."""
     if outcome == Replay.Outcome.SUCCEEDED:
         event_states.finish({replay_id: NOW}, now=NOW)
     else:
@@ -131,7 +131,7 @@ def broker(monkeypatch: pytest.MonkeyPatch, billing: Any) -> Broker:
 
 @dataclass
 class Clock:
-    """Stands in for the module ``time``: nobody waits, and each sleep takes *step* at least."""
+    """A replacement for the module ``time`` whose sleeps take no time."""
 
     at: float = 1000.0
     step: float = 0.1

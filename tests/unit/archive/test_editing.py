@@ -1,4 +1,4 @@
-"""A payload that somebody edits: what is refused, what is published, who wins, what is kept."""
+"""Edited payloads: refused, published, concurrent and recorded edits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def handle(order_id: int, country: str = "DE", **_: Any) -> None:
 
 
 def fixed(order_id: int, country: str) -> None:
-    """Takes two arguments and no more."""
+    """Accepts two arguments."""
 
 
 def contract(order_id: int, country: str = "DE") -> None:
@@ -279,7 +279,7 @@ def test_an_edited_replay_is_the_event_with_another_body(broker: Broker) -> None
 
 
 def test_unreadable_body_is_repaired(broker: Broker) -> None:
-    """Also one in another encoding, or above MAX_BODY."""
+    """Also a body in another encoding or above MAX_BODY."""
     rows = [
         make(b'[[], {"order_id": 7,}, {}]', reason="malformed"),
         make(b"\xff", reason="malformed", content_type="text/plain", content_encoding="binary"),
@@ -352,7 +352,7 @@ def test_interrupted_edit_is_published_as_edited(
 
 
 def test_unconfirmed_edit_is_published_as_edited(broker: Broker) -> None:
-    """The same replay id is the same body; with another one, both could run."""
+    """The same replay id has the same body; with a new id both could run."""
     row = make()
     broker.answers = [PublishTimeoutError("no confirm in 10 s")]
     edit(row)
@@ -534,7 +534,7 @@ def test_revisions_go_with_their_event_when_it_is_old() -> None:
 
 
 def test_a_replay_keeps_the_revision_that_it_has_published() -> None:
-    """Should somebody delete it by hand, the event's own body would go out in its place."""
+    """If the revision were deleted, the original body would be published instead."""
     from django.db.models import RestrictedError
 
     edit(make())

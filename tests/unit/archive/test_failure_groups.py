@@ -105,7 +105,7 @@ def only(**wanted: Any) -> Any:
 
 
 def counted() -> Counter[tuple[UUID, str]]:
-    """What the rows themselves say: the truth that the tallies have to tell."""
+    """Count the rows themselves, for comparison with the stored counts."""
     found: Counter[tuple[UUID, str]] = Counter()
     for group, state, replays in ArchivedEvent.objects.values_list("group", "state", "replays"):
         assert group is not None
@@ -382,7 +382,7 @@ class Chaos:
         return dict(self.random.sample(found, min(len(found), 3)))
 
     def mirror(self) -> None:
-        """New ones, ones that are there already, and both in one batch."""
+        """New ones, existing ones, and both in one batch."""
         numbers = [self.random.randrange(300) for _ in range(self.random.randrange(1, 5))]
         keep(
             *(
@@ -447,7 +447,7 @@ class Chaos:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("prune", [False, True])
 def test_counts_are_exact_under_concurrency(archive_database: Any, prune: bool) -> None:
-    """Threads on PostgreSQL; SQLite has one writer, and gets the same one after the other."""
+    """Threads on PostgreSQL; in sequence on SQLite, which has one writer."""
     number, steps = (4, 60) if archive_database.kind == "postgresql" else (1, 120)
     seed = random.randrange(10**6)
     problems: list[str] = []

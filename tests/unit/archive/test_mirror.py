@@ -148,7 +148,7 @@ def test_failure_of_a_pruned_event_makes_a_new_row(row):
 
 
 def test_event_pruned_during_a_store(row, monkeypatch):
-    """The replay that was found is gone when its failure is written: it is read once more."""
+    """The replay is deleted before its failure is written, so it is read again."""
     replay_id = replayed(row)
     real = mirror._find_replays
     calls: list[Any] = []
@@ -235,7 +235,7 @@ class Acks:
 
 @pytest.mark.django_db(transaction=True)
 def test_unstorable_message_is_put_aside(monkeypatch):
-    """A statement that times out, say: the database is well, and those behind it need not wait."""
+    """For example a statement that times out while the database is healthy."""
     real = mirror._row
 
     def row(entry: Any, *args: Any) -> Any:

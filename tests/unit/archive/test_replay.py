@@ -1,4 +1,4 @@
-"""What a replay takes, skips and gives up, with a broker that answers as it is told."""
+"""Replays with a scripted broker: taken, skipped and released events."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_renamed_handler_receives_old_events(broker: Broker, name: str) -> None:
 
 
 def test_handler_added_later_can_be_replayed(broker: Broker) -> None:
-    """Nobody was found on the queue when it came; somebody is by now."""
+    """The queue had no handler when it arrived; now it has one."""
     row = make(handler="", reason="unknown")
     assert run(row).published == [row.pk]
     assert broker.messages[0].headers["event-handler"] == "send_invoice"
@@ -231,7 +231,7 @@ def test_unreplayable_event_has_a_reason(
 
 
 def test_malformed_event_becomes_readable() -> None:
-    """It was larger than MAX_BODY, say."""
+    """For example larger than MAX_BODY."""
     row = make(reason="malformed")
     assert run(row).published == [row.pk]
 
@@ -252,7 +252,7 @@ def test_deleted_row_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_lost_race_is_reported(monkeypatch: pytest.MonkeyPatch, broker: Broker) -> None:
-    """Between the look and the claim."""
+    """Between the selection and the claim."""
     row = make()
     claim = states.claim
 
@@ -285,7 +285,7 @@ def replaying(minutes: float, **fields: Any) -> ArchivedEvent:
 
 
 def test_force_replays_only_overdue_events(broker: Broker) -> None:
-    """Overdue is 15 minutes beyond the last retry: 1, 2, 4 … s here, 800 s for the slow one."""
+    """A replay is overdue 15 minutes after its last retry."""
     fresh = replaying(10)
     waiting = replaying(20, handler="slow", name="shop.slow", queue="billing.slow")
     late = replaying(60)
@@ -381,7 +381,7 @@ def test_an_error_of_some_events_does_not_keep_the_others(
 
 
 def test_refused_message_blocks_no_other(broker: Broker) -> None:
-    """The broker closes the connection over it; what it has not read is published once more."""
+    """The broker closes the connection over it; unread messages are published again."""
     rows = [make(number) for number in range(5)]
 
     def publish(messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
@@ -657,7 +657,7 @@ def test_unreadable_bodies_are_read_in_one_statement() -> None:
 
 @pytest.mark.parametrize("backend", ["memory", "inline"])
 def test_a_backend_without_a_broker_is_refused(billing: Any, broker: Broker, backend: str) -> None:
-    """Its outcome would never come back."""
+    """Its outcome would never arrive."""
     row = make()
     billing.AMQP_EVENTS = {**billing.AMQP_EVENTS, "BACKEND": backend}
     with pytest.raises(ConfigurationError, match="needs RabbitMQ"):

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("archive_database")
 
 
 def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:
-    """A row that came with version 3, so that a stale one can be told."""
+    """A row at version 3, so that a stale version can be detected."""
     values: dict[str, Any] = {
         "id": uuid4(),
         "service": "billing",
@@ -257,7 +257,7 @@ def test_failed_publish_returns_to_the_archive() -> None:
 
 
 def test_unconfirmed_replay_keeps_its_id() -> None:
-    """It may be on its way: whatever runs reports to the one replay."""
+    """It may be published, so any outcome must match the one replay."""
     event = make()
     (first,) = claim(event)
     give_back(first, unconfirmed=True, error="no confirm")
@@ -286,7 +286,7 @@ def test_ended_unconfirmed_replay_is_not_resumed(state: State) -> None:
 
 
 def test_late_confirm_counts_after_a_takeover() -> None:
-    """The claimer was slow, not dead; the one that took over got no confirm."""
+    """The first claimer was slow, not dead; the second got no confirm."""
     event = make()
     slow = claim(event)
     (other,) = reclaim()
@@ -309,7 +309,7 @@ def test_a_claimer_that_lost_its_claim_gives_nothing_back() -> None:
 
 
 def test_forced_replay_stays_forced_after_takeover() -> None:
-    """Asked of the database only where it can be: a replay that was just made knows it."""
+    """Read from the database only if the replay could be forced."""
     new, old = make(1), make(2, state=State.REPLAYING, replays=1)
     (plain,) = claim(new)
     with CaptureQueriesContext(connections[states.database()]) as captured:
@@ -491,7 +491,7 @@ def test_a_transaction_that_had_to_give_way_is_tried_again() -> None:
 
 
 def elsewhere(using: str, pk: UUID) -> None:
-    """Change a row on a connection of its own."""
+    """Change a row on its own connection."""
     other = connections.create_connection(using)
     try:
         with other.cursor() as cursor:
@@ -714,7 +714,7 @@ def success(replay: Replay) -> Message:
 
 
 def taken(message: Message) -> Received:
-    """What the mirror reads of it."""
+    """Return what the mirror reads from it."""
     return Received(
         queue="billing:archive",
         exchange=message.exchange,

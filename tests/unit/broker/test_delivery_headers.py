@@ -69,7 +69,7 @@ def test_any_headers(headers: dict[str, Any], given: dict[str, Any]) -> None:
 def test_damaged_headers_are_left_to_py_amqp(
     headers: dict[str, Any], changes: list[tuple[int, int]], missing: int, more: bytes
 ) -> None:
-    """Nothing is read that py-amqp does not read, and nothing in another way."""
+    """The reader accepts only what py-amqp accepts, with the same result."""
     raw = bytearray(header(headers, content_type="application/json", message_id="5"))
     for at, byte in changes:
         if at < len(raw):

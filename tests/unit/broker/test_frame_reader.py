@@ -1,4 +1,4 @@
-"""What is read in large pieces is what py-amqp reads, wherever the pieces end."""
+"""The frame reader reads what py-amqp reads, wherever a piece ends."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Hub:
         del self.readers[fd]
 
     def turn(self) -> bool:
-        """Call whoever something has come for, and say whether there was anybody."""
+        """Call the callbacks of readable sockets; return True if there were any."""
         ready, _, _ = select.select(list(self.readers), [], [], 0)
         for fd in ready:
             self.readers[fd]()
@@ -77,7 +77,7 @@ class Hub:
 
 
 class Reading:
-    """A connection whose other end is in hand, and what came to its two channels."""
+    """A connection with a controlled peer, and the messages on its two channels."""
 
     def __init__(self, ends: tuple[socket.socket, socket.socket]) -> None:
         mine, self.peer = ends
@@ -249,7 +249,7 @@ def test_one_or_several_in_one_call(several: bool, first: list[int]) -> None:
 
 
 def test_a_consumer_that_reads_on() -> None:
-    """Whoever waits for an answer within a delivery gets what comes meanwhile, in its order."""
+    """A synchronous call within a delivery processes other frames in order."""
     with reading() as it:
         order: list[str] = []
 
@@ -270,7 +270,7 @@ def test_a_consumer_that_reads_on() -> None:
 
 
 def test_deliveries_behind_an_answer() -> None:
-    """They have left the socket, where an event loop looks, so it is asked to come back."""
+    """Their bytes have left the socket, so the event loop is asked to call again."""
     with reading() as it:
         FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         answer = method(NUMBER, Queue.DeclareOk, "sll", "queue", 1, 0)
@@ -301,7 +301,7 @@ def test_a_connection_that_is_lost_with_something_left() -> None:
 
 
 def test_a_part_of_a_delivery_is_waited_for_at_the_socket() -> None:
-    """An event loop that was asked to come back for it would do nothing else."""
+    """Otherwise the event loop would be called without end."""
     with reading() as it:
         FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         first, *rest = delivery(tag=2)
@@ -417,7 +417,7 @@ def reset(it: Reading) -> None:
 
 @pytest.mark.parametrize("end", [closed, reset])
 def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
-    """What came before counts; then the connection says that it is none any more."""
+    """Earlier deliveries count; then the connection reports that it is closed."""
     with reading() as it:
         FrameReader(it.channel, it.frames, hub=it.hub, several=True)
         it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2))[:-1])

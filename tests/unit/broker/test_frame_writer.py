@@ -94,7 +94,7 @@ def test_whole_message_is_written(
 
 
 def test_one_encoder_writes_many():
-    """What it remembers of one message does not show in another."""
+    """Cached values of one message do not appear in another."""
     encoder = FrameWriter(1, FRAME_MAX)
     for number in range(3 * frame_writer_module._REMEMBERED):
         published = message(

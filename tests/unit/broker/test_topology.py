@@ -1,4 +1,4 @@
-"""What a service declares, argument by argument; DESIGN.md has the table."""
+"""The topology of a service, argument by argument."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ def test_renamed_handlers(run: Check) -> None:
 
 
 def test_renamed_handler_still_exists(run: Check) -> None:
-    """Its archived events would go to another handler."""
+    """Its archived events would be replayed to another handler."""
     assert run(RENAMED_HANDLERS={"billing.handler": "billing.gone"}) == ["E023", "W013"]
     handlers = {**handling("fits"), "billing.other": {**handling("fits")["billing.handler"]}}
     assert run(HANDLERS=handlers, RENAMED_HANDLERS={"billing.other": "billing.handler"}) == ["E023"]
@@ -462,7 +462,7 @@ def test_bodies_that_rabbitmq_refuses(run: Check) -> None:
 
 @pytest.fixture
 def _no_celery_app(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process in which nobody has made a Celery app."""
+    """As in a process without a Celery app."""
     monkeypatch.setattr(_state, "default_app", None)
     monkeypatch.setattr(_state._tls, "current_app", None, raising=False)
 

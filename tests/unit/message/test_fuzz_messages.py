@@ -448,7 +448,7 @@ def test_the_size_of_a_header_is_estimated_from_above(value: Any) -> None:
 
 
 def test_thousands_of_headers_keep_the_identity() -> None:
-    """The id was the largest of them, and went first."""
+    """The id was the largest header and was dropped first."""
     many = {f"h{number}": number for number in range(8000)}
     delivery = Received(
         queue="q", exchange="events", routing_key="shop.order", body=b"",
@@ -463,7 +463,7 @@ def test_thousands_of_headers_keep_the_identity() -> None:
 
 
 def test_long_values_keep_the_identity() -> None:
-    """JSON writes such a character with 12 bytes: words alone filled the headers' room."""
+    """JSON writes such a character with 12 bytes, so long values alone fill the headers."""
     delivery = Received(
         queue="q", exchange="", routing_key="shop.order", body=b"",
         headers={"id": "a-task-id"}, properties={"content_type": "application/json"},

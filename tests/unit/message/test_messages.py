@@ -259,7 +259,7 @@ def as_file(message: Message) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_message_matches_its_example_file(name: str) -> None:
-    """These files change with ``envelope.FORMAT`` only: other programs read such messages."""
+    """Other programs read such messages, so these files change only with the format version."""
     example = json.loads((MESSAGES / f"{name}.json").read_text(encoding="utf-8"))
     message = as_file(EXAMPLES[name]())
     assert message == example

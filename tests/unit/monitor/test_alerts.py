@@ -1,4 +1,4 @@
-"""Alerts: what is a trouble, who is told, how often, and of its end."""
+"""Alerts: conditions, recipients, repetition and end."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
 
 @DATABASES
 def test_an_alert_follows_its_group(heard: Any) -> None:
-    """Its number is that of now; what was put right between two looks and came back is told."""
+    """The count is current; a condition that returned between two checks is sent again."""
     seen = NOW - timedelta(minutes=5)
     group = FailureGroup.objects.create(
         pk=uuid4(), algorithm=1, service="billing", handler="send_invoice",
@@ -273,7 +273,7 @@ def test_an_alert_follows_its_group(heard: Any) -> None:
 
 @DATABASES
 def test_many_regressions_are_sent_in_portions(heard: Any) -> None:
-    """And what came back long ago is not news any more: its alert goes on."""
+    """Old regressions are not sent again; their alert stays active."""
     seen = NOW - timedelta(minutes=5)
     groups = FailureGroup.objects.bulk_create(
         FailureGroup(

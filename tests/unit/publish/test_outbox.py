@@ -188,7 +188,7 @@ def test_wrong_aliases():
 
 
 def test_unreadable_database_is_reported(monkeypatch: pytest.MonkeyPatch):
-    """No database may be used here; whoever needs it is told, others are not."""
+    """No database may be used here; only callers that need it get an error."""
     found = outbox.read_status(Settings(service="shop", publish="outbox"))
     assert [type(each) for each in found] == [UnreachableOutbox]
     assert "cannot be seen" in found[0].meaning

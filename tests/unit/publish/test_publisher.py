@@ -340,7 +340,7 @@ def test_a_plain_payload_is_bound_like_any_other(
 
 
 def test_contracts_do_not_get_mixed_up():
-    """Many that come and go, as in tests: the identity of one that is gone is given again."""
+    """Python reuses the id of a deleted object, as many tests show."""
     for number in range(3 * contracts.REMEMBERED):
         name = f"name{number}"
         space: dict[str, Any] = {}

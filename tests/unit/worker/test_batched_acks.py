@@ -159,7 +159,7 @@ def test_another_channel_counts_from_one() -> None:
 
 
 def test_reopened_channel_starts_with_new_tags() -> None:
-    """Its numbers begin anew: what is in hand must not be taken for what has just come."""
+    """Its delivery tags restart, so old deliveries must not be taken for new ones."""
     channel, ours = Broker(), acks()
     for message in [channel.deliver() for _ in range(3)]:
         ours.received(message)

@@ -130,7 +130,7 @@ def test_cheap_events_wait_for_more_but_not_for_slow_ones(worker: Worker) -> Non
 
 
 def test_fair_share_of_deliveries_does_not_wait(worker: Worker) -> None:
-    """Or one process would be idle while the broker waits for acks."""
+    """Otherwise a process is idle while the broker waits for acks."""
     worker.add("fast")
     worker.turn()
     assert worker.jobs[2:] == [["fast"]]
@@ -160,7 +160,7 @@ def test_after_a_lost_connection_nothing_is_under_way(worker: Worker) -> None:
 
 
 class Process:
-    """What a pool process does with a chunk, one event at a time."""
+    """Run a chunk as a pool process does, one event at a time."""
 
     def __init__(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.began: list[str] = []
@@ -175,7 +175,7 @@ class Process:
         monkeypatch.setattr(chunks, "trace_event", trace)
 
     def run(self, job: int = -1) -> int:
-        """Run a job, have the worker told, and return how many of it were handled."""
+        """Run a job, report it to the worker, and return the number of handled events."""
         worker = self._worker
         jobs: list[Any] = [(name,) for name in worker.jobs[job]]
         found = chunks.run(worker.numbers[job], worker.tokens[job], worker.marks[job], jobs)
@@ -228,7 +228,7 @@ def test_events_behind_a_slow_one_move_to_another_process(
 
 
 def test_a_process_with_one_event_is_not_looked_at(pipes: None) -> None:
-    """It may take hours, and its end is told anyway."""
+    """It may take hours, and its end is still reported."""
     worker = Worker()
     worker.add("unknown")
     worker.turn()
@@ -266,7 +266,7 @@ def connected_anew(worker: Worker) -> None:
 
 
 def test_process_of_a_closed_connection_starts_nothing(worker: Worker, process: Process) -> None:
-    """The broker delivers it again; what it takes a token from is handed out once more."""
+    """The broker delivers it again, and its tokens are reassigned."""
     process.between[3] = lambda: connected_anew(worker)
     assert process.run(0) == 3
     assert len(process.began) == 3
@@ -278,7 +278,7 @@ def test_process_of_a_closed_connection_starts_nothing(worker: Worker, process: 
 def test_late_process_exit_takes_no_tokens(
     worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pool tells of it ten seconds later."""
+    """The pool reports it ten seconds later."""
     connected_anew(worker)
     worker.failed[0](None)
     process.between[3] = lambda: late(monkeypatch, worker)
@@ -307,7 +307,7 @@ def test_without_token_slots_events_run_alone(worker: Worker) -> None:
 def test_process_death_concerns_only_the_running_event(
     worker: Worker, process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those before it have ended although nobody had looked yet; those behind it have not begun."""
+    """Events before it have ended; events behind it have not begun."""
 
     def killed() -> None:
         raise KeyboardInterrupt
@@ -347,7 +347,7 @@ def test_orphaned_process_starts_nothing(
 
 
 def test_a_worker_that_stops_lets_nothing_begin(worker: Worker, process: Process) -> None:
-    """What is behind the one that runs goes back to the broker; it is handed to nobody."""
+    """Events behind the running one return to the broker and to no other process."""
     process.between[2] = worker.chunks.stop
     assert process.run(0) == 2
     worker.turn()
@@ -355,7 +355,7 @@ def test_a_worker_that_stops_lets_nothing_begin(worker: Worker, process: Process
 
 
 def test_stopping_worker_settles_finished_events(worker: Worker, process: Process) -> None:
-    """The one that runs may take longer than the worker has."""
+    """The running event may take longer than the shutdown."""
     before = len(worker.handled)
     seen: list[int] = []
 
@@ -420,7 +420,7 @@ def test_chunked_events_take_no_extra_turn(worker: Worker, process: Process) -> 
 
 @pytest.mark.parametrize("others", [True, False])
 def test_small_chunk_keeps_its_turn(worker: Worker, process: Process, others: bool) -> None:
-    """It waits for more only where no ordinary task would be served meanwhile."""
+    """It waits for more only if no ordinary task needs the process."""
     busy = Busy(worker)
     for _ in range(20):
         worker.add("slow")

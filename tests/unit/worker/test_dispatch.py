@@ -26,7 +26,7 @@ OWN, MAIL = "billing.m.moved", "billing.mail"
 
 
 def read(queue: str, exchange: str, key: str, *, handler: str | None = "m.moved") -> str:
-    """Return the name of the handler that gets it, or why nobody does."""
+    """Return the handler's name, or the reason why there is none."""
     headers = {"event-id": "1", "event-name": "shop.paid", "event-attempt": 2}
     if handler:
         headers["event-handler"] = handler
@@ -51,7 +51,7 @@ def read(queue: str, exchange: str, key: str, *, handler: str | None = "m.moved"
 @pytest.mark.parametrize("exchange", ["billing:return", "billing:replay"])
 @pytest.mark.parametrize("header", ["m.moved", None])
 def test_retry_returns_to_the_handlers_queue(exchange: str, header: str | None) -> None:
-    """A queue that it has left is still bound: run from both, each retry would make two."""
+    """A queue that it left is still bound, so each retry would be handled twice."""
     assert read(OWN, exchange, OWN, handler=header) == "m.moved"
     assert read(MAIL, exchange, OWN, handler=header) == "unknown"
 

@@ -106,7 +106,7 @@ def test_a_signal_that_ends_a_pool_process_is_recognized(monkeypatch: pytest.Mon
 
 
 class TestEventLoop:
-    """A signal tells whether it came in a callback or in a poll."""
+    """Record whether a signal arrived in a callback or in a poll."""
 
     @pytest.fixture
     def hub(self) -> Any:
@@ -162,7 +162,7 @@ class TestEventLoop:
     def test_without_the_names(
         self, hub: Any, seen: list[bool], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Then a cold shutdown begins at once, as Celery's own does."""
+        """Then a cold shutdown starts immediately, as in Celery."""
         monkeypatch.setattr(celery_internals, "COLD_SHUTDOWN", (PrivateName("celery:no", ""),))
         hub.call_soon(lambda: signal.raise_signal(signal.SIGUSR1))
         next(hub.create_loop(), None)

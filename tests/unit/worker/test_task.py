@@ -209,7 +209,7 @@ def test_exception_with_odd_attributes(
 
 
 def test_an_error_of_ours_is_an_answer(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raised in a pool of threads it would be heard by nobody."""
+    """Raised in a thread pool, no one would catch it."""
     monkeypatch.setattr(tracing, "_release_frames", len)
     answer = answer_of(app, sold_out, {}, ignore_result=True)
     assert isinstance(answer, ExceptionInfo)
@@ -231,7 +231,7 @@ class Curious(Task):
 
 @pytest.mark.parametrize("watched", [False, True])
 def test_retry_has_a_traceback_for_receivers(app: Celery, watched: bool) -> None:
-    """Its message has none, and nothing takes as long as writing it."""
+    """The message has no traceback, because formatting it is slow."""
     verdict = verdict_of(app, sold_out, {}, watched=watched, ignore_result=True)
     assert verdict.kind == "retry"
     failure = verdict.failure
@@ -285,7 +285,7 @@ def test_retry_without_receivers_has_no_traceback(
 
 
 class Hasty(Task):
-    """It asks for a retry before it is run, with nothing in hand."""
+    """It asks for a retry before it runs, without a current event."""
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         self.retry(countdown=50)
@@ -304,7 +304,7 @@ def test_a_retry_that_is_asked_for_before_the_run(app: Celery, ignore_result: bo
 
 
 def test_wrapped_celery_tracer_is_used(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As error trackers do."""
+    """Error trackers wrap it."""
     plain, seen = trace.build_tracer, []
 
     def build(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What an exception becomes in words: bounded, and with the place where the handler gave up."""
+"""The text of an exception: bounded, with the location in the handler."""
 
 from __future__ import annotations
 

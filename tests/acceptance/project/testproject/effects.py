@@ -1,4 +1,4 @@
-"""A handler with ``once`` that writes to a database, and dies there as it is told."""
+"""A handler with ``once`` that writes to a database and dies on request."""
 
 from __future__ import annotations
 

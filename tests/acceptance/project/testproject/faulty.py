@@ -27,7 +27,7 @@ POLICY: dict[str, Any] = {
 
 
 class Passing(Exception):
-    """Is gone with the next attempt."""
+    """Fail in the first attempt only."""
 
 
 class Lasting(Exception):

@@ -1,4 +1,4 @@
-"""A hundred handlers, each with an event and a queue of its own."""
+"""A hundred handlers, each with its own event and queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What really ran: one append-only file per process, on the disk before the handler goes on."""
+"""The ledger of attempts: one append-only file per process, synced before the handler continues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _files: dict[int, int] = {}
 
 
 def write(what: str, **more: Any) -> None:
-    """Add a line: time, process, what, and the event in hand."""
+    """Add a line: time, process, step and current event."""
     event = current_event()
     line: dict[str, Any] = {
         "at": time.time(),

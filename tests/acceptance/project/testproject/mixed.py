@@ -29,7 +29,7 @@ def chained(number: int) -> None: ...
 
 @handler("mixed.source", bind=True)
 def source(self: Any, plan: list[str]) -> None:
-    """Publish from inside a handler, and look at the event in hand from two places."""
+    """Publish from a handler, and read the current event in two places."""
     perform(self, plan)
     here = current_event()
     assert here is not None

@@ -28,7 +28,7 @@ def rated(self: Any, plan: list[str]) -> str:
 
 @handler("options.query", bind=True)
 def query(self: Any, plan: list[str]) -> None:
-    """Use the database, and tell which connection that was."""
+    """Use the database and return the connection."""
     from django.db import connection
 
     with connection.cursor() as cursor:

@@ -154,7 +154,7 @@ def _shorten(seconds: float) -> None:
 
 
 def _notice(seconds: int) -> None:
-    """Let the mirror notice soon that its broker is gone without a word, and a relay try again."""
+    """Shorten the heartbeats of the mirror and the retry interval of the relay."""
     from django_amqp_events.broker import batch_reader
     from django_amqp_events.publish import outbox
 

@@ -1,4 +1,4 @@
-"""Handlers whose events are archived, and replayed when a test has mended what was wrong."""
+"""Handlers whose events are archived, then replayed after the test has fixed the cause."""
 
 from __future__ import annotations
 

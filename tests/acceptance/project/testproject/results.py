@@ -1,4 +1,4 @@
-"""A result backend with a database of its own."""
+"""A result backend with its own database."""
 
 from __future__ import annotations
 

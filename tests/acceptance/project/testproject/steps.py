@@ -1,4 +1,4 @@
-"""What a handler can be told to do: an event's payload has a plan, one step per attempt."""
+"""Steps of a handler: an event's payload has a plan with one step per attempt."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _out_of_memory(task: Any, argument: str) -> None:
 
 
 def _kill_crowd(task: Any, argument: str) -> None:
-    """End the worker with all that it has in hand, as when its machine goes; alone, itself."""
+    """Kill the worker and its pool, as when its machine fails; or only this process."""
     if "events_reaper" in sys.argv:
         os.kill(os.getpid(), signal.SIGKILL)
     os.killpg(os.getpgid(0), signal.SIGKILL)
