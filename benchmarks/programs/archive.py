@@ -16,7 +16,7 @@ from .serving import serve, timed
 from django.db import connection, transaction
 
 from django_amqp_events import conf
-from django_amqp_events.archive import mirror, replay
+from django_amqp_events.archive import message_store, mirror, replay
 from django_amqp_events.broker.batch_reader import BatchReader
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.message import (
@@ -104,10 +104,10 @@ def inserted(number: int) -> dict[str, Any]:
             now = datetime.now(UTC)
             rows, failures = [], []
             for message in batch.messages:
-                entry = mirror._Entry(archive_reader.read(message), message, uuid4())  # type: ignore[arg-type] # noqa: SLF001
+                entry = message_store._Entry(archive_reader.read(message), message, uuid4())  # type: ignore[arg-type] # noqa: SLF001
                 entry.id = entry.failure_id = entry.first_id
-                rows.append(mirror._row(entry, found, now))  # noqa: SLF001
-                failures.append(mirror._failure(entry, late=False, now=now))  # noqa: SLF001
+                rows.append(message_store._row(entry, found, now))  # noqa: SLF001
+                failures.append(message_store._failure(entry, late=False, now=now))  # noqa: SLF001
             with transaction.atomic():
                 ArchivedEvent.objects.bulk_create(rows)
                 ArchivedFailure.objects.bulk_create(failures)

@@ -18,8 +18,9 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import ngettext, pgettext_lazy
 
-from ..archive import replay, states
-from ..archive.replay import Report, Skipped
+from ..archive import eligibility, replay, states
+from ..archive.eligibility import Skipped
+from ..archive.replay import Report
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
 from ..models import (
@@ -268,13 +269,15 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
     if not decision.publishes:
         found_here = settings_and_registry()
         skipped = []
-        last = replay.last_actions([pk for pk in there if rows[pk].version != there[pk]])
+        last = eligibility.last_actions([pk for pk in there if rows[pk].version != there[pk]])
         for pk, version in there.items():
             event = rows[pk]
             if event.state != decision.before or event.version != version:
-                why = replay.why_changed(event, version, last.get(pk))
-            elif decision.overdue and not replay.is_overdue(event, handler_of(event, found_here)):
-                why = replay.NOT_OVERDUE
+                why = eligibility.why_changed(event, version, last.get(pk))
+            elif decision.overdue and not eligibility.is_overdue(
+                event, handler_of(event, found_here)
+            ):
+                why = eligibility.NOT_OVERDUE
             else:
                 continue
             skipped.append(Skipped(id=pk, title=str(event), why=why))
@@ -283,7 +286,7 @@ def plan(decision: Decision, seen: Seen, rows: Mapping[UUID, ArchivedEvent]) -> 
             eligible=[pk for pk in there if pk not in out],
             skipped=by_reason(skipped + missing),
         )
-    found, skipped = replay.examine(there, force=decision.force)
+    found, skipped = eligibility.examine(there, force=decision.force)
     routes: dict[tuple[str, str, str, str], list[UUID]] = {}
     for pk, target in found:
         key = (target.handler.name, target.queue, target.exchange, target.routing_key)
@@ -319,7 +322,7 @@ def _edited(ids: Iterable[UUID]) -> int:
 
 
 def _gone(pk: UUID) -> Skipped:
-    return Skipped(id=pk, title="", why=replay.DELETED)
+    return Skipped(id=pk, title="", why=eligibility.DELETED)
 
 
 def by_reason(skipped: Iterable[Skipped], titles: int = 5) -> list[SkippedGroup]:
@@ -410,10 +413,12 @@ def _missed(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
         return []
     found = states.rows().filter(pk__in=missed).defer("body", "headers_raw", "detail")
     now = {row.pk: row for row in found}
-    last = replay.last_actions(list(now))
+    last = eligibility.last_actions(list(now))
     return [
         Skipped(
-            id=pk, title=str(now[pk]), why=replay.why_changed(now[pk], wanted[pk], last.get(pk))
+            id=pk,
+            title=str(now[pk]),
+            why=eligibility.why_changed(now[pk], wanted[pk], last.get(pk)),
         )
         if pk in now
         else _gone(pk)

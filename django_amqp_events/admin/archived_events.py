@@ -30,6 +30,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext
 
 from ..archive import (
+    eligibility,
     export,
     redaction,
     replay,
@@ -274,7 +275,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
     def _overdue(self, event: ArchivedEvent) -> bool:
         if event.unconfirmed or event.error or event.state != State.REPLAYING:
             return False
-        return replay.is_overdue(event, handler_of(event, settings_and_registry()))
+        return eligibility.is_overdue(event, handler_of(event, settings_and_registry()))
 
     @admin.display(description=gettext_lazy("failure"))
     def failure(self, event: ArchivedEvent) -> str:
@@ -659,7 +660,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
                 continue
             if each.publishes:
                 try:
-                    where = replay.target(event)
+                    where = eligibility.target(event)
                 except AmqpEventsError as exc:
                     where = Reason.of(exc)
                 if isinstance(where, Reason):

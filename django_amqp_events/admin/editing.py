@@ -20,9 +20,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from .. import conf
-from ..archive import editing, redaction, replay
+from ..archive import editing, eligibility, redaction, replay
 from ..archive.editing import Draft
-from ..archive.replay import Target
+from ..archive.eligibility import Target
 from ..conf import get_settings
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError, InvalidEditError
@@ -126,7 +126,7 @@ class EditingPages(Pages[ArchivedEvent]):
     def _editable(self, event: ArchivedEvent, version: int) -> Target | Reason:
         if event.body_size > formatting.SHOWN:
             return Reason("body-too-large-for-page", size=event.body_size, pk=event.pk)
-        return replay.editable(event, version)
+        return eligibility.editable(event, version)
 
     def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[dict[str, Any]]:
         """Return the newest revisions, newest first, with what they change, in one query."""

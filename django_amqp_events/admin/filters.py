@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..archive import replay, states
+from ..archive import eligibility, states
 from ..archive.groups import failure_groups
 from ..conf import Settings, get_settings
 from ..declare.registry import Handler, Registry, get_registry
@@ -239,9 +239,9 @@ def handler_of(event: ArchivedEvent, found: tuple[Settings, Registry] | None) ->
 
 
 def overdue(now: datetime | None = None) -> Q:
-    """Express :func:`django_amqp_events.archive.replay.is_overdue` in SQL."""
+    """Express :func:`django_amqp_events.archive.eligibility.is_overdue` in SQL."""
     now = now or datetime.now(UTC)
-    wanted = Q(state=State.REPLAYING, state_since__lte=now - timedelta(seconds=replay.OVERDUE))
+    wanted = Q(state=State.REPLAYING, state_since__lte=now - timedelta(seconds=eligibility.OVERDUE))
     if (found := settings_and_registry()) is not None:
         settings, registry = found
         for handler in registry.handlers.values():
@@ -249,6 +249,6 @@ def overdue(now: datetime | None = None) -> Q:
             names = [old for old, name in settings.renamed_handlers.items() if name == handler.name]
             wanted &= ~Q(
                 handler__in=[handler.name, *names],
-                state_since__gt=now - timedelta(seconds=replay.OVERDUE + delays),
+                state_since__gt=now - timedelta(seconds=eligibility.OVERDUE + delays),
             )
     return wanted

@@ -26,7 +26,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
 
-from ..archive.replay import Skipped
+from ..archive.eligibility import Skipped
 from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.types import Received

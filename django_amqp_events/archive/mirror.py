@@ -7,39 +7,28 @@ A database that is away pauses it; messages stay in the queue.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Final
-from uuid import UUID, uuid4
+from typing import Final
+from uuid import uuid4
 
 from celery import Celery
-from django.db import DataError, Error, IntegrityError, connections, transaction
-from django.db.models import QuerySet
+from django.db import Error, connections, transaction
 
 from ..broker.batch_reader import Batch, BatchReader
 from ..broker.topology import Names
 from ..conf import Settings
-from ..databases import check_commits
 from ..exceptions import AmqpEventsError
-from ..message import archive_reader
-from ..message.archive_reader import Archived
 from ..message.types import Received
 from ..models import (
-    LENGTH,
     ArchivedEvent,
-    ArchivedFailure,
-    Replay,
-    State,
-    clean,
 )
 from . import replay, states
-from .groups import failure_groups, group_counts
-from .groups.group_counts import CountedEvent
+from .groups import failure_groups
+from .message_store import Counts, store
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +37,6 @@ BATCH: Final = 500
 #: Seconds that the mirror waits before it looks again at a broker or database that is away:
 #: doubled from the first to the last.
 BACKOFF: Final = (0.5, 30.0)
-#: Attempts are counted up to here, which is where a database's integer ends.
-MOST: Final = 2**31 - 1
 #: Seconds between looks for replays that a dead process left queued: where nothing comes in, and
 #: where there is always something, in which their outcomes may be.
 SWEEP: Final = (5.0, 60.0)
@@ -57,92 +44,8 @@ SWEEP: Final = (5.0, 60.0)
 FOLD: Final = 5.0
 #: Seconds after which messages that could not be stored are tried again.
 ASIDE: Final = 60.0
-#: How often a batch is tried that meets somebody else's change of the same rows.
-TRIES: Final = 10
 #: PostgreSQL's undefined_table and undefined_column.
 _MISSING: Final = frozenset({"42P01", "42703"})
-#: No time before or after is believed: pages would fail to show it in a person's time zone.
-YEARS: Final = range(1970, 3000)
-
-
-@dataclass(slots=True, kw_only=True)
-class Counts:
-    """Counts of the messages mirrored.
-
-    Attributes:
-        events: new rows.
-        failures: further failures of events that had a row.
-        outcomes: replays that succeeded.
-        known: messages that had been mirrored before.
-        foreign: outcomes of replays that this database does not know; they are dropped.
-        unreadable: of *events*, those that only their bytes are kept of.
-    """
-
-    events: int = 0
-    failures: int = 0
-    outcomes: int = 0
-    known: int = 0
-    foreign: int = 0
-    unreadable: int = 0
-
-    @property
-    def messages(self) -> int:
-        return self.events + self.failures + self.outcomes + self.known + self.foreign
-
-    def add(self, other: Counts) -> None:
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """The outcome of a replay, on its way into the database."""
-
-    replay_id: UUID
-    at: datetime
-
-
-@dataclass(slots=True)
-class _Entry:
-    """An archived event of a batch, on its way into the database.
-
-    Attributes:
-        copy: how many are alike before it in the batch, of messages without an id.
-        id, failure_id: of its rows.
-    """
-
-    archived: Archived
-    message: Received
-    first_id: UUID
-    copy: int = 0
-    id: UUID = field(init=False)
-    failure_id: UUID = field(init=False)
-    replay: Replay | None = None
-
-    @property
-    def failed_at(self) -> datetime | None:
-        return _moment(self.archived.last_failed_at)
-
-    @property
-    def nameless(self) -> bool:
-        """Return True if the message has no identity that tells it from an equal one."""
-        return self.archived.event is None
-
-    @property
-    def new(self) -> bool:
-        """Return True if the message cannot have been mirrored before."""
-        return self.nameless and not self.message.redelivered
-
-    def begin(self, service: str) -> None:
-        """Forget what a transaction that was rolled back has found."""
-        self.replay = None
-        self.id = self.archived.identity(service, str(self.copy)) if self.copy else self.first_id
-        self.failure_id = self.archived.occurrence(self.id)
-
-    def salt(self, service: str) -> None:
-        """Make another row of it than of a message that is alike to the last bit."""
-        self.id = self.archived.identity(service, uuid4().hex)
-        self.failure_id = self.archived.occurrence(self.id)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -319,355 +222,6 @@ class Mirror:
             time.sleep(min(0.2, left))
 
 
-def store(messages: Sequence[Received], settings: Settings) -> Counts:
-    """Write messages of the archive into the database.
-
-    A message that the database refuses is stored by itself, as its bytes.
-
-    Raises:
-        Error: the database is away, or has no tables yet. What it has taken before is known when
-            it comes again.
-        ConfigurationError: nothing would be committed, so nothing may be acked.
-    """
-    check_commits(states.database())
-    now = datetime.now(UTC)
-    return _store(_read(messages, settings, now), settings, now)
-
-
-def _read(
-    messages: Sequence[Received], settings: Settings, now: datetime
-) -> list[_Entry | _Outcome]:
-    alike: Counter[UUID] = Counter()
-    entries: list[_Entry | _Outcome] = []
-    for message in messages:
-        try:
-            entry = _entry(message, settings, now)
-        except Exception as exc:
-            logger.exception("a message of the archive cannot be read; its bytes are kept")
-            entry = _entry(_raw_only(message, exc), settings, now)
-        if isinstance(entry, _Entry) and entry.nameless:
-            entry.copy = alike[entry.first_id]
-            alike[entry.first_id] += 1
-        entries.append(entry)
-    return entries
-
-
-def _entry(message: Received, settings: Settings, now: datetime) -> _Entry | _Outcome:
-    found = archive_reader.read(message)
-    if isinstance(found, Archived):
-        return _Entry(found, message, found.identity(settings.service))
-    replay_id = _uuid(found.event.replay_id)
-    if found.outcome == "succeeded" and replay_id is not None:
-        return _Outcome(replay_id, _moment(found.at) or now)
-    return _entry(
-        _raw_only(message, ValueError("an outcome that no worker reports")), settings, now
-    )
-
-
-def _store(entries: Sequence[_Entry | _Outcome], settings: Settings, now: datetime) -> Counts:
-    """Store entries together where that can be done, else by halves."""
-    try:
-        return _together(entries, settings, now)
-    except (DataError, IntegrityError) as exc:
-        error: Exception = exc
-    except Error:
-        raise
-    except Exception as exc:  # noqa: BLE001
-        # What a message is made of; the database's own troubles are above.
-        error = exc
-    if len(entries) > 1:
-        logger.warning("one of %d messages cannot be stored with the others", len(entries))
-        middle = len(entries) // 2
-        counts = _store(entries[:middle], settings, now)
-        counts.add(_store(entries[middle:], settings, now))
-        return counts
-    [entry] = entries
-    if isinstance(entry, _Outcome) or entry.message.unreadable:
-        raise error
-    logger.error(
-        "a message of the archive cannot be stored as it is; its bytes are kept", exc_info=error
-    )
-    bare = _entry(_raw_only(entry.message, error), settings, now)
-    if isinstance(bare, _Entry):
-        bare.copy = entry.copy
-    return _store([bare], settings, now)
-
-
-def _together(entries: Sequence[_Entry | _Outcome], settings: Settings, now: datetime) -> Counts:
-    for _ in range(TRIES - 1):
-        try:
-            return _transaction(entries, settings, now)
-        except IntegrityError as exc:
-            # Another mirror has just stored the same event, or one was pruned meanwhile.
-            logger.info("a batch is stored once more: %s", exc)
-    return _transaction(entries, settings, now)
-
-
-@states.retry_on_conflict
-def _transaction(entries: Sequence[_Entry | _Outcome], settings: Settings, now: datetime) -> Counts:
-    counts = Counts()
-    failures: dict[UUID, _Entry] = {}
-    ends: dict[UUID, datetime] = {}
-    for entry in entries:
-        if isinstance(entry, _Outcome):
-            counts.known += entry.replay_id in ends
-            ends[entry.replay_id] = entry.at
-        else:
-            entry.begin(settings.service)
-            counts.known += entry.failure_id in failures
-            failures[entry.failure_id] = entry
-    replays = _find_replays(failures.values(), ends)
-    with transaction.atomic(using=states.database()):
-        # All of them at once: whoever takes his locks in two rounds waits for whoever does too.
-        before = states.lock(
-            {entry.id for entry in failures.values()} | {each.event_id for each in replays}
-        )
-        if failures:
-            _store_events(list(failures.values()), before, settings, counts, now)
-        if ends:
-            counts.outcomes = states.finish(ends, now=now)
-            counts.foreign = len(ends) - counts.outcomes
-    if counts.foreign:
-        logger.warning(
-            "%d outcomes are of replays that this database does not know", counts.foreign
-        )
-    return counts
-
-
-def _store_events(
-    entries: list[_Entry],
-    before: Mapping[UUID, CountedEvent],
-    settings: Settings,
-    counts: Counts,
-    now: datetime,
-) -> None:
-    stored = set(
-        _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
-    )
-    for entry in entries:
-        if entry.new and entry.failure_id in stored:
-            entry.salt(settings.service)
-    # Of several failures of one event the last one has the last word.
-    fresh = sorted(
-        (entry for entry in entries if entry.failure_id not in stored),
-        key=lambda entry: (entry.id, entry.failed_at or now),
-    )
-    counts.known += len(entries) - len(fresh)
-    found = states.rows().filter(pk__in={entry.id for entry in fresh})
-    rows = {row.pk: row for row in found.defer("body", "headers_raw")}
-    if unlocked := rows.keys() - before.keys():
-        # Not locked here: see lifecycle.lock(). Begun again, all of them are.
-        raise IntegrityError(f"another mirror has just stored {len(unlocked)} of these events")
-    new: dict[UUID, ArchivedEvent] = {}
-    changed: dict[UUID, ArchivedEvent] = {}
-    failures = []
-    failed: dict[UUID, list[datetime]] = {}
-    for entry in fresh:
-        late = False
-        if (row := rows.get(entry.id) or new.get(entry.id)) is None:
-            new[entry.id] = _row(entry, settings, now)
-            counts.events += 1
-            counts.unreadable += entry.archived.reason == "unreadable"
-        else:
-            counts.failures += 1
-            late = not _add_failure(row, entry, now)
-            if not late and entry.id in rows:
-                changed[entry.id] = row
-        if not late:
-            failed.setdefault(entry.id, []).append(entry.failed_at or now)
-        failures.append(_failure(entry, late=late, now=now))
-    touched = [*new.values(), *changed.values()]
-    failure_groups.assign_groups(touched, failed, now=now)
-    # Another mirror that was faster is a conflict: its rows are read then, not passed over.
-    states.rows().bulk_create(new.values())
-    _failures().bulk_create(failures)
-    if changed:
-        states.rows().bulk_update(list(changed.values()), _FAILED)
-    group_counts.record_changes(
-        {pk: before[pk] for pk in changed},
-        {row.pk: group_counts.counted_event(row) for row in touched},
-        failed=failed,
-        now=now,
-        using=states.database(),
-    )
-    states.failed_again(
-        {entry.replay.pk: entry.failed_at or now for entry in fresh if entry.replay is not None}
-    )
-
-
-#: What a further failure changes in a row.
-_FAILED: Final = (
-    "state",
-    "state_since",
-    "version",
-    "reason",
-    "detail",
-    "exception",
-    "message",
-    "location",
-    "group",
-    "attempts",
-    "first_failed_at",
-    "last_failed_at",
-    "unconfirmed",
-    "error",
-)
-
-
-def _add_failure(row: ArchivedEvent, entry: _Entry, now: datetime) -> bool:
-    """Enter a further failure into its event; returns whether it changed anything there.
-
-    It does not where the event is settled, or on its way under another replay.
-    """
-    archived, replay = entry.archived, entry.replay
-    failed_at = entry.failed_at or now
-    if replay is not None:
-        if row.replays != replay.number or row.state in (State.SUCCEEDED, State.DISCARDED):
-            return False
-        attempts = row.attempts + archived.attempts
-    elif row.state == State.DISCARDED and failed_at > row.state_since:
-        # It was published again since somebody settled it, and has failed again.
-        attempts = row.attempts + archived.attempts
-    elif row.state == State.ARCHIVED:
-        # The same run's second copy, or a second chain of it after a lost connection.
-        attempts = max(row.attempts, archived.attempts)
-    else:
-        return False
-    row.attempts = min(attempts, MOST)
-    if row.state != State.ARCHIVED:
-        row.state, row.state_since = State.ARCHIVED, now
-    if replay is not None:
-        # Also of a replay that no confirm came of: what was not known is known by now.
-        row.unconfirmed, row.error = False, ""
-    row.version += 1
-    row.first_failed_at = min(row.first_failed_at, _moment(archived.first_failed_at) or failed_at)
-    # A replay is later than what it replays, whatever clock its end was read from: the broker's
-    # time of a death is in whole seconds.
-    if replay is not None or failed_at >= row.last_failed_at:
-        row.last_failed_at = max(row.last_failed_at, failed_at)
-        for name, value in _words(archived).items():
-            setattr(row, name, value)
-    return True
-
-
-def _find_replays(entries: Iterable[_Entry], ends: Iterable[UUID]) -> list[Replay]:
-    """Give each entry that is the end of a replay that replay, and its event; returns all."""
-    wanted: dict[UUID, list[_Entry]] = {pk: [] for pk in ends}
-    for entry in entries:
-        event = entry.archived.event
-        if event is not None and (replay_id := _uuid(event.replay_id)) is not None:
-            wanted.setdefault(replay_id, []).append(entry)
-    if not wanted:
-        return []
-    found = list(Replay.objects.using(states.database()).filter(pk__in=list(wanted)))
-    for each in found:
-        for entry in wanted[each.pk]:
-            entry.replay = each
-            # A replay is of one row, wherever its handler has moved and whatever its body was.
-            entry.id = each.event_id
-    return found
-
-
-def _row(entry: _Entry, settings: Settings, now: datetime) -> ArchivedEvent:
-    archived, event = entry.archived, entry.archived.event
-    failed_at = entry.failed_at or now
-    name = event.name if event else entry.message.event_key
-    return ArchivedEvent(
-        pk=entry.id,
-        service=clean(settings.service, LENGTH),
-        handler=clean(archived.handler, LENGTH),
-        queue=clean(archived.queue, LENGTH),
-        name=clean(name, LENGTH),
-        # An id of its own, so that it can be named, replayed and found.
-        event_id=clean(event.id if event else str(entry.id), LENGTH),
-        source=clean(event.service if event else "", LENGTH),
-        correlation_id=clean(event.correlation_id if event else "", LENGTH),
-        causation_id=clean(event.causation_id if event else "", LENGTH),
-        published_at=_moment(event.published_at) if event else None,
-        first_failed_at=_moment(archived.first_failed_at) or failed_at,
-        last_failed_at=failed_at,
-        mirrored_at=now,
-        state_since=now,
-        attempts=archived.attempts,
-        body=archived.body,
-        body_size=len(archived.body),
-        headers_raw=_packed(archived.headers),
-        content_type=clean(archived.content_type, LENGTH),
-        content_encoding=clean(archived.content_encoding, LENGTH),
-        **_words(archived),
-    )
-
-
-def _packed(headers: Mapping[str, Any]) -> bytes:
-    try:
-        return ArchivedEvent.pack_headers(headers)
-    except Exception:  # noqa: BLE001 - py-amqp reads more than it writes
-        return ArchivedEvent.pack_headers({key: _writable(headers[key]) for key in headers})
-
-
-def _writable(value: object) -> object:
-    try:
-        ArchivedEvent.pack_headers({"": value})
-    except Exception:  # noqa: BLE001
-        return repr(value)
-    return value
-
-
-def _words(archived: Archived) -> dict[str, str]:
-    lines = archived.message.splitlines()
-    return {
-        "reason": clean(archived.reason, 32),
-        "detail": clean(archived.detail),
-        "exception": clean(archived.exception, LENGTH),
-        "message": clean(lines[0] if lines else "", LENGTH),
-        "location": clean(archived.location, LENGTH),
-    }
-
-
-def _failure(entry: _Entry, *, late: bool, now: datetime) -> ArchivedFailure:
-    archived = entry.archived
-    words = _words(archived)
-    text = archived.text
-    if not text and archived.history:
-        # It came without the header: its attempts are in the message's own history.
-        text = json.dumps({"history": list(archived.history)}, default=str)
-    return ArchivedFailure(
-        pk=entry.failure_id,
-        event_id=entry.id,
-        replay=entry.replay,
-        reason=words["reason"],
-        exception=words["exception"],
-        message=words["message"],
-        attempts=archived.attempts,
-        failed_at=entry.failed_at or now,
-        mirrored_at=now,
-        late=late,
-        document=clean(text),
-    )
-
-
-def _raw_only(message: Received, exc: Exception) -> Received:
-    """Return a message of which only the bytes are left, for a database that refuses the rest."""
-    return Received(
-        queue=message.queue,
-        exchange=message.exchange,
-        routing_key=clean(message.routing_key, LENGTH),
-        body=message.body,
-        headers={},
-        properties={},
-        redelivered=message.redelivered,
-        unreadable=f"it cannot be stored with its headers: {type(exc).__name__}: {exc}",
-    )
-
-
-def _moment(value: datetime | None) -> datetime | None:
-    return value if value is not None and value.year in YEARS else None
-
-
-def _failures() -> QuerySet[ArchivedFailure]:
-    return ArchivedFailure.objects.using(states.database())
-
-
 def _takes_rows() -> bool:
     """Return True if the database accepts a row now; the row is rolled back."""
     alias = states.database()
@@ -694,13 +248,6 @@ def _no_table(exc: Exception) -> bool:
 def _described(exc: Exception) -> str:
     text = str(exc).strip().partition("\n")[0]
     return f"{type(exc).__name__}: {text}"
-
-
-def _uuid(text: str | None) -> UUID | None:
-    try:
-        return UUID(text or "")
-    except ValueError:
-        return None
 
 
 def describe(counts: Mapping[str, int] | Counts) -> str:

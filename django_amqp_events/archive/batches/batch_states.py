@@ -34,7 +34,7 @@ from ...models import (
     clean,
 )
 from .. import replay, states
-from ..replay import Skipped
+from ..eligibility import Skipped
 from ..states import database
 
 #: Percent of the last outcomes that may be failures, where nobody says otherwise.

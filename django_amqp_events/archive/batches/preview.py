@@ -1,9 +1,7 @@
 """Preview a batch; nothing is changed or published.
 
-The database groups the events by whatever decides about them, so that one of each group is asked
-(:func:`django_amqp_events.archive.replay.target`) and the answer holds for all of it: a hundred
-thousand
-events are one query and not a hundred thousand rows.
+The database groups the events by everything that decides about them, and one event of each group is
+examined: a hundred thousand events are one query and not a hundred thousand rows.
 """
 
 from __future__ import annotations
@@ -27,15 +25,15 @@ from ...models import (
     clean,
 )
 from ...reasons import Reason
-from .. import replay, states
-from ..replay import Target
+from .. import eligibility, states
+from ..eligibility import Target
 from . import batch_states
 
 #: Groups that are looked at; what is in further ones is decided when its turn comes.
 GROUPS: Final = 500
 #: Events whose bodies are read one by one, because a part of them may be unreadable.
 BODIES: Final = 1_000
-GONE: Final = replay.DELETED
+GONE: Final = eligibility.DELETED
 #: Reasons that a plan names.
 REASONS: Final = 50
 
@@ -70,12 +68,12 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         if event is None:  # deleted between the two queries
             leave(GONE, "", number)
         elif group["standing"] == "changed":
-            leave(replay.why_changed(event, event.version + 1), str(event), number)
+            leave(eligibility.why_changed(event, event.version + 1), str(event), number)
         elif group["standing"] == "other":
-            leave(replay.why_changed(event, event.version), str(event), number)
+            leave(eligibility.why_changed(event, event.version), str(event), number)
         elif group["unread"] == "unread":
             undecided += number
-        elif isinstance(where := replay.target(event, settings, get_registry()), Reason):
+        elif isinstance(where := eligibility.target(event, settings, get_registry()), Reason):
             leave(where, str(event), number)
         else:
             targets[where] += number
@@ -87,7 +85,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         leave(GONE, "", others)
     # The bodies of a few can be read here and now.
     if 0 < undecided <= BODIES:
-        eligible, unread = replay.examine(_unread(batch))
+        eligible, unread = eligibility.examine(_unread(batch))
         targets.update(where for _, where in eligible)
         for each in unread:
             leave(each.why, each.title)
@@ -161,7 +159,7 @@ def _groups(batch: ReplayBatch, settings: Settings) -> QuerySet[ReplayBatchEvent
         output_field=IntegerField(),
     )
     unread = Case(
-        When(event__reason__in=sorted(replay.UNREAD), then=Value("unread")),
+        When(event__reason__in=sorted(eligibility.UNREAD), then=Value("unread")),
         default=Value(""),
         output_field=text,
     )
@@ -199,7 +197,7 @@ def _examples(groups: list[dict[str, Any]]) -> dict[int, ArchivedEvent]:
 def _unread(batch: ReplayBatch) -> dict[UUID, int]:
     """Return events whose reason says that they may be unreadable."""
     wanted = _waiting(batch).filter(
-        event__reason__in=sorted(replay.UNREAD),
+        event__reason__in=sorted(eligibility.UNREAD),
         event__state=State.ARCHIVED,
         event__version=F("version"),
     )

@@ -29,13 +29,13 @@ from ...declare.registry import get_registry
 from ...exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
 from ...models import ReplayBatch, visible
 from ...reasons import Reason
-from .. import replay, states
+from .. import eligibility, replay, states
 from . import batch_states
 
 logger = logging.getLogger(__name__)
 
 #: Events that are claimed and published between two looks at the batch, at most.
-CHUNK: Final = replay.CHUNK
+CHUNK: Final = eligibility.CHUNK
 #: Seconds between looks for batches, for outcomes, and between counts.
 INTERVAL: Final = 1.0
 #: A count of a large batch is as long as that is: the next one comes after so many times as long.
@@ -326,7 +326,7 @@ class Runner:
     def _patience(self) -> float:
         """Seconds after which what has not reported back is not waited for any more."""
         totals = [handler.policy.total() for handler in get_registry().handlers.values()]
-        return min(PATIENCE, replay.OVERDUE + max(totals, default=0.0))
+        return min(PATIENCE, eligibility.OVERDUE + max(totals, default=0.0))
 
     def _give_back(self) -> None:
         try:

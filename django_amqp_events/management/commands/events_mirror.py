@@ -14,7 +14,8 @@ from django.core.management.base import CommandError
 
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror
-from django_amqp_events.archive.mirror import Counts, Mirror
+from django_amqp_events.archive.message_store import Counts
+from django_amqp_events.archive.mirror import Mirror
 from django_amqp_events.broker import connection, topology
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import Settings

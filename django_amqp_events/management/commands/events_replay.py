@@ -20,10 +20,10 @@ from django.db import DatabaseError
 from django.db.models import F, Q
 
 from django_amqp_events import conf
-from django_amqp_events.archive import editing, replay, states
+from django_amqp_events.archive import editing, eligibility, replay, states
 from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.archive.eligibility import Skipped, Target
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.archive.replay import Skipped, Target
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import archive
@@ -388,7 +388,7 @@ class Command(ArchiveCommand):
         for event in states.rows().filter(wanted).defer("body", "headers_raw", "detail"):
             known |= {str(event.pk), event.event_id}
             if event.service != conf.get_settings().service:
-                why = replay.other_service(event)
+                why = eligibility.other_service(event)
             elif event.state == state:
                 why = Reason("filtered")
             elif _overdue(event):
@@ -455,7 +455,7 @@ class Command(ArchiveCommand):
     ) -> Counter[tuple[str, str, str]]:
         handlers: Counter[tuple[str, str, str]] = Counter()
         for part in _parts(list(seen), 2000):
-            eligible, skipped = replay.examine({pk: seen[pk] for pk in part}, force=force)
+            eligible, skipped = eligibility.examine({pk: seen[pk] for pk in part}, force=force)
             handlers.update(_place(target) for _, target in eligible)
             tally.skipped += skipped
             self.progress(f"{handlers.total() + len(tally.skipped)} of {len(seen)} looked at")
@@ -469,7 +469,7 @@ class Command(ArchiveCommand):
         tally.waited = options["wait"] is not None
         by, began, done = archive.who("events_replay"), time.monotonic(), 0
         # Short chunks where it is slow, so that the rate is even and Ctrl-C waits for few.
-        size = replay.CHUNK if rate is None else max(1, min(replay.CHUNK, int(rate)))
+        size = eligibility.CHUNK if rate is None else max(1, min(eligibility.CHUNK, int(rate)))
         for part in _parts(list(seen), size):
             if rate is not None:
                 self._sleep(began + done / rate)
@@ -517,7 +517,7 @@ class Command(ArchiveCommand):
             return handlers
         [row] = archived
         tally.fits = 1
-        where = replay.editable(row, row.version)
+        where = eligibility.editable(row, row.version)
         if isinstance(where, Reason):
             tally.skipped.append(Skipped(id=row.pk, title=str(row), why=where))
             return handlers
@@ -685,8 +685,8 @@ def _overdue(event: ArchivedEvent) -> bool:
     """Return True if ``--force`` would replay the event."""
     if event.state != State.REPLAYING:
         return False
-    where = replay.target(event)
-    return isinstance(where, Target) and replay.is_overdue(event, where.handler)
+    where = eligibility.target(event)
+    return isinstance(where, Target) and eligibility.is_overdue(event, where.handler)
 
 
 def _place(target: Target) -> tuple[str, str, str]:

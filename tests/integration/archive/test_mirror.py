@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from django_amqp_events.archive import replay
+from django_amqp_events.archive import eligibility, replay
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
@@ -110,7 +110,7 @@ def test_a_project_without_time_zones(billing, settings, archive_database):
     report = replay.replay({row.pk: row.version}, by="ada")
     assert report.published == [row.pk]
     row.refresh_from_db()
-    assert not replay.is_overdue(row, None)
+    assert not eligibility.is_overdue(row, None)
     publish(billing, outcome(row, str(row.replay_set.get().pk)))
     assert mirror_all(billing).outcomes == 1
     archive_database.close()

@@ -9,7 +9,7 @@ import pytest
 from django.db import connections
 
 from django_amqp_events import ConfigurationError, handler
-from django_amqp_events.archive import mirror, retention
+from django_amqp_events.archive import message_store, retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import get_registry
@@ -56,7 +56,7 @@ def test_waiting_publishes_fail_with_the_commit() -> None:
         once.once(known, event, lambda: called.append("never"))
     assert not called
     with pytest.raises(ConfigurationError, match=REFUSED):
-        mirror.store([], get_settings())
+        message_store.store([], get_settings())
     with pytest.raises(ConfigurationError, match=REFUSED):
         # It would go on for ever: the broker is not even asked.
         Relay(app=app, settings=get_settings(), alias=ALIAS).run(until_empty=True)

@@ -31,7 +31,7 @@ from django_amqp_events.admin import (
 from django_amqp_events.admin import (
     archived_event_actions as decisions,
 )
-from django_amqp_events.archive import replay, states
+from django_amqp_events.archive import eligibility, replay, states
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker.connection import unavailable_errors
 from django_amqp_events.conf import get_settings
@@ -994,7 +994,7 @@ def test_rows_that_a_project_hides_cannot_be_decided_about(ada, wire, monkeypatc
 def test_the_overdue_filter_and_the_replay_agree():
     settings, registry = get_settings(), get_registry()
 
-    patience = replay.OVERDUE + sum(registry.handlers["send_invoice"].policy.schedule())
+    patience = eligibility.OVERDUE + sum(registry.handlers["send_invoice"].policy.schedule())
     now = datetime.now(UTC)
     for seconds in (0, patience - 5, patience + 5, patience * 2):
         row = make(State.REPLAYING, state_since=now - timedelta(seconds=seconds))
@@ -1005,7 +1005,7 @@ def test_the_overdue_filter_and_the_replay_agree():
         for each in (row, old):
             handler = filters.handler_of(each, (settings, registry))
             assert handler is not None
-            assert (each in found) == replay.is_overdue(each, handler, now)
+            assert (each in found) == eligibility.is_overdue(each, handler, now)
 
 
 def test_nothing_imports_the_admin_where_it_is_not_installed():

@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils import translation
 
 from django_amqp_events.admin.replay_batches import criteria_of
-from django_amqp_events.archive import replay, states
+from django_amqp_events.archive import eligibility, states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.exceptions import BrokerUnavailableError
 from django_amqp_events.models import (
@@ -273,7 +273,7 @@ def test_progress_is_shown_escaped(ada: Client) -> None:
     batch = running()
     seen = dict(batch_states.events(batch.pk).values_list("event_id", "version"))
     batch_states.skip(
-        batch.pk, [replay.Skipped(id=next(iter(seen)), title="", why=Reason.of(hostile))]
+        batch.pk, [eligibility.Skipped(id=next(iter(seen)), title="", why=Reason.of(hostile))]
     )
     batch_states.count(batch.pk)
     batch_states.rows().filter(pk=batch.pk).update(note=hostile, title=hostile)

@@ -14,7 +14,7 @@ import pytest
 from django.db import OperationalError
 
 from django_amqp_events import conf
-from django_amqp_events.archive import replay, retention
+from django_amqp_events.archive import eligibility, replay, retention
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview, runner
 from django_amqp_events.archive.batches.runner import Runner
@@ -360,7 +360,7 @@ def test_preview_matches_the_replay() -> None:
     for number in range(4):
         make(number, handler=("send_invoice", "book", "gone", "")[number])
     seen = dict(event_states.rows().values_list("pk", "version"))
-    eligible, skipped = replay.examine(seen)
+    eligible, skipped = eligibility.examine(seen)
     plan = preview.preview_batch(freeze(event_states.rows()))
     assert plan["eligible"] == len(eligible)
     assert Counter({each["why"]: each["count"] for each in plan["skipped"]}) == Counter(
@@ -406,7 +406,7 @@ def test_a_batch_without_outcomes_ends_when_they_are_overdue(broker: Broker, clo
     batch = started(2)
     began, clock.step = clock.at, 100
     run(limit=10_000)
-    assert clock.at - began > replay.OVERDUE
+    assert clock.at - began > eligibility.OVERDUE
     assert (again(batch).state, again(batch).published) == ("done", 2)
     assert again(batch).note == "2 events did not report back"
     # One comes after all.

@@ -15,7 +15,7 @@ import pytest
 from django.db import connections
 
 from django_amqp_events import conf
-from django_amqp_events.archive import editing, replay, states
+from django_amqp_events.archive import editing, eligibility, replay, states
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     AppendOnlyError,
@@ -286,7 +286,7 @@ def test_unreadable_body_is_repaired(broker: Broker) -> None:
         make(b"[" + b" " * 2000 + b'[], {"order_id": 7}, {}]', reason="malformed"),
     ]
     for row in rows:
-        assert isinstance(replay.target(row), Reason)
+        assert isinstance(eligibility.target(row), Reason)
         assert edit(row).published == [row.pk]
     for message in broker.messages:
         assert message.properties["content_type"] == "application/json"
@@ -384,7 +384,7 @@ def test_possibly_published_event_is_not_claimed() -> None:
 def test_forced_replay_keeps_the_edited_payload(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "OVERDUE", -10_000_000)
+    monkeypatch.setattr(eligibility, "OVERDUE", -10_000_000)
     edited, plain = make(), make(event_id="order-2")
     edit(edited)
     replay.replay(seen(plain), by="bob")

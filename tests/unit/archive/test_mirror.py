@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_amqp_events import conf
-from django_amqp_events.archive import mirror, states
-from django_amqp_events.archive.mirror import Counts, Mirror, store
+from django_amqp_events.archive import message_store, mirror, states
+from django_amqp_events.archive.message_store import Counts, store
+from django_amqp_events.archive.mirror import Mirror
 from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchivedEvent,
@@ -150,7 +151,7 @@ def test_failure_of_a_pruned_event_makes_a_new_row(row):
 def test_event_pruned_during_a_store(row, monkeypatch):
     """The replay is deleted before its failure is written, so it is read again."""
     replay_id = replayed(row)
-    real = mirror._find_replays
+    real = message_store._find_replays
     calls: list[Any] = []
 
     def find(*args: Any) -> Any:
@@ -160,7 +161,7 @@ def test_event_pruned_during_a_store(row, monkeypatch):
         calls.append(found)
         return found
 
-    monkeypatch.setattr(mirror, "_find_replays", find)
+    monkeypatch.setattr(message_store, "_find_replays", find)
     assert keep(failed(replay_id)).events == 1
     assert len(calls) == 2
     assert ArchivedFailure.objects.get().replay is None
@@ -171,14 +172,14 @@ def test_event_pruned_during_a_store(row, monkeypatch):
 
 @pytest.mark.django_db(transaction=True)
 def test_refused_message_is_kept_as_bytes(monkeypatch, caplog):
-    real = mirror._row
+    real = message_store._row
 
     def row(entry: Any, *args: Any) -> Any:
         if entry.archived.event and entry.archived.event.id == "3":
             raise DataError("no such character")
         return real(entry, *args)
 
-    monkeypatch.setattr(mirror, "_row", row)
+    monkeypatch.setattr(message_store, "_row", row)
     with caplog.at_level(logging.CRITICAL):
         counts = keep(*(archived(received(f"{n}")) for n in range(7)))
     assert (counts.events, counts.unreadable, counts.messages) == (7, 1, 7)
@@ -193,7 +194,7 @@ def test_unreachable_database_blames_no_message(monkeypatch, error):
     def away(*args: Any) -> Any:
         raise error("gone")
 
-    monkeypatch.setattr(mirror, "_store_events", away)
+    monkeypatch.setattr(message_store, "_store_events", away)
     with pytest.raises(error):
         keep(archived(), archived())
     assert not ArchivedEvent.objects.exists()
@@ -236,14 +237,14 @@ class Acks:
 @pytest.mark.django_db(transaction=True)
 def test_unstorable_message_is_put_aside(monkeypatch):
     """For example a statement that times out while the database is healthy."""
-    real = mirror._row
+    real = message_store._row
 
     def row(entry: Any, *args: Any) -> Any:
         if entry.archived.event.id == "3":
             raise OperationalError("canceling statement due to statement timeout")
         return real(entry, *args)
 
-    monkeypatch.setattr(mirror, "_row", row)
+    monkeypatch.setattr(message_store, "_row", row)
     said: list[str] = []
     intake: Any = Acks()
     mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)
@@ -258,7 +259,7 @@ def test_unstorable_message_is_put_aside(monkeypatch):
 
 @pytest.mark.django_db(transaction=True)
 def test_first_connection_is_not_logged(monkeypatch):
-    real = mirror._store_events
+    real = message_store._store_events
     calls: list[Any] = []
 
     def once(*args: Any) -> Any:
@@ -267,7 +268,7 @@ def test_first_connection_is_not_logged(monkeypatch):
             raise OperationalError("terminating connection due to administrator command")
         return real(*args)
 
-    monkeypatch.setattr(mirror, "_store_events", once)
+    monkeypatch.setattr(message_store, "_store_events", once)
     said: list[str] = []
     intake: Any = Acks()
     mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)
@@ -359,4 +360,4 @@ def test_any_messages_are_stored_and_counted(messages):
 )
 def test_counts_are_written_as_one_says_them(count: int, text: str) -> None:
     assert mirror.describe(dict.fromkeys(("events", "outcomes", "foreign"), count)) == text
-    assert mirror.describe(mirror.Counts(events=count)) == text.partition(",")[0]
+    assert mirror.describe(message_store.Counts(events=count)) == text.partition(",")[0]

@@ -14,7 +14,7 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from django_amqp_events import conf
-from django_amqp_events.archive import replay, states
+from django_amqp_events.archive import eligibility, replay, states
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
@@ -220,7 +220,7 @@ def test_unreplayable_event_has_a_reason(
     row, other = make(1, **fields), make(2)
     before = again(row)
     wanted = {row.pk: 0, other.pk: 0}
-    eligible, skipped = replay.examine(wanted)
+    eligible, skipped = eligibility.examine(wanted)
     assert [pk for pk, _ in eligible] == [other.pk]
     report = replay.replay(wanted, by="ada")
     assert report.skipped == skipped
@@ -633,10 +633,10 @@ def test_the_statements_of_a_chunk_do_not_grow(broker: Broker) -> None:
 
 def test_bodies_are_read_chunk_by_chunk(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than CHUNK_BYTES of them at a time, and none before the claim."""
-    monkeypatch.setattr(replay, "CHUNK_BYTES", 2000)
+    monkeypatch.setattr(eligibility, "CHUNK_BYTES", 2000)
     rows = [make(number, body=b'[[],{"x":"%s"},{}]' % (b"x" * 600)) for number in range(10)]
     with CaptureQueriesContext(connection) as captured:
-        replay.examine(seen(*rows))
+        eligibility.examine(seen(*rows))
     assert not [query for query in captured if '"body"' in query["sql"]]
     run(*rows)
     sizes = [sum(len(message.body) for message in window) for window in broker.windows]
@@ -647,7 +647,7 @@ def test_bodies_are_read_chunk_by_chunk(broker: Broker, monkeypatch: pytest.Monk
 def test_unreadable_bodies_are_read_in_one_statement() -> None:
     rows = [make(number, reason="malformed") for number in range(50)]
     with CaptureQueriesContext(connection) as captured:
-        eligible, _ = replay.examine(seen(*rows))
+        eligible, _ = eligibility.examine(seen(*rows))
     assert len(eligible) == 50
     assert len(captured) <= 4
 
@@ -676,12 +676,12 @@ def test_a_replay_in_a_transaction_is_refused_before_anything(broker: Broker) ->
 def test_overdue_knows_the_schedule() -> None:
     slow = get_registry().handlers["slow"]
     row = make(state=State.REPLAYING, state_since=NOW)
-    last = NOW + timedelta(seconds=800 + replay.OVERDUE)
-    assert not replay.is_overdue(row, slow, last - timedelta(seconds=1))
-    assert replay.is_overdue(row, slow, last)
-    assert replay.is_overdue(row, None, NOW + timedelta(seconds=replay.OVERDUE))
+    last = NOW + timedelta(seconds=800 + eligibility.OVERDUE)
+    assert not eligibility.is_overdue(row, slow, last - timedelta(seconds=1))
+    assert eligibility.is_overdue(row, slow, last)
+    assert eligibility.is_overdue(row, None, NOW + timedelta(seconds=eligibility.OVERDUE))
     row.state = State.QUEUED
-    assert not replay.is_overdue(row, slow, last)
+    assert not eligibility.is_overdue(row, slow, last)
 
 
 def test_the_lease_is_longer_than_a_publish_may_take() -> None:
