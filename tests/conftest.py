@@ -121,7 +121,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="Leave out what tests/tiers.py names.")
 
 
-#: What takes long begins first: what is short fills the gaps at the end.
+#: Long tests start first; short ones fill the gaps at the end.
 LONG = (
     "acceptance/example/test_demo.py",
     "faults",

@@ -55,7 +55,7 @@ def get(node: Node, vhost: str, queue: str) -> str:
         connection = connect(node, vhost)
         try:
             connection.transport.sock.settimeout(2)
-            # Not no_ack: a late answer to a connection that is gone would lose the message.
+            # Not no_ack: a late answer to a closed connection would lose the message.
             message = (channel := connection.channel()).basic_get(queue)
             if message is not None:
                 channel.basic_ack(message.delivery_tag)

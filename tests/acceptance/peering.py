@@ -9,7 +9,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# `make test` runs in a copy below .run/, which is made anew each time.
+# `make test` runs in a new copy below .run/ each time.
 RUN = ROOT.parent if ROOT.parent.name == ".run" else ROOT / ".run"
 PINS = (
     "amqp==5.4.2",

@@ -20,7 +20,7 @@ from selenium.webdriver.support.ui import Select
 from broker import free_ports
 from chromium import Chromium
 
-#: What is served, by the names of :func:`go`; what changes something comes last.
+#: The pages, by the names of :func:`go`; those that change data come last.
 PAGES = (
     "dashboard", "topology", "retries", "list", "event", "overdue", "edited",
     "confirm", "discard", "force", "edit", "review", "groups", "group", "batches", "batch-draft",
@@ -116,7 +116,7 @@ def axe_core() -> str:
             )
             if done.returncode != 0:
                 raise RuntimeError(f"npm could not fetch axe-core:\n{done.stderr[-2000:]}")
-            with suppress(OSError):  # somebody else was faster
+            with suppress(OSError):  # another process was faster
                 Path(directory, "node_modules").rename(_made(where) / "node_modules")
     return program.read_text()
 

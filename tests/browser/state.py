@@ -103,7 +103,7 @@ def fill() -> dict[str, str]:
         "list": url("archivedevent", "changelist"),
         "event": url("archivedevent", "change", event.pk),
         "spare": url("archivedevent", "change", spare[0].pk),
-        # Their order was placed twice: one is discarded each time that somebody looks.
+        # Their order was placed twice, so one is discarded.
         "twice": url("archivedevent", "changelist", query="q=twice-&state=archived"),
         "overdue": url("archivedevent", "change", late[0].pk),
         "edited": url("archivedevent", "change", edited.pk),
@@ -123,7 +123,7 @@ def fill() -> dict[str, str]:
     pages["batch-events"] = url("replaybatch", "events", done.pk)
     waiting = outbox(now)
     watched(now)
-    client.get(pages["list"])  # what was said on the way is shown to nobody else
+    client.get(pages["list"])  # consume the messages so that no later page shows them
     return pages | {
         "retries": f"{dashboard}retries/",
         "outbox": url("outboxevent", "changelist", query="state=all"),

@@ -11,7 +11,7 @@ from chromium import Chromium
 
 from .console import PAGES, Console, go
 
-#: Django's own, and the same on each of its pages: not ours to mend.
+#: Django's own, on each of its pages: not ours to fix.
 CHROME = {
     "#changelist-search": "its label is a picture's alternative text",
     "div.breadcrumbs": "links in a text, told apart by their colour; ours is a list",
@@ -79,7 +79,7 @@ return [...document.querySelectorAll("body *")]
 
 # -- the keyboard ---------------------------------------------------------------------------------
 
-#: Pages, and what somebody does there: a word of each button or link.
+#: Pages and actions: a word of each button or link.
 ACTIONS = {
     "event": ("Replay…", "Discard…", "Edit and replay…", "History", "Download the raw body"),
     "overdue": ("Force", "Mark as resolved"),

@@ -179,7 +179,7 @@ class Person:
             try:
                 if words in self.page:
                     return True
-            except WebDriverException:  # it reloads by itself, and is half there
+            except WebDriverException:  # the page reloads and may be incomplete
                 return False
             if reload:
                 self.browser.driver.refresh()
@@ -192,7 +192,7 @@ class Person:
 def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost) -> None:
     ada = Person(browser)
 
-    # The evening: forty orders of a country without a rate, one of no country, one of nobody.
+    # The evening: forty orders without a tax rate, one without country, one without customer.
     until(lambda: billing.said("events_worker", " ready."), 60, "the worker is ready")
     eyes = Eyes(fresh_vhost.node, fresh_vhost.name)
     orders = [{"order": n, "country": "XX", "customer": "Zoë"} for n in range(NUMBER)]
@@ -211,7 +211,7 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     ada.wait_for(f"Open\n{NUMBER + 2}")
     until(lambda: "TaxError in invoice" in ada.drawn, 30, "the dashboard names the group")
 
-    # What fails?
+    # Which events fail?
     ada.follow("Failure groups")
     ada.wait_for("TaxError")
     ada.open_row("TaxError")
@@ -267,7 +267,7 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     ada.wait_for("succeeded")
     assert "Revision 1" in ada.page
 
-    # And the order of nobody was a mistake of the shop's.
+    # The order without a customer was the shop's mistake.
     ada.turn_to("archivedevent")
     assert "1 archived event" in ada.page
     ada.open_first()

@@ -13,7 +13,7 @@ from django_amqp_events import current_event
 
 PATH = "CONTRACT_LEDGER"
 
-#: The clock of whoever runs the handlers; the in-memory world puts its own here.
+#: The clock of the process that runs the handlers; the in-memory world sets its own.
 now: Callable[[], datetime] = lambda: datetime.now(UTC)  # noqa: E731 - to be replaced
 
 

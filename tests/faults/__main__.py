@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if bad:
         print(f"Not held: {', '.join(bad)}")
-    # What the peer does not hold is what its table is for.
+    # The peer's table shows the rows that it does not hold.
     return 1 if bad and not given.peer else 0
 
 

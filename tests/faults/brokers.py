@@ -57,7 +57,7 @@ class Scene:
     quick: bool = False
 
 
-# -- what goes on ---------------------------------------------------------------------------
+# -- scenes ---------------------------------------------------------------------------------
 
 
 def publishing(world: World, url: str, *, mode: str = "outbox") -> Scene:
@@ -77,7 +77,7 @@ def publishing(world: World, url: str, *, mode: str = "outbox") -> Scene:
     def moved() -> int:
         return len({event_id for event_id, *_ in world.ledger.read().started})
 
-    # What is begun is answered in no time; it is enough that more will come.
+    # Started events settle quickly; it is enough that more will follow.
     return Scene(lambda: not world.ledger.read().through, moved, flight, publisher)
 
 
@@ -274,7 +274,7 @@ def struck(
             world.hits.append(Hit(what, time.time(), flight, pid, deadly))
         moved = here.moved()
         if fault is killed:
-            # Its connection is gone as well.
+            # Its connection is closed too.
             world.eyes.close()
     world.settle()
     if scene is mirroring:
@@ -284,7 +284,7 @@ def struck(
 
 
 immediately = partial(publishing, mode="immediate")
-#: These go on for long enough to be hit twice; what is in delay queues is there once.
+#: These last long enough to be hit twice; events in delay queues exist once.
 ONGOING = (publishing, immediately, handling)
 SCENES: dict[str, tuple[str, Callable[[World, str], Scene]]] = {
     "publish": ("publishing, with the outbox", publishing),

@@ -21,7 +21,7 @@ def loses_one(world: World, *, cut: bool) -> None:
     with world.behind(leader.amqp_url(world.eyes.vhost)):
         world.declare()
     until(lambda: _leaders(world) == {leader.nodename}, 20, "the queues are led by one node")
-    # Each of their connections finds another node when its own is gone.
+    # Each connection finds another node when its own is down.
     until(lambda: all(_known(world, node) for node in nodes), 30, "all nodes know the vhost")
     world.keep(lambda: world.worker("prefork", 2))
     world.keep(world.relay)

@@ -37,7 +37,7 @@ from .world import (
 )
 
 GROUP = "Databases"
-#: Seconds for which the database is away: without the time that PostgreSQL takes to start, and
+#: Seconds for which the database is down: without the time that PostgreSQL takes to start, and
 #: longer than anybody waits for SQLite's lock.
 KILLED, LOCKED, PATIENCE = 1.0, 2.5, 1
 #: Seconds between attempts: the third one finds the database again.
@@ -47,7 +47,7 @@ SLOWLY = 4.0
 
 OUTBOX = "django_amqp_events_outboxevent"
 EVENTS = "django_amqp_events_archivedevent"
-#: Sessions of the service that wait for somebody's lock, and transactions between two statements.
+#: Sessions of the service that wait for a lock, and transactions between two statements.
 _BLOCKED = "wait_event_type = 'Lock'"
 _OPEN = "state = 'idle in transaction'"
 
@@ -161,7 +161,7 @@ def database_results(world: World) -> None:
     times = begin(world)
     worker = world.worker()
     for _ in range(times):
-        # Each works until the next event comes: something is in hand whenever one looks.
+        # Each works until the next event arrives, so one is always unacknowledged.
         slowly(world, times, work=max(0.02, SLOWLY * times / world.events), lasting=0.0)
         until(lambda: unacked(world), DEADLINE, "handlers run")
         with closed(world, results):
@@ -186,7 +186,7 @@ def slowly(world: World, parts: int, **options: Any) -> None:
     world.publisher(count, **{"mode": "immediate", "pause": SLOWLY / count, **options})
 
 
-# -- what is in hand ----------------------------------------------------------------------
+# -- events in flight ----------------------------------------------------------------------
 
 
 def unacked(world: World, queue: str = "") -> int:
@@ -209,7 +209,7 @@ def sessions(world: World, condition: str) -> int:
     return int(number)
 
 
-# -- how it goes away ---------------------------------------------------------------------
+# -- how it goes down ---------------------------------------------------------------------
 
 
 def lose(

@@ -247,7 +247,7 @@ def same(name: str, run: Callable[[World], None], title: str = "", share: float 
 
 
 #: Of the events of a row in which all are archived. Each that is gives the next one of the same
-#: process another attempt: `Task.retry` sets `override_max_retries`, and nobody takes it back.
+#: process another attempt: `Task.retry` sets `override_max_retries` and never resets it.
 FEW = 0.2
 
 
@@ -264,7 +264,7 @@ def killed(
     world.arm(point, times=times or max(2, min(10, world.events // 20)), of=of, whom=whom)
     world.declare()
     world.keep(lambda: world.worker(pool, POOLS[pool]))
-    # So slowly that the broker's statistics see what is in hand.
+    # Slow enough for the broker's statistics to show unacknowledged events.
     world.publisher(work=0.05, **plans)
     world.settle()
 
@@ -418,7 +418,7 @@ same(
 
 def _delayed(world: World) -> str:
     """Publish events that all fail once; stop the worker; return the delay queue they wait in."""
-    # What fails first must not be back before the last one has failed; it has powers of two.
+    # The first failure must not return before the last event has failed; delays are powers of two.
     exponent = 3 if world.events <= 50 else 5
     world.environ(TESTPROJECT_DELAY=str(2**exponent))
     world.declare()

@@ -33,7 +33,7 @@ def _delete(world: World, *queues: str) -> None:
 
 def _delayed(world: World) -> None:
     """Publish events that all fail once; stop the worker when all of them are delayed."""
-    # What fails first must not be back before the last one has failed.
+    # The first failure must not return before the last event has failed.
     delay = 12 + world.events // 20
     world.environ(TESTPROJECT_DELAY=str(delay))
     world.declare()
@@ -43,7 +43,7 @@ def _delayed(world: World) -> None:
     units = len(world.ledger.units)
     # One whose copy was made late has no whole delay left, and waits in a shorter one first.
     until(lambda: _waiting(world) == units, delay + 60, "all have failed and wait")
-    worker.kill()  # it has nothing in hand, and a shutdown takes its time
+    worker.kill()  # it has no deliveries, and a shutdown is slow
 
 
 def _waiting(world: World) -> int:
@@ -114,7 +114,7 @@ def _release(world: World, *, what: str, **settings: object) -> None:
     world.environ(TESTPROJECT_RELEASE=what)
     world.settings(MANAGEMENT_URL=world.node.management_url, **settings)
     while (done := world.command("events_declare", "--delete-stale")).wait(90):
-        # Some have come back already: the command names the remedy.
+        # Some have returned: the command names the remedy.
         assert f"events_recover {QUEUES[1]}" in done.log, done.log
         done = world.command("events_recover", QUEUES[1])
         assert done.wait(90) == 0, done.log
@@ -124,7 +124,7 @@ def _release(world: World, *, what: str, **settings: object) -> None:
         until(lambda: not _waiting(world), DEADLINE, "they come back")
         _replay(world)
     world.settle()
-    # What RabbitMQ itself brought to the archive says who it is only to a mirror.
+    # Only a mirror can identify messages that RabbitMQ dead-lettered to the archive.
     world.stop()
     done = world.command("events_mirror", "--until-empty")
     assert done.wait(90) == 0, done.log

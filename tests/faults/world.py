@@ -136,7 +136,7 @@ class Grounds:
         for node in self._cluster:
             if not node.alive:
                 node.start_again()
-            # What a dead-letter publisher has no confirm for when a node goes it publishes again
+            # When a node fails, RabbitMQ publishes unconfirmed dead letters again
             # after three minutes (rabbit_fifo_dlx_worker); here after five seconds.
             node.ctl("eval", "application:set_env(rabbit, "
                      "dead_letter_worker_publisher_confirm_timeout, 5000).")  # fmt: skip
@@ -354,7 +354,7 @@ class World:
         """Unacked deliveries at a time, and events that publishers have no answer for."""
         ledger = self.ledger.read()
         pending = len(ledger.intended - ledger.accepted)
-        # What runs is not acked, though the management API may not know of it yet.
+        # Running events are unacknowledged, even before the management API shows it.
         return max(self.unacked(when or time.time()), ledger.in_hand) + pending
 
     def unacked(self, when: float) -> int:
@@ -480,7 +480,7 @@ class World:
                 key = message.delivery_info["routing_key"]
                 name = str(message.headers.get(headers.EVENT_HANDLER) or queue or key)
                 handler = name.rpartition(".")[2]
-                # The message of a copy has an id of its own.
+                # The message of a copy has its own id.
                 own = message.headers.get(headers.EVENT_ID)
                 found.add((str(own or message.properties.get("message_id")), handler))
         return found
@@ -491,7 +491,7 @@ class World:
             Hit(
                 f"killed, {line['point']}",
                 line["at"],
-                # What comes by a point of the worker is itself not acked yet.
+                # An event at a point of the worker is not acknowledged yet.
                 max(self.unacked(line["at"]), line["hand"], 1),
                 line["pid"],
                 line["signal"],

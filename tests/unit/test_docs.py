@@ -28,7 +28,7 @@ PAGES = (
     "CHANGELOG.md",
     *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
 )
-#: Pages whose examples are run here; docs/testing.md has a test module of its own.
+#: Pages whose examples are run here; docs/testing.md has its own test module.
 RUN = (
     "README.md",
     "docs/getting-started.md",

@@ -258,5 +258,5 @@ print(lost("012", "3", {}, "archived"), lost("012", "3", {}, "replaying"),
     assert claimed == "(1, 0, 0, 0"
     assert handled == "(0, 0, 0, 0"
     assert discarded == "(0, 0, 1, 0"
-    # Handled, and nobody has told the archive: nothing is lost, and something is to be done.
+    # Handled, but open in the archive: nothing is lost, but an action is left.
     assert unheard == "(0, 0, 0, 1"

@@ -162,7 +162,7 @@ def test_any_dict(raw: dict[Any, Any]) -> None:
     if "SERVICE" not in raw:
         assert "E001" in {problem.code for problem in problems}
     if not any(problem.is_error for problem in problems):
-        # What has no error works: names fit, and they can be written.
+        # Settings without an error work: names fit and can be encoded.
         assert settings.service
         (settings.prefix + settings.exchange).encode()
 

@@ -109,7 +109,7 @@ def test_everything_that_was_accepted_is_accounted_for(start: Start) -> None:
     assert accepted == handled + archived
     assert archived == 2
     assert "In the archive: 2 rows in the services' databases, 0 messages in the queues" in out
-    # A handler's own failures, and nobody else's: these fail for good in the first 75 lines.
+    # Failures of the handler itself: these fail finally in the first 75 lines.
     assert "TaxError: there is no tax rate for the country 'HR'" in out
     assert re.search(r"register_sale .*exhausted +4 +TaxOfficeUnavailable", out), out
     assert "the customer has no email" in out

@@ -203,7 +203,7 @@ with open(sys.argv[2], "a") as ledger:
     rest = Counter(event_id.rpartition("-")[0] for event_id in set(found) - committed)
     assert len(rest) <= 2
     assert set(rest.values()) <= {10}
-    # What was published, and its row not deleted yet, comes again.
+    # Published rows that were not deleted are published again.
     assert sum(found.values()) - len(found) <= 20
 
 
@@ -231,7 +231,7 @@ def test_relays_killed_between_confirm_and_delete(wire: Wire, start: Start):
     for _ in range(2):
         twice.update(ended(start(DYING_RELAY), -signal.SIGKILL).split())
     assert len(twice) == 200
-    # What they had in hand is due when their leases are over, and not before.
+    # Their rows are due when the leases expire, not before.
     ended(start("lease(3)\n" + RELAY))
     assert table().count() in (0, 100, 200)
     until(lambda: not table().filter(due_at__gt=Now()).exists(), "the leases are over")

@@ -87,7 +87,7 @@ def test_own_mirror_stores_archived_events(core, fresh_eyes):
     worker = events_worker(core).wait_ready()
     fresh_eyes.event("core.act.once", {"plan": ["fail"]}, event_id="one")
     until(lambda: "('one', 'archived')" in states(core), 30, "one is mirrored")
-    # It is killed: another one goes on.
+    # It is killed and another one takes over.
     [first] = mirrors(worker)
     os.kill(first, signal.SIGKILL)
     fresh_eyes.event("core.act.once", {"plan": ["fail"]}, event_id="two")

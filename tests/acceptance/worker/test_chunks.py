@@ -79,7 +79,7 @@ def test_a_backlog_goes_in_few_jobs(core: Service, fresh_eyes: Eyes) -> None:
     fresh_eyes.empty(QUEUE)
     assert counts(core, "start") == counts(core, "end") == dict.fromkeys(ids, 1)
     told = handed(core)
-    # What stands behind a run that takes long is handed out again, and counted again.
+    # Events behind a slow one are dispatched and counted again.
     assert told["events"] >= 300
     assert told["jobs"] < 200
 
@@ -118,7 +118,7 @@ def test_only_the_event_that_kills_is_delivered_again(
     ids = publish(fresh_eyes, *plans)
     victims = {ids[number] for number in deadly}
     others = set(ids) - victims
-    # Each time it is delivered it ends a process, until the broker takes it away.
+    # Each delivery ends a process until the broker dead-letters it.
     until(lambda: fresh_eyes.ready("core:graveyard") == len(victims), 60)
     until(lambda: ended(core) >= others, 60)
     fresh_eyes.empty(QUEUE)

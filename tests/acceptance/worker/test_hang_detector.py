@@ -54,7 +54,7 @@ def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_
     until(lambda: len(core.runs(event_id, "hanging")) == 2, 30, "it is reported again")
     first, second = core.runs(event_id, "hanging")
     assert second["seconds"] >= 2 * first["seconds"]
-    if pool != "solo":  # whose main thread answers nobody meanwhile
+    if pool != "solo":  # whose main thread is busy
         assert [line["event"] for line in stats(core, worker)] == [event_id]
     if pool == "prefork":  # one is enough: the command asks for the same
         code, told = status(core)
@@ -91,7 +91,7 @@ def status(core: Service, form: str = "json") -> tuple[int, str]:
 
 
 def stats(core: Service, worker: Worker) -> list[dict[str, Any]]:
-    # Asked by its name, nobody waits for others.
+    # Asked by name, the reply does not wait for other workers.
     answer = core.control(
         "inspect", "stats", "--json", "--destination", f"{worker.name}@localhost", seconds=20
     )

@@ -116,7 +116,7 @@ def test_properties_that_cannot_be_read(fresh_eyes: Eyes, core: Service, pool: s
     entries = archived(fresh_eyes, len(raws) + 1)
     assert [entry["message"].body for entry in entries] == [BODY] * 6
     unreadable = {bytes(e["message"].headers[EVENT_UNREADABLE]) for e in entries[:-1]}
-    # From 4.0 on RabbitMQ writes the fields of a table in an order of its own.
+    # From 4.0 on RabbitMQ reorders the fields of a table.
     assert {bytes(sorted(raw)) for raw in unreadable} == {bytes(sorted(raw)) for raw in raws}
     assert {entry["reason"] for entry in entries[:-1]} == {"malformed"}
     assert all("cannot be read" in entry["detail"] for entry in entries[:-1])

@@ -96,7 +96,7 @@ DOORS: dict[str, list[Case]] = {
         case("handler-of-another-queue", "unknown", headers={"event-handler": "testproject.once"}),
         case("handler-gone", "unknown", headers={"event-handler": ODD}),
         case("handler-list", "malformed", headers={"event-handler": [1]}),
-        # It succeeds, and says so of a replay that nobody asked for.
+        # It succeeds and reports the outcome of an unknown replay.
         case("replay-of-nobody", HANDLED, LOGGED, headers={"event-replay-id": REPLAY}),
         # The report of that is a row (below, "nothing"): it can be of no replay of ours.
         case("replay-no-uuid", headers={"event-replay-id": ODD}),
@@ -177,7 +177,7 @@ DOORS: dict[str, list[Case]] = {
         case("graveyard", "unknown", key="core:graveyard"),
         case("dead", "poison", key="core:dead"),
         case("abyss", ABYSS, key="core:abyss"),
-        # It comes back with the delay queue's name for a key, which is nobody's.
+        # It returns with the delay queue's name as routing key, which is unbound.
         case("delay", "unknown", key="core:delay.1s"),
     ],
 }  # fmt: skip

@@ -558,7 +558,7 @@ def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, p
     assert {line["task"][:4] for line in core.ledger(what="ordinary")} == {"task"}
     assert {line["attempt"] for line in handled} <= {1, 2}
     assert {line["handler"] for line in handled} == {"testproject.act"}
-    # And nobody noticed.
+    # No handler noticed.
     assert all(process.alive for process in processes), [p.name for p in processes if not p.alive]
     assert worker.children() == children
     assert worker.log.count("Connected to") == 1

@@ -29,7 +29,7 @@ POOLS = {"prefork": 6, "threads": 4, "solo": 1}
 #: so there it is half of what a service has; `test_deaths` counts six.
 DELIVERIES = {"prefork": 6, "threads": 3, "solo": 3}
 
-#: What ends a process, and says nothing: poison when it does so alone, too.
+#: Plans that end the process: poison if they also do so alone.
 DEADLY = {
     "kill": "kill",
     "exit": "exit",
@@ -37,7 +37,7 @@ DEADLY = {
     "oom": "oom",
     "crowd": "kill_crowd",
 }
-#: What says something, whatever it is: a verdict like any other.
+#: Plans that raise: an ordinary verdict.
 SPOKEN = {"sysexit": "sysexit", "memory": "memory", "unpicklable": "unpicklable"}
 #: Only where there are time limits.
 LIMITS = {"soft limit": "sleep:60", "hard limit": "deaf:60"}
@@ -69,7 +69,7 @@ def story(request: pytest.FixtureRequest, vhost: Vhost, module_service: Make) ->
     with memory_limit(64_000_000) as limit:
         core = module_service(
             eyes,
-            # How long the pool waits for the result of a child that is gone.
+            # The pool waits this long for the result of a dead child.
             celery={"worker_lost_wait": 1},
             environ={"TESTPROJECT_CGROUP": str(limit.path) if limit else ""},
             name=name,
@@ -118,7 +118,7 @@ def tell(pool: str, core: Service, eyes: Eyes, limit: MemoryLimit | None) -> Sto
         bad = {*deadly.values(), *spoken.values(), *limits.values()}
         until(done, 240, "the bad are archived and the good are handled")
         until(lambda: not any(eyes.totals(core.name).values()), 30, "nothing is left")
-        # The main worker goes on.
+        # The main worker continues.
         after = publish(ACT, "ok")
         until(lambda: core.runs(after, "end"), 60, "the worker goes on")
         until(lambda: not any(eyes.totals(core.name).values()), 30, "and acks")

@@ -60,10 +60,10 @@ def deliveries(eyes: Eyes, queue: str) -> int:
     message = channel.basic_get(queue)
     channel.close()
     count = int(message.headers.get("x-delivery-count", 0))
-    # RabbitMQ 4.3 goes on with the count of the queue where it died.
+    # RabbitMQ 4.3 continues the count of the queue where it died.
     if "x-acquired-count" in message.headers:
         return count - LOSSES
-    # 4.0 begins anew, but shows the count of that queue until a delivery from here was lost.
+    # 4.0 starts at zero but shows that queue's count until a delivery from here is lost.
     return 0 if count == LOSSES else count
 
 
@@ -136,7 +136,7 @@ def test_unforwardable_message_ends_in_the_abyss(service, fresh_eyes, dies_while
     }
     assert message.delivery_info["routing_key"] == QUEUE
     assert not core.ledger()
-    # Nobody had another one in hand while that ended reapers.
+    # No reaper held another message while this one ended reapers.
     assert deliveries(eyes, "core:graveyard") == 0
     sound = service(eyes, where=core.where)
     reaper(sound)

@@ -160,7 +160,7 @@ def test_an_event_returned_early_by_hand_is_not_run_early(scene: Scene, eyes: Ey
                 by_hand(eyes, message)
         return found
 
-    # It may have gone on by itself where this test came late; then it was on time by itself.
+    # If this test was late, it may have resumed already; then it was on time.
     def found() -> Any:
         return scene.billing.runs(scene.early, "end") or take()
 

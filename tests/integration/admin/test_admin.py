@@ -27,7 +27,7 @@ from ..conftest import Service
 from ..serving import Browser, serving
 from ..wire import close_pools, in_threads
 
-#: What somebody is told who comes late.
+#: The message for the user who is late.
 FASTER = "1 event skipped: another user or tab changed it first; it is {} now"
 QUEUE = "billing.send_invoice"
 
@@ -64,7 +64,7 @@ def test_replay_reaches_its_handler_and_reports_its_outcome(billing, ada):
     words = Page(ada.get(world.url("change", rows[0].pk)).content.decode()).words
     assert "replay 1: succeeded" in words
     assert "Nothing is left to do" in words
-    # Whoever still has the page of then is told.
+    # A stale page is refused with a message.
     again = ada.post(world.url("replay"), {**page.fields, "reason": "again"}, follow=True)
     first, second = sorted(said(again))
     assert first.startswith(f"{FASTER.format('replaying')} (last decision: replayed by ada, 20")

@@ -128,7 +128,7 @@ def test_publish_now_is_published_by_the_next_relay(wire: Wire, ada: Client) -> 
     assert post(ada, "publish", row) == ["1 event is due now. A relay publishes it."]
     assert relay() == RelayCounts(published=1)
     assert wire.ids() == [row.event_id]
-    # The row is gone, who asked for it is not.
+    # The row is deleted, its history is not.
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.get_change_message()) == (str(row.pk), "Publish now: mended")
     assert "it has been published" in post(ada, "publish", row)[0]
@@ -227,7 +227,7 @@ def test_late_confirm_does_not_restore_a_discarded_row(wire: Wire, by_a_relay: b
     outbox.renew(ALIAS, held)
     assert table().values().get() == before
     assert relay() == RelayCounts()
-    # What RabbitMQ confirmed is published, whatever was decided since.
+    # A confirmed row is published, whatever action followed.
     outbox.confirmed(ALIAS, held)
     assert not table().exists()
 
@@ -352,7 +352,7 @@ def test_renamed_services_archived_events_can_be_replayed(
     new.declare()
     [left] = replay.replay({row.pk: row.version}, by="ada", reason="").skipped
     assert left.why == Reason("other-service", service="'old'")
-    # What docs/outbox.md says.
+    # As docs/outbox.md says.
     ArchivedEvent.objects.filter(service="old", state="archived").update(service="new")
     assert replay.replay({row.pk: row.version}, by="ada", reason="").published == [row.pk]
     [message] = new.take_all("new.send_invoice")

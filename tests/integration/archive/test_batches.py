@@ -97,7 +97,7 @@ def test_a_runner_that_is_killed_is_followed_by_another(
         .values_list("event_id", "replay_id")
     )
     follower = running.start()
-    # Nobody takes it while the dead one may be alive.
+    # No runner takes it over while the dead one may be alive.
     wait_until(lambda: "running the batches" in follower.said, "the follower runs")
     assert again(batch).state == "running"
     lapse(batch)

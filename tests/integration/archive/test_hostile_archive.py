@@ -88,7 +88,7 @@ def test_whatever_a_worker_archives_is_one_row(billing: Any) -> None:
     assert found == Counter(delivery.body for delivery in deliveries)
     assert ArchivedFailure.objects.count() == len(deliveries)
     for row in ArchivedEvent.objects.all():
-        # What a page shows can be read, and no text has what a page or a terminal chokes on.
+        # Page texts are readable and have no control characters.
         assert row.reason == "malformed"
         assert isinstance(row.headers, dict)
         assert row.failure_set.get().about["reason"] == "malformed"

@@ -115,7 +115,7 @@ def test_a_group_is_replayed_by_one_and_discarded_by_another(
     messages = sent(billing)
     assert sum(messages.values()) == states["replaying"]
     assert set(messages.values()) <= {1}
-    # Whoever was late for some of them is told so.
+    # The late user is told about the skipped events.
     assert sum("another user or tab changed it first" in words for words in told) >= 3
 
 
@@ -139,7 +139,7 @@ def test_two_write_about_a_group(office: Office) -> None:
     assert f"Nothing was saved: {winner} changed this group" in told[loser]
     assert f"It now says: {winner} looks at it; assignee {winner}" in told[loser]
     assert f"{loser} looks at it" in told[loser], "what was written is in the form still"
-    # What the form has now can be saved.
+    # The current form can be saved.
     again = {**forms["ada"], "edits": seen[loser]["edits"], "note": "both do", "assignee": "both"}
     again.pop("mine")
     assert "Saved: note, assignee." in office.ada.open(f"{office.group_url}write/", again).words

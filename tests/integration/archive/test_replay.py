@@ -306,7 +306,7 @@ def test_nacked(billing: Service) -> None:
     )
 
     def refuses() -> bool:
-        # A quorum queue may take a few beyond its limit, until it has told the channels.
+        # A quorum queue may exceed its limit until its channels are notified.
         return any(run(again(other)).returned for other in others)
 
     wait_until(refuses, "the queue refuses")

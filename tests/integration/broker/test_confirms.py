@@ -155,7 +155,7 @@ def test_frames_that_are_no_confirm_do_not_prolong_the_wait(wire: Wire):
     proxy = wire.proxy()
     wire.configure(url=f"{proxy.url}?heartbeat=1", CONFIRM_TIMEOUT=1)
     publish_event(NAME, {})
-    # None were agreed on: nobody sends any while a connection waits in the pool.
+    # No heartbeats were negotiated: a pooled connection sends none.
     assert wire.pool._idle[0]._amqp.heartbeat == 0
     proxy.hold = {ACK}
     ended = threading.Event()
@@ -346,7 +346,7 @@ def test_of_several_failures_each_is_named(wire: Wire):
     assert "5 of 5" in caught.value.__notes__[0]
 
 
-# -- a broker that is away, blocked or frozen -------------------------------------------------
+# -- an unreachable, blocked or frozen broker -------------------------------------------------
 
 
 def test_broker_down_and_back(private_node: Node, node_wire: Wire):
@@ -532,7 +532,7 @@ def test_killed_in_the_middle_nothing_confirmed_is_missing(private_node: Node, n
     stored = stored_ids(node_wire)
     assert set(confirmed) <= set(stored)
     assert len(stored) == len(set(stored))
-    # What was surely not published is not there either.
+    # Messages reported as unpublished are not in the queue either.
     never = {error.event_id for error in failed if error.published is False}
     assert not never & set(stored)
 
@@ -641,7 +641,7 @@ def test_a_return_and_then_a_late_confirm(wire: Wire):
     proxy = wire.proxy()
     wire.configure(url=proxy.url, CONFIRM_TIMEOUT=1, UNROUTED="raise")
     proxy.hold = {ACK}
-    # Returned, and the confirm stays away: nothing is known but that no queue is bound.
+    # Returned without a confirm: it is only known that no queue is bound.
     assert type(failure()) is PublishTimeoutError
     second: list[PublishError | None] = []
     paid = event(wire, routing_key="shop.order.paid")

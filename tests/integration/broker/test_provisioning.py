@@ -173,7 +173,7 @@ class TestApplying:
         own = [q["name"] for q in made.api.queues()]
         assert all(name.startswith("staging-billing") for name in own)
         assert "staging-events" in {exchange["name"] for exchange in made.api.exchanges()}
-        # Without the prefix it is another service, and sees nothing of its own.
+        # Without the prefix it is another service without entities.
         other = service(fresh_vhost, HANDLERS=HANDLERS)
         assert not other.inspect().having("ok", "stale", "different")
 

@@ -170,7 +170,7 @@ def test_dying_workers_send_an_event_down_the_chain(billing):
     billing.publish("events", "shop.order.created", b"poison")
     billing.take("billing.book")
     assert _die_with(billing, "billing.send_invoice", "billing:graveyard") == 6
-    # 4.3 carries the delivery count through a dead letter; before, each queue counts anew.
+    # 4.3 keeps the delivery count of a dead letter; before, each queue starts at zero.
     carried = versioned(billing) >= (4, 3)
     assert _die_with(billing, "billing:graveyard", "billing:dead") == (3 if carried else 9)
     assert _die_with(billing, "billing:dead", "billing:abyss") == (3 if carried else 12)

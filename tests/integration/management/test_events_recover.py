@@ -93,7 +93,7 @@ def test_poison_is_a_row_of_the_handler_that_it_killed(billing):
     assert row.payload == {"order_id": 1}
     assert row.headers["traceparent"] == "00-1"
     assert "x-death" not in row.headers
-    # It failed when it died, not when somebody found it.
+    # It failed when it was dead-lettered, not when it was recovered.
     assert row.last_failed_at <= before
     [failure] = row.failure_set.all()
     assert {death["queue"] for death in failure.about["deaths"]} == {
@@ -453,7 +453,7 @@ def test_ctrl_c_ends_between_windows(billing, monkeypatch):
     billing.wait_for_ready("billing.send_invoice", 4 - done)
 
 
-#: Runs the command in a process of its own that dies when it would ack.
+#: Runs the command in a process that dies before it acks.
 _DYING = """
 import json, os, signal, sys
 import django

@@ -41,7 +41,7 @@ def test_events_without_a_worker(billing):
     assert line(out, "billing.send_invoice").endswith(
         "3 events wait for billing.send_invoice, nobody consumes: start a worker"
     )
-    # With somebody who consumes it is no error.
+    # With a consumer it is no error.
     for queue in ("billing.send_invoice", "billing.book"):
         billing.consume(queue, prefetch=1)
     wait_until(lambda: billing.ready("billing.book") == 2, "one is in hand")
@@ -87,7 +87,7 @@ def test_poison_is_always_an_error(billing, queue):
     assert "poison: 1 event" in meaning
     remedy = "events_recover" if queue == "abyss" else "events_reaper"
     assert meaning.endswith(f"run `manage.py {remedy}`")
-    # In somebody's hand it is still there, which only the management API shows.
+    # An unacknowledged message still exists, which only the management API shows.
     billing.consume(f"billing:{queue}")
     wait_until(lambda: not billing.ready(f"billing:{queue}"), "it is in hand")
     if billing.exact:

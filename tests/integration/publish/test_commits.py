@@ -58,7 +58,7 @@ def test_waiting_publishes_fail_with_the_commit() -> None:
     with pytest.raises(ConfigurationError, match=REFUSED):
         message_store.store([], get_settings())
     with pytest.raises(ConfigurationError, match=REFUSED):
-        # It would go on for ever: the broker is not even asked.
+        # It would never end, so the broker is not even asked.
         Relay(app=app, settings=get_settings(), alias=ALIAS).run(until_empty=True)
     kept = {State.SUCCEEDED: 1.0}
     with pytest.raises(ConfigurationError, match=REFUSED):

@@ -84,7 +84,7 @@ def program(wire: Wire, proxy: Proxy, code: str) -> Iterator[subprocess.Popen[st
     process = subprocess.Popen(
         [
             sys.executable, "-X", "dev", "-W", "error",
-            # What these tests are about; Python 3.12 and newer warn of it.
+            # These tests fork with threads; Python 3.12 and newer warn about it.
             "-W", "ignore:This process:DeprecationWarning",
             "-c", BEGIN + code + END,
         ],

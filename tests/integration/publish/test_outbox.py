@@ -348,7 +348,7 @@ def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
         assert setting() == "on"
         assert not table().exists()
     with CaptureQueriesContext(connection) as queries_of_relay:
-        # A relay has up to 900 in hand.
+        # A relay leases up to 900 rows.
         outbox.confirmed(ALIAS, taken)
     assert lazily not in str([*queries, *queries_of_relay])
     with override_events(FAST_PATHS=[]), CaptureQueriesContext(connection) as queries:
@@ -404,7 +404,7 @@ def test_publishing_does_not_block(
     away.begin(how)
     found = [timed({"n": n}) for n in range(1, 41)]
     published += [event_id for event_id, _ in found]
-    # The first waits for the confirm, never longer than PATIENCE; then nobody does.
+    # The first waits for the confirm for at most PATIENCE; the others do not wait.
     slow = [seconds for _, seconds in found if seconds > courier_module.PATIENCE]
     assert max(seconds for _, seconds in found) < SOON
     assert len(slow) < 20, slow
@@ -789,7 +789,7 @@ def test_expired_lease_is_taken_over(wire: Wire, lease: Callable[[float], None])
     lease(60.0)
     again = outbox.claim(ALIAS, "shop", limit=10, failed=False)
     assert [row.id for row in again] == [row.id for row in taken]
-    # It was only slow, and comes back: what it notes touches no row that another one has.
+    # It was only slow: its late updates touch no row leased by another relay.
     before = list(table().values_list("pk", "claim", "due_at", "attempts"))
     outbox.release(ALIAS, taken)
     outbox.renew(ALIAS, taken)
@@ -813,7 +813,7 @@ def test_events_status(
     code, out, _ = made.command("events_status")
     assert code == 0
     assert re.search(r"outbox in database 'archive': 3 events since 20.*: due, for a relay", out)
-    # It fills while the broker is away: then above all it is to be seen.
+    # The outbox fills while the broker is down, when visibility matters most.
     made.vhost, there = replace(made.vhost, url="amqp://u:p@127.0.0.1:9/x"), made.vhost
     code, out, err = made.command("events_status")
     assert (code, out.count("3 events since")) == (2, 1)
@@ -841,7 +841,7 @@ def test_events_status(
     assert "run `manage.py migrate`" in out
 
 
-# -- a database that is away ----------------------------------------------------------------------
+# -- an unreachable database ----------------------------------------------------------------------
 
 
 def test_the_database_goes_and_comes(
@@ -886,7 +886,7 @@ def test_the_database_goes_and_comes(
             assert not table().exists()
             found = Counter(wire.ids())
             assert set(found) == set(left)
-            # What was confirmed when the database went is deleted when it is back, not repeated.
+            # Rows confirmed while the database is down are deleted later, not published again.
             assert sum(found.values()) == 3000
 
 
@@ -912,7 +912,7 @@ def test_broker_restart_publishes_every_row(
     assert max(seconds for _, seconds in found) < SOON
     assert table().count() == 20
     private_node.start_again()
-    # This process goes on without a restart, and without a word from anybody.
+    # This process continues without a restart.
     monkeypatch.setattr(courier_module, "PATIENCE", 30.0)
     published += [publish_event(NAME, {"n": n}) for n in range(21, 31)]
     until(

@@ -68,13 +68,13 @@ pytestmark = pytest.mark.django_db
 
 #: Nobody has this id.
 NOBODY = UUID("c0ffee00-0000-4000-8000-000000000000")
-#: What somebody is told who comes late.
+#: The message for the user who is late.
 FASTER = "1 event skipped: another user or tab changed it first; it is {} now"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def pages_of_a_project():
-    # Once: with other TEMPLATES Django would compile all of them anew.
+    # Once: with other TEMPLATES Django would compile all of them again.
     with override_settings(**world.SETTINGS):
         yield
 
@@ -897,7 +897,7 @@ def test_filters_are_kept_on_the_way_back(ada, wire):
     action = response.context["action_url"]
     done = ada.post(action, {**page(response).fields, "reason": ""})
     assert done["Location"] == url("changelist") + "?handler=book"
-    # From the event's own page one comes back to it, and from there to the list.
+    # The event's page leads back to it, and from there to the list.
     other = make(handler="book")
     detail = ada.get(url("change", other.pk), {"_changelist_filters": "handler=book"})
     [link] = [

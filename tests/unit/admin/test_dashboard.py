@@ -362,7 +362,7 @@ def test_series_and_groups_are_those_of_the_tallies():
             group=each, hour=this - timedelta(hours=hours),
             **dict(zip(("archived", "succeeded", "discarded"), numbers, strict=True)),
         )  # fmt: skip
-    # What nobody has added up yet counts too.
+    # Changes that are not added up yet count too.
     GroupCountChange.objects.create(group=made[2], at=now, hour=this, archived=1, discarded=7)
     with CaptureQueriesContext(connection) as found:
         series = statistics.hourly_series(now)

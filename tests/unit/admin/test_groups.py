@@ -373,7 +373,7 @@ def test_a_group_is_replayed_in_the_background(wire):
     assert (batch.state, batch.total, batch.title) == ("draft", 3, str(group))
     frozen = ReplayBatchEvent.objects.values_list("event", flat=True)
     assert set(frozen) == {row.pk for row in rows}
-    # What fails from now on is counted as new, and not taken.
+    # Later failures are counted as new and not included.
     late = make(last_failed_at=datetime.now(UTC) + timedelta(minutes=1))
     grouped(late)
     assert batch_states.count_new_matches(batch) == 1
@@ -498,7 +498,7 @@ def test_whole_group_is_replayed(ada, wire):
     group = grouped(*rows)
     asked = ada.post(url("replay", group.pk))
     assert "Replay 3 events" in page(asked).words
-    # What fails from here on is not taken.
+    # Later failures are not included.
     late = make(last_failed_at=datetime.now(UTC) + timedelta(minutes=1))
     grouped(late)
     response = confirm(ada, "replay", asked)
@@ -575,7 +575,7 @@ def test_words_can_be_translated(ada):
 def test_a_sparkline():
     drawn = sparkline([0, 1, 1000], 'a "label" <b>')
     assert "<b>" not in drawn
-    # What is there at all is seen.
+    # Existing events are shown.
     assert "M5 19v-2h4v2z" in drawn
     assert "M10 19v-19h4v19z" in drawn
     assert "M0 19v-" not in drawn

@@ -76,19 +76,19 @@ SAME = {
 }
 
 
-#: What somebody else has written, or a name: the same in every language.
+#: User text and names: the same in every language.
 WRITTEN = re.compile(
     r"(?:billing|shop)[\w.:*-]*|send_invoice|\bbook\b|\bada\b|\bevents\b|\bTaxError\b|celery@[\w-]+"
     r"|nobody-here|exhausted|poison|expired|RabbitMQ|(?:/srv|application)/[\w./]+|utf-8|\bint\b"
     r"|\b\w+_selected\b|[0-9a-f]{8}-[0-9a-f-]{27}"
-    # What a row, a snapshot or a person says, in English.
+    # Texts of rows, snapshots and users, in English.
     r"|there is no tax rate for 'XX'|attempt 3 failed, and it was the last one|a queue refused it"
     r"|fixed in 1\.2|a wrong number|\bmended\b|\bwrong\b|\"(?:order_id|note)\": (?:\d|\"Grüße\")"
     r"|42 events wait for .*: start a worker|x-delivery-limit is 3|declared is 5|\bdue\b"
     # Django caches this one.
     r"|^Search$|^empty$|^queue .*: different"
 )
-#: What the events of these tests name: an exchange, what a snapshot says of an outbox.
+#: Names in the events of these tests, such as an exchange.
 NAMED = {"events", "due"}
 
 

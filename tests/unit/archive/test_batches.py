@@ -255,7 +255,7 @@ def test_newer_matches_are_counted() -> None:
     make(4, State.DISCARDED, last_failed_at=late)
     assert batch_states.count_new_matches(again(batch)) == 1
     assert batch_states.count_new_matches(freeze(event_states.rows().filter(pk=new.pk))) is None
-    # What failed again in it is no news.
+    # Repeated failures within it are not new.
     mine = event_states.rows().filter(event_id="order-1")
     mine.update(last_failed_at=late)
     assert batch_states.count_new_matches(again(batch)) == 1
@@ -596,7 +596,7 @@ def test_skipped_events_are_no_canary(broker: Broker) -> None:
     assert states(batch) == {"skipped": 2, "succeeded": 4}
 
 
-# -- a broker that refuses, or is away ----------------------------------------------------
+# -- a refusing or unreachable broker -----------------------------------------------------
 
 
 def unavailable(message: Message) -> PublishError:

@@ -429,7 +429,7 @@ def test_unencodable_row_blocks_no_other(broker: Broker) -> None:
     assert again(odd).state == State.ARCHIVED
 
 
-# -- the database is away -----------------------------------------------------------------
+# -- the database is unreachable -----------------------------------------------------------------
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ class Reading:
 
     def came(self, number: int, message: Any) -> None:
         properties = self.frames.properties() if number == NUMBER else message.properties
-        body = message.body or b""  # py-amqp's is a text where there is none
+        body = message.body or b""  # py-amqp uses an empty str without a body
         self.seen.append((number, message.delivery_tag, message.delivery_info, body, properties))
 
     def drain(self) -> None:

@@ -133,7 +133,7 @@ def exchange(built: Topology, name: str) -> tuple[str, dict[str, Any]]:
 def test_exchanges() -> None:
     built = build(INVOICE)
     assert exchange(built, "events") == ("topic", {})
-    # A delayed event whose handler is gone is archived; an unroutable replay is seen at once.
+    # A delayed event of a removed handler is archived; an unroutable replay is returned.
     assert exchange(built, "svc:return") == ("direct", {"alternate-exchange": "svc:archive"})
     assert exchange(built, "svc:replay") == ("direct", {})
     for name in ("svc:archive", "svc:graveyard", "svc:dead", "svc:abyss"):

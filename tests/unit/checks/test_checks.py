@@ -575,7 +575,7 @@ def test_each_broker_counts(run: Check) -> None:
 
 
 def test_librabbitmq(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    # kombu takes it for amqp:// as soon as it is installed; pyamqp:// does not.
+    # kombu uses it for amqp:// as soon as it is installed; pyamqp:// does not.
     monkeypatch.setattr(checks_project, "supports_librabbitmq", lambda: True)
     assert run(celery={"broker_url": "amqp://me@a//"}) == ["E027"]
     assert run(celery={"broker_url": "pyamqp://me@a//"}) == []

@@ -83,7 +83,7 @@ def test_the_schedule_never_falls_and_its_delays_have_queues(policy: RetryPolicy
     assert list(schedule) == sorted(schedule)
     assert len(schedule) == (64 if policy.max_retries is None else min(policy.max_retries, 64))
     assert {int(delay) for delay in schedule} == policy.distinct_delays()
-    # What comes after the end of a long schedule has a queue as well.
+    # Attempts after the end of a long schedule have a queue too.
     if policy.max_retries != 0:
         assert int(policy.delay(10_000)) in policy.distinct_delays() | {policy.retry_backoff_max}
 

@@ -399,7 +399,7 @@ def test_handlers_can_be_added_and_removed(broker: MemoryBackend) -> None:
 
         publish_event("a.b", {})
         broker.run()
-    # Gone: what waits for it comes back to nobody.
+    # Removed: its delayed events return to no handler.
     broker.advance(1)
     (archived,) = broker.archived
     assert (archived.reason, archived.handler) == ("unknown", "t.x")
@@ -538,7 +538,7 @@ def test_handlers_database_error_breaks_only_its_transaction(
 
 @pytest.mark.django_db
 def test_failure_keeps_earlier_writes(broker: MemoryBackend) -> None:
-    # As in a worker, where a handler without a transaction of its own is in autocommit.
+    # As in a worker, where a handler without a transaction runs in autocommit.
     @handler("a.b", name="t.x", max_retries=0)
     def x() -> None:
         Group.objects.create(name="written")

@@ -295,7 +295,7 @@ def test_celery_understands_an_event() -> None:
     args, kwargs, embed = body
     assert (args, embed) == ([], {})
     assert kwargs["order_id"] == 7
-    # What celery.worker.consumer and celery.app.amqp.AMQP.as_task_v2 need of protocol 2.
+    # The parts of protocol 2 that celery.worker.consumer and celery.app.amqp.AMQP.as_task_v2 need.
     assert message.headers["task"] == "shop.order.created"
     assert message.headers["id"] == EVENT_ID
     assert message.headers["lang"] == "py"
@@ -579,7 +579,7 @@ def test_names_lose_the_prefix_of_native_delayed_delivery() -> None:
     assert received.event_key == "shop.order.created"
     assert identify(received, trusted=False)[0].name == "shop.order.created"
     assert archived(received).routing_key == "shop.order.created"
-    # Fewer words are somebody's event.
+    # With fewer parts it is an ordinary event.
     assert delivered(routing_key="0.1.a").event_key == "0.1.a"
 
 

@@ -86,7 +86,7 @@ def test_any_order(data: Any, together: bool) -> None:
             ours.received(message)
             held.append(message)
         elif step == "l":
-            # One that a signal's exception kept from us: nobody may answer it.
+            # A delivery lost to a signal's exception: it must not be acknowledged.
             channel.deliver()
         elif held and step == "a":
             chosen = data.draw(st.lists(st.sampled_from(held), unique_by=id, min_size=1))

@@ -34,7 +34,7 @@ given = json.loads(os.environ.get("TESTPROJECT_CELERY", "{}"))
 quorum = given.pop("quorum_queues", None)
 app.conf.update(**given)
 if quorum:
-    # A project with quorum queues of its own: Celery's native delayed delivery goes on.
+    # A project with its own quorum queues: Celery's native delayed delivery still runs.
     app.conf.task_queues = [
         Queue(
             name, Exchange(name, type="topic"), routing_key=name,
@@ -108,7 +108,7 @@ def _die_in_the_reaper(where: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def die_slowly(step: ReaperStep, _: object) -> None:
-        # So that whatever else it consumes comes in meanwhile.
+        # So that its other queues are consumed in the meantime.
         step.c.timer.call_after(1.0, die)
 
     if "uncounted" in where:
