@@ -25,7 +25,7 @@ from .decorators import HandlerFunction, Publishable
 from .exceptions import ConfigurationError, PublishError
 from .memory import Clock, MemoryBackend, Waiting
 from .message import decoding
-from .message.archive_reader import Archived, Outcome
+from .message.archive_message import Archived, Outcome
 from .message.types import Message, Received
 from .publish.publisher import PendingPublish, divert
 

@@ -19,13 +19,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import message_store, mirror, replay
 from django_amqp_events.broker.batch_reader import BatchReader
 from django_amqp_events.broker.confirms import ConfirmChannel
-from django_amqp_events.message import (
-    archive_copies,
-    archive_reader,
-    copies,
-    decoding,
-    encoding,
-)
+from django_amqp_events.message import archive_message, decoding, encoding
 from django_amqp_events.message.types import Failure, Progress, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
 from django_amqp_events.publish import publisher
@@ -66,7 +60,7 @@ def fill(number: int) -> dict[str, Any]:
                 headers=message.headers, properties=message.properties,
             )  # fmt: skip
             messages.append(
-                archive_copies.archive_copy(
+                archive_message.build(
                     delivery, exchange=ARCHIVE, reason="exhausted", at=now, worker="celery@one",
                     service=SERVICE, event=decoding.identify(delivery, trusted=False)[0],
                     progress=Progress(attempt=3), handler=HANDLER, failure=FAILURE,
@@ -104,7 +98,7 @@ def inserted(number: int) -> dict[str, Any]:
             now = datetime.now(UTC)
             rows, failures = [], []
             for message in batch.messages:
-                entry = message_store._Entry(archive_reader.read(message), message, uuid4())  # type: ignore[arg-type] # noqa: SLF001
+                entry = message_store._Entry(archive_message.read(message), message, uuid4())  # type: ignore[arg-type] # noqa: SLF001
                 entry.id = entry.failure_id = entry.first_id
                 rows.append(message_store._row(entry, found, now))  # noqa: SLF001
                 failures.append(message_store._failure(entry, late=False, now=now))  # noqa: SLF001
@@ -159,7 +153,7 @@ def one_by_one() -> dict[str, Any]:
     with timed() as answer:
         for pk in _seen:
             row = ArchivedEvent.objects.get(pk=pk)
-            message = copies.replay_copy(
+            message = encoding.replay_message(
                 row.received, row.event, exchange=f"{SERVICE}:replay", routing_key=queue(0),
                 handler=HANDLER, replay_id=str(uuid4()),
             )  # fmt: skip

@@ -21,7 +21,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
 
 from ..archive.replay import RESOLVED as RESOLVED_WORDS
-from ..message.archive_reader import INSTALLED
+from ..message.archive_message import INSTALLED
 from ..message.text import parse_moment
 from ..models import (
     ArchiveAction,

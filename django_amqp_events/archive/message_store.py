@@ -20,8 +20,8 @@ from django.db.models import QuerySet
 
 from ..conf import Settings
 from ..databases import check_commits
-from ..message import archive_reader
-from ..message.archive_reader import Archived
+from ..message import archive_message
+from ..message.archive_message import Archived
 from ..message.types import Received
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
 from . import states
@@ -152,7 +152,7 @@ def _read(
 
 
 def _entry(message: Received, settings: Settings, now: datetime) -> _Entry | _Outcome:
-    found = archive_reader.read(message)
+    found = archive_message.read(message)
     if isinstance(found, Archived):
         return _Entry(found, message, found.identity(settings.service))
     replay_id = _uuid(found.event.replay_id)

@@ -33,7 +33,7 @@ from ..exceptions import (
     PublishRefusedError,
     TopologyError,
 )
-from ..message import archive_copies, decoding
+from ..message import archive_message, decoding
 from ..message.headers import (
     EVENT_ARCHIVE,
     EVENT_NAME,
@@ -367,7 +367,7 @@ class RecoveredCopies:
         progress: Progress | None = None,
         handler: str | None = None,
     ) -> Message:
-        return archive_copies.archive_copy(
+        return archive_message.build(
             received,
             exchange=Names.of(self.settings).archive,
             reason=reason,

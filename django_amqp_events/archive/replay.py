@@ -34,7 +34,7 @@ from ..exceptions import (
     PublishRefusedError,
     PublishTimeoutError,
 )
-from ..message import copies, headers
+from ..message import encoding, headers
 from ..message.types import Message
 from ..models import (
     ArchivedEvent,
@@ -434,7 +434,7 @@ def _publish(
             back.append(_unpublished(each, f"there is no handler {each.replay.handler!r}"))
             continue
         try:
-            message = copies.replay_copy(
+            message = encoding.replay_message(
                 each.replay.received,
                 each.event.event,
                 exchange=exchange,

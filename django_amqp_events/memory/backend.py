@@ -21,8 +21,8 @@ from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError, Malformed, PublishError
-from ..message import archive_reader, decoding
-from ..message.archive_reader import Archived, Outcome
+from ..message import archive_message, decoding
+from ..message.archive_message import Archived, Outcome
 from ..message.types import Message, Payload, Received
 from ..publish.publisher import PendingPublish
 from ..worker.dispatch import (
@@ -291,7 +291,7 @@ class MemoryBackend:
 
     def _archive(self) -> Iterator[Archived | Outcome]:
         for received, _ in self.broker.peek(self._current().topology.names.archive):
-            yield archive_reader.read(received)
+            yield archive_message.read(received)
 
     @property
     def waiting(self) -> list[Waiting]:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from ..context import ReceivedEvent
 from ..exceptions import Malformed
-from .copies import MAX_HISTORY_BYTES
+from .encoding import MAX_HISTORY_BYTES
 from .headers import (
     CONTENT_ENCODING,
     CONTENT_TYPE,

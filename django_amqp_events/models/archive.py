@@ -38,7 +38,7 @@ class ArchivedEvent(models.Model):
     Attributes:
         id: made of source, event id, name, service, handler and body, so that the same message
             makes the same row however often it is read
-            (:meth:`django_amqp_events.message.archive_reader.Archived.identity`).
+            (:meth:`django_amqp_events.message.archive_message.Archived.identity`).
         service: the service whose handler it is.
         handler: ``""`` where nobody was found; ``queue`` says where it was.
         name, event_id, source, correlation_id, causation_id, published_at: as published.

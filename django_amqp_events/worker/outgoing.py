@@ -16,7 +16,7 @@ from ..conf import Settings
 from ..context import ReceivedEvent
 from ..declare.registry import Handler
 from ..declare.retry_policy import hop
-from ..message import archive_copies, copies, text
+from ..message import archive_message, encoding, text
 from ..message.types import Message, Received
 from .dispatch import Reading
 from .verdict import Verdict
@@ -46,7 +46,7 @@ class OutgoingMessages:
         if verdict.kind == "handled":
             if event is None or handler is None or event.replay_id is None:
                 return None
-            return archive_copies.outcome_message(
+            return archive_message.build_outcome(
                 event,
                 exchange=self.names.archive,
                 handler=handler.name,
@@ -59,7 +59,7 @@ class OutgoingMessages:
             event, handler = reading.known
             history = reading.progress.history
             if verdict.failure is not None:
-                history = copies.add_to_history(
+                history = encoding.add_to_history(
                     reading.progress, verdict.failure, at=now, worker=self.worker
                 )
             return self.delayed(
@@ -74,11 +74,11 @@ class OutgoingMessages:
         if verdict.kind == "archive":
             progress = reading.progress
             if verdict.failure is not None and handler is not None:
-                history = copies.add_to_history(
+                history = encoding.add_to_history(
                     progress, verdict.failure, at=now, worker=self.worker
                 )
                 progress = replace(progress, history=history)
-            return archive_copies.archive_copy(
+            return archive_message.build(
                 reading.received,
                 exchange=self.names.archive,
                 reason=verdict.reason,
@@ -119,7 +119,7 @@ class OutgoingMessages:
         now: datetime,
     ) -> Message:
         seconds = hop((due_at - now).total_seconds(), self.delays)
-        return copies.retry_copy(
+        return encoding.retry_message(
             received,
             event,
             exchange=self.names.delay(seconds),

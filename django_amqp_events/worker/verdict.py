@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from ..declare.retry_policy import RetryPolicy
 from ..exceptions import ControlFlow
-from ..message.archive_copies import MAX_TRACEBACK
+from ..message.archive_message import MAX_TRACEBACK
 from ..message.types import Failure
 
 MAX_FRAMES: Final = 30

@@ -25,12 +25,8 @@ from django_amqp_events.exceptions import (
     MessageTooLargeError,
     UnroutableError,
 )
-from django_amqp_events.message import (
-    copies,
-    encoding,
-    text,
-)
-from django_amqp_events.message.archive_reader import Archived
+from django_amqp_events.message import encoding, text
+from django_amqp_events.message.archive_message import Archived
 from django_amqp_events.message.types import Message, Received, task_id
 from django_amqp_events.testing import override_events
 
@@ -604,7 +600,7 @@ def replay(world: World, name: str, handler: str, event_id: str, replay_id: str)
     """Build what the admin would publish to replay an archived event."""
     message = raw(world, name, event_id)
     event = ReceivedEvent(id=event_id, name=name, service="elsewhere")
-    return copies.retry_copy(
+    return encoding.retry_message(
         Received(
             queue="",
             exchange="",

@@ -19,8 +19,8 @@ from django_amqp_events.conf import get_settings
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import PublishError
 from django_amqp_events.memory import MemoryBackend
-from django_amqp_events.message import archive_reader
-from django_amqp_events.message.archive_reader import Archived, Outcome
+from django_amqp_events.message import archive_message
+from django_amqp_events.message.archive_message import Archived, Outcome
 from django_amqp_events.message.types import Message, Received
 from django_amqp_events.publish.publisher import Options, divert
 from django_amqp_events.testing import memory_events, override_events
@@ -144,7 +144,7 @@ class RabbitWorld(_World):
             headers = properties.pop("application_headers", {})
             info = message.delivery_info
             self._archive.append(
-                archive_reader.read(
+                archive_message.read(
                     Received(
                         queue="contract:archive",
                         exchange=info["exchange"],

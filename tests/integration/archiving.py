@@ -12,12 +12,7 @@ from django_amqp_events.archive.message_store import Counts
 from django_amqp_events.archive.mirror import Mirror
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.message import (
-    archive_copies,
-    copies,
-    decoding,
-    encoding,
-)
+from django_amqp_events.message import archive_message, decoding, encoding
 from django_amqp_events.message.types import (
     Failure,
     Message,
@@ -93,9 +88,9 @@ def archived(
         event = decoding.identify(delivery, trusted=False)[0]
     if failure is not None and event is not None:
         moment = at or datetime.now(UTC)
-        history = copies.add_to_history(progress, failure, at=moment, worker="celery@one")
+        history = encoding.add_to_history(progress, failure, at=moment, worker="celery@one")
         progress = Progress(attempt=attempt, replay_id=replay_id, handler=handler, history=history)
-    return archive_copies.archive_copy(
+    return archive_message.build(
         delivery,
         exchange=f"{service}:archive",
         reason=reason,
@@ -113,7 +108,7 @@ def archived(
 def outcome(row: ArchivedEvent, replay_id: str, *, at: datetime | None = None) -> Message:
     """The report of a worker that a replay of this event succeeded."""
     event = ReceivedEvent(id=row.event_id, name=row.name, service=row.source, replay_id=replay_id)
-    return archive_copies.outcome_message(
+    return archive_message.build_outcome(
         event,
         exchange=f"{row.service}:archive",
         handler=row.handler,

@@ -151,10 +151,10 @@ def test_every_publish_error_has_its_row() -> None:
 
 
 def test_every_reason_of_the_archive_is_explained() -> None:
-    from django_amqp_events.message import archive_copies
+    from django_amqp_events.message import archive_message
 
     reasons = re.search(
-        r"reason: one word:(.*?)\.\n", archive_copies.archive_copy.__doc__ or "", re.DOTALL
+        r"reason: one word:(.*?)\.\n", archive_message.build.__doc__ or "", re.DOTALL
     )
     assert reasons
     text = (ROOT / "docs" / "handling.md").read_text()

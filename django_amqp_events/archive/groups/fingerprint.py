@@ -18,7 +18,7 @@ from uuid import UUID, uuid5
 VERSION: Final = 1
 
 _NAMESPACE: Final = UUID("6f2d1c9e-52f1-4c0b-9a3e-2f1f4f0f7a51")
-#: As :attr:`django_amqp_events.message.archive_reader.Archived.location` writes it.
+#: As :attr:`django_amqp_events.message.archive_message.Archived.location` writes it.
 _LOCATION: Final = re.compile(r"(.*):(?:\d+|\?) in (.*)", re.DOTALL)
 
 

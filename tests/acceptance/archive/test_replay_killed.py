@@ -9,12 +9,7 @@ from uuid import uuid4
 import pytest
 
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.message import (
-    archive_copies,
-    copies,
-    decoding,
-    encoding,
-)
+from django_amqp_events.message import archive_message, decoding, encoding
 from django_amqp_events.message.types import Message, Progress, Received
 from tests.conftest import Database
 
@@ -69,7 +64,7 @@ def archived(number: int) -> Message:
         headers=message.headers,
         properties=message.properties,
     )
-    return archive_copies.archive_copy(
+    return archive_message.build(
         delivery,
         exchange="replays:archive",
         reason="exhausted",
@@ -195,7 +190,7 @@ def test_killed_in_the_middle_of_a_thousand(
 
 def test_unknown_outcome_changes_no_row(fresh_eyes: Eyes, mended: Service) -> None:
     """Any client with write permission can publish one. It is counted and changes no row."""
-    message = copies.replay_copy(
+    message = encoding.replay_message(
         Received(
             queue=QUEUE, exchange="", routing_key=BULK,
             body=encoding.encode_payload(BULK, {"number": 1}), headers={},

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from django_amqp_events.context import ReceivedEvent
-from django_amqp_events.message import archive_copies
+from django_amqp_events.message import archive_message
 from django_amqp_events.message.types import Received
 
 from ..conftest import Make
@@ -191,7 +191,7 @@ def replayed(core: Service, eyes: Eyes) -> str:
         headers={"event-id": event.id}, properties={"content_type": "application/json"},
     )  # fmt: skip
     eyes.send(
-        archive_copies.archive_copy(
+        archive_message.build(
             delivery, exchange="core:archive", reason="failed", at=datetime.now(UTC), worker="w",
             service="core", event=event, handler="testproject.slow",
         )

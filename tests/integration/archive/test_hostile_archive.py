@@ -15,7 +15,7 @@ import pytest
 from amqp.serialization import decode_properties_basic
 
 from django_amqp_events.exceptions import Malformed
-from django_amqp_events.message import archive_copies, decoding
+from django_amqp_events.message import archive_message, decoding
 from django_amqp_events.message.headers import EVENT_UNREADABLE
 from django_amqp_events.message.types import Message, Progress, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
@@ -63,7 +63,7 @@ def archived(delivery: Received) -> Message:
     if not delivery.unreadable:
         with suppress(Malformed):
             event, progress = decoding.identify(delivery, trusted=False)
-    return archive_copies.archive_copy(
+    return archive_message.build(
         delivery,
         exchange="billing:archive",
         reason="malformed",

@@ -18,7 +18,7 @@ import pytest
 
 from django_amqp_events.archive import recovery
 from django_amqp_events.broker import confirms
-from django_amqp_events.message import copies, decoding
+from django_amqp_events.message import decoding, encoding
 from django_amqp_events.message.headers import EVENT_UNREADABLE
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
 
@@ -128,7 +128,7 @@ def test_a_retry_that_dies_has_its_attempts(billing):
     """It came through the return exchange, so what its headers say is ours."""
     delivery = received("order-1")
     event = decoding.identify(delivery, trusted=False)[0]
-    retry = copies.retry_copy(
+    retry = encoding.retry_message(
         delivery,
         event,
         exchange="billing:delay.1s",

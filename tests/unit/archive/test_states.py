@@ -28,7 +28,7 @@ from django_amqp_events.archive import message_store, states
 from django_amqp_events.archive.states import ClaimedReplay, UnpublishedReplay
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import ConfigurationError
-from django_amqp_events.message import archive_copies, decoding, encoding
+from django_amqp_events.message import archive_message, decoding, encoding
 from django_amqp_events.message.types import Message, Progress, Received
 from django_amqp_events.models import (
     ArchiveAction,
@@ -689,7 +689,7 @@ def failure(event_id: str, replay_id: str | None, attempts: int, at: datetime) -
         headers=message.headers,
         properties=message.properties,
     )
-    return archive_copies.archive_copy(
+    return archive_message.build(
         received,
         exchange="billing:archive",
         reason="exhausted",
@@ -704,7 +704,7 @@ def failure(event_id: str, replay_id: str | None, attempts: int, at: datetime) -
 
 def success(replay: Replay) -> Message:
     row = replay.event
-    return archive_copies.outcome_message(
+    return archive_message.build_outcome(
         ReceivedEvent(id=row.event_id, name=row.name, service=row.source, replay_id=str(replay.pk)),
         exchange="billing:archive",
         handler=HANDLER,

@@ -42,7 +42,7 @@ from django_amqp_events.memory import (
 )
 from django_amqp_events.memory import backend as memory_backend
 from django_amqp_events.memory.backend import EndlessEventsError
-from django_amqp_events.message.archive_reader import Archived
+from django_amqp_events.message.archive_message import Archived
 from django_amqp_events.message.types import Message
 from django_amqp_events.publish import publisher
 from django_amqp_events.publish.publisher import Options

@@ -21,13 +21,8 @@ from hypothesis import strategies as st
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import Malformed
-from django_amqp_events.message import (
-    archive_copies,
-    archive_reader,
-    copies,
-    decoding,
-)
-from django_amqp_events.message.archive_reader import Archived, Outcome
+from django_amqp_events.message import archive_message, decoding, encoding
+from django_amqp_events.message.archive_message import Archived, Outcome
 from django_amqp_events.message.decoding import MAX_ID
 from django_amqp_events.message.headers import (
     _BROKER_HEADER,
@@ -296,7 +291,7 @@ def identified(
 def archived(
     delivery: Received, event: ReceivedEvent | None, progress: Progress, failure: Failure | None
 ) -> Message:
-    return archive_copies.archive_copy(
+    return archive_message.build(
         delivery,
         exchange="svc:archive",
         reason="malformed",
@@ -357,7 +352,7 @@ def test_any_message_can_be_archived(
     event, progress = identified(delivery, trusted=trusted)
     if failure is not None:
         progress = replace(
-            progress, history=copies.add_to_history(progress, failure, at=NOW, worker="w" * 300)
+            progress, history=encoding.add_to_history(progress, failure, at=NOW, worker="w" * 300)
         )
     copy = archived(delivery, event, progress, failure)
     first = check(copy)
@@ -395,7 +390,7 @@ def test_retry_and_replay_round_trip(
     common = {"exchange": "svc:delay.1s", "routing_key": "svc.handler", "handler": "app.handler"}
 
     def retry(of: Received, event: ReceivedEvent) -> Message:
-        return copies.retry_copy(
+        return encoding.retry_message(
             of,
             event,
             **common,
@@ -406,7 +401,7 @@ def test_retry_and_replay_round_trip(
         )
 
     def replay(of: Received, event: ReceivedEvent) -> Message:
-        return copies.replay_copy(of, event, **common, replay_id=str(replay_id), forced=False)
+        return encoding.replay_message(of, event, **common, replay_id=str(replay_id), forced=False)
 
     for build in (retry, replay):
         copy = check(build(delivery, event))
@@ -431,13 +426,13 @@ def test_history_stays_bounded(delivery: Received, failure: Failure | None) -> N
     _, progress = identified(delivery, trusted=True)
     history = progress.history
     for attempt in range(3):
-        history = copies.add_to_history(
+        history = encoding.add_to_history(
             replace(progress, history=history, attempt=attempt + 1),
             failure or Failure(exception="E"),
             at=NOW,
             worker="w",
         )
-    assert len(history) <= copies.MAX_HISTORY_ENTRIES
+    assert len(history) <= encoding.MAX_HISTORY_ENTRIES
     assert len(compact_json(list(history))) <= MAX_HEADERS
 
 
@@ -455,7 +450,7 @@ def test_thousands_of_headers_keep_the_identity() -> None:
         headers={"event-id": "an-id-that-is-longer", **many}, properties={},
     )  # fmt: skip
     event, progress = identified(delivery, trusted=False)
-    found = archive_reader.read(check(archived(delivery, event, progress, None)))
+    found = archive_message.read(check(archived(delivery, event, progress, None)))
     assert isinstance(found, Archived)
     assert found.event is not None
     assert (found.event.id, found.event.name) == ("an-id-that-is-longer", "shop.order")
@@ -470,7 +465,7 @@ def test_long_values_keep_the_identity() -> None:
     )  # fmt: skip
     event, progress = identified(delivery, trusted=False)
     failure = Failure(exception="shop.TaxError", message="\U0001f4b8" * 3_000)
-    found = archive_reader.read(check(archived(delivery, event, progress, failure)))
+    found = archive_message.read(check(archived(delivery, event, progress, failure)))
     assert isinstance(found, Archived)
     assert found.event is not None
     assert found.event.id == "a-task-id"
@@ -485,7 +480,7 @@ def test_long_values_keep_the_identity() -> None:
 @given(received, st.sampled_from(["", "the headers and properties cannot be read"]))
 def test_whatever_is_in_the_archive_queue_is_read(delivery: Received, unreadable: str) -> None:
     delivery = replace(delivery, unreadable=unreadable)
-    found = archive_reader.read(delivery)
+    found = archive_message.read(delivery)
     if isinstance(found, Outcome):
         assert found.event.id
         clean(found.outcome)
@@ -500,7 +495,7 @@ def test_archive_message_round_trips(
 ) -> None:
     event, progress = identified(delivery, trusted=trusted)
     copy = check(archived(delivery, event, progress, failure))
-    found = archive_reader.read(copy)
+    found = archive_message.read(copy)
     assert isinstance(found, Archived)
     assert found.reason == "malformed"
     assert found.body == delivery.body
@@ -516,7 +511,7 @@ def _storable(found: Archived, delivery: Received) -> None:
     """Do with it what the mirror does before the database has it."""
     assert found.body == delivery.body
     identity = found.identity("svc")
-    assert identity == archive_reader.read(delivery).identity("svc") or found.text  # type: ignore[union-attr]
+    assert identity == archive_message.read(delivery).identity("svc") or found.text  # type: ignore[union-attr]
     found.occurrence(identity)
     for text in (found.reason, found.detail, found.exception, found.message, found.location,
                  found.handler, found.queue, found.text, found.content_type,

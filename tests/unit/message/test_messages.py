@@ -22,11 +22,15 @@ from kombu.utils.json import dumps as kombu_dumps
 
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import InvalidEventError, Malformed
-from django_amqp_events.message import archive_copies, copies
-from django_amqp_events.message.archive_copies import archive_copy, outcome_message
-from django_amqp_events.message.copies import add_to_history, replay_copy, retry_copy
+from django_amqp_events.message import archive_message, encoding
 from django_amqp_events.message.decoding import decode, identify
-from django_amqp_events.message.encoding import encode_payload, event_message
+from django_amqp_events.message.encoding import (
+    add_to_history,
+    encode_payload,
+    event_message,
+    replay_message,
+    retry_message,
+)
 from django_amqp_events.message.headers import check_headers
 from django_amqp_events.message.text import parse_moment, utc_text
 from django_amqp_events.message.types import (
@@ -123,7 +127,7 @@ def retried(received: Received | None = None, **changes: Any) -> Message:
         "history": add_to_history(progress, failure(), at=FAILED, worker="celery@one"),
         **changes,
     }
-    return retry_copy(received, event, **options)
+    return retry_message(received, event, **options)
 
 
 def archived(received: Received | None = None, *, trusted: bool = False, **changes: Any) -> Message:
@@ -142,12 +146,12 @@ def archived(received: Received | None = None, *, trusted: bool = False, **chang
         "failure": failure(),
         **changes,
     }
-    return archive_copy(received, **options)
+    return archive_message.build(received, **options)
 
 
 def replayed(received: Received) -> Message:
     """Return the replay of an event that was archived after a retry."""
-    return replay_copy(
+    return replay_message(
         received,
         identify(received, trusted=True)[0],
         exchange="billing:replay",
@@ -218,7 +222,7 @@ EXAMPLES: Mapping[str, Callable[[], Message]] = {
     ),
     "replay": lambda: replayed(came_back()),
     "archive": lambda: archived(came_back(), trusted=True),
-    "archive-unreadable": lambda: archive_copy(
+    "archive-unreadable": lambda: archive_message.build(
         unreadable(),
         exchange="billing:archive",
         reason="malformed",
@@ -227,7 +231,7 @@ EXAMPLES: Mapping[str, Callable[[], Message]] = {
         service="billing",
         detail="the content type is 'application/octet-stream', not 'application/json'",
     ),
-    "outcome": lambda: outcome_message(
+    "outcome": lambda: archive_message.build_outcome(
         replayed_event(),
         exchange="billing:archive",
         handler=HANDLER,
@@ -756,7 +760,7 @@ def test_a_long_traceback_is_cut_in_the_middle_and_marked() -> None:
     message = archived(failure=failure(traceback="first\n" + "x" * MAXIMUM + "\nlast"))
     traceback = archive_of(message)["traceback"]
     assert wire_size(message) < WIRE_LIMIT
-    assert len(traceback) <= archive_copies.MAX_TRACEBACK
+    assert len(traceback) <= archive_message.MAX_TRACEBACK
     assert traceback.startswith("first")
     assert traceback.endswith("last")
     assert "cut by django_amqp_events" in traceback
@@ -809,8 +813,8 @@ def test_a_thousand_failures_are_remembered_in_few_bytes() -> None:
             worker="w" * 500,
         )
         progress = replace(progress, attempt=attempt + 1, history=history)
-    assert len(progress.history) <= copies.MAX_HISTORY_ENTRIES
-    assert len(json.dumps(progress.history)) <= copies.MAX_HISTORY_BYTES * 1.2
+    assert len(progress.history) <= encoding.MAX_HISTORY_ENTRIES
+    assert len(json.dumps(progress.history)) <= encoding.MAX_HISTORY_BYTES * 1.2
     # Since when does it fail, and how did it fail last?
     assert progress.history[0]["attempt"] == 1
     assert progress.history[-1]["attempt"] == 1000
@@ -821,7 +825,7 @@ def test_a_thousand_failures_are_remembered_in_few_bytes() -> None:
 def test_long_received_history_is_cut() -> None:
     came = tuple({"attempt": n, "at": "x", "message": "y" * 100} for n in range(1000))
     history = add_to_history(Progress(history=came), failure(), at=FAILED, worker="w")
-    assert len(history) <= copies.MAX_HISTORY_ENTRIES
+    assert len(history) <= encoding.MAX_HISTORY_ENTRIES
     assert history[0] == came[0]
 
 

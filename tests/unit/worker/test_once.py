@@ -20,7 +20,7 @@ from django_amqp_events import (
 )
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.memory import MemoryBackend
-from django_amqp_events.message import copies, decoding, encoding
+from django_amqp_events.message import decoding, encoding
 from django_amqp_events.message.types import Received
 from django_amqp_events.models import InboxEntry
 from django_amqp_events.testing import memory_events, override_events
@@ -138,12 +138,12 @@ def test_that_a_replay_is_forced_goes_round_with_its_retries() -> None:
     assert not event.replay_forced
     common: dict[str, Any] = {"routing_key": "t.group", "handler": "t.group"}
     for forced in (True, False):
-        sent = copies.replay_copy(
+        sent = encoding.replay_message(
             _received(), event, exchange="x", replay_id="r", forced=forced, **common
         )
         back, progress = decoding.identify(_received(sent.headers), trusted=True)
         assert back.replay_forced is forced
-        retried = copies.retry_copy(
+        retried = encoding.retry_message(
             _received(sent.headers),
             back,
             exchange="x",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_amqp_events.message import archive_reader
-from django_amqp_events.message.archive_reader import Archived, Outcome
+from django_amqp_events.message import archive_message
+from django_amqp_events.message.archive_message import Archived, Outcome
 from django_amqp_events.message.headers import EVENT_UNREADABLE
 from django_amqp_events.message.types import Received
 from tests.integration.archiving import archived, received
@@ -23,7 +23,7 @@ def delivery(headers: Any, body: Any = b"x", **more: Any) -> Any:
 
 
 def read(headers: Any, body: Any = b"x", **more: Any) -> Archived:
-    found = archive_reader.read(delivery(headers, body, **more))
+    found = archive_message.read(delivery(headers, body, **more))
     assert isinstance(found, Archived)
     return found
 
@@ -91,7 +91,7 @@ def test_wrong_type_is_ignored(value):
 
 def test_an_outcome_has_no_body():
     header = {"event-id": "1", "event-outcome": json.dumps({"outcome": "succeeded"})}
-    assert isinstance(archive_reader.read(delivery(header, b"")), Outcome)
+    assert isinstance(archive_message.read(delivery(header, b"")), Outcome)
     assert read(header, b"x").reason == "unknown"
 
 
