@@ -33,7 +33,7 @@ from ..archive import (
     eligibility,
     export,
     redaction,
-    replay,
+    selection,
     states,
 )
 from ..archive.groups import failure_groups
@@ -211,7 +211,9 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         term = search_term.strip()
         if not term:
             return queryset, False
-        wanted = replay.starts_with("event_id", term) | replay.starts_with("correlation_id", term)
+        wanted = selection.starts_with("event_id", term) | selection.starts_with(
+            "correlation_id", term
+        )
         if (pk := uuid_of(term)) is not None:
             wanted |= Q(pk=pk)
             of_replay = Replay.objects.using(queryset.db).filter(pk=pk)
@@ -796,7 +798,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         if not rows.exists():
             messages.warning(request, _("This group has no open events."))
             return None
-        criteria = {"groups": [str(group.pk)]}
+        criteria = selection.Selection(groups=[group.pk])
         return freeze(self, request, rows, title=str(group), criteria=criteria)
 
     def _rows(self, request: HttpRequest, seen: Seen) -> dict[UUID, ArchivedEvent]:

@@ -25,6 +25,7 @@ from django.utils.translation import gettext_lazy, gettext_noop, ngettext
 
 from ..archive import states
 from ..archive.batches import batch_states, preview
+from ..archive.selection import Selection, parse_uuid
 from ..exceptions import AmqpEventsError
 from ..models import (
     ArchivedEvent,
@@ -535,7 +536,7 @@ def _since(value: object, now: datetime) -> str:
     return formatting.age(found, now) if found is not None else ""
 
 
-#: Filters of the list, and what ``select()`` calls them.
+#: Filters of the list, and their fields in a selection.
 _CRITERIA: Final = {
     "handler": "handlers",
     "event": "events",
@@ -585,7 +586,7 @@ def freeze(
     queryset: QuerySet[ArchivedEvent],
     *,
     title: str,
-    criteria: dict[str, Any] | None,
+    criteria: Selection | None,
 ) -> HttpResponse | None:
     """Make a batch and go to its page; ``None`` where that was not possible, which is said.
 
@@ -611,19 +612,21 @@ def freeze(
     return HttpResponseRedirect(url)
 
 
-def criteria_of(chosen: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the filters of the list as arguments of ``select()``; ``None`` for a search."""
+def criteria_of(chosen: Mapping[str, str]) -> Selection | None:
+    """Return the filters of the list as a selection; ``None`` for a search."""
     if chosen.get(SEARCH_VAR, "").strip():
         return None
     found: dict[str, Any] = {
         key: [chosen[name]] for name, key in _CRITERIA.items() if name in chosen
     }
+    if "groups" in found:
+        found["groups"] = list(filter(None, map(parse_uuid, found["groups"])))
     now, failed = states.clock(), chosen.get("failed", "")
     if failed in TimeFilter.NEWER:
         found["since"] = now - _delta(TimeFilter.NEWER[failed])
     elif failed in TimeFilter.OLDER:
         found["until"] = now - _delta(TimeFilter.OLDER[failed])
-    return found
+    return Selection(**found)
 
 
 def _delta(entry: tuple[Any, timedelta]) -> timedelta:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
 from django.db import InterfaceError, OperationalError, connections
-from django.db.models import Q, QuerySet
-from django.db.models.functions import Length
 
 from ..broker.connection import describe_message
 from ..broker.topology import Names
@@ -37,7 +35,6 @@ from ..exceptions import (
 from ..message import encoding, headers
 from ..message.types import Message
 from ..models import (
-    ArchivedEvent,
     State,
 )
 from ..publish import publisher
@@ -97,8 +94,6 @@ REASONS: Final = frozenset(
 )
 #: How the reason of a discard begins that was a mark as resolved.
 RESOLVED: Final = "marked as resolved"
-#: Characters of an id that may stand for the whole of it.
-SHORT: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -303,84 +298,6 @@ def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipp
     return resolved, skipped
 
 
-def select(
-    *,
-    ids: Iterable[str] = (),
-    handlers: Iterable[str] = (),
-    events: Iterable[str] = (),
-    exceptions: Iterable[str] = (),
-    reasons: Iterable[str] = (),
-    groups: Iterable[UUID] = (),
-    since: datetime | None = None,
-    until: datetime | None = None,
-    state: State | None = State.ARCHIVED,
-) -> QuerySet[ArchivedEvent]:
-    """Return the events that match all of these filters; an empty filter matches all.
-
-    Args:
-        ids: of rows or of events.
-        exceptions: dotted names, or their last words.
-        groups: ids of failure groups.
-        since, until: of the last failure; *until* is left out.
-        state: ``None`` for any.
-    """
-    found = states.rows() if state is None else states.rows().filter(state=state)
-    if ids := list(ids):
-        found = found.filter(Q(pk__in=filter(None, map(_uuid, ids))) | Q(event_id__in=ids))
-    if handlers := list(handlers):
-        found = found.filter(handler__in=handlers)
-    if events := list(events):
-        found = found.filter(name__in=events)
-    if exceptions := list(exceptions):
-        wanted = Q()
-        for name in exceptions:
-            wanted |= exception_matches(name)
-        found = found.filter(wanted)
-    if reasons := list(reasons):
-        found = found.filter(reason__in=reasons)
-    if groups := list(groups):
-        found = found.filter(group__in=groups)
-    if since is not None:
-        found = found.filter(last_failed_at__gte=since)
-    if until is not None:
-        found = found.filter(last_failed_at__lt=until)
-    return found
-
-
-def exception_matches(name: str) -> Q:
-    """Match an exception: by its dotted name, or the last word of it."""
-    return Q(exception=name) | Q(exception__endswith=f".{name}")
-
-
-def starts_with(column: str, text: str) -> Q:
-    """Match how a text column begins, in the way that this database has an index for."""
-    if connections[states.database()].vendor == "postgresql":
-        return Q(**{f"{column}__startswith": text})
-    # SQLite's LIKE ignores case, so it ignores the index too.
-    return Q(**{f"{column}__gte": text, f"{column}__lt": text + "\U0010ffff"})
-
-
-def expand_id(text: str, limit: int = 3) -> list[str]:
-    """Return the ids, of events or of rows, that begin with *text*, no more than *limit* of each.
-
-    Only UUIDs are looked for. An id of a publisher's own making may well be how another one of
-    his begins: it stands for itself alone.
-    """
-    digits = text.replace("-", "").lower()
-    if not SHORT <= len(digits) < 32 or set(digits) - set("0123456789abcdef"):
-        return []
-    if states.rows().filter(event_id=text).exists():
-        return [text]
-    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
-    dashed = "-".join(filter(None, parts))
-    events = states.rows().filter(starts_with("event_id", dashed) | starts_with("event_id", text))
-    events = events.annotate(length=Length("event_id")).filter(length=36).order_by()
-    found = list(events.values_list("event_id", flat=True).distinct()[:limit])
-    first, last = (UUID(digits.ljust(32, end)) for end in "0f")
-    rows = states.rows().filter(pk__range=(first, last)).exclude(event_id__in=found)
-    return found + [str(pk) for pk in rows.order_by().values_list("pk", flat=True)[:limit]]
-
-
 # -- one chunk ----------------------------------------------------------------------------
 
 #: Why nobody may edit.
@@ -559,13 +476,6 @@ def _record_outcome(note: Callable[[], None]) -> None:
         else:
             return
     note()
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
 
 
 def _now() -> datetime:

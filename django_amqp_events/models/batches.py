@@ -23,8 +23,8 @@ class ReplayBatch(models.Model):
         service: whose; runners of others leave it alone.
         title: what it is about, for people.
         criteria: the filter that found the events, as
-            :func:`django_amqp_events.archive.replay.select`
-            takes it; ``None`` where there is none that could be asked again.
+            :meth:`~django_amqp_events.archive.selection.Selection.as_json` writes it; ``None`` if
+            there is none.
         plan: what the dry run said (:mod:`django_amqp_events.archive.batches.preview`), ``None``
         before.
         reason: why, as somebody said; it stands in the history of each event.

@@ -19,6 +19,7 @@ from django_amqp_events.admin import archived_event_actions as decisions
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.archive.selection import Selection
 from django_amqp_events.models import (
     ArchivedEvent,
     FailureGroup,
@@ -240,7 +241,7 @@ def _batches(now: datetime) -> dict[str, Any]:
     open_ones = event_states.rows().filter(state=State.ARCHIVED)
     found = open_ones.filter(handler="send_invoice")
     draft = batch_states.freeze(
-        open_ones, by="ada", title="All that are open, failed day", criteria={"handlers": []}
+        open_ones, by="ada", title="All that are open, failed day", criteria=Selection()
     )
     preview.preview_batch(draft)
     draft.refresh_from_db()

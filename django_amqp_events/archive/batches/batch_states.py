@@ -14,7 +14,7 @@ Nothing here talks to the broker: :mod:`django_amqp_events.archive.batches.runne
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -33,8 +33,9 @@ from ...models import (
     ReplayBatchEvent,
     clean,
 )
-from .. import replay, states
+from .. import states
 from ..eligibility import Skipped
+from ..selection import Selection
 from ..states import database
 
 #: Percent of the last outcomes that may be failures, where nobody says otherwise.
@@ -90,7 +91,7 @@ def freeze(
     *,
     by: str,
     title: str = "",
-    criteria: Mapping[str, Any] | None = None,
+    criteria: Selection | None = None,
 ) -> ReplayBatch:
     """Make a batch of the events that a queryset finds now; nothing is published.
 
@@ -101,9 +102,7 @@ def freeze(
         found: any queryset of archived events; its order is not looked at, its slice is.
         by: who asks.
         title: what it is about, for people.
-        criteria: the filter, as :func:`django_amqp_events.archive.replay.select` takes it, so that
-            it can
-            be asked later what is new; ``None`` where there is none.
+        criteria: the filter that found them, to count new matches later; ``None`` if there is none.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
@@ -115,7 +114,7 @@ def freeze(
         batch = ReplayBatch.objects.using(using).create(
             service=service,
             title=clean(title, LENGTH),
-            criteria=None if criteria is None else _written(criteria),
+            criteria=None if criteria is None else criteria.as_json(),
             created_at=states.clock(),
             created_by=clean(by, LENGTH),
         )
@@ -150,43 +149,19 @@ def _copy(batch: ReplayBatch, found: QuerySet[ArchivedEvent]) -> int:
     return max(0, copied)
 
 
-def _written(criteria: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a filter as JSON."""
-    written: dict[str, Any] = {}
-    for name, value in criteria.items():
-        if isinstance(value, datetime):
-            written[name] = value.isoformat()
-        elif isinstance(value, str) or not isinstance(value, Iterable):
-            written[name] = value
-        else:
-            written[name] = [str(each) for each in value]
-    return written
-
-
-def criteria(batch: ReplayBatch) -> dict[str, Any] | None:
-    """Return the filter of a batch as arguments of ``select()``, ``None`` if it has none."""
-    if batch.criteria is None:
-        return None
-    found = dict(batch.criteria)
-    for name in ("since", "until"):
-        if isinstance(found.get(name), str):
-            found[name] = datetime.fromisoformat(found[name])
-    return found
-
-
 def count_new_matches(batch: ReplayBatch) -> int | None:
     """Count open events that match the filter and failed after the batch was created.
 
     Counts no further than :data:`COUNTED` and one. Those that failed again in this very batch are
     left out. ``None`` where there is no filter to ask again.
     """
-    wanted = criteria(batch)
-    if wanted is None:
+    if batch.criteria is None:
         return None
-    wanted.pop("until", None)
-    wanted["since"] = max(filter(None, (wanted.get("since"), batch.created_at)))
+    wanted = Selection.from_json(batch.criteria)
+    since = max(filter(None, (wanted.since, batch.created_at)))
+    wanted = replace(wanted, since=since, until=None, service=batch.service)
     mine = events(batch.pk).filter(event_id=OuterRef("pk"))
-    found = replay.select(**wanted).filter(service=batch.service).exclude(Exists(mine))
+    found = wanted.queryset().exclude(Exists(mine))
     return found.order_by()[: COUNTED + 1].count()
 
 

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from django_amqp_events.archive import export, redaction, replay
+from django_amqp_events.archive import export, redaction
 from django_amqp_events.archive.export import Imported
+from django_amqp_events.archive.selection import Selection
 from django_amqp_events.management import archive
 from django_amqp_events.management.archive import ArchiveCommand, number
 from django_amqp_events.models import State
@@ -88,7 +89,7 @@ class Command(ArchiveCommand):
             name: None if options[name] is None else archive.moment(f"--{name}", options[name], now)
             for name in ("since", "until")
         }
-        rows = replay.select(
+        wanted = Selection(
             handlers=options["handler"],
             events=options["event"],
             exceptions=options["exception"],
@@ -99,7 +100,7 @@ class Command(ArchiveCommand):
         )
         count = 0
         with _output(options["output"], self.stdout, self.stopped) as out:
-            for line in export.export(rows, raw=options["raw"]):
+            for line in export.export(wanted.queryset(), raw=options["raw"]):
                 if self.stopping:
                     break
                 out.write(line)

@@ -9,7 +9,7 @@ import time
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -20,10 +20,11 @@ from django.db import DatabaseError
 from django.db.models import F, Q
 
 from django_amqp_events import conf
-from django_amqp_events.archive import editing, eligibility, replay, states
+from django_amqp_events.archive import editing, eligibility, replay, selection, states
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.eligibility import Skipped, Target
 from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.archive.selection import Selection
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import archive
@@ -329,17 +330,17 @@ class Command(ArchiveCommand):
 
     def _whole(self, text: str) -> str:
         """Return the id that starts with the text, or the text."""
-        found = replay.expand_id(text)
+        found = selection.expand_id(text)
         if len(found) > 1:
             raise archive.wrong(f"{text!r} begins more than one id: {', '.join(found)}")
         return found[0] if found else text
 
     def _hint(self, filters: Mapping[str, Any]) -> None:
         """Name filter values that no archived event has."""
-        for column, names in (("name", filters["events"]), ("exception", filters["exceptions"])):
-            for name in names:
-                wanted = replay.exception_matches(name) if column == "exception" else Q(name=name)
-                if states.rows().filter(wanted).exists():
+        for kind, column in (("events", "name"), ("exceptions", "exception")):
+            for name in filters[kind]:
+                wanted: dict[str, Any] = {kind: [name], "state": None}
+                if Selection(**wanted).queryset().exists():
                     continue
                 values = states.rows().order_by().values_list(column, flat=True)
                 known = {each: each for each in values.distinct()[:1000]}
@@ -359,7 +360,7 @@ class Command(ArchiveCommand):
         ids = list(dict.fromkeys(options["ids"]))
         for chunk in _parts(ids, CHUNK) if ids else [[]]:
             # Those of another service in the same tables can only be replayed by it.
-            found = replay.select(ids=chunk, state=state, **filters).filter(service=service)
+            found = Selection(ids=chunk, state=state, service=service, **filters).queryset()
             matched: set[str] = set()
             rows = found.order_by("last_failed_at", "pk").values_list("pk", "version", "event_id")
             limit = options["limit"]
@@ -400,8 +401,9 @@ class Command(ArchiveCommand):
 
     def _begin(self, options: Mapping[str, Any], filters: Mapping[str, Any]) -> None:
         """Start a batch with the matching events."""
-        found = replay.select(ids=options["ids"], **filters)
-        found = found.filter(service=conf.get_settings().service)
+        wanted = Selection(**filters)
+        service = conf.get_settings().service
+        found = replace(wanted, ids=options["ids"], service=service).queryset()
         if options["limit"] is not None:
             found = found.order_by("last_failed_at", "pk")[: options["limit"]]
         words = [
@@ -414,7 +416,7 @@ class Command(ArchiveCommand):
             by=by,
             title=", ".join(words) or "all that is archived",
             # Ids and a limit are no filter that could find new ones.
-            criteria=None if options["ids"] or options["limit"] is not None else filters,
+            criteria=None if options["ids"] or options["limit"] is not None else wanted,
         )
         if batch.total:
             batch_states.start(
@@ -504,7 +506,7 @@ class Command(ArchiveCommand):
         payload = editing.parse(_read(options["payload"]))
         handlers: Counter[tuple[str, str, str]] = Counter()
         wanted = self._whole(options["edit"])
-        found = replay.select(ids=[wanted], state=None)
+        found = Selection(ids=[wanted], state=None).queryset()
         rows = list(found.filter(service=conf.get_settings().service)[:20])
         archived = [row for row in rows if row.state == State.ARCHIVED]
         if len(archived) > 1:
@@ -631,8 +633,8 @@ class Command(ArchiveCommand):
     def _print_missing(self, tally: Tally) -> None:
         for each in tally.missing:
             hint = (
-                f"; give the whole id, or its first {replay.SHORT} characters at least"
-                if len(each) < replay.SHORT
+                f"; give the whole id, or its first {selection.SHORT} characters at least"
+                if len(each) < selection.SHORT
                 else ""
             )
             self.stderr.write(f"no archived event has the id {each!r}{hint}")

@@ -19,6 +19,7 @@ from django.utils import translation
 from django_amqp_events.admin.replay_batches import criteria_of
 from django_amqp_events.archive import eligibility, states
 from django_amqp_events.archive.batches import batch_states, preview
+from django_amqp_events.archive.selection import Selection
 from django_amqp_events.exceptions import BrokerUnavailableError
 from django_amqp_events.models import (
     ArchivedEvent,
@@ -138,8 +139,10 @@ def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
 
 def test_a_search_cannot_be_asked_again() -> None:
     assert criteria_of({"q": "order-1", "handler": "book"}) is None
-    assert criteria_of({}) == {}
-    assert set(criteria_of({"failed": "older-week"}) or ()) == {"until"}
+    assert criteria_of({}) == Selection()
+    older = criteria_of({"failed": "older-week"})
+    assert older is not None
+    assert set(older.as_json()) == {"until"}
 
 
 def test_action_and_button_need_permission() -> None:

@@ -22,6 +22,7 @@ from django_amqp_events.admin import formatting
 from django_amqp_events.archive import states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.archive.selection import Selection
 from django_amqp_events.exceptions import BrokerUnavailableError, ConfigurationError
 from django_amqp_events.models import (
     InboxEntry,
@@ -326,7 +327,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
         name="shop.order.created",
         handled_at=datetime.now(UTC),
     )
-    draft = batch_states.freeze(states.rows(), by="ada", criteria={"handlers": ["book"]})
+    draft = batch_states.freeze(states.rows(), by="ada", criteria=Selection(handlers=["book"]))
     preview.preview_batch(draft)
     running = batch_states.freeze(states.rows(), by="ada", title="All with state archived")
     batch_states.start(running.pk, by="ada", reason="mended", rate=2.5, canary=1, threshold=20)

@@ -18,6 +18,7 @@ from django_amqp_events.archive import eligibility, replay, retention
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview, runner
 from django_amqp_events.archive.batches.runner import Runner
+from django_amqp_events.archive.selection import Selection
 from django_amqp_events.broker.provisioning.amqp_api import Depth
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
@@ -248,7 +249,7 @@ def test_a_slice_and_nothing_at_all_can_be_frozen() -> None:
 def test_newer_matches_are_counted() -> None:
     make(1)
     late = datetime.now(UTC) + timedelta(hours=1)
-    batch = freeze(criteria={"handlers": ["send_invoice"], "since": NOW - timedelta(days=1)})
+    batch = freeze(criteria=Selection(handlers=["send_invoice"], since=NOW - timedelta(days=1)))
     assert batch_states.count_new_matches(again(batch)) == 0
     new = make(2, last_failed_at=late)
     make(3, last_failed_at=late, handler="book")

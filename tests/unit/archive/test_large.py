@@ -22,6 +22,7 @@ from django.urls import reverse
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
+from django_amqp_events.archive.selection import Selection
 from django_amqp_events.exceptions import BrokerUnavailableError
 from django_amqp_events.models import (
     ArchiveAction,
@@ -92,7 +93,7 @@ def fill(number: int) -> None:
     skipped = ReplayBatchEvent.objects.filter(batch=batch, event__state=State.DISCARDED)
     skipped.update(state=ReplayBatchEvent.State.SKIPPED, why="it is discarded")
     batch_states.freeze(
-        event_states.rows(), by="ada", title="a draft", criteria={"handlers": ["book"]}
+        event_states.rows(), by="ada", title="a draft", criteria=Selection(handlers=["book"])
     )
 
 

@@ -1,0 +1,139 @@
+"""Which archived events match: one filter for commands, batches, the admin and your own code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from django.db import connections
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Length
+
+from ..models import ArchivedEvent, State
+from . import states
+
+#: Shortest beginning of a UUID that may stand for the whole.
+SHORT: Final = 8
+#: Ids named in one statement; each is named twice, and SQLite limits the parameters.
+_CHUNK: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A filter on archived events; an empty field matches everything.
+
+    Values of one field are alternatives; all fields have to match.
+
+    Attributes:
+        ids: of events or of rows.
+        events: whole names; no patterns.
+        exceptions: dotted names, or their last words.
+        groups: ids of failure groups.
+        since, until: of the last failure; *until* is excluded.
+    """
+
+    ids: Sequence[str] = ()
+    handlers: Sequence[str] = ()
+    events: Sequence[str] = ()
+    exceptions: Sequence[str] = ()
+    reasons: Sequence[str] = ()
+    groups: Sequence[UUID] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    state: State | None = State.ARCHIVED
+    service: str = ""
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Selection:
+        """Read what :meth:`as_json` wrote."""
+        values = dict(document)
+        for name in ("since", "until"):
+            if name in values:
+                values[name] = datetime.fromisoformat(values[name])
+        if "groups" in values:
+            values["groups"] = [UUID(each) for each in values["groups"]]
+        return cls(**values)
+
+    def as_json(self) -> dict[str, Any]:
+        """Write the fields that are set, as JSON types."""
+        document: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            if isinstance(value, datetime):
+                value = value.isoformat()
+            elif not (value is None or isinstance(value, str)):
+                value = [str(each) for each in value]
+            if value != []:
+                document[field.name] = value
+        return document
+
+    def queryset(self) -> QuerySet[ArchivedEvent]:
+        """Return the matching events."""
+        found = states.rows()
+        exact: dict[str, Any] = {
+            "handler__in": self.handlers,
+            "name__in": self.events,
+            "reason__in": self.reasons,
+            "group__in": self.groups,
+            "last_failed_at__gte": self.since,
+            "last_failed_at__lt": self.until,
+            "state": self.state,
+            "service": self.service,
+        }
+        found = found.filter(**{lookup: value for lookup, value in exact.items() if value})
+        if self.ids:
+            pks = [pk for pk in map(parse_uuid, self.ids) if pk is not None]
+            found = found.filter(Q(pk__in=pks) | Q(event_id__in=self.ids))
+        if self.exceptions:
+            wanted = Q()
+            for name in self.exceptions:
+                wanted |= Q(exception=name) | Q(exception__endswith=f".{name}")
+            found = found.filter(wanted)
+        return found
+
+    def parts(self) -> Iterator[Selection]:
+        """Yield selections that together match the same events, each with a bounded query."""
+        for start in range(0, max(1, len(self.ids)), _CHUNK):
+            yield replace(self, ids=self.ids[start : start + _CHUNK])
+
+
+def starts_with(column: str, text: str) -> Q:
+    """Match the beginning of a text column in the way that this database has an index for."""
+    if connections[states.database()].vendor == "postgresql":
+        return Q(**{f"{column}__startswith": text})
+    # SQLite's LIKE ignores case, so it ignores the index too.
+    return Q(**{f"{column}__gte": text, f"{column}__lt": text + "\U0010ffff"})
+
+
+def expand_id(text: str, limit: int = 3) -> list[str]:
+    """Return the ids of events and of rows that begin with *text*, at most *limit* of each.
+
+    Only UUIDs are looked up. Any other id that a publisher chose may be the beginning of another
+    one, so it stands for itself alone.
+    """
+    digits = text.replace("-", "").lower()
+    if not SHORT <= len(digits) < 32 or set(digits) - set("0123456789abcdef"):
+        return []
+    if states.rows().filter(event_id=text).exists():
+        return [text]
+    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+    dashed = "-".join(filter(None, parts))
+    events = states.rows().filter(starts_with("event_id", dashed) | starts_with("event_id", text))
+    events = events.annotate(length=Length("event_id")).filter(length=36).order_by()
+    found = list(events.values_list("event_id", flat=True).distinct()[:limit])
+    first, last = (UUID(digits.ljust(32, end)) for end in "0f")
+    rows = states.rows().filter(pk__range=(first, last)).exclude(event_id__in=found)
+    return found + [str(pk) for pk in rows.order_by().values_list("pk", flat=True)[:limit]]
+
+
+def parse_uuid(text: str) -> UUID | None:
+    """Return the UUID, or ``None`` if *text* is not one."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
