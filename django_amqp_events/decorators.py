@@ -13,6 +13,7 @@ from asgiref.sync import sync_to_async
 from .conf import PublishMode, get_settings
 from .declare import contracts
 from .declare.declarations import (
+    Declared,
     EventDeclaration,
     HandlerDeclaration,
     declarations,
@@ -40,7 +41,7 @@ class OptionWords(TypedDict, total=False):
     using: str | None
 
 
-class Publishable(Generic[P]):
+class Publishable(Declared, Generic[P]):
     """An event and options, ready to be published."""
 
     def __init__(
@@ -49,6 +50,10 @@ class Publishable(Generic[P]):
         self.name = name
         self.contract = contract
         self.options = options
+
+    @property
+    def function(self) -> Callable[P, Any] | None:
+        return self.contract
 
     def using(self, **options: Unpack[OptionWords]) -> Publishable[P]:
         """Return the same event with options; see :class:`publisher.Options`.
@@ -168,12 +173,16 @@ def event(name: str) -> Callable[[Callable[P, Any]], Event[P]]:
     return declare
 
 
-class HandlerFunction(Generic[P, R]):
+class HandlerFunction(Declared, Generic[P, R]):
     """A declared handler. Calling it, and :meth:`apply`, run the function here and now."""
 
     def __init__(self, declaration: HandlerDeclaration) -> None:
         self._declaration = declaration
         functools.update_wrapper(self, declaration.target)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self._declaration.target
 
     @property
     def name(self) -> str:

@@ -10,8 +10,8 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 
 from .. import conf
-from ..conf import Problem
 from ..declare import declarations, registry
+from ..options import Problem
 from .broker import check_accounts, check_transport
 from .celery_options import check_celery_queues, check_eager, check_worker
 from .database import (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from ..conf import Problem
+from ..options import Problem
 from .project import Project
 
 #: Largest message that RabbitMQ takes by default from 4.0 on (max_message_size).

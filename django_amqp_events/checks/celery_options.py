@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ..broker import topology
-from ..conf import Problem
 from ..declare.registry import Handler
+from ..options import Problem
 from .handlers import listed
 from .project import Project
 

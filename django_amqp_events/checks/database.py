@@ -10,7 +10,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, router
 from django.utils.connection import ConnectionDoesNotExist
 
 from ..archive import states
-from ..conf import Problem
+from ..options import Problem
 from .handlers import listed
 from .project import Project
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 from celery import Task
 from celery.local import Proxy
 
-from ..conf import Problem
 from ..declare import declarations
 from ..declare.registry import EventType, Handler
+from ..options import Problem
 from .project import Project
 
 # -- handlers and contracts ---------------------------------------------------------------

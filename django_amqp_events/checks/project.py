@@ -11,9 +11,10 @@ from celery import Celery
 from kombu.transport import supports_librabbitmq
 
 from ..broker import connection
-from ..conf import Problem, Settings
+from ..conf import Settings
 from ..declare.registry import Registry
 from ..exceptions import ConfigurationError
+from ..options import Problem
 
 CELERY_OPTIONS: Final = (
     "accept_content",

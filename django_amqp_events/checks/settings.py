@@ -11,7 +11,7 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
-from ..conf import Problem
+from ..options import Problem
 from .broker import BROKER_MAXIMUM
 from .handlers import listed
 from .project import Project

@@ -38,7 +38,13 @@ class HandlerDeclaration:
         return dotted(self.target)
 
 
-# -- declarations -------------------------------------------------------------------------
+class Declared:
+    """An object that a decorator of this package has made of a user's function."""
+
+    @property
+    def function(self) -> Callable[..., Any] | None:
+        """The user's function; None for an event without a contract."""
+        raise NotImplementedError
 
 
 class _Declarations:

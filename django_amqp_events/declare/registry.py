@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import combinations, product
 from types import MappingProxyType
 from typing import Any
 
@@ -14,14 +14,18 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from .. import conf
-from ..conf import (
+from ..conf import Settings
+from ..exceptions import ConfigurationError
+from ..options import (
+    HANDLER_OPTIONS,
     POLICY_OPTIONS,
     TASK_OPTIONS,
     Problem,
-    Settings,
+    as_tuple,
+    read_options,
 )
-from ..exceptions import ConfigurationError
 from .declarations import (
+    Declared,
     EventDeclaration,
     HandlerDeclaration,
     declarations,
@@ -42,7 +46,7 @@ class EventType:
     """An event that this service knows.
 
     Attributes:
-        contract: function whose signature and body validate a payload, if there is one.
+        contract: function whose signature and body validate a payload.
     """
 
     name: str
@@ -51,21 +55,14 @@ class EventType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
-    """A handler of this service, with every option resolved.
+    """A handler of this service with all its options, which docs/settings.md describes.
 
     Attributes:
-        name: ``app_label.function`` unless given.
-        key: routing key on the return and replay exchanges; no other handler has it.
-        queue: full name of the queue that it is handled from.
-        patterns: event names and topic patterns that it handles.
+        key: routing key on the return and replay exchanges, unique to the handler.
+        queue: full name of its queue.
+        patterns: event names and topic patterns.
         target: the user's function or Celery task class.
-        bind: the function takes the task as its first argument.
-        strict: arguments that it does not take are an error instead of being dropped.
-        policy: when a failure is tried again.
-        time_limit, soft_time_limit: seconds; prefork pools only.
-        rate_limit: Celery's rate limit, such as ``"10/m"``.
-        ignore_result: store no successful results.
-        once: its effects in the database happen once per event.
+        time_limit, soft_time_limit: seconds.
         using: alias of the database that it writes to, ``""`` for ``DATABASE``.
     """
 
@@ -94,7 +91,7 @@ class Handler:
 
     @property
     def signature(self) -> inspect.Signature:
-        """Signature of what the payload is bound to, without the task itself."""
+        """The parameters that take the payload, without the task."""
         target: Any = self.target
         own = inspect.signature(target.run if self.is_task_class else target)
         parameters = list(own.parameters.values())
@@ -135,373 +132,276 @@ def build(
     events: Iterable[EventDeclaration] = (),
     handlers: Iterable[HandlerDeclaration] = (),
 ) -> Registry:
-    """Put decorators and settings together.
-
-    Settings merge over the decorator key by key when they name the same handler.
-    """
-    problems: list[Problem] = []
-    return Registry(
-        events=MappingProxyType(_events(settings, events, problems)),
-        handlers=MappingProxyType(_handlers(settings, handlers, problems)),
-        problems=tuple(problems),
+    """Merge settings over the declarations of decorators, key by key."""
+    builder = _Builder(settings)
+    registry = Registry(
+        events=MappingProxyType(builder.events(events)),
+        handlers=MappingProxyType(builder.handlers(handlers)),
     )
+    builder.check_overlaps(registry)
+    builder.check_defaults()
+    return replace(registry, problems=tuple(builder.problems))
 
 
-def _events(
-    settings: Settings, declared: Iterable[EventDeclaration], problems: list[Problem]
-) -> dict[str, EventType]:
-    found: dict[str, EventType] = {}
-    for declaration in declared:
-        _check_event_name(declaration.name, declaration.source or declaration.name, problems)
-        known = found.get(declaration.name)
-        if known and known.contract is not declaration.contract:
-            problems.append(
-                Problem(
-                    "E008",
-                    f"Event {declaration.name!r} is declared twice: by "
-                    f"{dotted(known.contract)} and by {dotted(declaration.contract)}.",
-                    "Keep one; a service that handles the event imports it from there.",
-                )
-            )
-            continue
-        found[declaration.name] = EventType(name=declaration.name, contract=declaration.contract)
-    for name, options in settings.events.items():
-        where = f"AMQP_EVENTS['EVENTS'][{name!r}]"
-        _check_event_name(name, where, problems)
-        contract = options.get("contract")
-        if contract is not None:
-            contract = _load(contract, f"{where}['CONTRACT']", problems)
+class _Builder:
+    """Builds events and handlers, and collects the problems."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.problems: list[Problem] = []
+
+    def report(self, code: str, message: str, hint: str) -> None:
+        self.problems.append(Problem(code, message, hint))
+
+    # -- events --
+
+    def events(self, declared: Iterable[EventDeclaration]) -> dict[str, EventType]:
+        found: dict[str, EventType] = {}
+        for event in declared:
+            self.check_event_name(event.name, event.source or event.name)
+            self.add_event(found, event.name, event.contract)
+        for name, options in self.settings.events.items():
+            where = f"AMQP_EVENTS['EVENTS'][{name!r}]"
+            self.check_event_name(name, where)
+            contract = options.get("contract")
             if contract is None:
+                found.setdefault(name, EventType(name=name))
                 continue
-            if not callable(contract):
-                problems.append(
-                    Problem(
-                        "E007",
-                        f"{where}['CONTRACT'] is not callable.",
-                        "Name the function whose arguments are the event's payload.",
-                    )
-                )
-                continue
-            known = found.get(name)
-            if known and known.contract not in (None, contract):
-                problems.append(
-                    Problem(
-                        "E008",
-                        f"{where} names the contract {dotted(contract)}, but "
-                        f"{dotted(known.contract)} is declared for this event.",
-                        "Take one of the two away.",
-                    )
-                )
-                continue
-        elif name in found:
-            continue
-        found[name] = EventType(name=name, contract=contract)
-    return found
+            loaded = self.load(contract, f"{where}['CONTRACT']")
+            if loaded is not None:
+                self.add_event(found, name, loaded)
+        return found
 
-
-def _check_event_name(name: str, where: str, problems: list[Problem]) -> None:
-    wrong = pattern_problem(name)
-    if wrong is None and is_pattern(name):
-        wrong = "an event that is published has a full name, without * and #"
-    if wrong:
-        problems.append(
-            Problem(
-                "E006",
-                f"{where}: {name!r:.80} is no event name: {wrong}.",
-                "Use words with dots between them, such as shop.order.created.",
+    def add_event(
+        self, found: dict[str, EventType], name: str, contract: Callable[..., Any] | None
+    ) -> None:
+        known = found.get(name, EventType(name=name)).contract
+        if known not in (None, contract):
+            self.report(
+                "E008",
+                f"Event {name!r} has two contracts: {dotted(known)} and {dotted(contract)}.",
+                "Remove one of them. A service that handles the event can import its declaration.",
             )
-        )
-
-
-def _handlers(
-    settings: Settings, declared: Iterable[HandlerDeclaration], problems: list[Problem]
-) -> dict[str, Handler]:
-    merged: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
-    for declaration in declared:
-        name = declaration.name or default_name(declaration.target)
-        if name in merged:
-            other = merged[name][0]
-            problems.append(
-                Problem(
-                    "E008",
-                    f"Two handlers are named {name!r}: {dotted(other)} and {declaration.source}.",
-                    "Give one of them another name=…; one handler takes several events as "
-                    "@handler('a', 'b').",
-                )
-            )
-            continue
-        merged[name] = (
-            declaration.target,
-            {**_class_options(declaration.target), **declaration.options},
-        )
-    for name, options in settings.handlers.items():
-        where = f"AMQP_EVENTS['HANDLERS'][{name!r}]"
-        known = merged.get(name)
-        path = options.get("handler")
-        if path is None:
-            if known is None:
-                if options.get("enabled", True) is False:
-                    continue
-                problems.append(
-                    Problem(
-                        "E007",
-                        f"{where} has no HANDLER, and no decorator declares a handler of "
-                        f"that name.",
-                        "Add HANDLER with the dotted path of a function, or correct the name.",
-                    )
-                )
-                continue
-            target = known[0]
         else:
-            loaded = _load(path, f"{where}['HANDLER']", problems)
-            if loaded is None:
-                continue
-            if known is not None and loaded is not known[0]:
-                problems.append(
-                    Problem(
-                        "E008",
-                        f"{where} names {dotted(loaded)}, but a decorator gives this name to "
-                        f"{dotted(known[0])}.",
-                        "Give one of them another name, or take HANDLER out.",
-                    )
-                )
-                continue
-            target = loaded
-        given = {key: value for key, value in options.items() if key != "handler"}
-        merged[name] = (target, {**(known[1] if known else _class_options(target)), **given})
-    handlers: dict[str, Handler] = {}
-    for name, (target, options) in merged.items():
-        effective = {**settings.defaults, **options}
-        enabled = effective.pop("enabled", True)
-        if enabled is False:
-            continue
-        if enabled is not True:
-            problems.append(
-                Problem(
-                    "E009",
-                    f"Handler {name!r} ({dotted(target)}): enabled is {enabled!r:.80}.",
-                    "It is True or False.",
-                )
+            found[name] = EventType(name=name, contract=contract)
+
+    def check_event_name(self, name: str, where: str) -> None:
+        wrong = pattern_problem(name)
+        if wrong is None and is_pattern(name):
+            wrong = "an event has a full name, without * and #"
+        if wrong:
+            self.report(
+                "E006",
+                f"{where}: {name!r:.80} is not a valid event name: {wrong}.",
+                "Use words separated by dots, such as shop.order.created.",
             )
-        handler = _handler(settings, name, target, effective, problems)
-        if handler is not None:
-            handlers[name] = handler
-    _check_overlaps(handlers, problems)
-    _check_defaults(settings, problems)
-    return handlers
 
+    # -- handlers --
 
-def _check_defaults(settings: Settings, problems: list[Problem]) -> None:
-    """Warn of ``DEFAULTS`` that make no sense, even where each handler has options of its own."""
-    found: list[Problem] = []
-    where = "AMQP_EVENTS['DEFAULTS']"
-    _check_options(settings.defaults, where, found)
-    for problem in found:
-        what = problem.message.removeprefix(where)
-        # A handler that takes it has an error of its own.
-        if not any(other.message.endswith(what) for other in problems):
-            problems.append(Problem("W018", problem.message, problem.hint))
+    def handlers(self, declared: Iterable[HandlerDeclaration]) -> dict[str, Handler]:
+        merged: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
+        for declaration in declared:
+            name = declaration.name or default_name(declaration.target)
+            if name in merged:
+                self.report_duplicate(name, merged[name][0], declaration.target)
+            else:
+                options = {**_class_options(declaration.target), **declaration.options}
+                merged[name] = (declaration.target, options)
+        for name, settings in self.settings.handlers.items():
+            where = f"AMQP_EVENTS['HANDLERS'][{name!r}]"
+            given = {**settings}
+            path = given.pop("handler", None)
+            target, options = merged.get(name, (None, {}))
+            if path is not None:
+                loaded = self.load(path, f"{where}['HANDLER']")
+                if loaded is None:
+                    continue
+                if target is not None and target is not loaded:
+                    self.report_duplicate(name, target, loaded)
+                    continue
+                target, options = loaded, options or _class_options(loaded)
+            if target is not None:
+                merged[name] = (target, {**options, **given})
+            elif given.get("enabled") is not False:
+                self.report(
+                    "E007",
+                    f"{where} has no 'HANDLER', and no decorator declares a handler of that name.",
+                    "Add 'HANDLER' with the dotted path of a function, or correct the name.",
+                )
+        handlers = {}
+        for name, (target, options) in merged.items():
+            if options.get("enabled") is not False:
+                handler = self.handler(name, target, {**self.settings.defaults, **options})
+                if handler is not None:
+                    handlers[name] = handler
+        return handlers
+
+    def report_duplicate(self, name: str, first: Any, second: Any) -> None:
+        self.report(
+            "E008",
+            f"Two handlers are named {name!r}: {dotted(first)} and {dotted(second)}.",
+            "Give one of them another name. A handler can take several events, as in "
+            "@handler('a', 'b').",
+        )
+
+    def handler(
+        self, name: str, target: Callable[..., Any], options: Mapping[str, Any]
+    ) -> Handler | None:
+        """Return a handler, or None if it has an error."""
+        before = len(self.problems)
+        where = f"Handler {name!r} ({dotted(target)})"
+        values = self.read(options, where)
+        if (
+            any(char.isspace() or ord(char) < 32 or char == ":" for char in name)
+            or is_pattern(name)
+            or not all(name.split("."))
+        ):
+            self.report(
+                "E004",
+                f"{where}: the name has a colon, a space, a control character, an empty word, * "
+                f"or #.",
+                "Use words of letters, digits, - and _, separated by dots.",
+            )
+        queue = values.pop("queue", None) or name
+        if not isinstance(queue, str) or ":" in queue or not queue.strip():
+            self.report(
+                "E004",
+                f"{where}: queue is {queue!r:.80}, which is not a valid name.",
+                "Use a string without a colon.",
+            )
+            queue = name
+        namespace = f"{self.settings.prefix}{self.settings.service}."
+        for full in {namespace + queue, namespace + name}:
+            self.problems.extend(conf.name_problems(full, where))
+        events = as_tuple(values.pop("events", None) or ())
+        patterns = tuple(getattr(event, "name", event) for event in events)
+        if not patterns:
+            self.report(
+                "E006", f"{where} names no events.", "Name event names or topic patterns to handle."
+            )
+        for pattern in patterns:
+            if problem := pattern_problem(pattern):
+                self.report(
+                    "E006",
+                    f"{where}: {pattern!r:.80} is not a valid event name or pattern: {problem}.",
+                    "Use words separated by dots; * and # stand for whole words.",
+                )
+        if not callable(target):
+            self.report(
+                "E007", f"{where} is not callable.", "Use a function or a Celery task class."
+            )
+        for done in ("enabled", "handler"):
+            values.pop(done, None)
+        if any(problem.is_error for problem in self.problems[before:]):
+            return None
+        return Handler(
+            name=name,
+            key=namespace + name,
+            queue=namespace + queue,
+            patterns=patterns,
+            target=target,
+            **values,
+        )
+
+    def read(self, options: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return the valid options of a handler or of ``DEFAULTS``, retry options as policy."""
+        given = {**options}
+        for key in ("autoretry_for", "dont_autoretry_for"):
+            if key in given:
+                classes = []
+                for item in as_tuple(given[key]):
+                    if not isinstance(item, str):
+                        classes.append(item)
+                    elif loaded := self.load(item, f"{where}: {key}"):
+                        classes.append(loaded)
+                given[key] = tuple(classes)
+        values = read_options(HANDLER_OPTIONS, given, where, self.problems, "E009")
+        hard, soft = values.get("time_limit"), values.get("soft_time_limit")
+        if hard and soft and soft >= hard:
+            self.report(
+                "E009",
+                f"{where}: soft_time_limit ({soft} s) is not below time_limit ({hard} s).",
+                "Lower soft_time_limit, so that the handler can stop before it is killed.",
+            )
+        policy = {key: values.pop(key) for key in POLICY_OPTIONS if key in values}
+        try:
+            values["policy"] = RetryPolicy(**policy)
+        except ConfigurationError as exc:
+            hint = "Raise retry_backoff_max, or lower retry_backoff."
+            self.report("E009", f"{where}: {exc}.", hint)
+        return values
+
+    def load(self, path: Any, where: str) -> Any:
+        """Return the callable of a dotted path, without our decorators; None if there is none.
+
+        A user's decorators, such as transaction.atomic, are part of it.
+        """
+        target = path
+        if isinstance(path, str):
+            try:
+                # Built-in exceptions are named without their module.
+                target = import_string(path if "." in path else f"builtins.{path}")
+            except Exception as exc:  # noqa: BLE001 - importing runs the user's module
+                self.report(
+                    "E007",
+                    f"{where}: {path!r} cannot be imported: {type(exc).__name__}: {exc}.",
+                    "Correct the dotted path, or fix the module.",
+                )
+                return None
+        if isinstance(target, Declared):
+            target = target.function
+        if not callable(target):
+            self.report(
+                "E007",
+                f"{where}: {path!r:.80} is not callable.",
+                "Use the dotted path of a function or a class.",
+            )
+            return None
+        return target
+
+    # -- checks of the whole --
+
+    def check_overlaps(self, registry: Registry) -> None:
+        """Report handlers of one queue that could match the same event.
+
+        RabbitMQ puts one copy into a queue however many bindings match, so one of the handlers
+        would never receive the event.
+        """
+        for queue, handlers in registry.by_queue().items():
+            for first, second in combinations(handlers, 2):
+                for left, right in product(first.patterns, second.patterns):
+                    if patterns_overlap(left, right):
+                        self.report(
+                            "E010",
+                            f"Handlers {first.name!r} and {second.name!r} share the queue "
+                            f"{queue!r}, and {left!r} and {right!r} can match the same event, "
+                            f"which RabbitMQ puts into the queue once.",
+                            "Give one of them a queue of its own.",
+                        )
+
+    def check_defaults(self) -> None:
+        """Warn of invalid ``DEFAULTS`` that every handler overrides."""
+        where = "AMQP_EVENTS['DEFAULTS']"
+        defaults = _Builder(self.settings)
+        defaults.read(self.settings.defaults, where)
+        for problem in defaults.problems:
+            what = problem.message.removeprefix(where)
+            # A handler that takes the default has an error of its own.
+            if not any(other.message.endswith(what) for other in self.problems):
+                self.report("W018", problem.message, problem.hint)
 
 
 def _class_options(target: Any) -> dict[str, Any]:
-    """Return the options that a Celery task class sets itself, Celery's defaults left out."""
-    options: dict[str, Any] = {}
-    if inspect.isclass(target):
-        for cls in reversed(target.__mro__):
-            if cls is not object and not cls.__module__.startswith("celery."):
-                options.update(
-                    {
-                        key: value
-                        for key, value in vars(cls).items()
-                        if key in POLICY_OPTIONS or key in TASK_OPTIONS
-                    }
-                )
-    return options
-
-
-def _handler(
-    settings: Settings,
-    name: str,
-    target: Callable[..., Any],
-    options: dict[str, Any],
-    problems: list[Problem],
-) -> Handler | None:
-    before = len(problems)
-    where = f"Handler {name!r} ({dotted(target)})"
-
-    def wrong(code: str, what: str, hint: str) -> None:
-        problems.append(Problem(code, f"{where}: {what}", hint))
-
-    for key in options:
-        if key not in conf.HANDLER_OPTIONS:
-            problems.append(conf.unknown_key(where, key, conf.HANDLER_OPTIONS))
-    if not name or ":" in name or any(char.isspace() or ord(char) < 32 for char in name):
-        wrong(
-            "E004",
-            f"the name {name!r:.80} has a colon, a space or a control character.",
-            "Use letters, digits, dots, - and _; the colon marks infrastructure.",
-        )
-    elif is_pattern(name) or not all(name.split(".")):
-        wrong(
-            "E004",
-            f"the name {name!r:.80} has an empty word, * or # between its dots.",
-            "Use words with dots between them.",
-        )
-    queue_option = options.get("queue") or name
-    if not isinstance(queue_option, str) or ":" in queue_option or not queue_option.strip():
-        wrong("E004", f"the queue {queue_option!r:.80} is no name.", "Use a text without a colon.")
-        queue_option = name
-    namespace = f"{settings.prefix}{settings.service}."
-    for full in {namespace + queue_option, namespace + name}:
-        problems.extend(conf.name_problems(full, where))
-    patterns = options.get("events") or ()
-    if isinstance(patterns, str) or not isinstance(patterns, Iterable):
-        patterns = (patterns,)
-    patterns = tuple(getattr(pattern, "name", pattern) for pattern in patterns)
-    if not patterns:
-        wrong("E006", "no event is named.", "Name the events or topic patterns that it handles.")
-    for pattern in patterns:
-        problem = pattern_problem(pattern)
-        if problem:
-            wrong("E006", f"{pattern!r:.80} is no event name or pattern: {problem}.", "Correct it.")
-    policy = _check_options(options, where, problems)
-    if not callable(target):
-        wrong("E007", "it is not callable.", "Name a function or a Celery task class.")
-    if len(problems) > before and any(problem.is_error for problem in problems[before:]):
-        return None
-    return Handler(
-        name=name,
-        key=namespace + name,
-        queue=namespace + queue_option,
-        patterns=patterns,
-        target=target,
-        bind=options.get("bind", False),
-        strict=options.get("strict", False),
-        policy=policy,
-        time_limit=options.get("time_limit"),
-        soft_time_limit=options.get("soft_time_limit"),
-        rate_limit=options.get("rate_limit"),
-        ignore_result=options.get("ignore_result", True),
-        once=options.get("once", False),
-        using=options.get("using", ""),
-    )
-
-
-def _check_options(options: Mapping[str, Any], where: str, problems: list[Problem]) -> RetryPolicy:
-    """Check the options that a handler and ``DEFAULTS`` may have; return the retry policy."""
-
-    def wrong(what: str, hint: str) -> None:
-        problems.append(Problem("E009", f"{where}: {what}", hint))
-
-    for key in ("bind", "strict", "ignore_result", "once"):
-        if not isinstance(options.get(key, False), bool):
-            wrong(f"{key} is {options[key]!r}.", "It is True or False.")
-    for key in ("time_limit", "soft_time_limit"):
-        limit = options.get(key)
-        if limit is not None and (
-            isinstance(limit, bool)
-            or not isinstance(limit, (int, float))
-            or not 0 < limit < conf.MAX
-        ):
-            wrong(f"{key} is {limit!r:.80}.", "It is a number of seconds above 0.")
-    if not _is_rate(options.get("rate_limit")):
-        wrong(
-            f"rate_limit is {options['rate_limit']!r:.80}.",
-            "It is a number a second, or a text such as '10/s', '100/m' or '1000/h'.",
-        )
-    hard, soft = options.get("time_limit"), options.get("soft_time_limit")
-    if isinstance(hard, (int, float)) and isinstance(soft, (int, float)) and soft >= hard:
-        wrong(
-            f"soft_time_limit ({soft} s) is not below time_limit ({hard} s).",
-            "The handler would be killed before it is asked to stop.",
-        )
-    using = options.get("using", "")
-    if not isinstance(using, str):
-        wrong(f"using is {using!r:.80}.", "It is the alias of a database.")
-    return _policy(options, where, problems)
-
-
-def _is_rate(value: object) -> bool:
-    """Return True if Celery accepts *value* as a rate limit (celery.utils.time.rate)."""
-    if value is None:
-        return True
-    if isinstance(value, str):
-        count, _, unit = value.partition("/")
-        return unit in ("", "s", "m", "h") and re.fullmatch(r"\d+(\.\d+)?", count) is not None
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < conf.MAX
-
-
-def _policy(options: Mapping[str, Any], where: str, problems: list[Problem]) -> RetryPolicy:
-    given = {key: options[key] for key in POLICY_OPTIONS if key in options}
-    for key in ("autoretry_for", "dont_autoretry_for"):
-        if key in given:
-            items = given[key]
-            if isinstance(items, (str, type)) or not isinstance(items, Iterable):
-                items = (items,)
-            loaded = (
-                (item, _load(item, f"{where}: {key}", problems) if isinstance(item, str) else item)
-                for item in items
-            )
-            # A path that could not be imported has its problem already.
-            given[key] = tuple(
-                target for item, target in loaded if target is not None or item is None
-            )
-    try:
-        return RetryPolicy(**given)
-    except ConfigurationError as exc:
-        problems.append(Problem("E009", f"{where}: {exc}.", "Correct the retry policy."))
-        return RetryPolicy()
-
-
-def _load(path: Any, where: str, problems: list[Problem]) -> Any:
-    """Import a dotted path; what our decorators made of a function gives the function."""
-    if isinstance(path, str):
-        try:
-            # Built-in exceptions are named without their module.
-            target = import_string(path if "." in path else f"builtins.{path}")
-        except Exception as exc:  # noqa: BLE001 - importing runs the user's module
-            problems.append(
-                Problem(
-                    "E007",
-                    f"{where}: {path!r} cannot be imported: {type(exc).__name__}: {exc}.",
-                    "Correct the dotted path, or the module that fails.",
-                )
-            )
-            return None
-    else:
-        target = path
-    # Ours only (`Event`, `HandlerFunction`): a user's decorators, such as transaction.atomic,
-    # are part of the handler.
-    if type(target).__module__ == "django_amqp_events.decorators":
-        return target.__wrapped__
-    return target
-
-
-def _check_overlaps(handlers: Mapping[str, Handler], problems: list[Problem]) -> None:
-    """Refuse handlers of one queue that could match the same event.
-
-    RabbitMQ puts one copy in a queue however many bindings match, so one of the handlers
-    would never see the event.
-    """
-    sharing: dict[str, list[Handler]] = {}
-    for handler in handlers.values():
-        sharing.setdefault(handler.queue, []).append(handler)
-    for first in handlers.values():
-        later = sharing[first.queue]
-        later.remove(first)
-        for second in later:
-            for left in first.patterns:
-                for right in second.patterns:
-                    if patterns_overlap(left, right):
-                        problems.append(
-                            Problem(
-                                "E010",
-                                f"Handlers {first.name!r} and {second.name!r} share the queue "
-                                f"{first.queue!r}, and {left!r} and {right!r} can match the "
-                                f"same event, of which the queue gets one copy.",
-                                "Give one of them a queue of its own.",
-                            )
-                        )
+    """Return the options that a Celery task class sets itself, without Celery's defaults."""
+    if not inspect.isclass(target):
+        return {}
+    return {
+        key: value
+        for cls in reversed(target.__mro__)
+        if not cls.__module__.startswith("celery.")
+        for key, value in vars(cls).items()
+        if key in POLICY_OPTIONS or key in TASK_OPTIONS
+    }
 
 
 @lru_cache(maxsize=1)
@@ -513,9 +413,7 @@ def get_registry() -> Registry:
     """
     settings = conf.get_settings()
     registry = build(settings, *declarations.snapshot())
-    errors = [problem for problem in registry.problems if problem.is_error]
-    if errors:
-        raise ConfigurationError(conf.describe(errors))
+    conf.raise_errors(registry.problems)
     return registry
 
 

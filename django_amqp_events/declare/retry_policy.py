@@ -6,30 +6,29 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..exceptions import ConfigurationError
+from ..options import POLICY_OPTIONS, Invalid
 
-#: Delays are whole seconds from here on: a delay queue is declared per distinct delay.
-MINIMUM_DELAY = 1
-#: Seconds that pass between a failure and the hop that it asks for: on its way from the pool,
-#: what remains of 4 s is 3.99, and must find the 4 s queue instead of going 2 + 1 + 1.
+#: Seconds of the shortest delay queue.
+MINIMUM_DELAY: Final = 1
+#: Seconds that may pass between a failure and its hop. Of a delay of 4 s, 3.99 s remain then, which
+#: must take the 4 s queue and not those of 2, 1 and 1 s.
 SLACK: Final = 0.25
-#: No option is above this many seconds (68 years): dates and AMQP's integers end somewhere.
-MAXIMUM_DELAY = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Retry options of a handler, in Celery's words.
+    """Retry options of a handler, named as in Celery.
 
     Attributes:
-        max_retries: retries after the first attempt; ``None`` is without end.
+        max_retries: retries after the first attempt; ``None`` for no limit.
         retry_backoff: seconds before the first retry, doubled with each; ``0`` or ``False``
             waits ``default_retry_delay`` each time; ``True`` is 1.
         retry_backoff_max: the longest backoff in seconds.
-        retry_jitter: take a uniform random share of the delay, so that failures that
-            happened together do not come back together.
-        default_retry_delay: seconds before each retry when there is no backoff.
+        retry_jitter: wait a random share of the delay, so that events that failed together are
+            not retried together.
+        default_retry_delay: seconds before each retry without a backoff.
         autoretry_for: exceptions that are retried.
-        dont_autoretry_for: exceptions that never are; wins over ``autoretry_for``.
+        dont_autoretry_for: exceptions that are never retried; wins over ``autoretry_for``.
     """
 
     max_retries: int | None = 10
@@ -41,55 +40,23 @@ class RetryPolicy:
     dont_autoretry_for: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("retry_backoff", "retry_backoff_max", "default_retry_delay"):
+        for name, read in POLICY_OPTIONS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
-                object.__setattr__(self, name, int(value))
-            elif not isinstance(value, int):
-                raise ConfigurationError(
-                    f"{name} is {value!r}; it is a whole number of seconds: each distinct delay "
-                    f"is a queue on the broker"
-                )
-            if getattr(self, name) > MAXIMUM_DELAY:
-                raise ConfigurationError(f"{name} is {value!r}; it is at most {MAXIMUM_DELAY}")
-        if self.max_retries is not None and (
-            isinstance(self.max_retries, bool)
-            or not isinstance(self.max_retries, int)
-            or self.max_retries < 0
-        ):
-            raise ConfigurationError(
-                f"max_retries is {self.max_retries!r}; it is a number from 0 up, or None for ever"
-            )
-        if self.retry_backoff < 0:
-            raise ConfigurationError(
-                f"retry_backoff is {self.retry_backoff!r}; it is 0 (off) or at least 1 second"
-            )
-        if self.retry_backoff_max < MINIMUM_DELAY:
-            raise ConfigurationError(
-                f"retry_backoff_max is {self.retry_backoff_max!r}; it is at least 1 second"
-            )
+            try:
+                object.__setattr__(self, name, read(value))
+            except Invalid as exc:
+                raise ConfigurationError(f"{name} is {value!r:.120}. Use {exc}") from None
         if self.retry_backoff > self.retry_backoff_max:
             raise ConfigurationError(
                 f"retry_backoff ({self.retry_backoff} s) is above retry_backoff_max "
-                f"({self.retry_backoff_max} s): every delay would be cut to the maximum"
+                f"({self.retry_backoff_max} s)"
             )
-        if self.default_retry_delay < MINIMUM_DELAY:
-            raise ConfigurationError(
-                f"default_retry_delay is {self.default_retry_delay!r}; it is at least 1 second"
-            )
-        if not isinstance(self.retry_jitter, bool):
-            raise ConfigurationError(f"retry_jitter is {self.retry_jitter!r}; it is a boolean")
-        for name in ("autoretry_for", "dont_autoretry_for"):
-            for item in getattr(self, name):
-                if not (isinstance(item, type) and issubclass(item, BaseException)):
-                    raise ConfigurationError(f"{name} has {item!r}, which is no exception class")
 
     def retries(self, exc: BaseException) -> bool:
         """Return True if *exc* is retried.
 
-        What is no :class:`Exception` (``SystemExit``, ``KeyboardInterrupt``) says something
-        about the process, not about the event, and is retried unless it is named in
-        ``dont_autoretry_for``.
+        ``SystemExit`` and others that do not derive from :class:`Exception` concern the process,
+        not the event: they are retried unless ``dont_autoretry_for`` names them.
         """
         if isinstance(exc, self.dont_autoretry_for):
             return False
@@ -109,42 +76,39 @@ class RetryPolicy:
         """
         if not self.retry_backoff:
             return float(self.default_retry_delay)
-        # 2 ** 62 overflows nothing and is beyond every cap; attempts may go on without end.
+        # Attempts may have no limit; 2 ** 62 is above every maximum.
         backoff: int = min(self.retry_backoff * 2 ** min(attempt - 1, 62), self.retry_backoff_max)
         if self.retry_jitter:
             return max(float(MINIMUM_DELAY), backoff * random)
         return float(backoff)
 
     def schedule(self, limit: int = 64) -> tuple[float, ...]:
-        """Return the delays of all retries without jitter, at most *limit* of them."""
+        """Return the delays of the retries without jitter, at most *limit* of them."""
         count = limit if self.max_retries is None else min(self.max_retries, limit)
         return tuple(self.delay(attempt) for attempt in range(1, count + 1))
 
     def total(self) -> float:
-        """Return the seconds that all retries wait without jitter; of 64 where there is no last."""
+        """Return the seconds that all retries wait without jitter; of 64 if there is no limit."""
         delays = self.schedule()
         if self.max_retries is None or not delays:
             return sum(delays)
-        # After so many doublings there is nothing but the longest.
+        # The delays after the 64th all have the maximum.
         return sum(delays) + (self.max_retries - len(delays)) * delays[-1]
 
     def distinct_delays(self) -> frozenset[int]:
-        """Return the exact delays, in seconds, that a delay queue should exist for."""
-        if self.max_retries == 0:
-            return frozenset()
-        return frozenset(int(delay) for delay in self.schedule())
+        """Return the delays, in whole seconds, that each need a delay queue."""
+        return frozenset(map(int, self.schedule()))
 
 
 def hop(remaining: float, delays: tuple[int, ...]) -> int:
     """Choose the delay queue for an event that is due in *remaining* seconds.
 
-    The largest one not above what remains, give or take :data:`SLACK`; on return the event
-    goes round again until it is due. What remains below the shortest delay waits in the
-    shortest, so an event is never early and less than a second late.
+    It is the longest delay that is not above *remaining*, give or take :data:`SLACK`, or else the
+    shortest one. The event passes through further queues until it is due, so it is never early
+    and less than a second late.
 
     Args:
         remaining: seconds until due, above 0.
         delays: the declared delays in seconds, not empty.
     """
-    fitting = [delay for delay in delays if delay <= remaining + SLACK]
-    return max(fitting) if fitting else min(delays)
+    return max((delay for delay in delays if delay <= remaining + SLACK), default=min(delays))

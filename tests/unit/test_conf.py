@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
-from django_amqp_events import conf
+from django_amqp_events import conf, options
 from django_amqp_events.conf import (
     AlertSettings,
     ArchiveSettings,
@@ -22,6 +23,8 @@ from django_amqp_events.conf import (
     from_env,
     parse,
 )
+from django_amqp_events.declare.registry import Handler
+from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.exceptions import ConfigurationError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -38,7 +41,7 @@ def read(**keys: Any) -> Settings:
     return settings
 
 
-def problem(**keys: Any) -> conf.Problem:
+def problem(**keys: Any) -> options.Problem:
     """Parse settings that must have one problem."""
     _, problems = parse({"SERVICE": "billing", **keys})
     assert len(problems) == 1, problems
@@ -141,7 +144,7 @@ def test_editing_and_redaction_are_safe_where_they_are_wrong(
 ) -> None:
     """Nobody edits then, and payloads stay hidden: the hook that is named cannot be imported."""
     settings, problems = parse({"SERVICE": "a", key: value})
-    assert [(problem.code, problem.hint) for problem in problems] == [("E003", f"It is {what}.")]
+    assert [(problem.code, problem.hint) for problem in problems] == [("E003", f"Use {what}.")]
     assert not settings.editing
     assert bool(settings.redact) == (key == "REDACT")
 
@@ -288,7 +291,7 @@ def test_wrong_retention_deletes_nothing() -> None:
     kept, problems = parse({"SERVICE": "a", "RETENTION": {"INBOX": timedelta(days=29)}})
     assert kept.retention == RetentionSettings(inbox=None)
     assert [(p.code, p.hint) for p in problems] == [
-        ("E003", "It is at least 30 days: an event may come again as long.")
+        ("E003", "Use at least 30 days, in which an event may be delivered again, or None.")
     ]
     for value, seconds in ((None, None), (timedelta(days=30), 2_592_000.0), (4e6, 4e6)):
         kept, problems = parse({"SERVICE": "a", "RETENTION": {"INBOX": value}})
@@ -301,7 +304,7 @@ def test_wrong_retention_deletes_nothing() -> None:
 def test_a_handler_that_was_renamed_more_than_once() -> None:
     renamed = read(RENAMED_HANDLERS={"a": "b", "b": "c", "x": "c"}).renamed_handlers
     assert renamed == {"a": "c", "b": "c", "x": "c"}
-    assert "no circle" in problem(RENAMED_HANDLERS={"a": "b", "b": "a"}).hint
+    assert "without circles" in problem(RENAMED_HANDLERS={"a": "b", "b": "a"}).hint
 
 
 def test_autodiscover_imports_nothing_when_it_is_wrong() -> None:
@@ -359,7 +362,9 @@ hostile = st.recursive(
 )
 
 
-@given(raw=st.dictionaries(st.one_of(st.sampled_from(conf.KEYS), simple), hostile, max_size=6))
+@given(
+    raw=st.dictionaries(st.one_of(st.sampled_from(sorted(conf.KEYS)), simple), hostile, max_size=6)
+)
 def test_parsing_never_raises(raw: dict[Any, Any]) -> None:
     settings, problems = parse(raw)
     assert isinstance(settings, Settings)
@@ -457,24 +462,56 @@ def test_the_library_itself_reads_no_environment(monkeypatch: pytest.MonkeyPatch
 # -- the documentation --------------------------------------------------------------------
 
 
-def documented(text: str, heading: str) -> set[str]:
-    """Return the first words in code of a table below a heading."""
-    section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return set(re.findall(r"^\| `([A-Z_]+)` \|", section, re.MULTILINE))
+def documented(heading: str) -> dict[str, str]:
+    """Return the default of each key in the table below a heading of docs/settings.md."""
+    section = (DOCS / "settings.md").read_text().partition(f"\n## {heading}\n")[2]
+    rows = re.findall(r"^\| `([A-Z_]+)` \| (.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
+    return dict(rows)
 
 
-def test_every_setting_is_documented() -> None:
+def value_of(cell: str) -> Any:
+    """Return the value that a cell of defaults stands for."""
+    number, _, unit = cell.partition(" ")
+    if unit == "days":
+        return int(number) * conf.DAY
+    return None if cell == "none" else ast.literal_eval(cell.partition(";")[0].strip("`"))
+
+
+@pytest.mark.parametrize(
+    ("heading", "section"),
+    [
+        ("Keys", Settings),
+        ("Archive", ArchiveSettings),
+        ("Retention", RetentionSettings),
+        ("Alerts", AlertSettings),
+    ],
+)
+def test_every_setting_is_documented_with_its_default(heading: str, section: type) -> None:
+    page = documented(heading)
+    assert set(page) == set(options.keys(section))
+    assert page.pop("SERVICE", "required") == "required"
+    defaults = section()
+    for key, cell in page.items():
+        default = getattr(defaults, key.lower())
+        if is_dataclass(default):
+            default = {}
+        elif isinstance(default, (tuple, frozenset)):
+            assert len(value_of(cell)) == len(default)
+            default = [each for each in value_of(cell) if each in default]
+        assert value_of(cell) == default, key
+
+
+def test_every_option_is_documented_with_its_default() -> None:
+    page = documented("Handlers")
+    assert set(page) == {name.upper() for name in options.HANDLER_OPTIONS}
+    assert set(documented("Events")) == {name.upper() for name in options.EVENT_OPTIONS}
+    defaults = {each.name: each.default for each in (*fields(RetryPolicy), *fields(Handler))}
+    defaults |= {"enabled": True, "autoretry_for": ["Exception"], "dont_autoretry_for": []}
+    for key in set(page) - {"EVENTS", "HANDLER", "QUEUE", "USING"}:
+        assert value_of(page[key]) == defaults[key.lower()], key
     text = (DOCS / "settings.md").read_text()
-    assert documented(text, "Keys") == set(conf.KEYS)
-    handler = {name.upper() for name in conf.HANDLER_OPTIONS}
-    assert documented(text, "Handlers") == handler
-    assert documented(text, "Retention") == {
-        "SUCCEEDED", "DISCARDED", "INBOX", "BATCHES", "SNAPSHOTS", "ALERTS",
-    }  # fmt: skip
-    assert documented(text, "Alerts") == {each.name.upper() for each in fields(AlertSettings)}
-    assert documented(text, "Events") == {name.upper() for name in conf.EVENT_OPTIONS}
-    for name in handler - {option.upper() for option in conf.DEFAULT_OPTIONS}:
-        rows = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
+    for name in options.HANDLER_OPTIONS.keys() - options.DEFAULT_OPTIONS.keys():
+        rows = [line for line in text.splitlines() if line.startswith(f"| `{name.upper()}` |")]
         assert any("not in `DEFAULTS`" in row for row in rows), name
     for variable in re.findall(r'"(AMQP_EVENTS_[A-Z_]+)"', Path(conf.__file__).read_text()):
         assert f"`{variable}`" in text

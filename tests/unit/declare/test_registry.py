@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pytest_django import Settings as DjangoSettings
 
 from django_amqp_events import conf
+from django_amqp_events import options as known_options
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.declarations import (
     EventDeclaration,
@@ -23,7 +24,7 @@ from django_amqp_events.declare.declarations import (
     dotted,
 )
 from django_amqp_events.declare.registry import Handler, Registry, build
-from django_amqp_events.decorators import Event, HandlerFunction
+from django_amqp_events.decorators import Event, HandlerFunction, Publishable
 from django_amqp_events.exceptions import ConfigurationError
 
 HERE = __name__
@@ -67,6 +68,8 @@ class InvoiceTask(Task):
 
 
 declared_event = Event("shop.order.created", contract)
+urgent_event = declared_event.using(mode="immediate")
+event_without_contract = Publishable[...]("shop.order.created")
 declared_handler: HandlerFunction[..., Any] = HandlerFunction(
     HandlerDeclaration(target=invoice, name="billing.invoice", options={})
 )
@@ -290,6 +293,14 @@ def test_an_event_may_be_given_as_the_object() -> None:
     assert handlers["billing.invoice"].patterns == ("shop.#",)
 
 
+def test_an_event_with_options_stands_for_its_contract() -> None:
+    found = put_together(EVENTS={"shop.order.created": {"CONTRACT": f"{HERE}.urgent_event"}})
+    assert found.problems == ()
+    assert found.events["shop.order.created"].contract is contract
+    nothing = {"EVENTS": ["a.b"], "HANDLER": f"{HERE}.event_without_contract"}
+    assert codes(HANDLERS={"a.b": nothing}) == ["E007"]
+
+
 def test_a_users_decorator_is_part_of_the_handler() -> None:
     handlers = clean(HANDLERS={"billing.x": {"EVENTS": ["a.b"], "HANDLER": f"{HERE}.decorated"}})
     assert handlers["billing.x"].target is decorated
@@ -454,9 +465,13 @@ anything = st.recursive(
 
 
 @given(
-    options=st.dictionaries(st.sampled_from([*conf.HANDLER_OPTIONS, "x"]), anything, max_size=6),
+    options=st.dictionaries(
+        st.sampled_from([*known_options.HANDLER_OPTIONS, "x"]), anything, max_size=6
+    ),
     defaults=st.dictionaries(
-        st.sampled_from([name.upper() for name in conf.DEFAULT_OPTIONS]), anything, max_size=4
+        st.sampled_from([name.upper() for name in known_options.DEFAULT_OPTIONS]),
+        anything,
+        max_size=4,
     ),
     name=st.text(max_size=8),
 )

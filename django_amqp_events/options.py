@@ -1,0 +1,245 @@
+"""Valid values of settings and handler options.
+
+A reader returns a value as the program uses it, and raises :class:`Invalid` if it is not valid.
+Each field of the dataclasses in :mod:`~django_amqp_events.conf` has one, and so has each handler
+option in :data:`HANDLER_OPTIONS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Final
+
+#: Upper limit of seconds, bytes and lengths: AMQP's integers and Python's dates end there.
+MAX: Final = 2**31
+
+Reader = Callable[[Any], Any]
+_DEFAULT: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error or a risk in settings or declarations.
+
+    Attributes:
+        code: ``E…`` if events cannot work, ``W…`` if they are at risk; the id of the system check
+            without its prefix.
+        message: what is wrong, and where.
+        hint: what to write or do instead.
+    """
+
+    code: str
+    message: str
+    hint: str
+
+    @property
+    def is_error(self) -> bool:
+        return self.code.startswith("E")
+
+
+class Invalid(Exception):
+    """A value is not valid; the text names the values that are.
+
+    Attributes:
+        instead: the value to use instead of the option's default.
+    """
+
+    def __init__(self, valid: str, instead: object = _DEFAULT) -> None:
+        super().__init__(valid)
+        self.instead = instead
+
+
+# -- readers ------------------------------------------------------------------------------
+
+
+def accept(test: Callable[[Any], bool], valid: str, instead: object = _DEFAULT) -> Reader:
+    """Return a reader of the values that pass *test*, described by *valid*."""
+
+    def read(value: Any) -> Any:
+        if not test(value):
+            raise Invalid(valid, instead)
+        return value
+
+    return read
+
+
+def optional(read: Reader) -> Reader:
+    """Return a reader that takes ``None`` as well."""
+
+    def read_optional(value: Any) -> Any:
+        try:
+            return None if value is None else read(value)
+        except Invalid as exc:
+            raise Invalid(f"{exc}, or None", exc.instead) from None
+
+    return read_optional
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_integer(value) or isinstance(value, float)
+
+
+boolean: Final = accept(lambda value: isinstance(value, bool), "True or False")
+string: Final = accept(lambda value: isinstance(value, str), "a string")
+#: Read by the registry, which needs more than the value to check it.
+unchecked: Final = accept(lambda _: True, "")
+
+
+def choice(*names: str) -> Reader:
+    return accept(lambda value: value in names, f"one of {', '.join(map(repr, names))}")
+
+
+def count(unit: str) -> Reader:
+    return accept(
+        lambda value: _is_integer(value) and 0 < value < MAX,
+        f"a whole number of {unit} above 0",
+    )
+
+
+def mapping(valid: str, instead: object) -> Reader:
+    return accept(lambda value: isinstance(value, Mapping), valid, instead)
+
+
+def seconds(value: Any) -> float:
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if not _is_number(number) or not 0 < number < MAX:
+        raise Invalid("a positive number of seconds or a timedelta")
+    return float(number)
+
+
+def _whole_seconds(minimum: int) -> Reader:
+    def read(value: Any) -> int:
+        # Booleans too: retry_backoff=True is 1, as in Celery.
+        if isinstance(value, (int, float)) and minimum <= value < MAX and value == int(value):
+            return int(value)
+        raise Invalid(f"a whole number of seconds from {minimum} on; each delay has its own queue")
+
+    return read
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return the items of a list, or a single item as the only one."""
+    single = isinstance(value, (str, type)) or not isinstance(value, Iterable)
+    return (value,) if single else tuple(value)
+
+
+def _exceptions(value: Any) -> tuple[type[BaseException], ...]:
+    classes = as_tuple(value)
+    if not all(isinstance(item, type) and issubclass(item, BaseException) for item in classes):
+        raise Invalid("a list of exception classes")
+    return classes
+
+
+def _is_rate_limit(value: object) -> bool:
+    """Return True if Celery accepts *value* as a rate limit (celery.utils.time.rate)."""
+    if isinstance(value, str):
+        number, _, unit = value.partition("/")
+        return unit in ("", "s", "m", "h") and re.fullmatch(r"\d+(\.\d+)?", number) is not None
+    return _is_number(value) and 0 <= value < MAX  # type: ignore[operator]
+
+
+# -- options ------------------------------------------------------------------------------
+
+
+POLICY_OPTIONS: Final[Mapping[str, Reader]] = {
+    "max_retries": optional(
+        accept(
+            lambda value: _is_integer(value) and value >= 0,
+            "a whole number from 0 on",
+        )
+    ),
+    "retry_backoff": _whole_seconds(0),
+    "retry_backoff_max": _whole_seconds(1),
+    "retry_jitter": boolean,
+    "default_retry_delay": _whole_seconds(1),
+    "autoretry_for": _exceptions,
+    "dont_autoretry_for": _exceptions,
+}
+_time_limit: Final = accept(
+    lambda value: _is_number(value) and 0 < value < MAX, "a number of seconds above 0"
+)
+TASK_OPTIONS: Final[Mapping[str, Reader]] = {
+    "time_limit": optional(_time_limit),
+    "soft_time_limit": optional(_time_limit),
+    "rate_limit": optional(
+        accept(
+            _is_rate_limit, "a number per second, or a string such as '10/s', '100/m' or '1000/h'"
+        )
+    ),
+    "ignore_result": boolean,
+}
+#: Options that ``DEFAULTS`` may have too. Settings write the names in upper case.
+DEFAULT_OPTIONS: Final[Mapping[str, Reader]] = {
+    **POLICY_OPTIONS,
+    **TASK_OPTIONS,
+    "queue": unchecked,
+    "strict": boolean,
+    "once": boolean,
+    "using": string,
+}
+HANDLER_OPTIONS: Final[Mapping[str, Reader]] = {
+    **DEFAULT_OPTIONS,
+    "events": unchecked,
+    "handler": unchecked,
+    "enabled": boolean,
+    "bind": boolean,
+}
+EVENT_OPTIONS: Final[Mapping[str, Reader]] = {"contract": unchecked}
+
+
+def option(read: Reader, **default: Any) -> Any:
+    """Return a dataclass field with a reader; *default* as for :func:`dataclasses.field`."""
+    return field(metadata={"read": read}, **default)
+
+
+def keys(section: type) -> dict[str, Reader]:
+    """Return the readers of a dataclass of settings by key, in upper case."""
+    return {each.name.upper(): each.metadata["read"] for each in fields(section)}
+
+
+def read_options(
+    readers: Mapping[str, Reader],
+    given: Mapping[Any, Any],
+    where: str,
+    problems: list[Problem],
+    code: str = "E003",
+) -> dict[str, Any]:
+    """Return the values of *given* under their names in lower case, without the defaults.
+
+    An unknown name or an invalid value is added to *problems*, the latter under *code*.
+    """
+    problems.extend(unknown_option(where, key, readers) for key in given if key not in readers)
+    values = {}
+    for key, read in readers.items():
+        if key not in given:
+            continue
+        try:
+            values[key.lower()] = read(given[key])
+        except Invalid as exc:
+            place = f"{where}[{key!r}]" if key.isupper() else f"{where}: {key}"
+            problems.append(
+                Problem(code, f"{place} is {given[key]!r:.120}, which is not valid.", f"Use {exc}.")
+            )
+            if exc.instead is not _DEFAULT:
+                values[key.lower()] = exc.instead
+    return values
+
+
+def unknown_option(where: str, key: object, known: Iterable[str]) -> Problem:
+    """Return the problem of an unknown key, with the nearest known one."""
+    by_upper = {name.upper(): name for name in known}
+    near = difflib.get_close_matches(str(key).upper(), by_upper, n=1)
+    hint = f"Did you mean {by_upper[near[0]]!r}?" if near else ""
+    return Problem(
+        "E002",
+        f"{where} has the unknown key {key!r}.",
+        hint or f"Known keys are {', '.join(sorted(by_upper.values()))}.",
+    )
