@@ -30,6 +30,7 @@ from ..worker.dispatch import (
     Dispatcher,
     Reading,
     celery_headers,
+    delivery_info,
 )
 from ..worker.outgoing import OutgoingMessages, announce
 from ..worker.task import register, utc_now
@@ -229,8 +230,7 @@ class MemoryBackend:
     def _dispatch(self, world: _World, stored: Stored) -> None:
         """Read, run and settle one delivery, as worker.consumer and worker.settlement do."""
         reading = Reading(received=stored.received())
-        event, progress, handler, payload = world.dispatcher.read(reading.received)
-        reading.event, reading.progress, reading.handler = event, progress, handler
+        payload = world.dispatcher.read(reading)
         if isinstance(payload, Verdict):
             self._settle(world, stored, reading, payload)
             return
@@ -244,18 +244,13 @@ class MemoryBackend:
             self._settle(world, stored, reading, self._run_handler(world, reading, payload))
 
     def _run_handler(self, world: _World, reading: Reading, payload: Payload) -> Verdict:
-        event, handler = reading.known
+        _, handler = reading.known
         # Without a broker any app will do, also the one that Celery makes by itself.
         app = celery_app(world.settings) if world.settings.celery_app else current_celery_app()
         register(app, {handler.name: handler})
-        received = reading.received
         request = {
-            **celery_headers(event, reading.progress, handler, payload, len(received.body)),
-            "delivery_info": {
-                "exchange": received.exchange,
-                "routing_key": received.routing_key,
-                "redelivered": received.redelivered,
-            },
+            **celery_headers(reading, payload),
+            "delivery_info": delivery_info(reading.received),
         }
         body = [list(payload.args), dict(payload.kwargs), {}]
         with _savepoints():

@@ -25,14 +25,13 @@ from ..broker.fast.frame_reader import FrameReader
 from ..broker.provisioning import startup
 from ..broker.topology import Names, Topology, build
 from ..conf import Settings, get_settings
-from ..context import ReceivedEvent
-from ..declare.registry import Handler, Registry, get_registry
+from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError
-from ..message.types import Payload, Progress, Received
+from ..message.types import Payload, Received
 from . import fast_paths
 from .cold_shutdown import ColdShutdown
 from .delivery import Delivery
-from .dispatch import HOLDABLE, Dispatcher, celery_headers
+from .dispatch import HOLDABLE, Dispatcher, celery_headers, delivery_info
 from .outgoing import OutgoingMessages
 from .request import Chunking, EventMessage
 from .settlement import Settler
@@ -453,15 +452,15 @@ class EventStep(bootsteps.StartStopStep):
             unreadable=unreadable,
         )
         delivery = Delivery(received=received, message=message)
-        self._guarded(delivery, self._dispatch, delivery)
+        self._guarded(self._dispatch, delivery)
 
-    def _guarded(self, delivery: Delivery, step: Callable[..., None], *args: Any) -> None:
+    def _guarded(self, step: Callable[..., None], delivery: Delivery, *args: Any) -> None:
         """Call *step*; requeue the delivery if a bug of ours raises, so that the worker continues.
 
         Past the delivery limit RabbitMQ moves it to the graveyard.
         """
         try:
-            step(*args)
+            step(delivery, *args)
         except Exception:
             logger.exception(
                 "a delivery from %r could not be read; it is requeued", delivery.received.queue
@@ -469,29 +468,20 @@ class EventStep(bootsteps.StartStopStep):
             self.settler.settle(delivery, REQUEUE)
 
     def _dispatch(self, delivery: Delivery) -> None:
-        event, progress, handler, payload = self.dispatcher.read(delivery.received)
-        delivery.event, delivery.progress, delivery.handler = event, progress, handler
+        payload = self.dispatcher.read(delivery)
         if isinstance(payload, Verdict):
             self.settler.settle(delivery, payload)
             return
-        event, handler = delivery.known
         remaining = delivery.remaining(datetime.now(UTC))
         if remaining > HOLDABLE:
             self.settler.postpone(delivery)
         elif remaining > 0:
-            step = (self._handle, delivery, event, progress, handler, payload)
-            self.c.timer.call_after(remaining, self._guarded, (delivery, *step))
+            held = (self._handle, delivery, payload)
+            self.c.timer.call_after(remaining, self._guarded, held)
         else:
-            self._handle(delivery, event, progress, handler, payload)
+            self._handle(delivery, payload)
 
-    def _handle(
-        self,
-        delivery: Delivery,
-        event: ReceivedEvent,
-        progress: Progress,
-        handler: Handler,
-        payload: Payload,
-    ) -> None:
+    def _handle(self, delivery: Delivery, payload: Payload) -> None:
         if self._is_stopping or delivery.lost:
             return  # RabbitMQ delivers it again
         received = delivery.received
@@ -500,13 +490,10 @@ class EventStep(bootsteps.StartStopStep):
             delivery,
             settler=self.settler,
             chunks=self.chunks if fresh else None,
-            headers=celery_headers(event, progress, handler, payload, len(received.body)),
-            delivery_info={
-                "exchange": received.exchange,
-                "routing_key": received.routing_key,
-                "redelivered": received.redelivered,
-            },
+            headers=celery_headers(delivery, payload),
+            delivery_info=delivery_info(received),
         )
+        _, handler = delivery.known
         self.c.strategies[handler.name](
             message,
             [list(payload.args), dict(payload.kwargs), {}],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from celery.utils.saferepr import saferepr
@@ -74,86 +75,84 @@ class Dispatcher:
         self.registry = registry
         self.names = names
         self._by_key = {handler.key: handler for handler in registry.handlers.values()}
-        self._found: dict[tuple[str, str], Handler | None] = {}
+        self._find = lru_cache(maxsize=10_000)(registry.find)
 
-    def read(
-        self, received: Received
-    ) -> tuple[ReceivedEvent | None, Progress, Handler | None, Payload | Verdict]:
-        """Read a delivery.
+    def read(self, reading: Reading) -> Payload | Verdict:
+        """Fill in event, progress and handler of a delivery.
 
         Returns:
-            event, progress, handler and payload, or a verdict instead of the payload if the
-            delivery cannot be handled.
+            the payload, or a verdict if the delivery cannot be handled.
         """
-        if received.unreadable:
-            verdict = Verdict(kind="archive", reason="malformed", detail=received.unreadable)
-            return None, Progress(), None, verdict
-        trusted = self.is_trusted(received)
-        event: ReceivedEvent | None = None
-        progress, handler = Progress(), None
         try:
-            event, progress = decoding.identify(received, trusted=trusted)
-            handler = self.find_handler(received, event, progress)
-            payload = decoding.decode(received, self.settings.max_body)
+            event = self.identify(reading)
+            payload = decoding.decode(reading.received, self.settings.max_body)
         except Malformed as exc:
-            verdict = Verdict(kind="archive", reason="malformed", detail=exc.detail)
-            return event, progress, handler, verdict
-        if handler is None:
-            wanted = progress.handler or f"event {event.name!r}"
-            verdict = Verdict(
-                kind="archive",
-                reason="unknown",
-                detail=f"no handler for {wanted} on the queue {received.queue!r}",
-            )
-            return event, progress, None, verdict
-        return event, progress, handler, payload
+            return Verdict(kind="archive", reason="malformed", detail=exc.detail)
+        if reading.handler is None:
+            wanted = reading.progress.handler or f"event {event.name!r}"
+            detail = f"no handler for {wanted} on the queue {reading.received.queue!r}"
+            return Verdict(kind="archive", reason="unknown", detail=detail)
+        return payload
 
-    def is_trusted(self, received: Received) -> bool:
-        """Return True if this service has published it, so that our own headers are valid."""
-        return received.exchange in (self.names.return_, self.names.replay)
+    def identify(self, reading: Reading) -> ReceivedEvent:
+        """Fill in what the headers tell, as far as possible, and return the event.
 
-    def find_handler(
-        self, received: Received, event: ReceivedEvent, progress: Progress
-    ) -> Handler | None:
-        """Return the handler of a delivery, ``None`` if this service has none."""
-        if self.is_trusted(received):
-            if progress.handler is not None:
-                handler = self.registry.handlers.get(progress.handler)
-            else:
-                handler = self._by_key.get(received.event_key)
-            # If a handler moved to another queue (QUEUE), its old one stays bound to the return
-            # exchange until an operator unbinds it. Both queues receive the retry, and running it
-            # from both would double it each time.
-            return handler if handler and handler.queue == received.queue else None
-        name = event.name
-        if not received.exchange:
-            # Published to the default exchange: the routing key is the queue's name.
-            header = received.headers.get(headers.EVENT_NAME) or received.headers.get("task")
-            # The name is cached below, so limit its length.
-            name = header if isinstance(header, str) and len(header) <= MAX_NAME else name
-        key = (received.queue, name)
-        if key not in self._found:
-            if len(self._found) > 10_000:
-                self._found.clear()
-            self._found[key] = self.registry.find(received.queue, name)
-        return self._found[key]
+        Raises:
+            Malformed: they are invalid.
+        """
+        received = reading.received
+        if received.unreadable:
+            raise Malformed(received.unreadable)
+        # Only this service publishes to these, so our own headers are valid.
+        trusted = received.exchange in (self.names.return_, self.names.replay)
+        event, progress = decoding.identify(received, trusted=trusted)
+        reading.event, reading.progress = event, progress
+        if not trusted:
+            reading.handler = self._find(received.queue, _first_name(received, event))
+            return event
+        if progress.handler is not None:
+            handler = self.registry.handlers.get(progress.handler)
+        else:
+            handler = self._by_key.get(received.event_key)
+        # If a handler moved to another queue (QUEUE), its old one stays bound to the return
+        # exchange until an operator unbinds it. Both queues receive the retry, and running it
+        # from both would double it each time.
+        if handler is not None and handler.queue == received.queue:
+            reading.handler = handler
+        return event
 
 
-def celery_headers(
-    event: ReceivedEvent, progress: Progress, handler: Handler, payload: Payload, size: int
-) -> dict[str, Any]:
-    """Return the headers of the message that Celery receives; none is the publisher's.
+def _first_name(received: Received, event: ReceivedEvent) -> str:
+    """Return the event's name by which its first delivery finds a handler."""
+    if not received.exchange:
+        # Published to the default exchange: the routing key is the queue's name.
+        header = received.headers.get(headers.EVENT_NAME) or received.headers.get("task")
+        # The name is cached, so limit its length.
+        if isinstance(header, str) and len(header) <= MAX_NAME:
+            return header
+    return event.name
 
-    Args:
-        size: bytes of the body that the payload was decoded from.
-    """
+
+def delivery_info(received: Received) -> dict[str, Any]:
+    """Return the delivery info of the message that Celery receives."""
+    return {
+        "exchange": received.exchange,
+        "routing_key": received.routing_key,
+        "redelivered": received.redelivered,
+    }
+
+
+def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
+    """Return the headers of the message that Celery receives; none is the publisher's."""
+    event, handler = reading.known
+    size = len(reading.received.body)
     return {
         "lang": "py",
         "task": handler.name,
         "id": task_id(event.service, event.id, handler.name, event.replay_id),
         "root_id": event.correlation_id,
         "parent_id": event.causation_id,
-        "retries": progress.attempt - 1,
+        "retries": reading.progress.attempt - 1,
         "argsrepr": _representation(list(payload.args), size),
         "kwargsrepr": _representation(dict(payload.kwargs), size),
         "origin": event.service,
@@ -163,7 +162,11 @@ def celery_headers(
 
 
 def _representation(value: list[Any] | dict[str, Any], size: int) -> str:
-    """Return plain data as text of at most :data:`MAX_REPR` characters."""
+    """Return plain data as text of at most :data:`MAX_REPR` characters.
+
+    Args:
+        size: bytes of the body that the payload was decoded from.
+    """
     if size <= MAX_REPR:
         # saferepr takes longer than the rest of the dispatch.
         text = repr(value)

@@ -13,11 +13,9 @@ from typing import Any
 from .. import signals
 from ..broker.topology import Names
 from ..conf import Settings
-from ..context import ReceivedEvent
-from ..declare.registry import Handler
 from ..declare.retry_policy import hop
 from ..message import archive_message, encoding, text
-from ..message.types import Message, Received
+from ..message.types import Message, Progress
 from .dispatch import Reading
 from .verdict import Verdict
 
@@ -42,42 +40,14 @@ class OutgoingMessages:
 
     def build(self, reading: Reading, verdict: Verdict, now: datetime) -> Message | None:
         """Return the message of *verdict*, ``None`` if it publishes nothing."""
-        event, handler = reading.event, reading.handler
-        if verdict.kind == "handled":
-            if event is None or handler is None or event.replay_id is None:
-                return None
-            return archive_message.build_outcome(
-                event,
-                exchange=self.names.archive,
-                handler=handler.name,
-                service=self.settings.service,
-                outcome="succeeded",
-                at=now,
-                worker=self.worker,
-            )
+        event, handler, progress = reading.event, reading.handler, reading.progress
+        if verdict.failure is not None and handler is not None:
+            history = encoding.add_to_history(progress, verdict.failure, at=now, worker=self.worker)
+            progress = replace(progress, history=history)
         if verdict.kind == "retry":
-            event, handler = reading.known
-            history = reading.progress.history
-            if verdict.failure is not None:
-                history = encoding.add_to_history(
-                    reading.progress, verdict.failure, at=now, worker=self.worker
-                )
-            return self.delayed(
-                reading.received,
-                event,
-                handler,
-                attempt=reading.progress.attempt + 1,
-                due_at=verdict.due_at or now,
-                history=history,
-                now=now,
-            )
+            progress = replace(progress, attempt=progress.attempt + 1, due_at=verdict.due_at)
+            return self._delayed(reading, progress, now)
         if verdict.kind == "archive":
-            progress = reading.progress
-            if verdict.failure is not None and handler is not None:
-                history = encoding.add_to_history(
-                    progress, verdict.failure, at=now, worker=self.worker
-                )
-                progress = replace(progress, history=history)
             return archive_message.build(
                 reading.received,
                 exchange=self.names.archive,
@@ -91,44 +61,36 @@ class OutgoingMessages:
                 handler=handler.name if handler else progress.handler,
                 failure=verdict.failure,
             )
-        return None
+        if verdict.kind == "requeue" or event is None or handler is None or not event.replay_id:
+            return None
+        return archive_message.build_outcome(
+            event,
+            exchange=self.names.archive,
+            handler=handler.name,
+            service=self.settings.service,
+            outcome="succeeded",
+            at=now,
+            worker=self.worker,
+        )
 
     def postponed(self, reading: Reading, now: datetime) -> Message:
         """Return the message that delays an event again, since it is not due yet."""
-        event, handler = reading.known
-        progress = reading.progress
-        return self.delayed(
-            reading.received,
-            event,
-            handler,
-            attempt=progress.attempt,
-            due_at=progress.due_at or now,
-            history=progress.history,
-            now=now,
-        )
+        return self._delayed(reading, reading.progress, now)
 
-    def delayed(
-        self,
-        received: Received,
-        event: ReceivedEvent,
-        handler: Handler,
-        *,
-        attempt: int,
-        due_at: datetime,
-        history: tuple[Any, ...],
-        now: datetime,
-    ) -> Message:
+    def _delayed(self, reading: Reading, progress: Progress, now: datetime) -> Message:
+        event, handler = reading.known
+        due_at = progress.due_at or now
         seconds = hop((due_at - now).total_seconds(), self.delays)
         return encoding.retry_message(
-            received,
+            reading.received,
             event,
             exchange=self.names.delay(seconds),
             routing_key=self.home or handler.key,
             handler=handler.name,
-            attempt=attempt,
+            attempt=progress.attempt,
             due_at=due_at,
             replay_id=event.replay_id,
-            history=history,
+            history=progress.history,
         )
 
 

@@ -21,7 +21,7 @@ from ..broker.topology import Names
 from ..conf import Settings
 from ..declare.registry import Registry
 from ..exceptions import Malformed
-from ..message import decoding, headers
+from ..message import headers
 from ..message.types import Failure, Received
 from .bootstep import EventStep
 from .delivery import Delivery
@@ -170,18 +170,11 @@ class ReaperStep(EventStep):
     def _forward(self, delivery: Delivery) -> None:
         """Archive a message that killed the reaper, without decoding its body."""
         self._wait_for_dead()
-        delivery.received = received = self._original(delivery.received)
-        trusted = self.dispatcher.is_trusted(received)
-        if not received.unreadable:
-            try:
-                delivery.event, delivery.progress = decoding.identify(received, trusted=trusted)
-                delivery.handler = self.dispatcher.find_handler(
-                    received, delivery.event, delivery.progress
-                )
-            except Malformed as exc:
-                logger.warning(
-                    "a message in %r has invalid headers: %s", self.names.dead, exc.detail
-                )
+        delivery.received = self._original(delivery.received)
+        try:
+            self.dispatcher.identify(delivery)
+        except Malformed as exc:
+            logger.warning("a message in %r has invalid headers: %s", self.names.dead, exc.detail)
         self.settler.settle(
             delivery,
             Verdict(

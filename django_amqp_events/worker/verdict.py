@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, SupportsIndex
 
 from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
@@ -26,9 +26,13 @@ Kind = Literal["handled", "retry", "archive", "requeue"]
 class InvalidArguments(ControlFlow):
     """The payload cannot be bound to the handler; a retry would fail again."""
 
+    reason = "arguments"
+
 
 class Unsupported(ControlFlow):
     """The handler used a feature of Celery's that events do not have."""
+
+    reason = "unsupported"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,18 +56,9 @@ class Verdict:
     detail: str = ""
     failure: Failure | None = None
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # The most frequent one is pickled by its name.
-        if self is HANDLED:
-            return "HANDLED"
-        return _verdict, (self.kind, self.due_at, self.reason, self.detail, self.failure)
-
-
-def _verdict(
-    kind: Kind, due_at: datetime | None, reason: str, detail: str, failure: Failure | None
-) -> Verdict:
-    """Return a verdict with these fields; unpickling calls it."""
-    return Verdict(kind=kind, due_at=due_at, reason=reason, detail=detail, failure=failure)
+        return "HANDLED" if self is HANDLED else object.__reduce_ex__(self, protocol)
 
 
 HANDLED: Final = Verdict(kind="handled")
@@ -88,70 +83,35 @@ def decide(
         tracebacks: whether the failure of a retry has one. No message carries it, and formatting
             it takes longer than everything else that is done for a retry.
     """
-    if isinstance(exc, Reject):
-        if exc.requeue:
-            return REQUEUE
-        cause = exc.reason if isinstance(exc.reason, BaseException) else exc
-        delay = policy.delay(attempt, random)
-        return _retry_or_archive(
-            cause, policy, attempt, delay, now, tracebacks, at=exc.__traceback__
-        )
+    if isinstance(exc, Reject) and exc.requeue:
+        return REQUEUE
     if isinstance(exc, Ignore):
         return HANDLED
-    if isinstance(exc, Retry):
-        return _requested(exc, policy, attempt, now, random, tracebacks)
-    if isinstance(exc, InvalidArguments):
-        return Verdict(kind="archive", reason="arguments", detail=str(exc), failure=describe(exc))
-    if isinstance(exc, Unsupported):
-        return Verdict(kind="archive", reason="unsupported", detail=str(exc), failure=describe(exc))
-    limits = (SoftTimeLimitExceeded, TimeLimitExceeded)
-    if isinstance(exc, limits) or policy.retries(exc):
-        delay = policy.delay(attempt, random)
-        return _retry_or_archive(exc, policy, attempt, delay, now, tracebacks)
-    return Verdict(
-        kind="archive",
-        reason="failed",
-        detail=f"{type(exc).__name__} is not retried by this handler's policy",
-        failure=describe(exc),
-    )
-
-
-def _requested(
-    exc: Retry,
-    policy: RetryPolicy,
-    attempt: int,
-    now: datetime,
-    random: float,
-    tracebacks: bool,
-) -> Verdict:
-    """Return the verdict for a handler that called ``self.retry(…)``."""
-    cause = exc.__cause__
-    if isinstance(exc.when, datetime):
-        delay = (exc.when - now).total_seconds()
-    elif exc.when is None:
-        delay = policy.delay(attempt, random)
-    else:
-        delay = float(exc.when)
-    limit = getattr(exc, "max_retries", None)
-    return _retry_or_archive(
-        cause or exc, policy, attempt, delay, now, tracebacks, limit, at=exc.__traceback__
-    )
-
-
-def _retry_or_archive(
-    exc: BaseException,
-    policy: RetryPolicy,
-    attempt: int,
-    delay: float,
-    now: datetime,
-    tracebacks: bool,
-    max_retries: int | None = None,
-    at: TracebackType | None = None,
-) -> Verdict:
+    if isinstance(exc, (InvalidArguments, Unsupported)):
+        return Verdict(kind="archive", reason=exc.reason, detail=str(exc), failure=describe(exc))
+    cause, limit, delay = exc, None, None
+    if isinstance(exc, Reject):
+        cause = exc.reason if isinstance(exc.reason, BaseException) else exc
+    elif isinstance(exc, Retry):
+        cause = exc.__cause__ or exc
+        limit = getattr(exc, "max_retries", None)
+        if isinstance(exc.when, datetime):
+            delay = (exc.when - now).total_seconds()
+        elif exc.when is not None:
+            delay = float(exc.when)
+    elif not (isinstance(exc, (SoftTimeLimitExceeded, TimeLimitExceeded)) or policy.retries(exc)):
+        return Verdict(
+            kind="archive",
+            reason="failed",
+            detail=f"{type(exc).__name__} is not retried by this handler's policy",
+            failure=describe(exc),
+        )
+    exhausted = policy.exhausted(attempt, limit)
     # retry(exc=ValueError()) and Reject(ValueError()) carry an exception that was never raised, so
     # its place is where the handler raised the Retry or Reject.
-    exhausted = policy.exhausted(attempt, max_retries)
-    failure = describe(exc, exc.__traceback__ or at, traced=exhausted or tracebacks)
+    failure = describe(
+        cause, cause.__traceback__ or exc.__traceback__, traced=exhausted or tracebacks
+    )
     if exhausted:
         return Verdict(
             kind="archive",
@@ -159,6 +119,8 @@ def _retry_or_archive(
             detail=f"attempt {attempt} failed, and it was the last one",
             failure=failure,
         )
+    if delay is None:
+        delay = policy.delay(attempt, random)
     return Verdict(kind="retry", due_at=now + timedelta(seconds=delay), failure=failure)
 
 

@@ -8,7 +8,7 @@ from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import Settings
 from django_amqp_events.declare.registry import build
 from django_amqp_events.message.types import Payload, Received
-from django_amqp_events.worker.dispatch import MAX_REPR, Dispatcher, celery_headers
+from django_amqp_events.worker.dispatch import MAX_REPR, Dispatcher, Reading, celery_headers
 from django_amqp_events.worker.verdict import Verdict
 
 
@@ -26,7 +26,7 @@ OWN, MAIL = "billing.m.moved", "billing.mail"
 
 
 def read(queue: str, exchange: str, key: str, *, handler: str | None = "m.moved") -> str:
-    """Return the handler's name, or the reason why there is none."""
+    """Return the name of the handler that gets it, or why nobody does."""
     headers = {"event-id": "1", "event-name": "shop.paid", "event-attempt": 2}
     if handler:
         headers["event-handler"] = handler
@@ -39,19 +39,18 @@ def read(queue: str, exchange: str, key: str, *, handler: str | None = "m.moved"
         properties={"content_type": "application/json"},
     )
     dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
-    _, _, found, payload = dispatcher.read(received)
+    reading = Reading(received=received)
+    payload = dispatcher.read(reading)
     if isinstance(payload, Verdict):
-        assert found is None
+        assert reading.handler is None
         return payload.reason
-    assert isinstance(payload, Payload)
-    assert found is not None
-    return found.name
+    return reading.known[1].name
 
 
 @pytest.mark.parametrize("exchange", ["billing:return", "billing:replay"])
 @pytest.mark.parametrize("header", ["m.moved", None])
 def test_retry_returns_to_the_handlers_queue(exchange: str, header: str | None) -> None:
-    """A queue that it left is still bound, so each retry would be handled twice."""
+    """A queue that it has left is still bound: run from both, each retry would make two."""
     assert read(OWN, exchange, OWN, handler=header) == "m.moved"
     assert read(MAIL, exchange, OWN, handler=header) == "unknown"
 
@@ -68,9 +67,10 @@ def test_unreadable_message_is_malformed() -> None:
         properties={}, unreadable="the headers cannot be read: year 53872825 is out of range",
     )  # fmt: skip
     dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
-    event, _, handler, verdict = dispatcher.read(received)
+    reading = Reading(received=received)
+    verdict = dispatcher.read(reading)
     assert isinstance(verdict, Verdict)
-    assert (event, handler, verdict.reason) == (None, None, "malformed")
+    assert (reading.event, reading.handler, verdict.reason) == (None, None, "malformed")
     assert "53872825" in verdict.detail
 
 
@@ -85,11 +85,10 @@ def test_argument_repr_is_bounded(size: int) -> None:
         properties={"content_type": "application/json"},
     )
     dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
-    event, progress, handler, payload = dispatcher.read(received)
-    assert event is not None
-    assert handler is not None
+    reading = Reading(received=received)
+    payload = dispatcher.read(reading)
     assert isinstance(payload, Payload)
-    headers = celery_headers(event, progress, handler, payload, len(received.body))
+    headers = celery_headers(reading, payload)
     assert headers["argsrepr"] == "[5]"
     words = headers["kwargsrepr"]
     assert words.startswith("{'note': 'xxx")
