@@ -1,10 +1,30 @@
-"""Check that writes are committed."""
+"""Databases: whether they commit, and what their errors mean."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from django.db import connections
 
 from .exceptions import ConfigurationError
+
+#: PostgreSQL's undefined_table and undefined_column.
+_MISSING_CODES: Final = frozenset({"42P01", "42703"})
+#: The same in the messages of SQLite and MySQL.
+_MISSING_TEXTS: Final = ("no such table", "no such column", "has no column", "doesn't exist")
+
+
+def table_missing(exc: BaseException) -> bool:
+    """Return True if a database error means that a migration has not been applied."""
+    cause = exc.__cause__
+    code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    return code in _MISSING_CODES or any(text in str(exc) for text in _MISSING_TEXTS)
+
+
+def error_line(exc: BaseException) -> str:
+    """Return the type and the first line of an error."""
+    text = str(exc).strip().partition("\n")[0]
+    return f"{type(exc).__name__}: {text}"
 
 
 def check_commits(alias: str) -> None:

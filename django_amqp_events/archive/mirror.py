@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 from uuid import uuid4
 
@@ -21,11 +22,13 @@ from django.db import Error, connections, transaction
 from ..broker.batch_reader import Batch, BatchReader
 from ..broker.topology import Names
 from ..conf import Settings
+from ..databases import error_line
 from ..exceptions import AmqpEventsError
 from ..message.types import Received
 from ..models import (
     ArchivedEvent,
 )
+from ..service_loop import ServiceLoop
 from . import replay, states
 from .groups import failure_groups
 from .message_store import Counts, store
@@ -34,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 #: Messages in one transaction at most.
 BATCH: Final = 500
-#: Seconds that the mirror waits before it looks again at a broker or database that is away:
-#: doubled from the first to the last.
-BACKOFF: Final = (0.5, 30.0)
 #: Seconds between looks for replays that a dead process left queued: where nothing comes in, and
 #: where there is always something, in which their outcomes may be.
 SWEEP: Final = (5.0, 60.0)
@@ -44,8 +44,6 @@ SWEEP: Final = (5.0, 60.0)
 FOLD: Final = 5.0
 #: Seconds after which messages that could not be stored are tried again.
 ASIDE: Final = 60.0
-#: PostgreSQL's undefined_table and undefined_column.
-_MISSING: Final = frozenset({"42P01", "42703"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,9 +67,13 @@ class Mirror:
     stop: Callable[[], bool] = bool
     total: Counts = field(default_factory=Counts)
     aside: int = 0
-    _failures: int = 0
     _swept: float = 0.0
     _folded: float = 0.0
+    _loop: ServiceLoop = field(init=False)
+
+    def __post_init__(self) -> None:
+        archive = Names.of(self.settings).archive
+        self._loop = ServiceLoop(work=f"mirroring {archive}", tell=self.tell, stop=self.stop)
 
     def run(self, *, until_empty: bool = False) -> Counts:
         """Mirror; returns what was done, after :attr:`stop` says so.
@@ -79,19 +81,12 @@ class Mirror:
         Args:
             until_empty: end when the queue has nothing more.
         """
-        while not self.stop():
-            try:
-                self._wait_for_database()
-                if self._consume(until_empty=until_empty):
-                    break
-            except Error as exc:
-                self._pause("the database", exc)
-            except AmqpEventsError as exc:
-                self._pause("the archive queue", exc)
+        self._loop.run(partial(self._consume, until_empty=until_empty))
         return self.total
 
-    def _consume(self, *, until_empty: bool) -> bool:
-        """Mirror batch after batch over one connection; returns whether that was all."""
+    def _consume(self, *, until_empty: bool) -> float | None:
+        """Mirror batch after batch over one connection; return ``None`` if that was all."""
+        self._wait_for_database()
         names = Names.of(self.settings)
         self.aside = 0
         intake = BatchReader(
@@ -109,16 +104,14 @@ class Mirror:
                     self._mirror(intake, batch)
                 elif until_empty and not intake.ready():
                     self._fold(idle=True, now=True)
-                    return True
+                    return None
                 self._sweep(idle=batch is None)
                 self._fold(idle=batch is None)
-                if self._failures:
-                    self.tell(f"mirroring {names.archive} again")
-                    self._failures = 0
+                self._loop.recovered()
                 if self.aside and time.monotonic() > began + ASIDE:
                     # A new connection gets them once more.
-                    return False
-            return True
+                    return 0.0
+            return None
         finally:
             intake.close()
 
@@ -156,7 +149,7 @@ class Mirror:
             self.aside += 1
             self.tell(
                 f"a message cannot be stored and stays in the archive queue "
-                f"({_described(exc)}); the others go on, it is tried again in {ASIDE:g} s"
+                f"({error_line(exc)}); the others go on, it is tried again in {ASIDE:g} s"
             )
         else:
             yield from places
@@ -205,22 +198,6 @@ class Mirror:
         connections[alias].close_if_unusable_or_obsolete()
         states.rows().exists()
 
-    def _pause(self, what: str, exc: Exception) -> None:
-        first, last = BACKOFF
-        wait = min(first * 2 ** min(self._failures, 16), last)
-        self._failures += 1
-        remedy = "; run `manage.py migrate`" if _no_table(exc) else ""
-        trouble = "a table is missing" if remedy else f"{what} is away"
-        self.tell(
-            f"paused, {trouble} ({_described(exc)}{remedy}); nothing is lost, "
-            f"looking again in {wait:g} s"
-        )
-        for connection in connections.all(initialized_only=True):
-            connection.close()
-        end = time.monotonic() + wait
-        while not self.stop() and (left := end - time.monotonic()) > 0:
-            time.sleep(min(0.2, left))
-
 
 def _takes_rows() -> bool:
     """Return True if the database accepts a row now; the row is rolled back."""
@@ -238,16 +215,6 @@ def _takes_rows() -> bool:
     except Error:
         return False
     return True
-
-
-def _no_table(exc: Exception) -> bool:
-    code = getattr(exc.__cause__, "sqlstate", None) or getattr(exc.__cause__, "pgcode", None)
-    return code in _MISSING or "no such table" in str(exc) or "has no column" in str(exc)
-
-
-def _described(exc: Exception) -> str:
-    text = str(exc).strip().partition("\n")[0]
-    return f"{type(exc).__name__}: {text}"
 
 
 def describe(counts: Mapping[str, int] | Counts) -> str:

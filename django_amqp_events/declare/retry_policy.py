@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from ..backoff import Backoff
 from ..exceptions import ConfigurationError
 from ..options import POLICY_OPTIONS, Invalid
 
@@ -76,11 +77,8 @@ class RetryPolicy:
         """
         if not self.retry_backoff:
             return float(self.default_retry_delay)
-        # Attempts may have no limit; 2 ** 62 is above every maximum.
-        backoff: int = min(self.retry_backoff * 2 ** min(attempt - 1, 62), self.retry_backoff_max)
-        if self.retry_jitter:
-            return max(float(MINIMUM_DELAY), backoff * random)
-        return float(backoff)
+        delay = Backoff(self.retry_backoff, self.retry_backoff_max).delay(attempt - 1)
+        return max(float(MINIMUM_DELAY), delay * random) if self.retry_jitter else delay
 
     def schedule(self, limit: int = 64) -> tuple[float, ...]:
         """Return the delays of the retries without jitter, at most *limit* of them."""

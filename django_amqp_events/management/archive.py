@@ -5,14 +5,11 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from types import FrameType
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -23,6 +20,7 @@ from django.utils import timezone
 from django_amqp_events import conf
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.base import BrokerCommand
+from django_amqp_events.management.processes import stop_signals
 
 #: Seconds between lines of progress.
 PROGRESS: Final = 5.0
@@ -75,18 +73,15 @@ class ArchiveCommand(BrokerCommand):
         Errors of the broker, the database and the settings become one sentence and exit code 2.
         """
 
-        def end(_number: int, _frame: FrameType | None) -> None:
+        def stop() -> None:
             if self.stopping:
                 raise KeyboardInterrupt
             self.stopping = True
             self.tell("stopping after what is in hand; once more to stop at once", 0)
 
-        # A scheduler may call it in a thread, which gets no signals.
-        alone = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if alone else ()
-        before = {each: signal.signal(each, end) for each in numbers}
         try:
-            yield
+            with stop_signals(stop):
+                yield
         except (AmqpEventsError, ImproperlyConfigured) as exc:
             raise CommandError(str(exc), returncode=2) from exc
         except (DatabaseError, InterfaceError) as exc:
@@ -97,9 +92,6 @@ class ArchiveCommand(BrokerCommand):
                 + ("run `manage.py migrate`" if missing else "nothing of the work in hand is half"),
                 returncode=2,
             ) from exc
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
 
 
 def wrong(text: str) -> CommandError:

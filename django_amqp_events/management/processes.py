@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,14 +22,15 @@ from celery.bin.celery import celery as celery_command
 from django.conf import settings
 from django.core.management.base import CommandError
 
+from django_amqp_events.backoff import Backoff
 from django_amqp_events.broker.connection import build_connection
 from django_amqp_events.exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-#: Seconds before a child that has ended is started again: doubled from the first to the last,
-#: and from the first again once it has lived for longer than the last.
-BACKOFF: Final = (1.0, 60.0)
+#: Seconds before a child that has ended is started again: from the first again once it has lived
+#: for longer than the last.
+BACKOFF: Final = Backoff(1.0, 60.0)
 #: Seconds between looks.
 LOOK: Final = 0.5
 #: Seconds that a child has to end when it is asked to.
@@ -84,7 +86,7 @@ class _Child:
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     due: float = 0.0
-    wait: float = BACKOFF[0]
+    failures: int = 0
 
 
 class Children:
@@ -137,17 +139,19 @@ class Children:
     def _look(self, child: _Child) -> None:
         now = time.monotonic()
         if child.process is not None and (code := child.process.poll()) is not None:
-            first, last = BACKOFF
-            child.wait = first if now - child.started > last else min(child.wait * 2, last)
-            child.due, child.process = now + child.wait, None
+            if now - child.started > BACKOFF.last:
+                child.failures = 0
+            wait = BACKOFF.delay(child.failures)
+            child.failures += 1
+            child.due, child.process = now + wait, None
             logger.error(
                 "%s ended with %s; it is started again in %g s",
                 child.name,
                 f"signal {-code}" if code < 0 else f"exit code {code}",
-                child.wait,
+                wait,
             )
         if child.process is None and now >= child.due:
-            child.due = now + child.wait
+            child.due = now + BACKOFF.delay(child.failures)
             self._run(child)
 
     @staticmethod
@@ -209,3 +213,16 @@ def follow(parent: int | None) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=look, name="amqp-events-parent", daemon=True).start()
+
+
+@contextmanager
+def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call *stop* at SIGTERM and SIGINT; outside the main thread, which alone gets them, never."""
+    main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if main else ()
+    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

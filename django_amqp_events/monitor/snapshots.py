@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from celery import Celery
-from django.db import Error, connections, router
+from django.db import connections, router
 from django.db.models import QuerySet
 
 from ..archive import states
@@ -27,6 +27,7 @@ from ..conf import Settings
 from ..exceptions import AmqpEventsError
 from ..models import Snapshot, visible
 from ..publish import outbox
+from ..service_loop import ServiceLoop
 from . import alerts, queue_status, statistics
 from .queue_status import Status
 
@@ -209,7 +210,7 @@ class SnapshotLoop:
 
     Args:
         every: seconds between snapshots.
-        tell: called with a sentence when figures cannot be stored, and when they can again.
+        tell: called with a sentence when statistics cannot be stored, and when they can again.
     """
 
     camera: SnapshotTaker
@@ -217,10 +218,17 @@ class SnapshotLoop:
     tell: Callable[[str], object] = logger.info
     _stopping: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
-    _failed: bool = False
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="amqp-events-figures", daemon=True)
+        loop = ServiceLoop(
+            work="storing dashboard statistics",
+            tell=self.tell,
+            stop=self._stopping.is_set,
+            errors=(Exception,),
+        )
+        self._thread = threading.Thread(
+            target=loop.run, args=(self._step,), name="amqp-events-snapshots", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -255,26 +263,13 @@ class SnapshotLoop:
             alerts.update_alerts(found, now=now, settings=settings)
         return taken
 
-    def _run(self) -> None:
-        while True:
-            try:
-                self.look()
-            except Exception as exc:
-                if not self._failed:
-                    if not isinstance(exc, Error):
-                        logger.exception("the figures of the dashboard cannot be taken")
-                    text = visible(exc, 200).partition("\n")[0]
-                    self.tell(f"the figures of the dashboard cannot be stored ({text})")
-                self._failed = True
-            else:
-                if self._failed:
-                    self.tell("the figures of the dashboard are stored again")
-                self._failed = False
-            finally:
-                # A connection that sleeps for so long is of use to nobody, nor one that broke.
-                connections.close_all()
-            if self._stopping.wait(self.every):
-                return
+    def _step(self) -> float:
+        try:
+            self.look()
+        finally:
+            # Not held open until the next snapshot.
+            connections.close_all()
+        return self.every
 
 
 def _queues(status: Status) -> dict[str, dict[str, Any]]:

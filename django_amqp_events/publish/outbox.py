@@ -37,6 +37,7 @@ from django.db.models import Count, F, Min, Model, Q, QuerySet
 from django.db.models.functions import Now
 
 from ..conf import LONGEST_CONFIRM, Settings
+from ..databases import table_missing
 from ..exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -553,10 +554,7 @@ def _storable(error: PublishError) -> str:
 
 def no_table(exc: BaseException) -> bool:
     """Return True if a database error means that the outbox has no table."""
-    text = str(exc)
-    return "outboxevent" in text and any(
-        words in text for words in ("no such table", "does not exist", "doesn't exist")
-    )
+    return "outboxevent" in str(exc) and table_missing(exc)
 
 
 # -- looking ---------------------------------------------------------------------------------

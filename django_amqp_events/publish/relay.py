@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Final
 
 from celery import Celery
@@ -23,11 +24,11 @@ from ..databases import check_commits
 from ..exceptions import (
     AmqpEventsError,
     BrokerUnavailableError,
-    ConfigurationError,
     PublishError,
     PublishTimeoutError,
     UnroutableError,
 )
+from ..service_loop import ServiceLoop
 from ..signals import event_postponed, event_published, event_unrouted
 from . import outbox
 from .outbox import Answer, Row
@@ -38,9 +39,6 @@ logger = logging.getLogger(__name__)
 BATCH: Final = outbox.CLAIM_ROWS
 #: Seconds between looks into an outbox that has nothing due.
 INTERVAL: Final = 1.0
-#: Seconds before the next look at a broker or database that is away: doubled from the first to
-#: the last.
-BACKOFF: Final = (0.5, 30.0)
 #: Seconds between looks into a database that has no outbox and need not have one.
 ELSEWHERE: Final = 60.0
 #: Seconds after which waiting for a confirm is interrupted, to renew leases and to see a stop.
@@ -199,7 +197,12 @@ class Relay:
     _hand: list[Row] = field(default_factory=list)
     _renewed: float = 0.0
     _answers: list[Answer] = field(default_factory=list)
-    _failures: int = 0
+    _loop: ServiceLoop = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._loop = ServiceLoop(
+            work=f"relaying the outbox in database {self.alias!r}", tell=self.tell, stop=self.stop
+        )
 
     def run(self, *, until_empty: bool = False) -> RelayCounts:
         """Relay; returns what was done, after :attr:`stop` says so.
@@ -208,26 +211,7 @@ class Relay:
             until_empty: end when nothing is due any more.
         """
         try:
-            while not self.stop():
-                try:
-                    if not self._once() and not self.stop():
-                        if until_empty:
-                            break
-                        self._idle(INTERVAL)
-                except (DatabaseError, InterfaceError) as exc:
-                    connections[self.alias].close()
-                    if not outbox.no_table(exc):
-                        self._pause(f"database {self.alias!r}", exc)
-                    elif self.needed:
-                        self._pause(f"database {self.alias!r}", exc, "; run `manage.py migrate`")
-                    elif until_empty:
-                        break
-                    else:
-                        self._idle(ELSEWHERE)
-                except ConfigurationError:
-                    raise
-                except AmqpEventsError as exc:
-                    self._pause("RabbitMQ", exc)
+            self._loop.run(partial(self._step, until_empty=until_empty))
         finally:
             # What is confirmed and not noted would be published again.
             with suppress(DatabaseError, InterfaceError, AmqpEventsError):
@@ -236,12 +220,21 @@ class Relay:
                 self._line.leave()
         return self.total
 
+    def _step(self, *, until_empty: bool) -> float | None:
+        try:
+            wait = 0.0 if self._once() else INTERVAL
+        except DatabaseError as exc:
+            if self.needed or not outbox.no_table(exc):
+                raise
+            connections[self.alias].close()
+            wait = ELSEWHERE
+        return None if wait and until_empty else wait
+
     def _once(self) -> bool:
         """Publish what is due, at most so much; returns whether there was anything."""
         connections[self.alias].close_if_unusable_or_obsolete()
         self._note()
         if not outbox.due(self.alias, self.settings.service):
-            self._well()
             return False
         check_commits(self.alias)
         # Before anything is taken: rows that cannot be published stay as they are.
@@ -251,7 +244,6 @@ class Relay:
             self._publish(fresh)
         again = self._claim(ALONE, failed=True)
         self._publish_alone(again)
-        self._well()
         # Those that could not be read were due too.
         return bool(fresh or again) or outbox.due(self.alias, self.settings.service)
 
@@ -338,28 +330,6 @@ class Relay:
             # Nor can another relay take them then.
             logger.warning("leases of the outbox cannot be renewed: %s", exc)
             connections[self.alias].close()
-
-    def _well(self) -> None:
-        if self._failures:
-            self.tell(f"relaying the outbox in database {self.alias!r} again")
-            self._failures = 0
-
-    def _pause(self, what: str, exc: Exception, remedy: str = "") -> None:
-        first, last = BACKOFF
-        wait = min(first * 2 ** min(self._failures, 16), last)
-        self._failures += 1
-        text = str(exc).strip().partition("\n")[0]
-        trouble = "a table is missing" if remedy else f"{what} is away"
-        self.tell(
-            f"paused, {trouble} ({type(exc).__name__}: {text}{remedy}); nothing is lost, "
-            f"looking again in {wait:g} s"
-        )
-        self._idle(wait)
-
-    def _idle(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not self.stop() and (left := end - time.monotonic()) > 0:
-            time.sleep(min(0.1, left))
 
 
 __all__ = ["BATCH", "OutboxChannel", "Relay", "RelayCounts", "report_answers"]

@@ -78,7 +78,7 @@ def database_mirror(world: World) -> None:
                 lose(world, lambda: sessions(world, _BLOCKED), "transactions of the mirror")
     world.settle()
     mirrored(world, exactly=False)
-    assert "is away" in mirror.log
+    assert "is unreachable" in mirror.log
 
 
 @row(GROUP, "The database is down while publishers write to the outbox")
@@ -123,7 +123,7 @@ def database_relay(world: World) -> None:
         lose(world, partial(int, claimed(world)), "rows leased by the relay",
              meanwhile=partial(confirm, hold))  # fmt: skip
     relayed(world)
-    assert "is away" in relay.log
+    assert "is unreachable" in relay.log
 
 
 @row(GROUP, "The database is down while handlers with `once` write to it")

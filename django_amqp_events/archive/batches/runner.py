@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from uuid import UUID, uuid4
 
@@ -23,12 +24,14 @@ from celery import Celery
 from django.db import DatabaseError, InterfaceError, connections
 from django.utils.translation import gettext_noop as _
 
+from ...backoff import Backoff
 from ...broker.provisioning.amqp_api import session
 from ...conf import Settings
 from ...declare.registry import get_registry
 from ...exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
 from ...models import ReplayBatch, visible
 from ...reasons import Reason
+from ...service_loop import ServiceLoop
 from .. import eligibility, replay, states
 from . import batch_states
 
@@ -44,16 +47,14 @@ SELDOM: Final = 20
 AFTER: Final = 5.0
 #: Seconds that a batch stays with its runner, beyond three confirm time-outs.
 LEASE: Final = 60.0
-#: Seconds before the next try after one in vain: doubled from the first to the last.
-BACKOFF: Final = (1.0, 60.0)
+#: Seconds before the next try after one in vain.
+BACKOFF: Final = Backoff(1.0, 60.0)
 #: Tries in vain, with a broker that is there, after which a batch pauses by itself.
 TRIES: Final = 5
 #: Events in a row that could not be published, each for its own sake, after which it does too.
 FRUITLESS: Final = 10
 #: Longest time in seconds that a batch waits for outcomes, retries without end included.
 PATIENCE: Final = 86_400.0
-#: PostgreSQL's undefined_table and undefined_column.
-_MISSING: Final = frozenset({"42P01", "42703"})
 
 
 @dataclass(slots=True)
@@ -106,7 +107,12 @@ class Runner:
     _held: dict[UUID, _Work] = field(default_factory=dict)
     _after: float = 0.0
     _looked: float = -math.inf
-    _failures: int = 0
+    _loop: ServiceLoop = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._loop = ServiceLoop(
+            work="running batches", tell=self.tell, stop=self.stop, backoff=BACKOFF
+        )
 
     def run(self, *, until_done: bool = False) -> int:
         """Run batches; returns how many events were published, after :attr:`stop` says so.
@@ -122,21 +128,19 @@ class Runner:
                 f"batches need RabbitMQ, and AMQP_EVENTS['BACKEND'] is {self.settings.backend!r}"
             )
         try:
-            while not self.stop():
-                try:
-                    self._once()
-                    if until_done and not batch_states.running(self.settings.service):
-                        break
-                    self._well()
-                except (DatabaseError, InterfaceError) as exc:
-                    self._pause(exc)
+            self._loop.run(partial(self._step, until_done=until_done))
         finally:
             self._give_back()
         return self.published
 
     # -- one round ------------------------------------------------------------------------
 
-    def _once(self) -> None:
+    def _step(self, *, until_done: bool) -> float | None:
+        wait = self._once()
+        return None if until_done and not batch_states.running(self.settings.service) else wait
+
+    def _once(self) -> float:
+        """Look for batches, and publish a chunk of each; return the seconds until the next look."""
         connections[states.database()].close_if_unusable_or_obsolete()
         now = time.monotonic()
         if now >= self._looked + INTERVAL:
@@ -150,23 +154,23 @@ class Runner:
         # One chunk of each in turn: a slow batch does not hold up the others.
         for work in list(self._held.values()):
             if self.stop():
-                return
+                return 0.0
             if time.monotonic() >= work.due:
                 self._safely(work)
         next_due = min((work.due for work in self._held.values()), default=math.inf)
-        self._idle(min(next_due, self._looked + INTERVAL) - time.monotonic())
+        return min(next_due, self._looked + INTERVAL) - time.monotonic()
 
     def _safely(self, work: _Work) -> None:
         """Keep an error of one batch from the others."""
         try:
-            self._step(work)
+            self._advance(work)
         except (DatabaseError, InterfaceError, ConfigurationError):
             raise
         except Exception as exc:
             logger.exception("batch %s", work.pk)
             self._stop_batch(work, f"{type(exc).__name__}: {exc}")
 
-    def _step(self, work: _Work) -> None:
+    def _advance(self, work: _Work) -> None:
         """Publish the next chunk of a batch, if it may."""
         batch = batch_states.renew(work.pk, self.id, self._lease)
         if batch is None:
@@ -305,8 +309,7 @@ class Runner:
             return False
 
     def _in_vain(self, batch: ReplayBatch, work: _Work, why: str, *, refused: bool = True) -> None:
-        first, last = BACKOFF
-        wait = min(first * 2 ** min(work.tries, 16), last)
+        wait = BACKOFF.delay(work.tries)
         # The first one may be the broker going away, which is waited for.
         work.refused += refused and bool(work.tries)
         work.tries += 1
@@ -335,28 +338,3 @@ class Runner:
                 batch_states.count(pk)
         except (DatabaseError, InterfaceError, ConfigurationError) as exc:
             logger.warning("leases are not given back, and run out: %s", exc)
-
-    def _well(self) -> None:
-        if self._failures:
-            self.tell("running batches again")
-            self._failures = 0
-
-    def _pause(self, exc: Exception) -> None:
-        connections[states.database()].close()
-        first, last = BACKOFF
-        wait = min(first * 2 ** min(self._failures, 16), last)
-        self._failures += 1
-        text = str(exc).strip().partition("\n")[0]
-        missing = getattr(exc.__cause__, "sqlstate", None) in _MISSING or "no such table" in text
-        remedy = "; run `manage.py migrate`" if missing else ""
-        trouble = "a table is missing" if remedy else "the database is away"
-        self.tell(
-            f"paused, {trouble} ({type(exc).__name__}: {text}{remedy}); nothing is "
-            f"lost, looking again in {wait:g} s"
-        )
-        self._idle(wait)
-
-    def _idle(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while not self.stop() and (left := end - time.monotonic()) > 0:
-            time.sleep(min(0.1, left))

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from argparse import ArgumentParser
-from types import FrameType
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,7 +16,7 @@ from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.broker import connection
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management import archive
-from django_amqp_events.management.base import BrokerCommand
+from django_amqp_events.management.service_command import ServiceCommand
 from django_amqp_events.models import ReplayBatch, ReplayBatchEvent
 
 #: Batches that are listed at most.
@@ -42,11 +39,11 @@ exit codes:
      action is done
   1  AMQP_EVENTS is wrong, an argument is, or the batch is in another state
 
-A broker or a database that is away is waited for, and said so.
+It retries while RabbitMQ or the database is unreachable, and reports that.
 """
 
 
-class Command(BrokerCommand):
+class Command(ServiceCommand):
     """A shell on :class:`django_amqp_events.archive.batches.runner.Runner` and on `batches`."""
 
     help = (
@@ -55,7 +52,10 @@ class Command(BrokerCommand):
     )
     epilog = _EPILOG
 
+    name = "events_batches"
+
     def add_arguments(self, parser: ArgumentParser) -> None:
+        super().add_arguments(parser)
         parser.add_argument(
             "action",
             nargs="?",
@@ -67,51 +67,27 @@ class Command(BrokerCommand):
         parser.add_argument(
             "--format", choices=("text", "json"), default="text", help="Of list and show."
         )
-        parser.add_argument("--parent", type=int, help="End when this process is gone.")
 
     @no_translations
     def handle(self, *args: Any, **options: Any) -> None:
-        self._ended = False
-        self._parent: int | None = options["parent"]
-        self._quiet = options["verbosity"] < 1
-        try:
-            if options["action"] == "run":
+        if options["action"] == "run":
+            with self.running(options):
                 self._run(until_done=options["until_done"])
-            else:
-                self._act(options["action"], options["id"], as_json=options["format"] == "json")
+            return
+        try:
+            self._act(options["action"], options["id"], as_json=options["format"] == "json")
         except AmqpEventsError as exc:
             raise CommandError(str(exc)) from exc
-
-    # -- running ------------------------------------------------------------------------------
 
     def _run(self, *, until_done: bool) -> None:
         settings = conf.get_settings()
         runner = Runner(
-            app=connection.celery_app(settings), settings=settings, tell=self._tell, stop=self._stop
-        )
-        before = {
-            number: signal.signal(number, self._end) for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        self._tell(f"running the batches of {settings.service}")
-        try:
-            published = runner.run(until_done=until_done)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        self._tell(f"stopped; {archive.number(published, 'event')} published in all")
-
-    def _stop(self) -> bool:
-        if self._parent is not None and os.getppid() != self._parent:
-            self._ended = True
-        return self._ended
-
-    def _end(self, _number: int, _frame: FrameType | None) -> None:
-        self._ended = True
-
-    def _tell(self, text: str) -> None:
-        if not self._quiet:
-            self.stdout.write(f"events_batches: {text}")
-            self.stdout.flush()
+            app=connection.celery_app(settings), settings=settings, tell=self.tell,
+            stop=self.stopped,
+        )  # fmt: skip
+        self.tell(f"running the batches of {settings.service}")
+        published = runner.run(until_done=until_done)
+        self.tell(f"stopped; {archive.number(published, 'event')} published in all")
 
     # -- looking and deciding -----------------------------------------------------------------
 

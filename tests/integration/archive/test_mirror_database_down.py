@@ -17,7 +17,7 @@ from ..archiving import archived, publish, received
 from ..conftest import wait_until
 from ..processes import mirrors
 
-PAUSED = "paused, the database is away"
+PAUSED = "paused: the database is unreachable"
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def test_postgresql_is_killed(
         wait_until(lambda: PAUSED in running.said, "it says so", 60)
         private_postgres.start_again()
         stored(600)
-        wait_until(lambda: "mirroring billing:archive again" in running.said, "it says so", 60)
+        wait_until(
+            lambda: "mirroring billing:archive has resumed" in running.said, "it says so", 60
+        )
         assert running.stop() == 0
         assert billing.ready("billing:archive") == 0
 
@@ -84,7 +86,7 @@ def test_missing_tables_are_waited_for(billing, archive_database, tmp_path):
     with mirrors(billing.vhost, archive_database, tmp_path) as processes:
         running = processes.start()
         wait_until(lambda: "run `manage.py migrate`" in running.said, "it says so", 60)
-        assert "paused, a table is missing (" in running.said
+        assert "paused: a table is missing (" in running.said
         assert billing.ready("billing:archive") == 5
         archive_database.migrate()
         stored(5)
@@ -101,7 +103,7 @@ def test_the_broker_is_killed(service, private_node, archive_database, tmp_path)
             publish(billing, *some(0, 200))
             wait_until(ArchivedEvent.objects.exists, "it runs", 60)
             private_node.kill()
-            wait_until(lambda: "paused, the archive queue is away" in running.said, "it says so")
+            wait_until(lambda: "paused: RabbitMQ is unreachable" in running.said, "it says so")
             private_node.start_again()
             publish(billing, *some(200, 400))
             stored(400)

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 from django.db import OperationalError
 
-from django_amqp_events import conf
+from django_amqp_events import conf, service_loop
 from django_amqp_events.archive import eligibility, replay, retention
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview, runner
@@ -148,6 +148,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(runner, "time", made)
+    monkeypatch.setattr(service_loop, "time", made)
     return made
 
 

@@ -18,6 +18,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import message_store, mirror, states
 from django_amqp_events.archive.message_store import Counts, store
 from django_amqp_events.archive.mirror import Mirror
+from django_amqp_events.databases import table_missing
 from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchivedEvent,
@@ -210,7 +211,7 @@ def test_whether_the_database_takes_rows():
         assert not mirror._takes_rows()
         with pytest.raises(Exception, match="archivedevent") as caught:
             keep(archived())
-        assert mirror._no_table(caught.value)
+        assert table_missing(caught.value)
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE elsewhere RENAME TO django_amqp_events_archivedevent")

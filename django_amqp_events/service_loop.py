@@ -1,0 +1,108 @@
+"""The loop of the relay, the mirror, the batch runner and the snapshots."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from django.db import Error, connections
+
+from .backoff import Backoff
+from .databases import error_line, table_missing
+from .exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
+
+#: Delays between retries, unless a loop has its own.
+BACKOFF: Final = Backoff(0.5, 30.0)
+#: Seconds between polls of ``stop`` during a wait.
+POLL_INTERVAL: Final = 0.1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class ServiceLoop:
+    """Repeats a step until it is stopped; retries it after an error of the broker or database.
+
+    Reports an error when it first occurs and when it is over, not at each retry.
+
+    Args:
+        work: names the work in reports, as in "mirroring billing:archive".
+        tell: receives the reports, each a line of text.
+        stop: returns True to end the loop.
+        backoff: delays between retries; jitter shortens each by up to a half.
+        errors: what is retried, except ConfigurationError.
+    """
+
+    work: str
+    tell: Callable[[str], object]
+    stop: Callable[[], bool]
+    backoff: Backoff = BACKOFF
+    errors: tuple[type[Exception], ...] = (Error, AmqpEventsError)
+    failures: int = 0
+    _reported: str = ""
+
+    def run(self, step: Callable[[], float | None]) -> None:
+        """Call *step* until it returns ``None`` or :attr:`stop` returns True.
+
+        Args:
+            step: does a part of the work and returns the seconds until the next part.
+
+        Raises:
+            ConfigurationError: a retry would fail again.
+        """
+        while not self.stop():
+            try:
+                wait = step()
+            except ConfigurationError:
+                raise
+            except self.errors as exc:
+                connections.close_all()
+                self._report(exc)
+                # Processes that one restart has disconnected do not return at the same moment.
+                wait = self.backoff.delay(self.failures) * random.uniform(0.5, 1)
+                self.failures += 1
+            else:
+                self.recovered()
+            if wait is None:
+                return
+            self.sleep(wait)
+
+    def recovered(self) -> None:
+        """Report the end of an error, if there was one; a long step calls it itself."""
+        if self.failures:
+            self.tell(f"{self.work} has resumed")
+        self.failures, self._reported = 0, ""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for *seconds*, or until the loop is stopped."""
+        end = time.monotonic() + seconds
+        while not self.stop() and (left := end - time.monotonic()) > 0:
+            time.sleep(min(POLL_INTERVAL, left))
+
+    def _report(self, exc: Exception) -> None:
+        text, remedy = error_line(exc), ""
+        if text == self._reported:
+            return
+        self._reported = text
+        if isinstance(exc, Error):
+            trouble = "the database is unreachable"
+            if table_missing(exc):
+                trouble, remedy = "a table is missing", "; run `manage.py migrate`"
+        elif isinstance(exc, BrokerUnavailableError):
+            trouble = "RabbitMQ is unreachable"
+        elif isinstance(exc, AmqpEventsError):
+            trouble = "RabbitMQ reports an error"
+        else:
+            trouble = "an unexpected error occurred"
+            logger.error("%s failed", self.work, exc_info=exc)
+        self.tell(
+            f"{self.work} is paused: {trouble} ({text}{remedy}); nothing is lost, retrying at "
+            f"least every {self.backoff.last:g} s"
+        )
+
+
+__all__ = ["ServiceLoop"]

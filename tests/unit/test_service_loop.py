@@ -1,0 +1,87 @@
+"""The loop of the services: steps, retries, reports, stop; and its delays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from django.db import OperationalError
+
+from django_amqp_events.backoff import Backoff
+from django_amqp_events.exceptions import (
+    BrokerUnavailableError,
+    ConfigurationError,
+    ExchangeMissingError,
+)
+from django_amqp_events.service_loop import ServiceLoop
+
+pytestmark = pytest.mark.django_db
+
+
+def run(*results: float | Exception | None, stop_after: int = 100) -> tuple[list[str], ServiceLoop]:
+    """Run a loop whose steps return or raise *results*; return its reports, and the loop."""
+    reports: list[str] = []
+    answers: Iterator[float | Exception | None] = iter(results)
+    left = stop_after
+
+    def step() -> float | None:
+        nonlocal left
+        left -= 1
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    loop = ServiceLoop(
+        work="mirroring",
+        tell=reports.append,
+        stop=lambda: left <= 0,
+        backoff=Backoff(0.001, 0.01),
+    )
+    loop.run(step)
+    return reports, loop
+
+
+def test_steps_until_one_is_the_last() -> None:
+    assert run(0.0, 0.0, None)[0] == []
+
+
+def test_steps_until_stopped() -> None:
+    began = time.monotonic()
+    assert run(0.0, 60.0, stop_after=2)[0] == []
+    assert time.monotonic() < began + 30
+
+
+def test_an_error_is_reported_once_and_so_is_its_end() -> None:
+    down = BrokerUnavailableError("no connection")
+    first, *rest = run(down, down, down, 0.0, 0.0, None)[0]
+    assert first == (
+        "mirroring is paused: RabbitMQ is unreachable (BrokerUnavailableError: no connection); "
+        "nothing is lost, retrying at least every 0.01 s"
+    )
+    assert rest == ["mirroring has resumed"]
+
+
+def test_another_error_is_reported_too() -> None:
+    reports, loop = run(
+        ExchangeMissingError("there is no exchange"),
+        OperationalError("no such table: x\nDETAIL"),
+        OperationalError("server closed"),
+        stop_after=3,
+    )
+    assert loop.failures == 3
+    assert "RabbitMQ reports an error (ExchangeMissingError: there is no exchange)" in reports[0]
+    assert "(OperationalError: no such table: x; run `manage.py migrate`)" in reports[1]
+    assert "the database is unreachable (OperationalError: server closed)" in reports[2]
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("SERVICE is missing"), ValueError("bug")])
+def test_what_no_retry_can_fix_ends_it(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        run(error)
+
+
+def test_delays_double_up_to_the_last() -> None:
+    backoff = Backoff(0.5, 30.0)
+    assert [backoff.delay(failures) for failures in (0, 1, 2, 6, 10_000)] == [0.5, 1, 2, 30, 30]
