@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from django.conf import settings as django_settings
@@ -10,75 +10,65 @@ from django.core.checks import CheckMessage, Error
 from django.core.checks import Warning as CheckWarning
 
 from .. import conf
-from ..declare import declarations, registry
+from ..declare import registry
+from ..declare.declarations import declarations
 from ..options import Problem
-from .broker import check_accounts, check_transport
-from .celery_options import check_celery_queues, check_eager, check_worker
-from .database import (
-    check_archive_database,
-    check_autocommit,
-    check_database,
-    check_once,
-    check_outbox,
+from . import broker, celery_options, database, handlers, settings
+from .project import Check, Project, read_project
+
+CHECKS: Final[tuple[Check, ...]] = (
+    settings.check_discovery,
+    handlers.check_contracts,
+    handlers.check_handlers,
+    database.check_database,
+    settings.check_renamed,
+    settings.check_redaction,
+    database.check_archive_database,
+    database.check_once,
+    database.check_autocommit,
+    database.check_outbox,
+    settings.check_limits,
+    settings.check_alerts,
+    broker.check_transport,
+    celery_options.check_worker,
+    celery_options.check_eager,
+    celery_options.check_celery_queues,
 )
-from .handlers import check_contracts, check_handlers
-from .project import Check, read_project
-from .settings import (
-    check_alerts,
-    check_backend,
-    check_discovery,
-    check_limits,
-    check_redaction,
-    check_renamed,
-)
+DEPLOYMENT_CHECKS: Final[tuple[Check, ...]] = (broker.check_accounts, settings.check_backend)
 
 
 def check(**_kwargs: Any) -> list[CheckMessage]:
     """Check settings, declarations and the Celery app; for every ``manage.py check``."""
-    return _run(CHECKS, with_problems=True)
+    _, problems = conf.load()
+    if project := _project():
+        problems = (*problems, *project.registry.problems, *project.problems)
+        problems = (*problems, *_found(CHECKS, project))
+    return _messages(problems)
 
 
 def check_deployment(**_kwargs: Any) -> list[CheckMessage]:
     """Check what matters in production only; for ``manage.py check --deploy``."""
-    return _run(DEPLOYMENT_CHECKS, with_problems=False)
+    project = _project()
+    return _messages(_found(DEPLOYMENT_CHECKS, project)) if project else []
 
 
-def _run(checks: Sequence[Check], *, with_problems: bool) -> list[CheckMessage]:
-    settings, found = conf.load()
+def _project() -> Project | None:
     raw = getattr(django_settings, conf.SETTING, None)
     if not raw or not isinstance(raw, Mapping):
-        return [_message(problem) for problem in found if with_problems]
-    declared = registry.build(settings, *declarations.declarations.snapshot())
-    project = read_project(settings, declared)
-    problems = [*found, *declared.problems, *project.problems] if with_problems else []
+        return None
+    parsed, _ = conf.load()
+    return read_project(parsed, registry.build(parsed, *declarations.snapshot()))
+
+
+def _found(checks: tuple[Check, ...], project: Project) -> Iterator[Problem]:
     for function in checks:
-        problems.extend(function(project))
-    return [_message(problem) for problem in problems]
+        yield from function(project)
 
 
-def _message(problem: Problem) -> CheckMessage:
-    kind = Error if problem.is_error else CheckWarning
-    return kind(problem.message, hint=problem.hint, id=f"django_amqp_events.{problem.code}")
-
-
-CHECKS: Final[tuple[Check, ...]] = (
-    check_discovery,
-    check_contracts,
-    check_handlers,
-    check_database,
-    check_renamed,
-    check_redaction,
-    check_archive_database,
-    check_once,
-    check_autocommit,
-    check_outbox,
-    check_limits,
-    check_alerts,
-    check_transport,
-    check_worker,
-    check_eager,
-    check_celery_queues,
-)
-
-
-DEPLOYMENT_CHECKS: Final[tuple[Check, ...]] = (check_accounts, check_backend)
+def _messages(problems: Iterable[Problem]) -> list[CheckMessage]:
+    return [
+        (Error if problem.is_error else CheckWarning)(
+            problem.message, hint=problem.hint, id=f"django_amqp_events.{problem.code}"
+        )
+        for problem in problems
+    ]

@@ -11,45 +11,35 @@ from urllib.parse import urlsplit
 from ..options import Problem
 from .project import Project
 
-#: Largest message that RabbitMQ takes by default from 4.0 on (max_message_size).
-BROKER_MAXIMUM: Final = 16 * 1024 * 1024
-
-
-# -- the Celery app's configuration -------------------------------------------------------
-
-
-#: Schemes that kombu hands to py-amqp, beside paths to its transport.
+#: Schemes that kombu hands to py-amqp, besides paths to its transport.
 _TRANSPORTS: Final = ("amqp", "amqps", "pyamqp")
 
 
 def check_transport(project: Project) -> Iterator[Problem]:
-    """Brokers without what events rest on (E027)."""
+    """Brokers that are not RabbitMQ through py-amqp (E027)."""
     for transport in sorted({server.transport for server in project.servers}):
-        # Only a worker or a publisher sees what a class of somebody's own is made of.
-        own = ":" in transport or "." in transport
-        if transport not in _TRANSPORTS and not own:
-            near = difflib.get_close_matches(transport, _TRANSPORTS, n=1)
-            yield Problem(
-                "E027",
-                f"The Celery app's broker is reached by {transport!r}, and not by py-amqp: nothing "
-                f"can be published, and no worker starts.",
-                f"Did you mean {near[0]}://?"
-                if near
-                else "Use RabbitMQ with pyamqp:// (or amqp://, where librabbitmq is not "
-                "installed), or give events an app of their own with CELERY_APP.",
-            )
-
-
-# -- deployment ---------------------------------------------------------------------------
+        # A path names a class of the project, which may derive from py-amqp's transport.
+        if transport in _TRANSPORTS or ":" in transport or "." in transport:
+            continue
+        near = difflib.get_close_matches(transport, _TRANSPORTS, n=1)
+        yield Problem(
+            "E027",
+            f"The Celery app reaches its broker through {transport!r} instead of py-amqp: events "
+            f"cannot be published, and no worker starts.",
+            f"Did you mean {near[0]}://?"
+            if near
+            else "Use RabbitMQ with pyamqp:// (or amqp:// if librabbitmq is not installed), or set "
+            "CELERY_APP to an app that does.",
+        )
 
 
 def check_accounts(project: Project) -> Iterator[Problem]:
-    """RabbitMQ's well-known account, and passwords in the clear (W020, W022, W023)."""
+    """RabbitMQ's well-known account, and passwords in clear text (W020, W022, W023)."""
     if any(s.user == "guest" and s.login_method.upper() != "EXTERNAL" for s in project.servers):
         yield Problem(
             "W020",
             "The Celery app logs in to the broker as guest, RabbitMQ's well-known account.",
-            "Set broker_url with an account of this project's own, and delete guest.",
+            "Set broker_url with an account of this project, and delete guest.",
         )
     try:
         url = urlsplit(project.settings.management_url)
@@ -59,14 +49,14 @@ def check_accounts(project: Project) -> Iterator[Problem]:
     if user == "guest":
         yield Problem(
             "W022",
-            'AMQP_EVENTS["MANAGEMENT_URL"] logs in as guest, RabbitMQ\'s well-known account.',
-            "Use an account with the tag management; declaring needs no more.",
+            "AMQP_EVENTS['MANAGEMENT_URL'] logs in as guest, RabbitMQ's well-known account.",
+            "Use another account with the tag management.",
         )
     if url.scheme == "http" and not _is_loopback(host):
         yield Problem(
             "W023",
-            f'AMQP_EVENTS["MANAGEMENT_URL"] sends its password to {host!r} over plain http.',
-            "Use https, or reach the management API on this machine.",
+            f"AMQP_EVENTS['MANAGEMENT_URL'] sends its password to {host!r} over plain http.",
+            "Use https, or the management API on this machine.",
         )
 
 

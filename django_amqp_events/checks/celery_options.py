@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ..broker import topology
-from ..declare.registry import Handler
 from ..options import Problem
 from .handlers import listed
 from .project import Project
@@ -20,24 +19,24 @@ _DANGEROUS_CONTENT: Final = {
 
 
 def check_worker(project: Project) -> Iterator[Problem]:
-    """Celery options with which a worker loses, doubles or endangers events."""
+    """Celery options with which a worker loses, repeats or endangers events."""
     celery, handlers = project.celery, project.registry.handlers
     if not celery or not handlers:
         return
     if celery["broker_channel_error_retry"] is not True:
         yield Problem(
             "E018",
-            "Celery's broker_channel_error_retry is not True: when RabbitMQ closes a channel "
-            "(a consumer timeout, a queue that was deleted), the worker exits.",
-            "Set it to True. `manage.py events_worker` sets it for its own process; silence this "
-            "check if nothing else runs the handlers.",
+            "Celery's broker_channel_error_retry is not True: the worker exits when RabbitMQ "
+            "closes a channel (after a consumer timeout, or when a queue is deleted).",
+            "Set it to True. `manage.py events_worker` does so itself; silence this check if no "
+            "other worker runs the handlers.",
         )
     if celery["worker_cancel_long_running_tasks_on_connection_loss"] is not True:
         yield Problem(
             "W003",
             "Celery's worker_cancel_long_running_tasks_on_connection_loss is not True: after a "
-            "lost connection a handler runs on while its event is delivered and run again.",
-            "Set it to True. `manage.py events_worker` sets it for its own process.",
+            "lost connection a handler keeps running while its event is delivered again.",
+            "Set it to True. `manage.py events_worker` does so itself.",
         )
     accepted = celery["accept_content"]
     if isinstance(accepted, Iterable):
@@ -45,49 +44,44 @@ def check_worker(project: Project) -> Iterator[Problem]:
         if dangerous:
             yield Problem(
                 "W005",
-                f"Celery's accept_content has {listed(sorted(dangerous))}. Events are JSON only, "
-                f"whatever it says, but the same worker decodes it from its other queues: whoever "
-                f"may publish there can run code (pickle) or fill the memory (yaml) where the "
-                f"handlers run.",
-                'Set accept_content to ["json"], or run the handlers in a worker of their own.',
+                f"Celery's accept_content includes {listed(sorted(dangerous))}. Events are always "
+                f"JSON, but in the worker's other queues such a message can run code (pickle) or "
+                f"exhaust the memory (yaml).",
+                "Set accept_content to ['json'], or run the handlers in a worker of their own.",
             )
-    yield from _check_pool(str(celery["worker_pool"]), handlers.values())
-
-
-def _check_pool(pool: str, handlers: Iterable[Handler]) -> Iterator[Problem]:
+    pool = str(celery["worker_pool"])
     if "gevent" in pool or "eventlet" in pool:
         yield Problem(
             "E019",
-            f"Celery's worker_pool is {pool!r}, in which handlers are refused.",
+            f"Celery's worker_pool is {pool!r}, which cannot run handlers.",
             "Use prefork or threads; docs/pools.md has the reason.",
         )
         return
-    solo = "solo" in pool
-    if solo:
+    if "solo" in pool:
         yield Problem(
             "W006",
-            f"Celery's worker_pool is {pool!r}: while a handler runs, the worker answers no "
-            f"heartbeats, so the broker cuts the connection and delivers the event again.",
+            f"Celery's worker_pool is {pool!r}: the worker sends no heartbeats while a handler "
+            f"runs, so RabbitMQ closes the connection and delivers the event again.",
             "Use prefork or threads, or keep handlers far shorter than the heartbeat.",
         )
-    limited = [h.name for h in handlers if h.time_limit or h.soft_time_limit]
-    if limited and (solo or "thread" in pool):
+    limited = [h.name for h in handlers.values() if h.time_limit or h.soft_time_limit]
+    if limited and ("solo" in pool or "thread" in pool):
         yield Problem(
             "W007",
-            f"Handlers {listed(limited)} have a time limit, but Celery's worker_pool is "
-            f"{pool!r}, which has none.",
-            "Use prefork, or limit the work inside the handler (time-outs of its requests).",
+            f"Handlers {listed(limited)} have a time limit, which Celery's worker_pool {pool!r} "
+            f"does not enforce.",
+            "Use prefork, or set time-outs inside the handlers.",
         )
 
 
 def check_eager(project: Project) -> Iterator[Problem]:
-    """task_always_eager, which does less than its name says (W004)."""
+    """task_always_eager, which has no effect on events (W004)."""
     if project.celery.get("task_always_eager"):
         yield Problem(
             "W004",
-            "Celery's task_always_eager is on. It runs ordinary tasks in the calling process; "
-            "events are published to the broker and handled by workers all the same.",
-            'For development and tests set AMQP_EVENTS["BACKEND"] to "inline" or "memory".',
+            "Celery's task_always_eager is on, but it applies to ordinary tasks only: events are "
+            "published to the broker and handled by workers.",
+            "For development and tests, set AMQP_EVENTS['BACKEND'] to 'inline' or 'memory'.",
         )
 
 
@@ -108,17 +102,15 @@ def check_celery_queues(project: Project) -> Iterator[Problem]:
                 yield Problem(
                     "E020",
                     f"Celery's {option} names {name!r}, a queue of this service's events.",
-                    "Take it out. Workers consume the events' queues by themselves; Celery would "
-                    "declare it with other arguments, which RabbitMQ refuses (406), and put "
-                    "ordinary tasks among events.",
+                    "Remove it. Workers consume that queue without it, and Celery would declare it "
+                    "with other arguments, which RabbitMQ refuses (406).",
                 )
             elif declared.owns(name):
                 yield Problem(
                     "W011",
-                    f"Celery's {option} names {name!r}, which begins like the names of this "
-                    f"service's own queues.",
-                    "Choose another name: `events_declare --delete-stale` takes it for a queue "
-                    "that a removed handler has left.",
+                    f"Celery's {option} names {name!r}, which begins like this service's queues.",
+                    "Choose another name, because `events_declare --delete-stale` takes it for the "
+                    "queue of a removed handler.",
                 )
 
 
@@ -131,7 +123,7 @@ def _queue_names(value: Any) -> set[str]:
 
 
 def _routed(value: Any) -> set[str]:
-    """Return the queues that ``task_routes`` names; routers that are functions are not asked."""
+    """Return the queues that ``task_routes`` names, except those of functions."""
     if isinstance(value, (list, tuple)):
         return set().union(*(_routed(item) for item in value))
     if not isinstance(value, Mapping):

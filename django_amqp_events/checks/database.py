@@ -3,99 +3,98 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from django.apps import apps
 from django.conf import settings as django_settings
 from django.db import DEFAULT_DB_ALIAS, connections, router
-from django.utils.connection import ConnectionDoesNotExist
 
 from ..archive import states
+from ..models.inbox import InboxEntry
+from ..models.outbox import OutboxEvent
 from ..options import Problem
 from .handlers import listed
 from .project import Project
 
 
+def _databases() -> Mapping[Any, Any]:
+    databases = getattr(django_settings, "DATABASES", None)
+    return databases if isinstance(databases, Mapping) else {}
+
+
+def _exists(alias: str) -> bool:
+    """Return True if there is a database behind an alias."""
+    entry = _databases().get(alias)
+    engine = entry.get("ENGINE") if isinstance(entry, Mapping) else None
+    return engine not in (None, "", "django.db.backends.dummy")
+
+
 def check_database(project: Project) -> Iterator[Problem]:
     """A DATABASE that does not exist (E021)."""
     alias = project.settings.database
-    databases = getattr(django_settings, "DATABASES", None)
-    known = list(databases) if isinstance(databases, Mapping) else []
-    if alias != DEFAULT_DB_ALIAS and alias not in known:
+    if alias != DEFAULT_DB_ALIAS and alias not in _databases():
         yield Problem(
             "E021",
-            f'AMQP_EVENTS["DATABASE"] is {alias!r}, which DATABASES does not have.',
-            f"It is the alias of the outbox, or whose commit a publish waits for: "
-            f"{listed(map(str, known)) or repr(DEFAULT_DB_ALIAS)}.",
+            f"AMQP_EVENTS['DATABASE'] is {alias!r}, which is not in DATABASES.",
+            f"Use one of {listed(map(str, _databases())) or repr(DEFAULT_DB_ALIAS)}.",
         )
 
 
 def check_archive_database(project: Project) -> Iterator[Problem]:
-    """A service whose failed events no database can take (W014, W015)."""
+    """Handlers whose failed events no database can store (W014, W015)."""
     if not project.registry.handlers:
-        # Nothing of it is ever archived.
         return
     alias = states.database()
-    try:
-        connection = connections[alias]
-    except ConnectionDoesNotExist:
-        connection = None
-    if connection is None or connection.settings_dict["ENGINE"] == "django.db.backends.dummy":
+    if not _exists(alias):
         yield Problem(
             "W014",
-            f"There is no database {alias!r} for the archive: events that failed stay in their "
-            f"queue, where they can neither be seen nor replayed.",
+            f"The archive has no database {alias!r}: failed events stay in the archive queue, "
+            f"where you cannot see or replay them.",
             "Set DATABASES, and run `manage.py migrate`.",
         )
-    elif not (getattr(django_settings, "USE_TZ", True) or connection.features.supports_timezones):
+        return
+    connection = connections[alias]
+    if not (getattr(django_settings, "USE_TZ", True) or connection.features.supports_timezones):
         yield Problem(
             "W015",
-            f"USE_TZ is False, and the database {alias!r} ({connection.display_name}) then takes "
-            f"no times with a time zone, which all times of the archive have: events_mirror "
-            f"cannot store an event.",
-            "Set USE_TZ = True, or send the archive's tables to PostgreSQL with a router.",
+            f"USE_TZ is False, and the archive's database {alias!r} ({connection.display_name}) "
+            f"cannot store times with a time zone without it: events_mirror fails.",
+            "Set USE_TZ = True, or route the archive's tables to PostgreSQL.",
         )
 
 
 def check_once(project: Project) -> Iterator[Problem]:
-    """Handlers with ``once`` that are async (E040), or that have no inbox table (E041)."""
-    databases = getattr(django_settings, "DATABASES", None)
-    known = databases if isinstance(databases, Mapping) else {}
+    """Handlers with ``once`` that are async (E040) or have no inbox table (E041)."""
     for handler in project.registry.handlers.values():
+        where = f"Handler {handler.name!r}"
+        alias = handler.using or project.settings.database
         if not handler.once:
             if handler.using:
                 yield Problem(
                     "W040",
-                    f"Handler {handler.name!r} has using={handler.using!r} without once.",
-                    "It says which database once is about; add once=True, or take it out.",
+                    f"{where} has using={handler.using!r}, which has no effect without once.",
+                    "Add once=True, or remove using.",
                 )
             continue
         if handler.is_async:
             yield Problem(
                 "E040",
-                f"Handler {handler.name!r} has once and is async, and Django's transactions do "
-                f"not work in async code.",
-                "Write it as an ordinary function, or take once out and make its second run "
-                "harmless.",
+                f"{where} has once, but is async: Django's transactions do not work in async code.",
+                "Write an ordinary function, or remove once and make the handler idempotent.",
             )
-        alias = handler.using or project.settings.database
-        entry = known.get(alias)
-        engine = entry.get("ENGINE") if isinstance(entry, Mapping) else None
-        if engine in (None, "", "django.db.backends.dummy"):
+        if not _exists(alias):
             yield Problem(
                 "E041",
-                f"Handler {handler.name!r} has once on database {alias!r}, which DATABASES does "
-                f"not have.",
-                f"Name in using the alias that it writes to: {listed(map(str, known)) or 'none'}.",
+                f"{where} has once on the database {alias!r}, which is not in DATABASES.",
+                f"Set using to the alias that the handler writes to: "
+                f"{listed(map(str, _databases())) or 'none'}.",
             )
-        elif not router.allow_migrate_model(
-            alias, apps.get_model("django_amqp_events", "InboxEntry")
-        ):
+        elif not router.allow_migrate_model(alias, InboxEntry):
             yield Problem(
                 "E041",
-                f"The database routers keep the inbox's table out of database {alias!r}, to which "
-                f"handler {handler.name!r} writes.",
-                "Let allow_migrate() say yes there for the app django_amqp_events (model "
-                "InboxEntry); its row must be in the transaction of the handler's effects.",
+                f"{where} has once on the database {alias!r}, but the database routers exclude "
+                f"the inbox's table from it.",
+                "Let allow_migrate() return True for django_amqp_events (model InboxEntry) there, "
+                "so that inbox and handler share a transaction.",
             )
 
 
@@ -107,52 +106,42 @@ def check_autocommit(project: Project) -> Iterator[Problem]:
         used.append(states.database())
     if project.settings.publish == "outbox":
         used.append(project.settings.database)
-    databases = getattr(django_settings, "DATABASES", None)
-    known = databases if isinstance(databases, Mapping) else {}
     for alias in dict.fromkeys(used):
-        entry = known.get(alias)
+        entry = _databases().get(alias)
         if isinstance(entry, Mapping) and not entry.get("AUTOCOMMIT", True):
             yield Problem(
                 "E026",
-                f"DATABASES[{alias!r}] has AUTOCOMMIT off: transaction.atomic() then commits "
-                f"nothing, so archive, outbox and inbox could lose what they have taken.",
-                "Take AUTOCOMMIT out; for code that commits by itself make another alias.",
+                f"DATABASES[{alias!r}] has AUTOCOMMIT off: transaction.atomic() commits nothing, "
+                f"so archive, outbox and inbox could lose events.",
+                "Remove AUTOCOMMIT. Use another alias for code that commits itself.",
             )
 
 
 def check_outbox(project: Project) -> Iterator[Problem]:
-    """An outbox that has no table (E025), or that is asked to hold and is not used (W017)."""
+    """An outbox without a table (E025), or UNROUTED = "hold" without an outbox (W017)."""
     settings = project.settings
+    alias = settings.database
     if settings.publish != "outbox":
         if settings.unrouted == "hold":
             yield Problem(
                 "W017",
-                f'AMQP_EVENTS["UNROUTED"] is "hold", but PUBLISH is {settings.publish!r}: there is '
-                f"no row that could be held, so an event that no queue is bound for raises.",
-                'Set PUBLISH to "outbox", or say "raise".',
+                f"AMQP_EVENTS['UNROUTED'] is 'hold', but PUBLISH is {settings.publish!r}: without "
+                f"the outbox, an event that no queue is bound for raises an error.",
+                "Set PUBLISH to 'outbox', or UNROUTED to 'raise'.",
             )
-        return
-    if settings.backend != "amqp":
-        return
-    alias = settings.database
-    databases = getattr(django_settings, "DATABASES", None)
-    entry = databases.get(alias) if isinstance(databases, Mapping) else None
-    if entry is None and alias != DEFAULT_DB_ALIAS:
-        return  # E021
-    entry = entry if isinstance(entry, Mapping) else {}
-    engine = entry.get("ENGINE") or "django.db.backends.dummy"
-    if engine == "django.db.backends.dummy":
+    elif settings.backend != "amqp" or (alias != DEFAULT_DB_ALIAS and alias not in _databases()):
+        return  # no broker, or reported as E021
+    elif not _exists(alias):
         yield Problem(
             "E025",
-            f'AMQP_EVENTS["PUBLISH"] is "outbox", which needs a database, and DATABASES has none '
-            f"named {alias!r}.",
-            'Set DATABASES, or PUBLISH to "immediate", which needs none.',
+            f"AMQP_EVENTS['PUBLISH'] is 'outbox', but there is no database {alias!r}.",
+            "Set DATABASES, or PUBLISH to 'immediate', which needs none.",
         )
-    elif not router.allow_migrate_model(alias, apps.get_model("django_amqp_events", "OutboxEvent")):
+    elif not router.allow_migrate_model(alias, OutboxEvent):
         yield Problem(
             "E025",
-            f"The database routers keep the outbox's table out of database {alias!r}, where "
-            f"events are published.",
-            "Let allow_migrate() say yes for the app django_amqp_events there, or name in DATABASE "
-            "the alias where it does; an event belongs to the outbox of its own transaction.",
+            f"AMQP_EVENTS['PUBLISH'] is 'outbox', but the database routers exclude the outbox's "
+            f"table from the database {alias!r}.",
+            "Let allow_migrate() return True for django_amqp_events there, or set DATABASE to an "
+            "alias where it does.",
         )

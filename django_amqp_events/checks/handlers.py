@@ -9,12 +9,17 @@ from typing import Any, Final
 from celery import Task
 from celery.local import Proxy
 
-from ..declare import declarations
+from ..declare.declarations import dotted
 from ..declare.registry import EventType, Handler
 from ..options import Problem
 from .project import Project
 
-# -- handlers and contracts ---------------------------------------------------------------
+_POSITIONAL: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
+_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check_contracts(project: Project) -> Iterator[Problem]:
@@ -22,105 +27,73 @@ def check_contracts(project: Project) -> Iterator[Problem]:
     for event in project.registry.events.values():
         if event.contract is None:
             continue
-        where = f"The contract {declarations.dotted(event.contract)} of event {event.name!r}"
-        if _never_runs(event.contract) or inspect.iscoroutinefunction(event.contract):
+        where = f"The contract {dotted(event.contract)} of event {event.name!r}"
+        if _is_generator(event.contract) or inspect.iscoroutinefunction(event.contract):
             yield Problem(
                 "E022",
-                f"{where} is asynchronous or a generator, so its body would never run.",
-                "Write it as a plain function: it is called with the payload and raises.",
+                f"{where} is asynchronous or a generator, so its body never runs.",
+                "Write an ordinary function that raises an exception for an invalid payload.",
             )
         elif _signature(event.contract) is None:
             yield Problem(
                 "E022",
                 f"{where} has no signature that Python can read.",
-                "Write it as a plain function whose arguments are the payload.",
+                "Write an ordinary function whose arguments are the payload.",
             )
 
 
 def check_handlers(project: Project) -> Iterator[Problem]:
     """Handlers that cannot be called (E013, E014) or do not match an event (E011, E012)."""
     for handler in project.registry.handlers.values():
-        unusable = _unusable(handler)
-        if unusable:
-            yield unusable
+        if unusable := _unusable(handler):
+            yield Problem(unusable[0], f"{_where(handler)} {unusable[1]}.", unusable[2])
             continue
         for event in project.registry.events.values():
             if event.contract is not None and handler.matches(event.name):
                 yield from _compare(handler, event)
 
 
-def _unusable(handler: Handler) -> Problem | None:
-    """Return why a handler's callable cannot be a handler."""
+def _where(handler: Handler) -> str:
+    return f"Handler {handler.name!r} ({dotted(handler.target)})"
+
+
+def _unusable(handler: Handler) -> tuple[str, str, str] | None:
+    """Return why a callable cannot be a handler: id of the check, problem, hint."""
     target: Any = handler.target
-    where = f"Handler {handler.name!r} ({declarations.dotted(target)})"
     if isinstance(target, (Proxy, Task)):
-        return Problem(
-            "E013",
-            f"{where} is a Celery task already.",
-            "Take @shared_task or @app.task away: a handler becomes a task by itself. A task "
-            "class, derived from celery.Task, may be a handler.",
-        )
+        hint = "Remove @shared_task or @app.task. A class that derives from celery.Task is valid."
+        return "E013", "is already a Celery task", hint
     if handler.is_task_class:
         if not issubclass(target, Task):
-            return Problem(
-                "E013",
-                f"{where} is a class, but no Celery task class.",
-                "Derive it from celery.Task, or name a function.",
-            )
+            hint = "Derive it from celery.Task, or use a function."
+            return "E013", "is a class, but not a Celery task class", hint
         run = inspect.getattr_static(target, "run")
         if not inspect.isfunction(run) or target.run is Task.run:
-            return Problem(
-                "E013",
-                f"{where} has no method run() of its own.",
-                "Write run(self, …) with the event's payload as its arguments.",
-            )
+            hint = "Define run(self, …) with the event's payload as its arguments."
+            return "E013", "does not define the method run()", hint
         target = run
-    if _never_runs(target):
-        return Problem(
-            "E013",
-            f"{where} is a generator: calling it runs nothing.",
-            "Take the yield out of it.",
-        )
+    if _is_generator(target):
+        return "E013", "is a generator, so calling it runs nothing", "Remove the yield."
     signature = _signature(target)
     if signature is None:
-        return Problem(
-            "E013",
-            f"{where} has no signature that Python can read.",
-            "Wrap it in a function whose arguments are the event's payload.",
-        )
+        hint = "Wrap it in a function whose arguments are the event's payload."
+        return "E013", "has no signature that Python can read", hint
     parameters = list(signature.parameters.values())
     if handler.bind or handler.is_task_class:
         if not parameters or parameters[0].kind not in _POSITIONAL:
-            return Problem(
-                "E014",
-                f"{where} gets the task as its first argument, but takes none.",
-                "Add self in front of its arguments, or take bind away.",
-            )
+            hint = "Add self before the other arguments, or remove bind."
+            return "E014", "does not take the task as its first argument", hint
         if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
             del parameters[0]
-    needed = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.default is parameter.empty
-    ]
+    needed = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
     if needed:
-        return Problem(
-            "E013",
-            f"{where} takes {listed(needed)} by position only, but a payload is given by name.",
-            "Take the / out of its arguments.",
-        )
+        what = f"takes {listed(needed)} by position only, but a payload is passed by name"
+        return "E013", what, "Remove the / from its arguments."
     return None
 
 
-_POSITIONAL: Final = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.VAR_POSITIONAL,
-)
-
-
 def _compare(handler: Handler, event: EventType) -> Iterator[Problem]:
-    """Yield what of an event's payload a handler misses or does not take."""
+    """Yield the differences between an event's payload and a handler's arguments."""
     contract = _signature(event.contract)
     if contract is None:
         return
@@ -128,27 +101,22 @@ def _compare(handler: Handler, event: EventType) -> Iterator[Problem]:
     anything = any(p.kind is p.VAR_KEYWORD for p in contract.parameters.values())
     own = handler.signature.parameters.values()
     takes = {p.name: p for p in own if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    where = f"Handler {handler.name!r} ({declarations.dotted(handler.target)})"
     missing = [name for name, p in takes.items() if p.default is p.empty and name not in given]
     if missing and not anything:
         yield Problem(
             "E011",
-            f"{where} needs {listed(missing)}, which event {event.name!r} does not have.",
-            f"The contract {declarations.dotted(event.contract)} gives "
-            f"{listed(given) or 'nothing'}. "
-            f"Correct the name, or give the argument a default.",
+            f"{_where(handler)} needs {listed(missing)}, which event {event.name!r} does not have.",
+            f"Correct the name, or give the argument a default. The contract "
+            f"{dotted(event.contract)} has {listed(given) or 'no arguments'}.",
         )
     surplus = [name for name in given if name not in takes]
     if handler.strict and surplus and not any(p.kind is p.VAR_KEYWORD for p in own):
         yield Problem(
             "E012",
-            f"{where} is strict and does not take {listed(surplus)}, which event "
-            f"{event.name!r} has.",
-            "Add the argument, or take strict away: what a handler does not take is left out.",
+            f"{_where(handler)} is strict, but does not take {listed(surplus)} of event "
+            f"{event.name!r}.",
+            "Add the argument, or remove strict to leave it out.",
         )
-
-
-_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _signature(target: Any) -> inspect.Signature | None:
@@ -158,9 +126,9 @@ def _signature(target: Any) -> inspect.Signature | None:
         return None
 
 
-def _never_runs(target: Any) -> bool:
+def _is_generator(target: Any) -> bool:
     return inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target)
 
 
 def listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+    return ", ".join(map(repr, names))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -39,11 +39,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """All that the checks look at.
-
-    Attributes:
-        celery: the Celery options that matter here; empty where there is no app to read.
-    """
+    """The subject of the checks; without a Celery app, ``celery`` and ``servers`` are empty."""
 
     settings: Settings
     registry: Registry
@@ -55,69 +51,61 @@ class Project:
 Check = Callable[[Project], Iterable[Problem]]
 
 
-# -- the Celery app -----------------------------------------------------------------------
-
-
 def read_project(settings: Settings, declared: Registry) -> Project:
-    """Read what the checks need; what cannot be read is a problem of its own."""
+    """Read what the checks need; the Celery app that cannot be read is a problem itself."""
     project = Project(settings=settings, registry=declared)
     if settings.backend != "amqp":
         return project
 
     def failed(code: str, message: str, hint: str) -> Project:
-        return Project(
-            settings=settings, registry=declared, problems=(Problem(code, message, hint),)
-        )
+        return replace(project, problems=(Problem(code, message, hint),))
 
     if not settings.celery_app and connection.is_default_app(connection.current_celery_app()):
         return failed(
             "E015",
             "The project has no Celery app, so events have no broker and no worker.",
-            "Make one as Celery's guide for Django says, and import it in the project's "
-            '__init__.py; or name it: AMQP_EVENTS["CELERY_APP"] = "project.celery.app".',
+            "Create one as in Celery's guide for Django and import it in the project's "
+            "__init__.py, or set AMQP_EVENTS['CELERY_APP'] = 'project.celery.app'.",
         )
     try:
         app = connection.celery_app(settings)
     except ConfigurationError as exc:
-        return failed("E016", f"{exc}.", "Correct CELERY_APP, or leave it out for the current app.")
+        hint = "Correct CELERY_APP, or remove it to use the current app."
+        return failed("E016", f"{exc}.", hint)
     except Exception as exc:  # noqa: BLE001 - the user's module may raise anything
         return failed(
             "E016",
-            f'AMQP_EVENTS["CELERY_APP"] is {settings.celery_app!r}, whose import fails: '
+            f"AMQP_EVENTS['CELERY_APP'] is {settings.celery_app!r}, which cannot be imported: "
             f"{type(exc).__name__}: {exc}.",
-            "Correct the module that fails.",
+            "Fix the module.",
         )
     try:
-        return Project(
-            settings=settings,
-            registry=declared,
-            celery={name: getattr(app.conf, name) for name in CELERY_OPTIONS},
-            servers=frozenset(_servers(app)),
-        )
+        celery = {name: getattr(app.conf, name) for name in CELERY_OPTIONS}
+        return replace(project, celery=celery, servers=frozenset(_servers(app)))
     except Exception as exc:  # noqa: BLE001 - configuration is read from the user's modules
         return failed(
             "E017",
             f"The configuration of the Celery app {app.main!r} cannot be read: "
             f"{type(exc).__name__}: {exc}.",
-            "Correct it; `celery -A … inspect ping` would fail as well.",
+            "Correct it. `celery -A … inspect ping` shows the same error.",
         )
 
 
 def _servers(app: Celery) -> Iterator[Server]:
     """Yield every broker that the app may connect to.
 
-    No kombu connection is made: it would import the transport's client library.
+    Without a kombu connection, which would import the transport's client library.
     """
     options = app.conf
     for option in (options.broker_read_url, options.broker_write_url):
         for url in connection.broker_urls(option):
             scheme, separator, _ = str(url).partition("://")
-            # As in kombu: the option wins, and a scheme may be written in capitals.
+            # As in kombu: broker_transport wins, and a scheme may be in capitals.
             given = options.get("broker_transport") or (scheme.lower() if separator else "amqp")
             transport = str(given)
             if transport == "amqp" and supports_librabbitmq():
                 transport = "librabbitmq"
-            # py-amqp logs in as guest where nobody is named (amqp.Connection).
+            # py-amqp's default user is guest (amqp.Connection).
             user = _url_user(str(url)) or options.get("broker_user") or "guest"
             yield Server(
                 transport=transport,
