@@ -114,13 +114,13 @@ def main() -> None:
     options = parser.parse_args()
     from django.core.management import call_command
     from django.db import connections
-    from postgresql import Postgres
 
     from broker import Node
     from django_amqp_events import conf
     from django_amqp_events.broker import publisher_pool, topology
     from django_amqp_events.broker.provisioning import startup
     from django_amqp_events.declare import registry
+    from postgresql import Postgres
 
     with tempfile.TemporaryDirectory() as folder:
         node = Node.start(Path(folder) / "broker")

@@ -21,9 +21,8 @@ from .window import Window, connect
 
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from postgresql import Postgres
-
 from broker import Node
+from postgresql import Postgres
 
 #: Seconds in which what was confirmed shows in a queue's depth, and what was acked is gone.
 SETTLED = 30.0
@@ -140,7 +139,7 @@ class Ground:
         self._all = stack
         self._numbers = count(1)
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        self.node = Node.start(self.folder / "node", config_extra=config_extra or None)
+        self.node = Node.start(self.folder / "node", config_extra=config_extra)
         stack.callback(self.node.end)
         self._server: Postgres | None = None
 

@@ -1,167 +1,87 @@
-"""Install Debian packages for the tests and the demo, and leave no service of theirs behind."""
+"""Install Debian packages for the tests and the demo, and leave none of their services running."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
-POLICY = Path("/usr/sbin/policy-rc.d")
-DENY = "#!/bin/sh\n# django_amqp_events: no service starts while packages are installed\nexit 101\n"
+from machine import ScriptError, run
 
-
-class AptError(RuntimeError):
-    """The packages could not be installed; the message says why and what to do."""
+#: Arguments: the packages. UNITS: what they must neither start now nor at the next boot, unless it
+#: is installed already. invoke-rc.d asks policy-rc.d; an administrator's own policy stays.
+SCRIPT = """
+exec 9</usr/sbin && flock 9
+policy=/usr/sbin/policy-rc.d
+there() { [ -e "/lib/systemd/system/$1" ] || [ -e "/etc/init.d/${1%.*}" ]; }
+for unit in $UNITS; do there "$unit" || new="$new $unit"; done
+trap 'exit 1' HUP INT TERM
+if [ ! -e $policy ] || grep -q django_amqp_events $policy; then
+    trap 'rm -f $policy' EXIT
+    printf '#!/bin/sh\\n# django_amqp_events installs packages\\nexit 101\\n' >$policy
+    chmod 755 $policy
+fi
+get() { apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@"; }
+# The package lists may be missing or out of date.
+get install -y --no-install-recommends "$@" || {
+    get update && get install -y --no-install-recommends "$@"
+} || exit
+for unit in $new; do
+    there "$unit" || continue
+    [ -d /run/systemd/system ] && now=--now
+    systemctl disable $now "$unit" || true
+    [ ! -e "/etc/init.d/${unit%.*}" ] || update-rc.d "${unit%.*}" disable || true
+done
+"""
 
 
 def install(
-    packages: Sequence[str], *, why: str, services: Sequence[str] = (), stray: Sequence[str] = ()
+    packages: Sequence[str], *, why: str, units: Sequence[str] = (), stray: Sequence[str] = ()
 ) -> None:
     """Install packages with apt, asking first at a terminal.
 
-    `services` that the installation brings are neither started nor left enabled; processes named
-    in `stray` that appear meanwhile are ended, by pid. Raises AptError.
+    Args:
+        units: systemd units of the packages, which are not started and are left disabled.
+        stray: names of programs that the installation may start; these processes are ended.
+
+    Raises:
+        ScriptError: apt is missing, not permitted, declined, or failed.
     """
-    command = f"apt-get install --no-install-recommends {' '.join(packages)}"
+    by_hand = f"apt-get install --no-install-recommends {' '.join(packages)}"
     if shutil.which("apt-get") is None:
-        raise AptError(
-            f"this is no Debian or Ubuntu, so {' '.join(packages)} cannot be installed by apt"
-        )
-    prefix: list[str] = []
+        raise ScriptError(f"This machine has no apt to install {' '.join(packages)} with.")
+    asked = sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get("CI")
+    sudo: list[str] = []
     if os.geteuid() != 0:
         if shutil.which("sudo") is None:
-            raise AptError(f"installing needs root: run `{command}` as root")
-        prefix = ["sudo"] if sys.stdin.isatty() else ["sudo", "-n"]
-    if sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get("CI"):
-        print(f"{why}.\nInstall it with `{command}`? [Y/n] ", end="", file=sys.stderr, flush=True)
+            raise ScriptError(f"Installing packages needs root: run `{by_hand}` as root.")
+        sudo = ["sudo"] if sys.stdin.isatty() else ["sudo", "-n"]
+    print(f"{why}.", end=" ", file=sys.stderr)
+    if asked:
+        print(f"Install it with `{by_hand}`? [Y/n] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"", "y", "yes"}:
-            raise AptError(f"installation was declined; by hand: `{command}`")
+            raise ScriptError(f"The installation was declined. Run `{by_hand}` yourself.")
     else:
-        print(f"{why}: installing {' '.join(packages)} with apt ...", file=sys.stderr, flush=True)
-
-    with _one_at_a_time(), _no_services(prefix):
-        known = {service for service in services if _unit_exists(service)}
-        running = _pids(stray)
-        try:
-            _install(prefix, packages)
-        finally:
-            _silence(prefix, [service for service in services if service not in known])
-            for pid in _pids(stray) - running:
-                subprocess.run([*prefix, "kill", str(pid)], check=False)
-
-
-def _install(prefix: Sequence[str], packages: Sequence[str]) -> None:
-    apt = [
-        *prefix,
-        "env",
-        "DEBIAN_FRONTEND=noninteractive",
-        "apt-get",
-        "-qq",
-        "-o",
-        "Dpkg::Use-Pty=0",
-    ]
-    apt += ["-o", "DPkg::Lock::Timeout=300"]
-    get = [*apt, "install", "--yes", "--no-install-recommends", *packages]
-    output = ""
-    # The package lists may be absent or out of date; both show in the first attempt.
-    for step in (get, [*apt, "update"], get):
-        done = subprocess.run(
-            step,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        output = done.stdout
-        if step is get and done.returncode == 0:
-            return
-    tail = "\n".join(output.splitlines()[-15:])
-    raise AptError(f"apt-get could not install {' '.join(packages)}:\n{tail}\n")
-
-
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Two suites at once must not restore each other's policy."""
-    path = Path(tempfile.gettempdir()) / f"django-amqp-events-apt.{os.getuid()}.lock"
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@contextlib.contextmanager
-def _no_services(prefix: Sequence[str]) -> Iterator[None]:
-    """Forbid services to start, by Debian's own means, and restore what was there."""
-
-    def run(*command: str) -> None:
-        done = subprocess.run([*prefix, *command], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise AptError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)  # so that `finally` runs
-
-    kept = POLICY.with_name("policy-rc.d.django-amqp-events")
-    if kept.exists():  # an installation before this one was killed
-        run("mv", str(kept), str(POLICY))
-    elif POLICY.exists() and "django_amqp_events" in POLICY.read_text(errors="replace"):
-        run("rm", str(POLICY))
-    had_one = POLICY.exists() or POLICY.is_symlink()
-    before = signal.signal(signal.SIGTERM, stop)
+        print(f"Installing {' '.join(packages)} with apt ...", file=sys.stderr, flush=True)
+    running = _pids(stray)
+    settings = ["DEBIAN_FRONTEND=noninteractive", f"UNITS={' '.join(units)}"]
     try:
-        if had_one:
-            run("mv", str(POLICY), str(kept))
-        with tempfile.NamedTemporaryFile("w", suffix=".policy") as ours:
-            ours.write(DENY)
-            ours.flush()
-            run("install", "-m", "755", ours.name, str(POLICY))
-        yield
+        run(*sudo, "env", *settings, "sh", "-c", SCRIPT, "sh", *packages)
     finally:
-        run("rm", "-f", str(POLICY))
-        if had_one:
-            run("mv", str(kept), str(POLICY))
-        signal.signal(signal.SIGTERM, before)
-
-
-def _unit_exists(unit: str) -> bool:
-    name = unit.split(".", maxsplit=1)[0]
-    places = ("/lib/systemd/system", "/usr/lib/systemd/system", "/etc/systemd/system")
-    return (
-        any((Path(place) / unit).exists() for place in places) or Path("/etc/init.d", name).exists()
-    )
-
-
-def _silence(prefix: Sequence[str], units: Sequence[str]) -> None:
-    """What came with the packages shall not run now nor after the next boot."""
-    for unit in units:
-        if not _unit_exists(unit):
-            continue
-        if shutil.which("systemctl"):
-            now = ["--now"] if Path("/run/systemd/system").exists() else []
-            subprocess.run(
-                [*prefix, "systemctl", "disable", *now, unit], capture_output=True, check=False
-            )
-        name = unit.removesuffix(".service")
-        if Path("/etc/init.d", name).exists() and shutil.which("update-rc.d"):
-            subprocess.run(
-                [*prefix, "update-rc.d", name, "disable"], capture_output=True, check=False
-            )
+        for pid in _pids(stray) - running:
+            with suppress(ScriptError):
+                run(*sudo, "kill", str(pid))
 
 
 def _pids(names: Sequence[str]) -> set[int]:
     time.sleep(0.1 if names else 0)
     found = set()
     for entry in Path("/proc").glob("[0-9]*/comm") if names else ():
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             if entry.read_text().strip() in names:
                 found.add(int(entry.parent.name))
     return found

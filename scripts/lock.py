@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Compile requirements/dev.txt and bench.txt from pyproject.toml, with hashes, for all supported
-Pythons.
+"""Compile requirements/ from pyproject.toml, with hashes, for all supported Pythons.
 
-    .venv/bin/python scripts/lock.py [dev.txt] [bench.txt] [--upgrade]
+    python3 scripts/lock.py [dev.txt] [bench.txt] [--upgrade]
 
-uv asks pip's main index, as configured on this machine; no address reaches the lock. Not the
-additional ones: uv takes the hashes of a version from one place, and a folder that holds the
-wheel of one Python would leave the others without.
+uv asks pip's main index, as this machine configures it; no address reaches the lock. It does not
+ask additional indexes: uv takes the hashes of a version from one place, and a folder with the wheel
+of one Python would leave out the others.
 """
 
 from __future__ import annotations
@@ -14,94 +13,64 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
-import venv
-from dataclasses import dataclass
 from pathlib import Path
+
+from machine import ScriptError, exit_with, run
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = """\
 # Made by `make lock` from pyproject.toml: {what}, Python 3.11 to 3.14.
 # Installed with: pip install --require-hashes --no-deps -r requirements/{name}
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lock:
-    """A file in requirements/, and what it is compiled of."""
-
-    name: str
-    what: str
-    sources: tuple[str, ...]
-
-    @property
-    def path(self) -> Path:
-        return ROOT / "requirements" / self.name
-
-
-LOCKS = (
-    Lock(
-        name="dev.txt",
-        what="all that a developer needs, and all extras",
-        sources=("--all-extras", "--group", "pyproject.toml:dev", "pyproject.toml"),
+#: File name: description, arguments of uv. The peers of benchmarks/ are installed on their own.
+LOCKS = {
+    "dev.txt": (
+        "all that a developer needs, and all extras",
+        ("--all-extras", "--group", "pyproject.toml:dev", "pyproject.toml"),
     ),
-    # In an environment of their own: what the project is measured beside is no part of it.
-    Lock(
-        name="bench.txt",
-        what="the peers of benchmarks/",
-        sources=("--group", "pyproject.toml:peers"),
-    ),
-)
+    "bench.txt": ("the peers of benchmarks/", ("--group", "pyproject.toml:peers")),
+}
+ADDRESS = re.compile(r"^.*(?:://|--(?:index|extra-index|find-links)|/opt/|file:).*$", re.MULTILINE)
 
 
 def main() -> int:
+    upgrade = [argument for argument in sys.argv[1:] if argument == "--upgrade"]
+    chosen = set(sys.argv[1:]) - {"--upgrade"}
     with tempfile.TemporaryDirectory() as directory:
-        venv.create(directory, with_pip=True)
-        python = Path(directory) / "bin" / "python"
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "uv"], check=True)
-        chosen = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
-        for lock in LOCKS:
-            if not chosen or lock.name in chosen:
-                compile_lock(lock, python)
+        run(sys.executable, "-m", "venv", directory)
+        programs = Path(directory) / "bin"
+        run(programs / "python", "-m", "pip", "install", "--quiet", "uv")
+        settings = pip_settings()
+        names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
+        env = os.environ | {names[key]: settings[key] for key in names if key in settings}
+        for name in chosen or LOCKS:
+            compile_lock(name, programs / "uv", upgrade, env)
     return 0
 
 
-def compile_lock(lock: Lock, python: Path) -> None:
-    """Write one file, with the uv beside *python*."""
-    lock.path.parent.mkdir(exist_ok=True)
-    subprocess.run(
-        [str(python.parent / "uv"), "pip", "compile", "--quiet", "--universal"]
-        + ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
-        + [*lock.sources, "--output-file", str(lock.path)]
-        + [argument for argument in sys.argv[1:] if argument == "--upgrade"],
-        cwd=ROOT,
-        env=os.environ | pip_configuration(python),
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
-    text = lock.path.read_text()
-    if found := re.search(
-        r"^.*(?:://|--(?:index|extra-index|find-links)|/opt/|file:).*$", text, re.MULTILINE
-    ):
-        lock.path.unlink()
-        sys.exit(f"The lock would name an address: {found[0]}")
-    lock.path.write_text(HEADER.format(what=lock.what, name=lock.name) + text)
+def compile_lock(name: str, uv: Path, upgrade: list[str], env: dict[str, str]) -> None:
+    what, sources = LOCKS[name]
+    path = ROOT / "requirements" / name
+    run(
+        uv, "pip", "compile", "--quiet", "--universal", "--python-version", "3.11",
+        "--generate-hashes", "--no-header", "--no-annotate", *upgrade, *sources,
+        "--output-file", path, cwd=ROOT, env=env,
+    )  # fmt: skip
+    text = path.read_text()
+    if found := ADDRESS.search(text):
+        path.unlink()
+        raise ScriptError(f"The lock would contain an address: {found[0]}")
+    path.write_text(HEADER.format(what=what, name=name) + text)
 
 
-def pip_configuration(python: Path) -> dict[str, str]:
-    """pip's index in uv's words; the machine's choice, read when this runs."""
-    listed = subprocess.run(
-        [python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
-    )
-    settings: dict[str, list[str]] = {}
-    for line in listed.stdout.splitlines():
-        key, _, value = line.partition("=")
-        settings[key.rpartition(".")[2]] = shlex.split(value)[0].split()
-    names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE"}
-    return {names[option]: value[0] for option, value in settings.items() if option in names}
+def pip_settings() -> dict[str, str]:
+    """Return pip's options as this machine configures them: "index-url", "find-links", ..."""
+    lines = run(sys.executable, "-m", "pip", "config", "list").splitlines()
+    pairs = (line.partition("=") for line in lines)
+    return {key.rpartition(".")[2]: shlex.split(value)[0] for key, _, value in pairs}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

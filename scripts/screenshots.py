@@ -1,40 +1,31 @@
 #!/usr/bin/env python3
-"""Screenshots of the console: light and dark, 1280 and 390 pixels wide.
+"""Take screenshots of the console: light and dark, 1280 and 390 pixels wide.
 
-    .venv/bin/python scripts/screenshots.py [name ...]
-    .venv/bin/python scripts/screenshots.py --docs    # those of docs/images
+    .venv/bin/python scripts/screenshots.py [name ...]    # into .run/screenshots
+    .venv/bin/python scripts/screenshots.py --docs        # those of docs/images
 
-A private RabbitMQ and the project of tests/browser/web.py, with events of every kind and replays
-that really are published, in a headless Chromium. Images go to .run/screenshots. What the browser
-complains about is printed, and is an error; the pages are served under a strict
-Content-Security-Policy.
+Serves the project of tests/browser/web.py, with events of every kind and real replays, from a
+private RabbitMQ. A warning in the browser's console is an error; the pages are served under a
+strict Content-Security-Policy.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+sys.path.insert(0, str(ROOT))
 
-from broker import Broker, Node  # noqa: E402
+from broker import Node  # noqa: E402
 from chromium import Chromium  # noqa: E402
-from tests.browser.console import (  # noqa: E402
-    PAGES,
-    Console,
-    go,
-    serving,
-)
+from machine import ScriptError, exit_with  # noqa: E402
+from tests.browser.console import PAGES, Console, go, serving  # noqa: E402
 
 TARGET = ROOT / ".run" / "screenshots"
 IMAGES = ROOT / "docs" / "images"
-LOOKS = [(theme, width) for theme in ("light", "dark") for width in (1280, 390)]
-
-
-#: Those of docs/images, which are smaller: how much of each is shown at 1280 and at 390 pixels.
+#: The pages of docs/images, and the height shown of each at 1280 and at 390 pixels.
 DOCS = {
     "list": (640, 0), "event": (1190, 1000), "confirm": (1060, 0), "groups": (640, 0),
     "group": (800, 0), "batch-draft": (1280, 0), "batch-running": (900, 900), "review": (930, 0),
@@ -45,33 +36,24 @@ LIMIT = 150 * 1024
 
 
 def main() -> int:
-    docs = sys.argv[1:] == ["--docs"]
     TARGET.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="screenshots-") as directory:
-        node: Broker
-        if url := os.environ.get("AMQP_URL"):
-            node = Broker.from_urls(url, os.environ.get("AMQP_MANAGEMENT_URL"))
-        else:
-            node = Node.start(Path(directory) / "rabbit")
-        vhost = f"screenshots-{os.getpid()}"
+        where = Path(directory)
+        node = Node.start(where / "rabbit")
         try:
-            node.add_vhost(vhost)
             with (
-                serving(
-                    node.amqp_url(vhost), node.management_url or "", Path(directory)
-                ) as console,
+                serving(node.amqp_url(), node.management_url, where) as console,
                 Chromium() as browser,
             ):
-                return (for_docs if docs else shoot)(browser, console, sys.argv[1:])
+                browser.log_in(console.url, console.session)
+                if sys.argv[1:] == ["--docs"]:
+                    return for_docs(browser, console)
+                return for_review(browser, console, sys.argv[1:])
         finally:
-            node.delete_vhost(vhost)
-            if isinstance(node, Node):
-                node.end()
+            node.end()
 
 
-def for_docs(browser: Chromium, console: Console, _: list[str]) -> int:
-    """Light and dark where it is wide, and dark where it is narrow, as it is read at night."""
-    browser.log_in(console.url, console.session)
+def for_docs(browser: Chromium, console: Console) -> int:
     for theme, width in (("light", 1280), ("dark", 1280), ("dark", 390)):
         browser.look(theme, width)
         for name, heights in DOCS.items():
@@ -82,25 +64,23 @@ def for_docs(browser: Chromium, console: Console, _: list[str]) -> int:
                 size = target.stat().st_size
                 print(f"{target.relative_to(ROOT)} {size // 1024} kB")
                 if size > LIMIT:
-                    sys.exit(f"{target.name} is larger than {LIMIT // 1024} kB: show less of it")
+                    raise ScriptError(f"{target.name} is larger than {LIMIT // 1024} kB: cut it.")
     return 0
 
 
-def shoot(browser: Chromium, console: Console, wanted: list[str]) -> int:
-    browser.log_in(console.url, console.session)
-    problems = 0
+def for_review(browser: Chromium, console: Console, wanted: list[str]) -> int:
+    complaints: list[str] = []
     for name in wanted or PAGES:
-        for theme, width in LOOKS:
+        for theme, width in (("light", 1280), ("light", 390), ("dark", 1280), ("dark", 390)):
             browser.look(theme, width)
             go(browser, console, name)
             target = TARGET / f"{name}-{theme}-{width}.png"
             browser.photograph(target)
             print(target.relative_to(ROOT))
-            for complaint in browser.complaints():
-                print(f"  {complaint}", file=sys.stderr)
-                problems += 1
-    return int(problems > 0)
+            complaints += (f"{target.name}: {each}" for each in browser.complaints())
+    print(*complaints, sep="\n", file=sys.stderr)
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -3,7 +3,7 @@
 
     python3 scripts/upstream.py [arguments of pytest]
 
-The environment is made anew below .run/upstream; the lock file gives all other packages.
+The environment is .run/upstream; the lock file gives all other packages.
 """
 
 from __future__ import annotations
@@ -12,22 +12,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+from machine import exit_with, run
+
 ROOT = Path(__file__).resolve().parent.parent
-PYTHON = ROOT / ".run" / "upstream" / "bin" / "python"
+VENV = ROOT / ".run" / "upstream"
+PYTHON = VENV / "bin" / "python"
 LIBRARIES = ("amqp", "billiard", "celery", "django", "django-celery-results", "kombu")
 CORE = ("tests/unit/worker", "tests/unit/broker", "tests/contract", "tests/acceptance/worker")
 
 
 def main() -> int:
-    run = [sys.executable, "scripts/bootstrap.py", "--venv", str(PYTHON.parent.parent)]
-    subprocess.run(run, cwd=ROOT, check=True)
-    install = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, "--upgrade", "--pre", *LIBRARIES], cwd=ROOT, check=True)
-    subprocess.run([*install[:2], "pip", "freeze"], cwd=ROOT, check=True)
-    subprocess.run([str(PYTHON), "scripts/wheel.py"], cwd=ROOT, check=True)
-    suite = [str(PYTHON), "scripts/suite.py", *(sys.argv[1:] or CORE)]
-    return subprocess.run(suite, cwd=ROOT, check=False).returncode
+    scripts = ROOT / "scripts"
+    run(sys.executable, scripts / "bootstrap.py", "--venv", VENV)
+    pip = (PYTHON, "-m", "pip", "--disable-pip-version-check")
+    run(*pip, "install", "--upgrade", "--pre", *LIBRARIES)
+    frozen = run(*pip, "freeze").splitlines()
+    print(*(line for line in frozen if line.lower().startswith(LIBRARIES)), sep="\n", flush=True)
+    run(PYTHON, scripts / "wheel.py")
+    suite = [str(PYTHON), str(scripts / "suite.py"), *(sys.argv[1:] or CORE)]
+    return subprocess.run(suite, check=False).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -43,9 +43,8 @@ from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-from postgresql import Postgres
-
 from broker import Broker, Node
+from postgresql import Postgres
 from tests.tiers import later
 
 

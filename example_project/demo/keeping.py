@@ -13,7 +13,8 @@ from .place import RUN, Place, shown
 from .processes import Service, Worker, stop
 from .screen import Screen
 
-from broker import Node, Process, process_birth  # isort: skip - processes.py has its path
+from broker import Node  # isort: skip - processes.py has its path
+from machine import Process, process_birth  # isort: skip
 
 if TYPE_CHECKING:
     from .run import Demo

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import secrets
-import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +16,8 @@ from . import evidence
 from .evidence import Shape
 from .processes import ROOT, DemoError
 
-from broker import Broker, BrokerError, Node, Process, free_ports  # isort: skip - processes.py has its path
+from broker import Broker, BrokerError, Node  # isort: skip - processes.py has its path
+from machine import Process, free_ports, port_is_free  # isort: skip
 
 RUN = ROOT / ".run" / "demo"
 
@@ -36,7 +35,7 @@ class Place:
     @property
     def text(self) -> str:
         if self.node is not None:
-            return f"RabbitMQ {self.node.version}, private, {self.node.server.origin}"
+            return f"RabbitMQ {self.node.version}, private"
         where = f"vhost {self.vhost}" if self.vhost else f"prefix {self.prefix}"
         return f"the one that AMQP_URL names, {where}"
 
@@ -71,7 +70,7 @@ class Place:
 
     def processes(self) -> list[Process]:
         """Return the private node, its epmd and its guard."""
-        return node_processes(self.node) if self.node is not None else []
+        return self.node.processes if self.node is not None else []
 
     def clear_away(self, shapes: Iterable[Shape]) -> None:
         """End the node, or take what the demo has made from somebody else's broker."""
@@ -92,28 +91,9 @@ class Place:
 def pick_ports(wanted: Sequence[int]) -> list[int]:
     """Return two ports for the web servers: those that are wanted, where they are free."""
     return [
-        port if _free(port) else free
+        port if port and port_is_free(port) else free
         for port, free in zip(wanted or (0, 0), free_ports(2), strict=True)
     ]
-
-
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return bool(port)
-
-
-def node_processes(node: Node) -> list[Process]:
-    """Read a node's processes from its state file."""
-    try:
-        state = json.loads(node.state_file.read_text())
-    except (OSError, ValueError):
-        return []
-    return [Process(**state[key]) for key in ("vm", "epmd", "guard") if state.get(key)]
 
 
 def shown(path: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from broker import Process, process_birth, wait_until  # noqa: E402 - scripts/ is no package
+from machine import Process, process_birth, wait_until  # noqa: E402 - scripts/ is no package
 
 # ruff: noqa: S603 - commands of this project
 

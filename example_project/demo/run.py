@@ -23,12 +23,13 @@ from example_project.releases import NOTES
 from . import evidence, keeping
 from .evidence import Ledger, Result, Shape
 from .person import Person, answers
-from .place import RUN, Place, node_processes, pick_ports, shown
+from .place import RUN, Place, pick_ports, shown
 from .processes import ROOT, Service, Worker, stop, until
 from .report import report, report_again
 from .screen import BOLD, DIM, GREEN, RED, YELLOW, Screen
 
-from broker import Node, Process  # isort: skip - processes.py has its path
+from broker import Node  # isort: skip - processes.py has its path
+from machine import Process  # isort: skip
 
 ORDERS = ROOT / "example_project" / "orders.jsonl"
 SERVICES = ("shop", "billing")
@@ -383,7 +384,7 @@ class Demo:
         self.screen.status("stopping …")
         # A node whose start was interrupted is found by its folder.
         node = self.place.node if self.place else Node.attach(RUN / "broker")
-        ended = node_processes(node) if node is not None else []
+        ended = node.processes if node is not None else []
         self._stop(self.webs)
         self._stop(self.workers)
         ended += self.ended

@@ -20,7 +20,7 @@ from .processes import ROOT, DemoError
 from .run import Demo
 from .screen import DIM, Screen
 
-from broker import wait_until  # isort: skip - processes.py has its path
+from machine import wait_until  # isort: skip - processes.py has its path
 
 #: Ports of the two web servers, where they are free.
 PORTS = (8001, 8002)

@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import apt_install
 from selenium.webdriver.support.ui import Select
 
-from broker import free_ports
+import apt_install
 from chromium import Chromium
+from machine import free_ports
 
 #: The pages, by the names of :func:`go`; those that change data come last.
 PAGES = (

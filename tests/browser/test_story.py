@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 from selenium.common.exceptions import WebDriverException
 
-from broker import free_ports
 from chromium import Chromium
+from machine import free_ports
 from tests.acceptance.harness import Eyes, until
 from tests.conftest import Vhost
 

@@ -21,11 +21,10 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 from uuid import uuid4
 
-from postgresql import Postgres
-
 from broker import Broker, Node
 from django_amqp_events.conf import FAST_PATHS
 from django_amqp_events.message import headers
+from postgresql import Postgres
 from tests.acceptance.harness import (
     STARTED,
     Archive,

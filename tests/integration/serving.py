@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 import django_amqp_events
-from broker import free_ports
+from machine import free_ports
 from tests.unit.admin.admin_world import Page
 
 from .wire import until

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from postgresql import Postgres
 
+from postgresql import Postgres
 from tests.conftest import postgres_settings, sqlite_settings
 
 from ..conftest import Make

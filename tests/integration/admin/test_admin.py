@@ -11,8 +11,8 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client, override_settings
 
-from broker import free_ports
 from django_amqp_events.models import ArchivedEvent, State
+from machine import free_ports
 from tests.unit.admin import admin_world as world
 from tests.unit.admin.admin_world import Page
 

@@ -22,7 +22,6 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import DatabaseError, connections, transaction
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
-from postgresql import Postgres
 
 from broker import Node
 from django_amqp_events import (
@@ -41,6 +40,7 @@ from django_amqp_events.publish.outbox import Answer, Row
 from django_amqp_events.publish.relay import OutboxChannel, Relay, RelayCounts
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
 from django_amqp_events.testing import override_events
+from postgresql import Postgres
 from tests.conftest import (
     Database,
     Vhost,

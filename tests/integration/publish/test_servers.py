@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import django_amqp_events
-from broker import free_ports
+from machine import free_ports
 from tests.conftest import Vhost
 
 from ..wire import Wire, in_threads, until
