@@ -95,6 +95,7 @@ TEXTS: Final[Mapping[str, str]] = {
         "the redaction hook %(hook)s failed with %(error)s; the payload is hidden"
     ),
     # -- outbox
+    "outbox-changed": _("it changed meanwhile; check it again"),
     "outbox-discarded": _("it is discarded"),
     "outbox-due": _("it is due, and the next relay publishes it"),
     "outbox-failed": _("publishing failed, and a relay tries again"),

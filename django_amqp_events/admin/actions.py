@@ -1,152 +1,422 @@
-"""Pages whose rows change only by actions with a confirmation page."""
+"""Actions: what users can do with rows, each after a page that previews and confirms it.
+
+Ids and versions are frozen when a user selects: an event that changes before the confirmation is
+skipped, and the user is told.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
-from django.contrib import messages
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model, QuerySet, Value
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext_lazy
 
+from ..archive.eligibility import Skipped
+from ..archive.replay import Report
 from ..archive.states import Seen
-from . import archived_event_actions as decisions
-from .archived_event_actions import NAMED, ReasonForm
+from ..exceptions import AmqpEventsError
 from .base import M, Pages, non_atomic
+from .formatting import counted, line, number, text
+
+#: Events that one action can take.
+LIMIT: Final = 2_000
+#: Events that a confirmation page names; the rest it counts.
+NAMED: Final = 50
+#: Reasons that one answer names; the rest it counts.
+REASONS: Final = 5
+
+_PAIR: Final = re.compile(r"([0-9a-f]{32}):([0-9]{1,10})")
 
 
-class Decides(Protocol):
-    """The interface of an action."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedGroup:
+    """Events that are skipped for one reason."""
 
-    @property
-    def name(self) -> str:
-        """In addresses."""
-
-    @property
-    def right(self) -> str:
-        """``has_<right>_permission`` says who may."""
-
-    @property
-    def permission(self) -> str:
-        """Codename of that permission."""
-
-    @property
-    def button(self) -> Any:
-        """On the page of one event."""
-
-    @property
-    def asks(self) -> Callable[[int], str]:
-        """On the button that does it, for a number of events."""
-
-    @property
-    def reason_required(self) -> bool:
-        """Return True if the action needs a reason."""
+    why: str
+    count: int
+    titles: tuple[str, ...]
 
 
-class DecidingPages(Pages[M]):
-    """Ask for confirmation of an action and run it.
+@dataclass(slots=True, kw_only=True)
+class Preview:
+    """What an action would do.
 
     Attributes:
-        choices: what can be decided, by name.
-        templates: where the template ``confirm.html`` is.
+        eligible: the events that it would take.
+        skipped: the others, by reason.
+        destinations: where it would publish.
+        details: more for the template.
     """
 
-    choices: ClassVar[Mapping[str, Any]]
-    templates: ClassVar[str]
+    eligible: list[UUID]
+    skipped: list[SkippedGroup]
+    destinations: list[dict[str, Any]] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
 
-    def may(self, request: HttpRequest, decision: Decides) -> bool:
-        """Return True if this user may run the action."""
-        check: Callable[[HttpRequest], bool] = getattr(self, f"has_{decision.right}_permission")
-        return check(request)
 
-    def decide_view(self, request: HttpRequest, *, decision: Any) -> HttpResponse:
-        """Ask (GET), and do it (POST)."""
+Rows = Mapping[UUID, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """An action on the rows of a list.
+
+    Attributes:
+        name: in URLs and in the form of the list.
+        right: ``has_<right>_permission`` checks it, by the permission ``<right>_<model>``.
+        button: on the page of one event.
+        menu: in the list's choice of actions.
+        question: on the confirmation page and its button, for ``count`` events.
+        done: the message after it, for ``count`` events.
+        states: the states that an event may be in.
+        log: its name in the history, which stays English.
+        effect: what it does.
+        reason_required: whether it needs a reason.
+        publishes: whether an event is published because of it.
+        overdue: only for events whose replay is overdue.
+        preview: returns what it would do; changes nothing.
+        run: does it and writes the history, given the frozen versions, the rows, user and reason.
+    """
+
+    name: str
+    right: str
+    button: Any
+    menu: Any
+    question: Any
+    done: Any
+    states: tuple[str, ...]
+    log: str
+    effect: Any
+    reason_required: bool = False
+    publishes: bool = False
+    overdue: bool = False
+    preview: Callable[[Action, Seen, Rows], Preview]
+    run: Callable[[Action, Seen, Rows, Any, str], Report]
+
+    @property
+    def force(self) -> bool:
+        return self.name == "force"
+
+    def log_rows(self, user: Any, rows: Sequence[Model], reason: str) -> None:
+        """Write the action into the rows' history."""
+        log(user, rows, f"{self.log}: {reason}" if reason else self.log)
+
+
+def log(user: Any, rows: Sequence[Model], message: str) -> None:
+    """Write a message into the rows' history, which people with other languages read."""
+    if rows:
+        LogEntry.objects.log_actions(user.pk, rows, CHANGE, message)
+
+
+class ReasonForm(forms.Form):
+    """The reason of an action."""
+
+    reason = forms.CharField(
+        max_length=1_000, strip=True, widget=forms.Textarea(attrs={"rows": 2, "cols": 60})
+    )
+
+    def __init__(self, data: Any = None, *, required: bool) -> None:
+        super().__init__(data)
+        self.fields["reason"].required = required
+        self.fields["reason"].label = _("Reason") if required else _("Reason (optional)")
+
+
+def encode_selection(seen: Seen) -> str:
+    """Write ids and versions into one field."""
+    return ",".join(f"{pk.hex}:{version}" for pk, version in seen.items())
+
+
+def decode_selection(text: str) -> dict[UUID, int] | None:
+    """Read what :func:`encode_selection` wrote; ``None`` for anything else, and for too many."""
+    if len(text) > LIMIT * 44:
+        return None
+    seen = {}
+    for pair in text.split(","):
+        found = _PAIR.fullmatch(pair)
+        if found is None or int(found[2]) >= 2**31:
+            return None
+        seen[UUID(found[1])] = int(found[2])
+    return seen if len(seen) <= LIMIT else None
+
+
+def by_reason(skipped: Iterable[Skipped], titles: int = 5) -> list[SkippedGroup]:
+    """Group events by reason, the most frequent first."""
+    groups: dict[str, list[Skipped]] = {}
+    for each in skipped:
+        groups.setdefault(text(each.why, 500), []).append(each)
+    return [
+        SkippedGroup(
+            why=why,
+            count=len(found),
+            titles=tuple(line(each.title or each.id) for each in found[:titles]),
+        )
+        for why, found in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def in_list(action: Action) -> Callable[..., HttpResponse | None]:
+    """Return an action as an entry of ``ModelAdmin.actions``."""
+
+    @admin.action(description=action.menu, permissions=[action.right])
+    def selected(
+        pages: ActionPages[Any], request: HttpRequest, queryset: QuerySet[Any]
+    ) -> HttpResponse | None:
+        return pages.ask_selected(request, queryset, action)
+
+    selected.__name__ = f"{action.name}_selected"
+    return selected
+
+
+def across(request: HttpRequest) -> bool:
+    """Return True if the form selects all rows of the list, as Django's form reads it."""
+    return request.POST.get("select_across", "").lower() not in ("", "0", "false")
+
+
+class ActionPages(Pages[M]):
+    """Pages whose rows change by actions alone.
+
+    Attributes:
+        row_actions: the actions by name.
+        version: the expression that changes when an event does.
+        limit: events that one action can take.
+        too_many: the message about a selection of more.
+    """
+
+    row_actions: ClassVar[Mapping[str, Action]]
+    version: ClassVar[Any] = Value(0)
+    limit: ClassVar[int] = LIMIT
+    too_many: ClassVar[Any]
+
+    def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, M]:
+        """Return the rows that this user may see."""
+        return {row.pk: row for row in self.get_queryset(request).filter(pk__in=list(ids))}
+
+    def freeze(self, queryset: QuerySet[M]) -> dict[UUID, int]:
+        """Return the versions of the rows by id, one more than the limit at most."""
+        found: Any = queryset.annotate(frozen=self.version).values_list("pk", "frozen")
+        return dict(found[: self.limit + 1])
+
+    def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
+        """Handle selected rows that have left the list since it was shown."""
         raise NotImplementedError
 
-    def _decide_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
+    def cells(self, row: M) -> tuple[object, ...]:
+        """Return a row of the confirmation page's table."""
+        raise NotImplementedError
+
+    def may(self, request: HttpRequest, action: Action) -> bool:
+        """Return True if this user may run the action."""
+        return bool(getattr(self, f"has_{action.right}_permission")(request))
+
+    def _action_urls(self) -> list[URLPattern]:
         return [
-            path(
-                f"decide/{each.name}/",
-                self.admin_site.admin_view(non_atomic(partial(self.decide_view, decision=each))),
-                name=f"{name}_{each.name}",
+            self._path(
+                f"decide/{each.name}/", non_atomic(partial(self.action_view, action=each)), name
             )
-            for each in self.choices.values()
+            for name, each in self.row_actions.items()
         ]
 
-    def _button(self, decision: Decides, pk: UUID, version: int, filters: str) -> dict[str, Any]:
-        """Return the button of a decision about one event."""
-        seen = decisions.encode_selection({pk: version})
-        return {
-            "label": decision.button,
-            "name": decision.name,
-            "url": self._url(decision.name, filters=filters, seen=seen, back="event"),
-        }
+    def _button(self, action: Action, pk: UUID, version: int, filters: str) -> dict[str, Any]:
+        seen = encode_selection({pk: version})
+        url = self._url(action.name, filters=filters, seen=seen, back="event")
+        return {"label": action.button, "name": action.name, "url": url}
 
-    def _forbidden(self, decision: Decides) -> str:
-        """Name the permission that the user lacks for an action."""
+    def _forbidden(self, label: str, *codenames: str) -> str:
         return _("You have no permission for “%(label)s” (%(missing)s).") % {
-            "label": decision.button,
-            "missing": f"“{decision.permission}”",
+            "label": label,
+            "missing": ", ".join(f"“{each}”" for each in codenames),
         }
 
-    def _unknown(self, request: HttpRequest, filters: str) -> HttpResponse:
-        """Lead back to the list from an address that names no events."""
-        messages.error(
-            request,
-            _("The URL or form names no events. Select the events again."),
-        )
-        return HttpResponseRedirect(self._url("changelist", filters=filters))
+    def _buttons(
+        self, request: HttpRequest, row: M, version: int, offered: Iterable[Action]
+    ) -> dict[str, list[Any]]:
+        """Return the buttons of one event, and why others are missing."""
+        found: dict[str, list[Any]] = {"links": [], "obstacles": []}
+        for action in offered:
+            obstacle = self._obstacle(request, row, action)
+            if obstacle:
+                found["obstacles"].append(obstacle)
+            else:
+                filters = self._filters(request)
+                found["links"].append(self._button(action, row.pk, version, filters))
+        return found
 
-    def _confirm(
+    def _obstacle(self, request: HttpRequest, row: M, action: Action) -> str:
+        """Return why this user cannot run an action now, ``""`` if possible."""
+        if self.may(request, action):
+            return ""
+        return self._forbidden(action.button, f"{action.right}_{self.opts.model_name}")
+
+    def ask_selected(
+        self, request: HttpRequest, queryset: QuerySet[M], action: Action
+    ) -> HttpResponse | None:
+        """Freeze the rows that are selected in the list, and ask for confirmation."""
+        seen = self.freeze(queryset)
+        if len(seen) > self.limit:
+            messages.error(request, str(self.too_many) % {"limit": number(self.limit)})
+            return None
+        if not across(request):
+            ids = {UUID(each) for each in request.POST.getlist(ACTION_CHECKBOX_NAME)}
+            self.add_unlisted(request, seen, ids - set(seen))
+        return self.ask(request, action, dict(list(seen.items())[: self.limit])) if seen else None
+
+    def action_view(self, request: HttpRequest, *, action: Action) -> HttpResponse:
+        """Ask for confirmation (GET), and run the action (POST)."""
+        if not self.has_view_permission(request) or not self.may(request, action):
+            raise PermissionDenied
+        data = request.POST if request.method == "POST" else request.GET
+        back = data.get("back", "")
+        seen = decode_selection(data.get("seen", ""))
+        if seen is None:
+            messages.error(request, _("The URL or form names no events. Select the events again."))
+            return self._redirect(request, "changelist")
+        if request.method != "POST":
+            return self.ask(request, action, seen, back=back)
+        form = ReasonForm(request.POST, required=action.reason_required)
+        if not form.is_valid():
+            return self.ask(request, action, seen, back=back, form=form)
+        rows, reason = self.rows_of(request, seen), form.cleaned_data["reason"]
+        report = action.run(action, seen, rows, request.user, reason)
+        _tell(request, action, report, len(seen))
+        self.after(request, action, rows, report, reason=reason, back=back)
+        return HttpResponseRedirect(
+            self.done_url(request, action, seen, back)
+            or self._url("changelist", filters=self._filters(request))
+        )
+
+    def after(
         self,
         request: HttpRequest,
-        decision: Decides,
+        action: Action,
+        rows: Mapping[UUID, M],
+        report: Report,
         *,
-        plan: Any,
-        eligible: Seen,
-        total: int,
-        events: Sequence[tuple[object, ...]],
+        reason: str,
         back: str,
-        cancel_url: str,
-        filters: str,
-        form: ReasonForm | None,
-    ) -> HttpResponse:
-        """Show what a decision would do, and ask.
+    ) -> None:
+        """Follow up on an action that has run."""
 
-        Args:
-            plan: for the template.
-            eligible: the events that it would take.
-            total: events that it was asked for.
-            events: cells about the first :data:`~.archived_event_actions.NAMED` of them.
-            back: where it leads back to.
-        """
-        count = len(eligible)
+    def done_url(self, request: HttpRequest, action: Action, seen: Seen, back: str) -> str:
+        """Return the URL of the page after an action, ``""`` for the list."""
+        return self.origin(request, seen, back)
+
+    def origin(self, request: HttpRequest, seen: Seen, back: str) -> str:
+        """Return the URL of the page that a user came from, ``""`` for the list."""
+        if back != "event" or len(seen) != 1:
+            return ""
+        return self._url("change", next(iter(seen)), filters=self._filters(request))
+
+    def ask(
+        self,
+        request: HttpRequest,
+        action: Action,
+        seen: Seen,
+        *,
+        back: str = "",
+        form: ReasonForm | None = None,
+    ) -> HttpResponse:
+        """Show what an action would do, and ask for confirmation."""
+        rows = self.rows_of(request, seen)
+        try:
+            preview = action.preview(action, seen, rows)
+        except AmqpEventsError as exc:
+            messages.error(
+                request, _("Nothing can be published: %(why)s") % {"why": text(exc, 1_000)}
+            )
+            return self._redirect(request, "changelist")
+        filters = self._filters(request)
+        count = len(preview.eligible)
+        question = counted(action.question, count)
         context = {
-            **self.admin_site.each_context(request),
-            "title": _("%(question)s?") % {"question": decision.asks(count)}
-            if count
-            else _("Nothing can be done"),
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
-            "decision": decision,
-            "plan": plan,
+            "action": action,
+            "preview": preview,
             "count": count,
-            "total": total,
-            "events": events,
+            "total": len(seen),
+            "seen": encode_selection({pk: seen[pk] for pk in preview.eligible}),
+            "events": [self.cells(rows[pk]) for pk in preview.eligible[:NAMED]],
             "unnamed": max(0, count - NAMED),
-            "form": form or ReasonForm(decision),
-            "button": decision.asks(count),
-            "seen": decisions.encode_selection(eligible),
             "back": back,
-            "action_url": self._url(decision.name, filters=filters),
-            "cancel_url": cancel_url or self._url("changelist", filters=filters),
-            "list_url": self._url("changelist", filters=filters),
+            "form": form or ReasonForm(required=action.reason_required),
+            "button": question,
+            "action_url": self._url(action.name, filters=filters),
+            "cancel_url": self.origin(request, seen, back)
+            or self._url("changelist", filters=filters),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, f"{self.templates}/confirm.html", context)
+        title = _("%(question)s?") % {"question": question} if count else _("Nothing can be done")
+        return self._render(request, "confirm", title, context)
+
+
+#: Texts that archived events and the outbox share.
+DISCARD: Final = ngettext_lazy("Discard %(count)s event", "Discard %(count)s events", "count")
+RESTORE: Final = ngettext_lazy("Restore %(count)s event", "Restore %(count)s events", "count")
+DISCARDED: Final = ngettext_lazy(
+    "%(count)s event discarded.", "%(count)s events discarded.", "count"
+)
+
+_RETURNED: Final = (
+    ngettext_lazy(
+        "%(count)s event not published: %(why)s",
+        "%(count)s events not published: %(why)s",
+        "count",
+    ),
+    ngettext_lazy(
+        "and %(count)s more event not published, for other reasons",
+        "and %(count)s more events not published, for other reasons",
+        "count",
+    ),
+)
+_SKIPPED: Final = (
+    ngettext_lazy("%(count)s event skipped: %(why)s", "%(count)s events skipped: %(why)s", "count"),
+    ngettext_lazy(
+        "and %(count)s more event skipped, for other reasons",
+        "and %(count)s more events skipped, for other reasons",
+        "count",
+    ),
+)
+_STOPPED: Final = ngettext_lazy(
+    "%(count)s event not published. Publishing stopped: %(why)s",
+    "%(count)s events not published. Publishing stopped: %(why)s",
+    "count",
+)
+_SAME: Final = ngettext_lazy(
+    "%(count)s more event not tried, for the same reason.",
+    "%(count)s more events not tried, for the same reason.",
+    "count",
+)
+
+
+def _tell(request: HttpRequest, action: Action, report: Report, total: int) -> None:
+    """Show the result of an action as messages."""
+    if report.published:
+        messages.success(request, counted(action.done, len(report.published)))
+    returned = by_reason(report.returned)
+    for say, groups, (one, more) in (
+        (messages.error, returned, _RETURNED),
+        (messages.warning, by_reason(report.skipped), _SKIPPED),
+    ):
+        for group in groups[:REASONS]:
+            say(request, counted(one, group.count, why=group.why))
+        if others := sum(group.count for group in groups[REASONS:]):
+            say(request, counted(more, others))
+    if report.stopped:
+        left, why = total - report.done, text(report.stopped, 500)
+        if why in {group.why for group in returned[:REASONS]}:
+            if left > 0:
+                messages.error(request, counted(_SAME, left))
+        elif left > 0:
+            messages.error(request, counted(_STOPPED, left, why=why))
+        else:
+            messages.error(request, _("Publishing stopped: %(why)s") % {"why": why})

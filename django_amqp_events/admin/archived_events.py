@@ -1,43 +1,30 @@
-"""The archive's pages: list, detail, payload, confirmation."""
+"""The archive's pages: list, detail, payload, export."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from django.apps import apps
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db.models import BinaryField, F, Func, Q, QuerySet, Value
-from django.http import (
-    HttpRequest,
-    HttpResponse,
-    HttpResponseRedirect,
-    StreamingHttpResponse,
-)
+from django.db.models import F, Q, QuerySet
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, pgettext
+from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 
-from ..archive import (
-    eligibility,
-    export,
-    redaction,
-    selection,
-    states,
-)
+from ..archive import eligibility, export, redaction, selection, states
 from ..archive.groups import failure_groups
 from ..archive.replay import Report
+from ..archive.selection import parse_uuid
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
 from ..models import (
@@ -51,36 +38,22 @@ from ..models import (
     visible,
 )
 from ..reasons import Reason, stored
-from . import archived_event_actions as decisions
 from . import formatting
-from .actions import DecidingPages
-from .archived_event_actions import (
-    DECISIONS,
-    LIMIT,
-    NAMED,
-    Decision,
-    ReasonForm,
-)
-from .base import (
-    List,
-    ago,
-    as_file,
-    uuid_of,
-)
+from .actions import Action, in_list
+from .archived_event_actions import ACTIONS
+from .base import ago, as_file, head_of, permission_check
 from .editing import EditingPages
 from .filters import (
     EventFilter,
-    ExceptionFilter,
+    EventStateFilter,
     GroupFilter,
-    HandlerFilter,
     ReasonFilter,
-    StateFilter,
     TimeFilter,
     handler_of,
     settings_and_registry,
 )
-from .formatting import line, number
-from .pagination import CAP
+from .formatting import counted, line, number
+from .lists import ExceptionFilter, HandlerFilter, IndexedList
 from .replay_batches import begin, freeze
 
 logger = logging.getLogger(__name__)
@@ -90,29 +63,24 @@ FAILURES = 20
 REPLAYS = 100
 #: Related events of each kind, the newest.
 RELATED = 20
-#: Reasons that one answer names; the rest it counts.
-_GROUPS = 5
-#: Where our templates are.
-_TEMPLATES = "admin/django_amqp_events/archivedevent"
+_UNLISTED = ngettext_lazy(
+    "%(count)s of the %(total)s selected events changed and left this list.",
+    "%(count)s of the %(total)s selected events changed and left this list.",
+    "count",
+)
 
 
-class ArchiveList(List):
-    """Ordered by the last failure and nothing else, so that an index has the order."""
+class ArchiveList(IndexedList):
+    """A list that reads the ids of the page from an index alone, and the rows by their ids.
 
-    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """Return one of the two orders."""
-        oldest_first = super().get_ordering(request, queryset)[0] == "last_failed_at"
-        return ["last_failed_at", "pk"] if oldest_first else ["-last_failed_at", "-pk"]
+    Of whole rows PostgreSQL may read the order from one index and filter them afterwards, which
+    reads everything where it wrongly expects rows that match.
+    """
 
     def get_results(self, request: HttpRequest) -> None:
-        """Read the ids of the page from an index alone, and the rows by their ids.
-
-        Of whole rows PostgreSQL may read the order from one index and throw away what the filter
-        leaves out, which is everything where it expects rows that there are none of.
-        """
         super().get_results(request)
         if not self.result_count:
-            # Where filters exclude each other, looking once more costs as much as counting did.
+            # Where filters exclude each other, a second query costs as much as the count did.
             self.result_list = self.result_list.none()
             return
         ids = self.result_list.values("pk")
@@ -121,31 +89,27 @@ class ArchiveList(List):
             found = self.apply_select_related(found)
         self.result_list = found.order_by(*self.result_list.query.order_by)
 
-    @property
-    def nothing_open(self) -> bool:
-        """Return True if the list is empty only because it shows open events."""
-        chosen = [each.chosen for each in self.filter_specs if isinstance(each, StateFilter)]
-        return not self.result_count and chosen == [StateFilter.OPEN]
 
-    @property
-    def all_url(self) -> str:
-        """The same list with events of every state."""
-        return self.get_query_string({"state": "all"}, ["p"])
-
-
-class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
-    """Shows the archive; events change state only by the decisions that a page confirms.
+class ArchivedEventAdmin(EditingPages):
+    """Shows the archive; only actions change the state of events.
 
     For an admin site of your own, register :class:`django_amqp_events.models.ArchivedEvent` with
-    this class or a subclass. Whatever :meth:`get_queryset` leaves out cannot be decided about.
+    this class or a subclass. Rows that :meth:`get_queryset` leaves out cannot be changed.
     """
 
-    choices = DECISIONS
-    templates = _TEMPLATES
+    folder = "archivedevent"
+    index_order = ("-last_failed_at", "-pk")
+    missing = gettext_lazy("There is no archived event %(pk)s.")
+    row_actions = ACTIONS
+    version = F("version")
+    too_many = gettext_lazy(
+        "More than %(limit)s events are selected. Filter the list, or replay them in the "
+        "background with the action of that name or `manage.py events_replay --background`."
+    )
     list_display = ("what", "standing", "failure", "tries", "replayed", "age")
     list_display_links = ("what",)
     list_filter = (
-        StateFilter,
+        EventStateFilter,
         GroupFilter,
         HandlerFilter,
         EventFilter,
@@ -154,79 +118,55 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         TimeFilter,
     )
     sortable_by = ("age",)
-    search_fields = ("event_id",)
+    search_fields = ("event_id", "correlation_id")
     search_help_text = gettext_lazy(
         "Start of an event id or correlation id, or the id of a row or replay."
     )
     actions = (
-        "replay_selected",
+        in_list(ACTIONS["replay"]),
         "background_selected",
-        "discard_selected",
-        "restore_selected",
-        "force_selected",
-        "resolve_selected",
+        *(in_list(ACTIONS[name]) for name in ("discard", "restore", "force", "resolve")),
     )
 
-    # -- who may do what
-
-    def has_replay_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may replay."""
-        return self._granted(request, DECISIONS["replay"].permission)
-
-    def has_force_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may force replays."""
-        return self._granted(request, DECISIONS["force"].permission)
-
-    def has_discard_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may discard."""
-        return self._granted(request, DECISIONS["discard"].permission)
+    has_replay_permission = permission_check("replay_archivedevent")
+    has_force_permission = permission_check("force_archivedevent")
+    has_discard_permission = permission_check("discard_archivedevent")
+    has_restore_permission = permission_check("restore_archivedevent")
+    has_bulk_replay_permission = permission_check("bulk_replay_archivedevent")
 
     def has_export_permission(self, request: HttpRequest) -> bool:
         """Return True if this user may export payloads."""
         granted = self._granted(request, "export_archivedevent")
         return granted and self.has_payload_permission(request)
 
-    def has_restore_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may restore."""
-        return self._granted(request, DECISIONS["restore"].permission)
-
-    def has_bulk_replay_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may replay events in a batch."""
-        return self._granted(request, "bulk_replay_archivedevent")
-
     # -- the list
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ArchivedEvent]:
-        """Return the rows without what is large, read where they are written."""
+        """Return the rows of the database that is written, without what is large."""
         found = super().get_queryset(request).using(states.database())
         return found.defer("body", "headers_raw", "detail")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ArchiveList
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Search by ids: whole or by how they begin, always by an index."""
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        wanted = selection.starts_with("event_id", term) | selection.starts_with(
-            "correlation_id", term
-        )
-        if (pk := uuid_of(term)) is not None:
-            wanted |= Q(pk=pk)
-            of_replay = Replay.objects.using(queryset.db).filter(pk=pk)
-            wanted |= Q(pk__in=list(of_replay.values_list("event_id", flat=True)))
-        return queryset.filter(wanted), False
+    def matches(self, term: str, alias: str) -> Q:
+        """Match ids of events, correlations, rows and replays."""
+        found = super().matches(term, alias)
+        if (pk := parse_uuid(term)) is not None:
+            of_replay = Replay.objects.using(alias).filter(pk=pk)
+            found |= Q(pk__in=list(of_replay.values_list("event_id", flat=True)))
+        return found
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {"title": _("Archived events"), "cap": CAP, **(extra_context or {})}
+        context = extra_context or {}
         if self.has_export_permission(request):
             query = request.GET.urlencode()
-            context["export_url"] = self._url("export") + (f"?{query}" if query else "")
+            context = {
+                "export_url": self._url("export") + (f"?{query}" if query else ""),
+                **context,
+            }
         return super().changelist_view(request, context)
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
@@ -302,11 +242,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
     def age(self, event: ArchivedEvent) -> str:
         return ago(event.last_failed_at, datetime.now(UTC))
 
-    # -- actions of the list: freeze what is selected, and ask
-
-    @admin.action(description=gettext_lazy("Replay selected events"), permissions=["replay"])
-    def replay_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        return self._selected(request, queryset, DECISIONS["replay"])
+    # -- actions
 
     @admin.action(
         description=gettext_lazy("Replay selected events in the background"),
@@ -315,156 +251,152 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
     def background_selected(
         self, request: HttpRequest, queryset: QuerySet[Any]
     ) -> HttpResponse | None:
-        """Freeze any number of them in a batch, and show what its replay would do."""
+        """Freeze any number of events in a batch, and show what its replay would do."""
         return begin(self, request, queryset)
 
     def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
         """Leave out what this site has no page for."""
-        # Django 6.1 says on which page the actions are offered; those before it do not.
+        # Only Django 6.1 and later say on which page the actions are offered.
         place = {} if action_location is None else {"action_location": action_location}
         found = super().get_actions(request, **place)
         if not self.admin_site.is_registered(ReplayBatch):
             found.pop("background_selected", None)
         return found
 
-    @admin.action(
-        description=gettext_lazy("Force replay of selected overdue events"), permissions=["force"]
-    )
-    def force_selected(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
-        return self._selected(request, queryset, DECISIONS["force"])
+    def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
+        # Their versions when the list was shown are not known.
+        if ids:
+            total = len(ids) + len(seen)
+            messages.warning(request, counted(_UNLISTED, len(ids), total=total))
 
-    @admin.action(
-        description=gettext_lazy("Mark selected overdue events as resolved"),
-        permissions=["discard"],
-    )
-    def resolve_selected(
-        self, request: HttpRequest, queryset: QuerySet[Any]
-    ) -> HttpResponse | None:
-        return self._selected(request, queryset, DECISIONS["resolve"])
+    def cells(self, row: ArchivedEvent) -> tuple[object, ...]:
+        return (
+            line(row.name),
+            line(row.event_id),
+            line(row.handler) or _("none"),
+            formatting.exception_line(row.exception, row.message) or line(row.reason),
+            row.replays,
+        )
 
-    @admin.action(description=gettext_lazy("Discard selected events"), permissions=["discard"])
-    def discard_selected(
-        self, request: HttpRequest, queryset: QuerySet[Any]
-    ) -> HttpResponse | None:
-        return self._selected(request, queryset, DECISIONS["discard"])
+    def after(
+        self,
+        request: HttpRequest,
+        action: Action,
+        rows: Mapping[UUID, ArchivedEvent],
+        report: Report,
+        *,
+        reason: str,
+        back: str,
+    ) -> None:
+        """Record in a group what was done from its page."""
+        group = _group_of(back)
+        if group is not None and action.name in GroupAction.Action.values:
+            failure_groups.record_decision(
+                group,
+                action=action.name,
+                # The form comes from a browser: events of other groups do not count.
+                events=sum(rows[pk].group_id == group for pk in report.published),
+                by=request.user.get_username(),
+                reason=reason,
+                now=datetime.now(UTC),
+            )
 
-    @admin.action(description=gettext_lazy("Restore selected events"), permissions=["restore"])
-    def restore_selected(
-        self, request: HttpRequest, queryset: QuerySet[Any]
-    ) -> HttpResponse | None:
-        return self._selected(request, queryset, DECISIONS["restore"])
+    def origin(self, request: HttpRequest, seen: Seen, back: str) -> str:
+        return self._group_url(_group_of(back)) or super().origin(request, seen, back)
 
-    def _selected(
-        self, request: HttpRequest, queryset: QuerySet[Any], decision: Decision
+    def ask_group(
+        self, request: HttpRequest, action: Action, group: FailureGroup
     ) -> HttpResponse | None:
-        # One more than may be, to know whether there are more.
-        seen = dict(queryset.values_list("pk", "version")[: LIMIT + 1])
-        if len(seen) > LIMIT:
+        """Freeze the open events of a group, and ask; ``None`` where a message says why not."""
+        if not self.has_view_permission(request) or not self.may(request, action):
+            raise PermissionDenied
+        rows = self.get_queryset(request).filter(group=group.pk, state__in=action.states)
+        seen = self.freeze(rows.order_by("last_failed_at", "pk"))
+        if not seen:
+            messages.warning(request, _("This group has no open events."))
+            return None
+        if len(seen) > self.limit and action.publishes:
             messages.error(
                 request,
                 _(
-                    "More than %(limit)s events are selected. Filter the list, or replay them in "
-                    "the background with the action of that name or `manage.py events_replay "
-                    "--background`."
+                    "More than %(limit)s events are open. Replay them in the background, here or "
+                    "with `manage.py events_replay --background --group %(group)s`."
                 )
-                % {"limit": number(LIMIT)},
+                % {"limit": number(self.limit), "group": group.pk},
             )
             return None
-        # As Django's form of the actions reads it.
-        if request.POST.get("select_across", "").lower() in ("", "0", "false"):
-            chosen = len(set(request.POST.getlist(ACTION_CHECKBOX_NAME)))
-            if chosen > len(seen):
-                messages.warning(
-                    request,
-                    ngettext(
-                        "%(count)s of the %(total)s selected events changed and left this list.",
-                        "%(count)s of the %(total)s selected events changed and left this list.",
-                        chosen - len(seen),
-                    )
-                    % {"count": chosen - len(seen), "total": chosen},
-                )
-        if not seen:
-            return None
-        filters = self._filters(request)
-        return self._ask(request, decision, seen, filters=filters, back="list")
-
-    # -- addresses
-
-    def get_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
-        ours = self._decide_urls()
-        ours.append(
-            path("export/", self.admin_site.admin_view(self.export_view), name=f"{name}_export")
-        )
-        ours.append(
-            path(
-                "<uuid:pk>/payload/",
-                self.admin_site.admin_view(self.payload_view),
-                name=f"{name}_payload",
-            )
-        )
-        return [*ours, *self._editing_urls(), *super().get_urls()]
-
-    # -- detail
-
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        """Show one event; nothing can be changed here."""
-        if request.method not in ("GET", "HEAD"):
-            raise PermissionDenied
-        readable = self.has_payload_permission(request)
-        pk = uuid_of(unquote(object_id))
-        rows = self.get_queryset(request).defer(None).defer("body")
-        if readable:
-            # Never more of a body than the page shows.
-            first = Func(
-                F("body"),
-                Value(1),
-                Value(formatting.SHOWN),
-                function="SUBSTR",
-                output_field=BinaryField(),
-            )
-            rows = rows.annotate(head=first)
-        event = rows.filter(pk=pk).first() if pk is not None else None
-        filters = self._filters(request)
-        if event is None:
+        if len(seen) > self.limit:
             messages.warning(
                 request,
-                _("There is no archived event %(pk)s.") % {"pk": line(unquote(object_id), 60)},
+                _(
+                    "More than %(limit)s events are open. These are the %(limit)s that failed "
+                    "first; repeat the action for the rest."
+                )
+                % {"limit": number(self.limit)},
             )
-            return HttpResponseRedirect(self._url("changelist", filters=filters))
-        if not self.has_view_permission(request, event):
+        return self.ask(
+            request, action, dict(list(seen.items())[: self.limit]), back=f"group:{group.pk.hex}"
+        )
+
+    def may_replay_in_background(self, request: HttpRequest) -> bool:
+        """Return True if this user may create batches on this site."""
+        return self.has_bulk_replay_permission(request) and self.admin_site.is_registered(
+            ReplayBatch
+        )
+
+    def batch_group(self, request: HttpRequest, group: FailureGroup) -> HttpResponse | None:
+        """Make a batch of the open events of a group; ``None`` where a message says why not."""
+        if not self.has_view_permission(request) or not self.may_replay_in_background(request):
             raise PermissionDenied
-        if readable and event.body_size <= formatting.SHOWN:
+        rows = self.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
+        if not rows.exists():
+            messages.warning(request, _("This group has no open events."))
+            return None
+        criteria = selection.Selection(groups=[group.pk])
+        return freeze(self, request, rows, title=str(group), criteria=criteria)
+
+    # -- one event
+
+    def get_urls(self) -> list[URLPattern]:
+        return [
+            *self._action_urls(),
+            self._path("export/", self.export_view, "export"),
+            self._path("<uuid:pk>/payload/", self.payload_view, "payload"),
+            *self._editing_urls(),
+            *super().get_urls(),
+        ]
+
+    def find(self, request: HttpRequest, object_id: str) -> ArchivedEvent | None:
+        pk = parse_uuid(object_id)
+        rows = self.get_queryset(request).defer(None).defer("body")
+        readable = self.has_payload_permission(request)
+        if readable:
+            rows = rows.annotate(head=head_of("body"))
+        event = rows.filter(pk=pk).first() if pk is not None else None
+        if event is not None and readable and event.body_size <= formatting.SHOWN:
             event.body = _head(event)
+        return event
+
+    def detail_view(
+        self, request: HttpRequest, row: ArchivedEvent, extra_context: Mapping[str, Any]
+    ) -> HttpResponse:
+        filters = self._filters(request)
         context = {
-            **self.admin_site.each_context(request),
-            **self._about(request, event),
-            **self._content(request, event, readable=readable),
-            "revisions": self._revisions(request, event),
-            "related": self._related(request, event, filters),
-            "title": _("%(name)s for %(handler)s (%(id)s)")
-            % {
-                "name": line(event.name),
-                "handler": line(event.handler) or pgettext("for", "no handler"),
-                "id": line(event.event_id, 9),
-            },
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
-            "event": event,
-            "list_url": self._url("changelist", filters=filters),
-            "history_url": self._url("history", event.pk, filters=filters),
-            "buttons": self._buttons(request, event, filters),
-            **(extra_context or {}),
+            **self._about(request, row),
+            **self._content(request, row, readable=self.has_payload_permission(request)),
+            "revisions": self._revisions(request, row),
+            "related": self._related(request, row, filters),
+            "event": row,
+            "history_url": self._url("history", row.pk, filters=filters),
+            "buttons": self._event_buttons(request, row),
+            **extra_context,
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, f"{_TEMPLATES}/detail.html", context)
+        title = _("%(name)s for %(handler)s (%(id)s)") % {
+            "name": line(row.name),
+            "handler": line(row.handler) or pgettext("for", "no handler"),
+            "id": line(row.event_id, 9),
+        }
+        return self._render(request, "detail", title, context)
 
     def _about(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, Any]:
         """Everything but payload and headers."""
@@ -529,25 +461,21 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         def same(value: str) -> str:
             return self._url("changelist", q=value) if value else ""
 
-        return [
-            (name, visible(text, formatting.TEXT), url)
-            for name, text, url in (
-                (_("Event"), event.name, self._url("changelist", state="all", event=event.name)),
-                (
-                    _("Handler"),
-                    event.handler or _("none"),
-                    self._url("changelist", state="all", handler=event.handler),
-                ),
-                (_("Queue"), event.queue, ""),
-                (_("Published by"), event.source, ""),
-                (_("Event id"), event.event_id, same(event.event_id)),
-                (_("Correlation id"), event.correlation_id, same(event.correlation_id)),
-                (_("Causation id"), event.causation_id, same(event.causation_id)),
-                (_("Row id"), str(event.pk), ""),
-                *self._group(request, event),
-            )
-            if text
-        ]
+        return formatting.facts(
+            (_("Event"), event.name, self._url("changelist", state="all", event=event.name)),
+            (
+                _("Handler"),
+                event.handler or _("none"),
+                self._url("changelist", state="all", handler=event.handler),
+            ),
+            (_("Queue"), event.queue),
+            (_("Published by"), event.source),
+            (_("Event id"), event.event_id, same(event.event_id)),
+            (_("Correlation id"), event.correlation_id, same(event.correlation_id)),
+            (_("Causation id"), event.causation_id, same(event.causation_id)),
+            (_("Row id"), event.pk),
+            *self._group(request, event),
+        )
 
     def _group(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[str, str, str]]:
         """Name the group of failures that it belongs to, for who may see those."""
@@ -560,11 +488,7 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         return [(_("Failures like it"), formatting.text(event.group), url)]
 
     def _group_url(self, pk: UUID | None) -> str:
-        """Return the address of a group; ``""`` where this site has none."""
-        if pk is None or not self.admin_site.is_registered(FailureGroup):
-            return ""
-        name = f"admin:{self.opts.app_label}_{FailureGroup._meta.model_name}_change"  # noqa: SLF001
-        return reverse(name, args=[pk], current_app=self.admin_site.name)
+        return self._url_of(FailureGroup, "change", pk) if pk is not None else ""
 
     def _related(
         self, request: HttpRequest, event: ArchivedEvent, filters: str
@@ -649,34 +573,34 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
             "payload_url": self._url("payload", event.pk),
         }
 
-    def _buttons(self, request: HttpRequest, event: ArchivedEvent, filters: str) -> dict[str, Any]:
-        """Return what this user can decide now, and what keeps him from the rest."""
-        possible = [each for each in DECISIONS.values() if each.before == event.state]
-        obstacles = []
-        buttons = []
-        for each in possible:
-            if each.overdue and not self._overdue(event):
-                continue
-            if not self.may(request, each):
-                obstacles.append(self._forbidden(each))
-                continue
-            if each.publishes:
-                try:
-                    where = eligibility.target(event)
-                except AmqpEventsError as exc:
-                    where = Reason.of(exc)
-                if isinstance(where, Reason):
-                    obstacles.append(
-                        _("It cannot be replayed: %(why)s")
-                        % {"why": formatting.text(where, formatting.TEXT)}
-                    )
-                    continue
-            buttons.append(self._button(each, event.pk, event.version, filters))
+    def _event_buttons(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, Any]:
+        """Return the buttons of an event, and why others are missing."""
+        offered = [
+            each
+            for each in ACTIONS.values()
+            if event.state in each.states and (self._overdue(event) or not each.overdue)
+        ]
+        found = self._buttons(request, event, event.version, offered)
         if event.state == State.ARCHIVED:
-            edit, obstacle = self._edit_button(request, event, filters)
-            buttons += [edit] if edit else []
-            obstacles += [obstacle] if obstacle and obstacle not in obstacles else []
-        return {"links": buttons, "obstacles": obstacles}
+            edit, obstacle = self._edit_button(request, event, self._filters(request))
+            found["links"] += [edit] if edit else []
+            if obstacle and obstacle not in found["obstacles"]:
+                found["obstacles"].append(obstacle)
+        return found
+
+    def _obstacle(self, request: HttpRequest, row: ArchivedEvent, action: Action) -> str:
+        obstacle = super()._obstacle(request, row, action)
+        if obstacle or not action.publishes:
+            return obstacle
+        try:
+            where = eligibility.target(row)
+        except AmqpEventsError as exc:
+            where = Reason.of(exc)
+        if not isinstance(where, Reason):
+            return ""
+        return _("It cannot be replayed: %(why)s") % {
+            "why": formatting.text(where, formatting.TEXT)
+        }
 
     def _tasks(self, request: HttpRequest, ids: list[str]) -> dict[str, dict[str, str]]:
         """Return the stored results of django-celery-results that there are, with their pages."""
@@ -704,241 +628,13 @@ class ArchivedEventAdmin(EditingPages, DecidingPages[ArchivedEvent]):
         if not self.has_view_permission(request) or not self.has_raw_permission(request):
             raise PermissionDenied
         event = self.get_queryset(request).defer(None).only("body").filter(pk=pk).first()
-        if event is None:
-            messages.warning(request, _("There is no archived event %(pk)s.") % {"pk": pk})
-            return HttpResponseRedirect(self._url("changelist"))
-        return as_file(pk, bytes(event.body))
-
-    # -- deciding
-
-    def decide_view(self, request: HttpRequest, *, decision: Decision) -> HttpResponse:
-        """Ask (GET), and do it (POST)."""
-        if not self.has_view_permission(request) or not self.may(request, decision):
-            raise PermissionDenied
-        data = request.POST if request.method == "POST" else request.GET
-        filters = self._filters(request)
-        back, group = _back(data.get("back", ""))
-        seen = decisions.decode_selection(data.get("seen", ""))
-        if seen is None:
-            return self._unknown(request, filters)
-        if request.method != "POST":
-            return self._ask(request, decision, seen, filters=filters, back=back)
-        form = ReasonForm(decision, request.POST)
-        if not form.is_valid():
-            return self._ask(request, decision, seen, filters=filters, back=back, form=form)
-        rows = self._rows(request, seen)
-        reason = form.cleaned_data["reason"]
-        report = decisions.carry_out(decision, seen, rows, user=request.user, reason=reason)
-        _tell(request, decision, report, len(seen))
-        if group is not None and decision.name in GroupAction.Action.values:
-            failure_groups.record_decision(
-                group,
-                action=decision.name,
-                # The form comes from a browser: what is of another group is not counted here.
-                events=sum(rows[pk].group_id == group for pk in report.published),
-                by=request.user.get_username(),
-                reason=reason,
-                now=datetime.now(UTC),
-            )
-        if url := self._group_url(group):
-            return HttpResponseRedirect(url)
-        if back == "event" and len(seen) == 1:
-            return HttpResponseRedirect(self._url("change", next(iter(seen)), filters=filters))
-        return HttpResponseRedirect(self._url("changelist", filters=filters))
-
-    def decide_group(
-        self, request: HttpRequest, decision: Decision, group: FailureGroup
-    ) -> HttpResponse | None:
-        """Freeze what is open of a group, and ask; ``None`` where there is nothing to ask about.
-
-        What fails from here on is not taken.
-        """
-        if not self.has_view_permission(request) or not self.may(request, decision):
-            raise PermissionDenied
-        rows = self.get_queryset(request).filter(group=group.pk, state=decision.before)
-        # One more than may be, to know whether there are more.
-        oldest = rows.order_by("last_failed_at", "pk").values_list("pk", "version")
-        seen = dict(oldest[: LIMIT + 1])
-        if not seen:
-            messages.warning(request, _("This group has no open events."))
-            return None
-        if len(seen) > LIMIT and decision.publishes:
-            messages.error(
-                request,
-                _(
-                    "More than %(limit)s events are open. Replay them in the background, here or "
-                    "with `manage.py events_replay --background --group %(group)s`."
-                )
-                % {"limit": number(LIMIT), "group": group.pk},
-            )
-            return None
-        if len(seen) > LIMIT:
-            seen = dict(list(seen.items())[:LIMIT])
-            messages.warning(
-                request,
-                _(
-                    "More than %(limit)s events are open. These are the %(limit)s that failed "
-                    "first; repeat the action for the rest."
-                )
-                % {"limit": number(LIMIT)},
-            )
-        return self._ask(request, decision, seen, filters="", back=f"group:{group.pk.hex}")
-
-    def may_replay_in_background(self, request: HttpRequest) -> bool:
-        """Return True if this user may create batches on this site."""
-        return self.has_bulk_replay_permission(request) and self.admin_site.is_registered(
-            ReplayBatch
-        )
-
-    def batch_group(self, request: HttpRequest, group: FailureGroup) -> HttpResponse | None:
-        """Make a batch of what is open of a group; ``None`` where that is not possible."""
-        if not self.has_view_permission(request) or not self.may_replay_in_background(request):
-            raise PermissionDenied
-        rows = self.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
-        if not rows.exists():
-            messages.warning(request, _("This group has no open events."))
-            return None
-        criteria = selection.Selection(groups=[group.pk])
-        return freeze(self, request, rows, title=str(group), criteria=criteria)
-
-    def _rows(self, request: HttpRequest, seen: Seen) -> dict[UUID, ArchivedEvent]:
-        return {row.pk: row for row in self.get_queryset(request).filter(pk__in=list(seen))}
-
-    def _ask(
-        self,
-        request: HttpRequest,
-        decision: Decision,
-        seen: Seen,
-        *,
-        filters: str,
-        back: str,
-        form: ReasonForm | None = None,
-    ) -> HttpResponse:
-        rows = self._rows(request, seen)
-        try:
-            plan = decisions.plan(decision, seen, rows)
-        except AmqpEventsError as exc:
-            messages.error(
-                request,
-                _("Nothing can be published: %(why)s") % {"why": formatting.text(exc, 1_000)},
-            )
-            return HttpResponseRedirect(self._url("changelist", filters=filters))
-        cancel = self._group_url(_back(back)[1])
-        if not cancel and back == "event" and len(seen) == 1:
-            cancel = self._url("change", next(iter(seen)), filters=filters)
-        eligible = set(plan.eligible)
-        return self._confirm(
-            request,
-            decision,
-            plan=plan,
-            eligible={pk: seen[pk] for pk in seen if pk in eligible},
-            total=len(seen),
-            events=[
-                (
-                    line(rows[pk].name),
-                    line(rows[pk].event_id),
-                    line(rows[pk].handler) or _("none"),
-                    formatting.exception_line(rows[pk].exception, rows[pk].message)
-                    or line(rows[pk].reason),
-                    rows[pk].replays,
-                )
-                for pk in plan.eligible[:NAMED]
-            ],
-            back=back,
-            cancel_url=cancel,
-            filters=filters,
-            form=form,
-        )
+        return self._missing(request, pk) if event is None else as_file(pk, bytes(event.body))
 
 
-def _back(text: str) -> tuple[str, UUID | None]:
-    """Read where a decision leads back to: an event, a group, or else the list."""
-    kind, _colon, number = text.partition(":")
-    if kind == "group" and (group := uuid_of(number)) is not None:
-        return f"group:{group.hex}", group
-    return ("event" if text == "event" else "list"), None
-
-
-def _tell(request: HttpRequest, decision: Decision, report: Report, total: int) -> None:
-    """Show the result of an action as messages."""
-    if count := len(report.published):
-        messages.success(request, _said(decision.name, count) % {"count": number(count)})
-    returned = decisions.by_reason(report.returned)
-    for say, alike, one, more in (
-        (messages.error, returned, _returned, _returned_more),
-        (messages.warning, decisions.by_reason(report.skipped), _skipped, _skipped_more),
-    ):
-        for group in alike[:_GROUPS]:
-            say(request, one(group.count) % {"count": number(group.count), "why": group.why})
-        if others := sum(group.count for group in alike[_GROUPS:]):
-            say(request, more(others) % {"count": number(others)})
-    if report.stopped:
-        left = total - report.done
-        why = formatting.text(report.stopped, 500)
-        if why not in {group.why for group in returned[:_GROUPS]}:
-            told = _("Publishing stopped: %(why)s")
-            if left > 0:
-                told = ngettext(
-                    "%(count)s event not published. Publishing stopped: %(why)s",
-                    "%(count)s events not published. Publishing stopped: %(why)s",
-                    left,
-                )
-            messages.error(request, told % {"count": number(left), "why": why})
-        elif left > 0:
-            told = ngettext(
-                "%(count)s more event not tried, for the same reason.",
-                "%(count)s more events not tried, for the same reason.",
-                left,
-            )
-            messages.error(request, told % {"count": number(left)})
-
-
-def _said(decision: str, count: int) -> str:
-    if decision == "discard":
-        return ngettext("%(count)s event discarded.", "%(count)s events discarded.", count)
-    if decision == "resolve":
-        return ngettext(
-            "%(count)s event marked as resolved.", "%(count)s events marked as resolved.", count
-        )
-    if decision == "restore":
-        return ngettext(
-            "%(count)s event restored into the archive.",
-            "%(count)s events restored into the archive.",
-            count,
-        )
-    return ngettext(
-        "%(count)s event published to its handler.",
-        "%(count)s events published to their handlers.",
-        count,
-    )
-
-
-def _returned(count: int) -> str:
-    return ngettext(
-        "%(count)s event not published: %(why)s",
-        "%(count)s events not published: %(why)s",
-        count,
-    )
-
-
-def _returned_more(count: int) -> str:
-    return ngettext(
-        "and %(count)s more event not published, for other reasons",
-        "and %(count)s more events not published, for other reasons",
-        count,
-    )
-
-
-def _skipped(count: int) -> str:
-    return ngettext("%(count)s event skipped: %(why)s", "%(count)s events skipped: %(why)s", count)
-
-
-def _skipped_more(count: int) -> str:
-    return ngettext(
-        "and %(count)s more event skipped, for other reasons",
-        "and %(count)s more events skipped, for other reasons",
-        count,
-    )
+def _group_of(back: str) -> UUID | None:
+    """Return the group from whose page a user came."""
+    kind, _colon, number = back.partition(":")
+    return parse_uuid(number) if kind == "group" else None
 
 
 def _head(event: ArchivedEvent) -> bytes:

@@ -51,7 +51,7 @@ from .formatting import (
     text,
 )
 from .formatting import number as formatted
-from .pagination import count
+from .lists import count
 from .replay_batches import bar, titled
 
 #: Seconds after which the newest snapshot is called stale: two have not come.

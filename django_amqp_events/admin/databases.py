@@ -1,13 +1,11 @@
-"""Tables that more than one database may have: which of them a list shows."""
+"""Tables that more than one database may have, and the filter that selects one of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any, Final
 
 from django.contrib import admin
-from django.contrib.admin.views.main import ChangeList
 from django.db import (
     DEFAULT_DB_ALIAS,
     DatabaseError,
@@ -22,9 +20,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ..publish import outbox
 from .filters import settings_and_registry
+from .lists import AlwaysChosenFilter
 
-#: Seconds for which it is remembered whether a database has a table: one that is away, and that
-#: nobody asked for, does not hold up each page.
+#: Seconds for which it is remembered whether a database has a table, so that an unreachable
+#: database does not delay each page.
 REMEMBERED: Final = 60.0
 _known: dict[tuple[str, str, type[models.Model]], tuple[float, bool]] = {}
 
@@ -46,18 +45,14 @@ def has_table(alias: str, model: type[models.Model]) -> bool:
     key = (alias, str(connections[alias].settings_dict["NAME"]), model)
     until, answer = _known.get(key, (0.0, False))
     if time.monotonic() >= until:
-        answer = _look(alias, model)
+        try:
+            # A savepoint: an error would end a transaction that is open.
+            with transaction.atomic(using=alias):
+                answer = outbox.has_table(alias, model)
+        except (DatabaseError, InterfaceError):
+            answer = False
         _known[key] = (time.monotonic() + REMEMBERED, answer)
     return answer
-
-
-def _look(alias: str, model: type[models.Model]) -> bool:
-    try:
-        # A savepoint, where a transaction is open: an error would end that.
-        with transaction.atomic(using=alias):
-            return outbox.has_table(alias, model)
-    except (DatabaseError, InterfaceError):
-        return False
 
 
 def chosen(request: HttpRequest, model: type[models.Model], *own: str) -> str:
@@ -67,8 +62,8 @@ def chosen(request: HttpRequest, model: type[models.Model], *own: str) -> str:
     return wanted if wanted in found else found[0]
 
 
-class DatabaseFilter(admin.SimpleListFilter):
-    """Offered where there is more than one; the list itself reads the one that is chosen."""
+class DatabaseFilter(AlwaysChosenFilter):
+    """Offered if several databases have the table; the list reads the selected one."""
 
     title = _("database")
     parameter_name = "database"
@@ -80,16 +75,12 @@ class DatabaseFilter(admin.SimpleListFilter):
         found = aliases(model_admin.model, self._shown)
         return [(alias, alias) for alias in found] if len(found) > 1 else []
 
+    @property
+    def chosen(self) -> str:
+        return self._shown
+
     def queryset(
         self, request: HttpRequest, queryset: models.QuerySet[Any]
     ) -> models.QuerySet[Any]:
         wanted = self.value()
         return queryset if wanted in (None, queryset.db) else queryset.none()
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        for value, title in self.lookup_choices:
-            yield {
-                "selected": value == self._shown,
-                "query_string": changelist.get_query_string({"database": str(value)}),
-                "display": title,
-            }

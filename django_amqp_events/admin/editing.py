@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -11,10 +11,8 @@ from django import forms
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError
-from django.db.models import BinaryField, F, Func, Value
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -33,15 +31,14 @@ from ..models import (
     visible,
 )
 from ..reasons import Reason
-from . import archived_event_actions as decisions
 from . import formatting
-from .base import Pages, as_file, non_atomic
+from .actions import ActionPages, log
+from .base import alias_of, as_file, head_of, non_atomic, permission_check
 from .formatting import line
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
 REVISIONS = 20
 DIFFS = 5
-_TEMPLATES = "admin/django_amqp_events/archivedevent"
 
 
 class EditForm(forms.Form):
@@ -66,12 +63,10 @@ class EditForm(forms.Form):
         self.fields["reason"].required = publishes
 
 
-class EditingPages(Pages[ArchivedEvent]):
+class EditingPages(ActionPages[ArchivedEvent]):
     """Editing for the pages of the archive; see :class:`.archived_events.ArchivedEventAdmin`."""
 
-    def has_payload_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may see payloads and headers."""
-        return self._granted(request, "view_payload_archivedevent")
+    has_payload_permission = permission_check("view_payload_archivedevent")
 
     def has_raw_permission(self, request: HttpRequest) -> bool:
         """Return True if this user may see unredacted bodies."""
@@ -84,14 +79,9 @@ class EditingPages(Pages[ArchivedEvent]):
         return self._granted(request, "edit_archivedevent") and self.has_raw_permission(request)
 
     def _editing_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
-
-        def at(route: str, view: Callable[..., HttpResponse], name_: str) -> URLPattern:
-            return path(route, self.admin_site.admin_view(view), name=f"{name}_{name_}")
-
         return [
-            at("<uuid:pk>/edit/", non_atomic(partial(self.edit_view)), "edit"),
-            at("<uuid:pk>/revision/<int:number>/", self.revision_view, "revision"),
+            self._path("<uuid:pk>/edit/", non_atomic(partial(self.edit_view)), "edit"),
+            self._path("<uuid:pk>/revision/<int:number>/", self.revision_view, "revision"),
         ]
 
     # -- on the event's page
@@ -107,11 +97,8 @@ class EditingPages(Pages[ArchivedEvent]):
             needed = ["edit_archivedevent", "view_payload_archivedevent"]
             if redaction.has_hook():
                 needed.append("view_raw_archivedevent")
-            missing = ", ".join(f"“{each}”" for each in needed if not self._granted(request, each))
-            return None, _("You have no permission for “%(label)s” (%(missing)s).") % {
-                "label": label,
-                "missing": missing,
-            }
+            missing = (each for each in needed if not self._granted(request, each))
+            return None, self._forbidden(label, *missing)
         try:
             where = self._editable(event, event.version)
         except AmqpEventsError as exc:
@@ -130,12 +117,8 @@ class EditingPages(Pages[ArchivedEvent]):
 
     def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[dict[str, Any]]:
         """Return the newest revisions, newest first, with what they change, in one query."""
-        head = Func(
-            F("body"), Value(1), Value(formatting.SHOWN + 1), function="SUBSTR",
-            output_field=BinaryField(),
-        )  # fmt: skip
-        using = event._state.db  # noqa: SLF001 - Django's own way to say where a row is from
-        found = event.revision_set.using(using).defer("body").annotate(head=head)
+        head = head_of("body", formatting.SHOWN + 1)
+        found = event.revision_set.using(alias_of(event)).defer("body").annotate(head=head)
         revisions = list(found.order_by("-number")[:REVISIONS])
         readable, raw = self.has_payload_permission(request), self.has_raw_permission(request)
         for each in revisions:
@@ -179,10 +162,10 @@ class EditingPages(Pages[ArchivedEvent]):
             raise PermissionDenied
         # Of an event that this user may see.
         event = self.get_queryset(request).only("pk").filter(pk=pk).first()
-        found = event and event.revision_set.using(event._state.db).filter(number=number).first()  # noqa: SLF001
+        found = event and event.revision_set.using(alias_of(event)).filter(number=number).first()
         if not found:
             messages.warning(request, _("There is no such revision."))
-            return HttpResponseRedirect(self._url("changelist"))
+            return self._redirect(request, "changelist")
         return as_file(pk, bytes(found.body))
 
     # -- the editor
@@ -194,8 +177,7 @@ class EditingPages(Pages[ArchivedEvent]):
         filters = self._filters(request)
         event = self.get_queryset(request).defer(None).filter(pk=pk).first()
         if event is None:
-            messages.warning(request, _("There is no archived event %(pk)s.") % {"pk": pk})
-            return HttpResponseRedirect(self._url("changelist", filters=filters))
+            return self._missing(request, pk)
         data = request.POST if request.method == "POST" else request.GET
         version = _number(data.get("version", str(event.version)))
         try:
@@ -208,9 +190,9 @@ class EditingPages(Pages[ArchivedEvent]):
             messages.error(
                 request, _("Nothing was published: %(why)s") % {"why": formatting.text(where)}
             )
-            return HttpResponseRedirect(self._url("change", pk, filters=filters))
-        using = event._state.db  # noqa: SLF001
-        revisions = list(event.revision_set.using(using).order_by("-number")[:REVISIONS])
+            return self._redirect(request, "change", pk)
+        found = event.revision_set.using(alias_of(event)).order_by("-number")
+        revisions = list(found[:REVISIONS])
         context = self._context(request, event, where, revisions, data.get("base"), filters)
         step = data.get("step") if request.method == "POST" else ""
         if step not in ("review", "publish"):
@@ -227,11 +209,9 @@ class EditingPages(Pages[ArchivedEvent]):
             form = EditForm(initial={"payload": request.POST["payload"]})
         elif form.is_valid():
             reason = form.cleaned_data["reason"]
-            report = decisions.edit(
-                event, version, payload, user=request.user, reason=reason, base=context["base"]
-            )
+            report = _publish(request.user, event, version, payload, reason, context["base"])
             _tell(request, report)
-            return HttpResponseRedirect(self._url("change", pk, filters=filters))
+            return self._redirect(request, "change", pk)
         return self._review(request, context, form, payload, draft)
 
     def _context(
@@ -268,10 +248,6 @@ class EditingPages(Pages[ArchivedEvent]):
             for each in revisions
         ]
         return {
-            **self.admin_site.each_context(request),
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
             "event": event,
             "where": where,
             "base": base,
@@ -281,7 +257,6 @@ class EditingPages(Pages[ArchivedEvent]):
             "warnings": _warnings(event, where),
             "action_url": self._url("edit", event.pk, filters=filters),
             "cancel_url": self._url("change", event.pk, filters=filters),
-            "list_url": self._url("changelist", filters=filters),
         }
 
     def _editor(
@@ -293,12 +268,10 @@ class EditingPages(Pages[ArchivedEvent]):
         context = {
             **context,
             "form": form,
-            "title": title,
             "unreadable": decoded is None and context["start"] is None,
             "args": formatting.pretty(list(decoded.args))[0] if decoded and decoded.args else "",
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, f"{_TEMPLATES}/edit.html", context)
+        return self._render(request, "edit", title, context)
 
     def _review(
         self,
@@ -316,7 +289,6 @@ class EditingPages(Pages[ArchivedEvent]):
         context = {
             **context,
             "form": form,
-            "title": title,
             "notes": [formatting.text(each, formatting.TEXT) for each in draft.notes],
             "own": own,
             "since": None
@@ -326,8 +298,29 @@ class EditingPages(Pages[ArchivedEvent]):
             "payload": request.POST.get("payload", ""),
             "bytes": len(draft.body),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, f"{_TEMPLATES}/review.html", context)
+        return self._render(request, "review", title, context)
+
+
+def _publish(
+    user: Any,
+    event: ArchivedEvent,
+    version: int,
+    payload: Mapping[str, Any],
+    reason: str,
+    base: int,
+) -> replay.Report:
+    """Replay an event with another payload, and write it into its history."""
+    try:
+        report = replay.edit(
+            event.pk, version, payload, by=user.get_username(), reason=reason, base=base
+        )
+    except AmqpEventsError as exc:
+        report = replay.Report(stopped=Reason.of(exc))
+    if report.published:
+        log(user, [event], f"Edited and replayed: {reason}")
+    for each in report.returned:
+        log(user, [event], f"Edited, but not published: {visible(str(each.why), 500)}")
+    return report
 
 
 def _start(start: Revision | None, event: ArchivedEvent, data: Any) -> EditForm:
@@ -342,14 +335,14 @@ def _start(start: Revision | None, event: ArchivedEvent, data: Any) -> EditForm:
     return EditForm(initial={"payload": text if visible(text) == text else "{}"})
 
 
-def _locked(event: ArchivedEvent, where: Target) -> list[tuple[str, str]]:
+def _locked(event: ArchivedEvent, where: Target) -> list[tuple[str, str, str]]:
     """Return what an edit does not change."""
     try:
         headers = ", ".join(sorted(map(str, event.headers)))
     except Exception:  # noqa: BLE001 - bytes that anything may have written
         headers = ""
     published = event.published_at.isoformat() if event.published_at else ""
-    facts = [
+    return formatting.facts(
         (_("Event"), event.name),
         (_("Event id"), event.event_id),
         (_("Published by"), event.source),
@@ -358,16 +351,14 @@ def _locked(event: ArchivedEvent, where: Target) -> list[tuple[str, str]]:
         (_("Causation id"), event.causation_id),
         (_("Headers"), headers),
         (_("Goes to"), f"{where.handler.name} ({where.queue})"),
-    ]
-    return [(name, line(text, formatting.TEXT)) for name, text in facts if text]
+    )
 
 
 def _warnings(event: ArchivedEvent, where: Target) -> list[str]:
     """Return the warnings to read before an edited replay."""
     told = []
-    using = event._state.db  # noqa: SLF001
-    succeeded = event.replay_set.using(using).filter(outcome=Replay.Outcome.SUCCEEDED).exists()
-    if succeeded:
+    replays = event.replay_set.using(alias_of(event))
+    if replays.filter(outcome=Replay.Outcome.SUCCEEDED).exists():
         told.append(_("A replay has already succeeded: the handler has run for this event once."))
     if event.reason == "poison":
         told.append(_("This event is poison: it killed its worker process and may do so again."))
@@ -386,9 +377,8 @@ def _once(event: ArchivedEvent, where: Target) -> str:
         ) % {"error": type(exc).__name__}
     if handled is not None:
         return _(
-            "The handler uses once and handled this event id on %(at)s. An edited replay "
-            "has the same id, so it would do nothing and count as succeeded. Publish a "
-            "new event instead."
+            "The handler uses once and handled this event id on %(at)s, so an edited replay would "
+            "do nothing and count as succeeded. Publish a new event instead."
         ) % {"at": f"{localtime(handled.handled_at):%Y-%m-%d %H:%M:%S %Z}"}
     return _(
         "The handler uses once. An edited replay has the same event id, so only one "

@@ -1,58 +1,44 @@
-"""The pages of failure groups: what fails alike, how often, who looks after it."""
+"""The pages of failure groups: counts, owners and actions of failures that are alike."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
-from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.validators import URLValidator
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext, pgettext_lazy
 
 from ..archive import states
 from ..archive.groups import failure_groups, group_counts
-from ..models import (
-    LENGTH,
-    ArchivedEvent,
-    FailureGroup,
-    visible,
-)
+from ..archive.selection import parse_uuid
+from ..models import LENGTH, ArchivedEvent, FailureGroup, visible
 from . import formatting
-from .archived_event_actions import DECISIONS, Decision
+from .archived_event_actions import ACTIONS
 from .archived_events import ArchivedEventAdmin
-from .base import (
-    List,
-    Pages,
-    ago,
-    non_atomic,
-    uuid_of,
-)
+from .base import Pages, ago, alias_of, non_atomic, permission_check
 from .charts import sparkline
-from .filters import ColumnFilter
 from .formatting import line
-from .pagination import CAP
+from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
 
 #: Hours that the picture of a group shows.
 HOURS: Final = 24
-#: What people wrote and decided that a page shows, the newest.
-ACTIONS: Final = 100
-#: What can be decided about all open events of a group.
+#: Entries of the history that a page shows, the newest.
+HISTORY: Final = 100
+#: The actions on all open events of a group.
 ALL: Final = ("replay", "discard")
-_TEMPLATES: Final = "admin/django_amqp_events/failuregroup"
 _WORDS: Final = {
     "note": gettext_lazy("note"),
     "assignee": gettext_lazy("assignee"),
@@ -69,102 +55,37 @@ class _Counted(Protocol):
     hours: dict[datetime, dict[str, int]]
 
 
-class GroupList(List):
-    """Has the numbers of the groups on the page, in two statements for all of them."""
+class GroupList(IndexedList):
+    """A list with the counts of its groups, in two statements for all of them."""
 
     def get_results(self, request: HttpRequest) -> None:
-        """Read the page."""
         super().get_results(request)
         found: list[Any] = list(self.result_list)
         _count(found, datetime.now(UTC))
         self.result_list = found
 
-    @property
-    def nothing_open(self) -> bool:
-        """Return True if the list is empty only because it shows groups with open events."""
-        chosen = [each.chosen for each in self.filter_specs if isinstance(each, StandingFilter)]
-        return not self.result_count and chosen == [StandingFilter.OPEN]
 
-    @property
-    def all_url(self) -> str:
-        """The same list with groups of every kind."""
-        return self.get_query_string({StandingFilter.parameter_name: "all"}, ["p"])
+class GroupStateFilter(StateFilter):
+    titles: ClassVar = {
+        "open": gettext_lazy("with open events"),
+        "back": gettext_lazy("reopened"),
+        "right": gettext_lazy("no open events"),
+        "all": gettext_lazy("all"),
+    }
+    _CONDITIONS: ClassVar = {
+        "open": Q(open_now__gt=0),
+        "back": Q(reopened_at__isnull=False),
+        "right": Q(open_now=0),
+    }
 
-
-class StandingFilter(admin.SimpleListFilter):
-    """Filter by state: groups with open events by default, all groups in a search."""
-
-    title = gettext_lazy("state")
-    parameter_name = "state"
-    OPEN = "open"
-
-    def __init__(self, request: HttpRequest, *args: Any) -> None:
-        self._default = "all" if request.GET.get(SEARCH_VAR, "").strip() else self.OPEN
-        super().__init__(request, *args)
-
-    def lookups(
-        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
-    ) -> list[tuple[str, Any]]:
-        return [
-            (self.OPEN, gettext_lazy("with open events")),
-            ("back", gettext_lazy("reopened")),
-            ("right", gettext_lazy("no open events")),
-            ("all", gettext_lazy("all")),
-        ]
-
-    @property
-    def chosen(self) -> str:
-        """Return the selected filter."""
-        return self.value() or self._default
-
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[FailureGroup]
-    ) -> QuerySet[FailureGroup]:
-        wanted = {
-            self.OPEN: Q(open_now__gt=0),
-            "back": Q(reopened_at__isnull=False),
-            "right": Q(open_now=0),
-            "all": Q(),
-        }
-        chosen = wanted.get(self.chosen)
-        return queryset.none() if chosen is None else queryset.filter(chosen)
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        chosen = self.chosen
-        for value, title in self.lookup_choices:
-            yield {
-                "selected": chosen == value,
-                "query_string": changelist.get_query_string({self.parameter_name: str(value)}),
-                "display": title,
-            }
+    def matching(self, rows: QuerySet[FailureGroup], state: str) -> QuerySet[FailureGroup]:
+        condition = self._CONDITIONS.get(state)
+        return rows.none() if condition is None else rows.filter(condition)
 
 
-class GroupColumnFilter(ColumnFilter):
-    """The distinct values of an indexed column of the groups."""
-
-    nothing = gettext_lazy("(none)")
-
-    def rows(self) -> QuerySet[Any]:
-        return failure_groups.groups()
-
-
-class HandlerFilter(GroupColumnFilter):
-    title = gettext_lazy("handler")
-    parameter_name = "handler"
-    column = "handler"
-    nothing = gettext_lazy("(no handler)")
-
-
-class ExceptionFilter(GroupColumnFilter):
-    title = gettext_lazy("exception")
-    parameter_name = "exception"
-    column = "exception"
-
-
-class AssigneeFilter(GroupColumnFilter):
+class AssigneeFilter(ValueFilter):
     title = gettext_lazy("assignee")
     parameter_name = "assignee"
-    column = "assignee"
     nothing = gettext_lazy("(unassigned)")
 
 
@@ -190,17 +111,19 @@ class GroupForm(forms.Form):
 
 
 class FailureGroupAdmin(Pages[FailureGroup]):
-    """Shows groups of failures; what can be decided is decided about their events.
+    """Shows groups of failures; actions run on their events.
 
     For an admin site of your own, register :class:`django_amqp_events.models.FailureGroup` with
     this class, and :class:`django_amqp_events.models.ArchivedEvent` with
-    :class:`django_amqp_events.admin.ArchivedEventAdmin`: it has the events, and the permissions to
-    decide about them.
+    :class:`django_amqp_events.admin.ArchivedEventAdmin`, which has the actions.
     """
+
+    folder = "failuregroup"
+    missing = gettext_lazy("There is no failure group %(pk)s.")
 
     list_display = ("what", "opened", "share", "picture", "seen", "people")
     list_display_links = ("what",)
-    list_filter = (StandingFilter, HandlerFilter, ExceptionFilter, AssigneeFilter)
+    list_filter = (GroupStateFilter, HandlerFilter, ExceptionFilter, AssigneeFilter)
     sortable_by = ("opened", "seen")
     ordering = ("-last_seen", "-pk")
     search_fields = ("exception", "handler")
@@ -209,11 +132,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     )
     actions = ()
 
-    # -- who may do what
-
-    def has_assign_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may write note, assignee and ticket."""
-        return self._granted(request, "assign_failuregroup")
+    has_assign_permission = permission_check("assign_failuregroup")
 
     def _events(self, request: HttpRequest) -> ArchivedEventAdmin | None:
         """Return the pages of events of this site, where this user may see them."""
@@ -234,31 +153,20 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return GroupList
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Search by how exception or handler begin; a group's id finds it."""
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        wanted = Q()
+    def matches(self, term: str, alias: str) -> Q:
+        """Match the start or the last part of an exception or handler, or the id of a group."""
+        found = Q()
         for column in self.search_fields:
-            wanted |= Q(**{f"{column}__istartswith": term})
-            wanted |= Q(**{f"{column}__icontains": f".{term}"})
-        if (pk := uuid_of(term)) is not None:
-            wanted |= Q(pk=pk)
-        return queryset.filter(wanted), False
+            found |= Q(**{f"{column}__istartswith": term})
+            found |= Q(**{f"{column}__icontains": f".{term}"})
+        pk = parse_uuid(term)
+        return found if pk is None else found | Q(pk=pk)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = {
-            "title": _("Failure groups"),
-            "cap": CAP,
-            "loose": states.rows().filter(group__isnull=True).exists(),
-            **(extra_context or {}),
-        }
-        return super().changelist_view(request, context)
+        loose = states.rows().filter(group__isnull=True).exists()
+        return super().changelist_view(request, {"loose": loose, **(extra_context or {})})
 
     @admin.display(description=gettext_lazy("failure, handler"))
     def what(self, group: FailureGroup) -> str:
@@ -308,42 +216,16 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             line(group.note, 80),
         )
 
-    # -- addresses
-
-    def get_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
-        ours = [
-            path(
-                f"<uuid:pk>/{each}/",
-                self.admin_site.admin_view(
-                    non_atomic(partial(self.decide_view, decision=DECISIONS[each]))
-                ),
-                name=f"{name}_{each}",
-            )
-            for each in ALL
-        ]
-        ours += [
-            path(f"<uuid:pk>/{each}/", self.admin_site.admin_view(view), name=f"{name}_{each}")
-            for each, view in (("write", self.write_view), ("batch", self.batch_view))
-        ]
-        return [*ours, *super().get_urls()]
-
     # -- one group
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        """Show a group."""
-        if request.method not in ("GET", "HEAD"):
-            raise PermissionDenied
-        group = self._found(request, uuid_of(unquote(object_id)))
-        if group is None:
-            return self._gone(request, unquote(object_id))
-        return self._page(request, group, extra_context=extra_context)
+    def get_urls(self) -> list[URLPattern]:
+        views: dict[str, Callable[..., HttpResponse]] = {
+            name: non_atomic(partial(self.events_view, step=partial(_ask, name))) for name in ALL
+        }
+        views["batch"] = partial(self.events_view, step=ArchivedEventAdmin.batch_group)
+        views["write"] = self.write_view
+        ours = [self._path(f"<uuid:pk>/{name}/", view, name) for name, view in views.items()]
+        return [*ours, *super().get_urls()]
 
     def write_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """Write note, assignee and ticket."""
@@ -351,13 +233,13 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             raise PermissionDenied
         group = self._found(request, pk)
         if group is None:
-            return self._gone(request, str(pk))
+            return self._missing(request, pk)
         data = request.POST.copy()
         if "mine" in data:
             data["assignee"] = request.user.get_username()
         form = GroupForm(data)
         if not form.is_valid():
-            return self._page(request, group, form=form)
+            return self._page(request, group, form)
         given = form.cleaned_data
         changed = failure_groups.write(
             pk,
@@ -369,92 +251,60 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             ticket=given["ticket"],
         )
         if changed is None:
-            # As it is now: the row that was read may be older than the other's.
+            # The row that was read may be older than the other user's change.
             group = self._found(request, pk) or group
-            messages.error(request, self._who_was_faster(group))
+            messages.error(request, _conflict(group))
             data["edits"] = str(group.edits)
-            return self._page(request, group, form=GroupForm(data))
+            return self._page(request, group, GroupForm(data))
         if changed:
             words = ", ".join(str(_WORDS[name]) for name in changed)
-            # The history is read by people with other languages.
+            # The history stays English.
             self.log_change(request, group, f"Changed: {', '.join(changed)}")
             messages.success(request, _("Saved: %(what)s.") % {"what": words})
-        return HttpResponseRedirect(self._url("change", pk, filters=self._filters(request)))
+        return self._redirect(request, "change", pk)
 
-    def decide_view(self, request: HttpRequest, pk: UUID, *, decision: Decision) -> HttpResponse:
-        """Freeze what is open of a group now, and ask whether it is to be done."""
+    def events_view(
+        self, request: HttpRequest, pk: UUID, *, step: Callable[..., HttpResponse | None]
+    ) -> HttpResponse:
+        """Freeze the open events of a group now, for an action or a batch."""
         if request.method != "POST":
             raise PermissionDenied
-        events = self._events(request)
-        group = self._found(request, pk)
+        group, events = self._found(request, pk), self._events(request)
         if group is None:
-            return self._gone(request, str(pk))
+            return self._missing(request, pk)
         if events is None:
             raise PermissionDenied
-        asked = events.decide_group(request, decision, group)
-        return asked or HttpResponseRedirect(
-            self._url("change", pk, filters=self._filters(request))
-        )
+        return step(events, request, group) or self._redirect(request, "change", pk)
 
-    def batch_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        """Freeze what is open of a group now, to be replayed in the background."""
-        if request.method != "POST":
-            raise PermissionDenied
-        events = self._events(request)
-        group = self._found(request, pk)
-        if group is None:
-            return self._gone(request, str(pk))
-        if events is None:
-            raise PermissionDenied
-        made = events.batch_group(request, group)
-        return made or HttpResponseRedirect(self._url("change", pk, filters=self._filters(request)))
-
-    def _found(self, request: HttpRequest, pk: UUID | None) -> FailureGroup | None:
+    def _found(self, request: HttpRequest, pk: UUID) -> FailureGroup | None:
         if not self.has_view_permission(request):
             raise PermissionDenied
-        return self.get_queryset(request).filter(pk=pk).first() if pk is not None else None
+        return self.get_queryset(request).filter(pk=pk).first()
 
-    def _gone(self, request: HttpRequest, pk: str) -> HttpResponse:
-        messages.warning(
-            request, _("There is no failure group %(group)s.") % {"group": line(pk, 60)}
-        )
-        return HttpResponseRedirect(self._url("changelist", filters=self._filters(request)))
+    def find(self, request: HttpRequest, object_id: str) -> FailureGroup | None:
+        pk = parse_uuid(object_id)
+        return self._found(request, pk) if pk is not None else None
 
-    def _who_was_faster(self, group: FailureGroup) -> str:
-        written = group.action_set.using(group._state.db).filter(events=None)  # noqa: SLF001
-        last = written.order_by("-at", "-pk").first()
-        return _(
-            "Nothing was saved: %(who)s changed this group since you opened it. It now "
-            "says: %(note)s; assignee %(assignee)s; ticket %(ticket)s. Save again to "
-            "replace that with yours."
-        ) % {
-            "who": line(last.by) if last is not None else pgettext("who", "another user"),
-            "note": line(group.note, 200) or "-",
-            "assignee": line(group.assignee) or "-",
-            "ticket": line(group.ticket) or "-",
-        }
+    def detail_view(
+        self, request: HttpRequest, row: FailureGroup, extra_context: Mapping[str, Any]
+    ) -> HttpResponse:
+        return self._page(request, row, extra_context=extra_context)
 
     def _page(
         self,
         request: HttpRequest,
         group: FailureGroup,
-        *,
         form: GroupForm | None = None,
-        extra_context: dict[str, Any] | None = None,
+        extra_context: Mapping[str, Any] | None = None,
     ) -> HttpResponse:
         now = datetime.now(UTC)
         _count([group], now)
         counted: Any = group
         filters = self._filters(request)
         written = {"note": group.note, "assignee": group.assignee, "ticket": group.ticket}
-        actions = group.action_set.using(group._state.db).order_by("-at", "-pk")  # noqa: SLF001
+        actions = group.action_set.using(alias_of(group)).order_by("-at", "-pk")
         context = {
-            **self.admin_site.each_context(request),
             **self._sample(request, group),
-            "title": formatting.text(group),
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
             "group": group,
             "open": counted.open_now,
             "going": counted.going_now,
@@ -463,18 +313,14 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             "totals": _totals(counted),
             "first": ago(group.first_seen, now),
             "last": ago(group.last_seen, now),
-            "facts": [
-                (name, visible(text, formatting.TEXT))
-                for name, text in (
-                    (_("Handler"), group.handler or _("none")),
-                    (_("Exception"), group.exception),
-                    (_("Reason"), group.reason),
-                    (_("Failing function"), group.frame),
-                    (_("Service"), group.service),
-                    (_("Group id"), str(group.pk)),
-                )
-                if text
-            ],
+            "facts": formatting.facts(
+                (_("Handler"), group.handler or _("none")),
+                (_("Exception"), group.exception),
+                (_("Reason"), group.reason),
+                (_("Failing function"), group.frame),
+                (_("Service"), group.service),
+                (_("Group id"), group.pk),
+            ),
             "ticket": _ticket(group),
             "note": visible(group.note),
             "assignee": line(group.assignee),
@@ -486,24 +332,22 @@ class FailureGroupAdmin(Pages[FailureGroup]):
                     visible(each.text, formatting.TEXT),
                     each.events,
                 )
-                for each in actions[:ACTIONS]
+                for each in actions[:HISTORY]
             ],
             "may_write": self.has_assign_permission(request),
             "form": form or GroupForm(initial={**written, "edits": group.edits}),
             "write_url": self._url("write", group.pk, filters=filters),
-            "list_url": self._url("changelist", filters=filters),
             "buttons": self._buttons(request, group, counted.open_now),
             **(extra_context or {}),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, f"{_TEMPLATES}/detail.html", context)
+        return self._render(request, "detail", formatting.text(group), context)
 
     def _buttons(self, request: HttpRequest, group: FailureGroup, count: int) -> list[Any]:
         """Return what this user can decide about the open events."""
         events = self._events(request)
         if events is None or not count:
             return []
-        found = [name for name in ALL if events.may(request, DECISIONS[name])]
+        found = [name for name in ALL if events.may(request, ACTIONS[name])]
         if events.may_replay_in_background(request):
             found.append("batch")
         return [{"name": name, "url": self._url(name, group.pk)} for name in found]
@@ -513,32 +357,50 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         events = self._events(request)
         if events is None:
             return {"sample": None, "events_url": "", "all_url": ""}
-        address = partial(reverse, current_app=self.admin_site.name)
-        name = f"admin:{self.opts.app_label}_{ArchivedEvent._meta.model_name}"  # noqa: SLF001
-        listed = f"{address(f'{name}_changelist')}?group={group.pk}"
         found: dict[str, Any] = {
             "sample": None,
-            "events_url": listed,
-            "all_url": f"{listed}&state=all",
+            "events_url": self._url_of(ArchivedEvent, "changelist", group=str(group.pk)),
+            "all_url": self._url_of(ArchivedEvent, "changelist", group=str(group.pk), state="all"),
         }
         rows = events.get_queryset(request).filter(group=group.pk)
         event = rows.order_by("-last_failed_at", "-pk").first()
         if event is None:
             return found
-        failures = event.failure_set.using(event._state.db).filter(late=False)  # noqa: SLF001
+        failures = event.failure_set.using(alias_of(event)).filter(late=False)
         failure = failures.order_by("-failed_at", "-pk").first()
         document = failure.about if failure is not None else {}
         kind, message = formatting.exception(document)
         return {
             **found,
             "sample": event,
-            "sample_url": address(f"{name}_change", args=[event.pk]),
+            "sample_url": self._url_of(ArchivedEvent, "change", event.pk),
             "sample_title": line(event),
             "exception": kind or line(event.exception, formatting.TEXT),
             "message": message or visible(event.message, formatting.TEXT),
             "detail": visible(event.detail, formatting.TEXT),
             "traceback": formatting.fold_traceback(document.get("traceback")),
         }
+
+
+def _ask(
+    name: str, events: ArchivedEventAdmin, request: HttpRequest, group: FailureGroup
+) -> HttpResponse | None:
+    return events.ask_group(request, ACTIONS[name], group)
+
+
+def _conflict(group: FailureGroup) -> str:
+    """Return what another user has written since the form was opened."""
+    written = group.action_set.using(alias_of(group)).filter(events=None)
+    last = written.order_by("-at", "-pk").first()
+    return _(
+        "Nothing was saved: %(who)s changed this group since you opened it, to note %(note)s, "
+        "assignee %(assignee)s, ticket %(ticket)s. Save again to replace that with your values."
+    ) % {
+        "who": line(last.by) if last is not None else pgettext("who", "another user"),
+        "note": line(group.note, 200) or "-",
+        "assignee": line(group.assignee) or "-",
+        "ticket": line(group.ticket) or "-",
+    }
 
 
 def _count(found: list[Any], now: datetime) -> None:

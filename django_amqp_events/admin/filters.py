@@ -1,157 +1,54 @@
-"""Filters of the list, each read from an index."""
+"""Filters of the list of archived events, each read from an index."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from django.contrib import admin
-from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..archive import eligibility, states
+from ..archive import eligibility
 from ..archive.groups import failure_groups
+from ..archive.selection import parse_uuid
 from ..conf import Settings, get_settings
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
 from ..models import ArchivedEvent, FailureGroup, State
-from . import pagination
-from .base import uuid_of
-from .formatting import line, number
-
-#: The filter of the state counts up to here.
-COUNTED: Final = 1_000
+from .formatting import line
+from .lists import StateFilter, ValueFilter
 
 
-class StateFilter(admin.SimpleListFilter):
-    """Filter by state: open events by default, all events in a search."""
+class EventStateFilter(StateFilter):
+    titles: ClassVar = {
+        "archived": _("archived: open"),
+        "going": _("in progress: queued, replaying"),
+        "overdue": _("overdue: no outcome"),
+        "succeeded": _("succeeded"),
+        "discarded": _("discarded"),
+        "all": _("all"),
+    }
+    counted = frozenset({"archived", "going", "succeeded", "discarded"})
 
-    title = _("state")
-    parameter_name = "state"
-    OPEN = State.ARCHIVED.value
-
-    def __init__(
-        self,
-        request: HttpRequest,
-        params: dict[str, Any],
-        model: type[ArchivedEvent],
-        model_admin: admin.ModelAdmin[ArchivedEvent],
-    ) -> None:
-        # The state of a search is any: who looks for an id wants to find it.
-        self._default = "all" if request.GET.get(SEARCH_VAR, "").strip() else self.OPEN
-        super().__init__(request, params, model, model_admin)
-
-    def lookups(
-        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
-    ) -> list[tuple[str, str]]:
-        rows = model_admin.get_queryset(request)
-        return [
-            ("archived", _counted(gettext("archived: open"), rows, state=State.ARCHIVED)),
-            (
-                "going",
-                _counted(
-                    gettext("in progress: queued, replaying"),
-                    rows,
-                    state__in=(State.QUEUED, State.REPLAYING),
-                ),
-            ),
-            ("overdue", gettext("overdue: no outcome")),
-            ("succeeded", _counted(gettext("succeeded"), rows, state=State.SUCCEEDED)),
-            ("discarded", _counted(gettext("discarded"), rows, state=State.DISCARDED)),
-            ("all", gettext("all")),
-        ]
-
-    @property
-    def chosen(self) -> str:
-        """The state that is shown."""
-        return self.value() or self._default
-
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
-    ) -> QuerySet[ArchivedEvent]:
-        chosen = self.chosen
-        if chosen == "all":
-            return queryset
-        if chosen == "going":
-            return queryset.filter(state__in=(State.QUEUED, State.REPLAYING))
-        if chosen == "overdue":
-            return queryset.filter(overdue())
-        if chosen in State.values:
-            return queryset.filter(state=chosen)
-        return queryset.none()
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        chosen = self.chosen
-        for value, title in self.lookup_choices:
-            yield {
-                "selected": chosen == value,
-                "query_string": changelist.get_query_string({"state": value}),
-                "display": title,
-            }
+    def matching(self, rows: QuerySet[Any], state: str) -> QuerySet[Any]:
+        if state == "going":
+            return rows.filter(state__in=(State.QUEUED, State.REPLAYING))
+        if state == "overdue":
+            return rows.filter(overdue())
+        return rows.filter(state=state) if state in State.values else rows.none()
 
 
-def _counted(title: str, rows: QuerySet[Any], **wanted: Any) -> str:
-    found = pagination.count(rows.filter(**wanted), COUNTED)
-    return f"{title} ({number(COUNTED)}+)" if found > COUNTED else f"{title} ({number(found)})"
-
-
-class ColumnFilter(admin.SimpleListFilter):
-    """The distinct values of an indexed column."""
-
-    column: ClassVar[str]
-    nothing: ClassVar[Any] = _("(none)")
-
-    def rows(self) -> QuerySet[Any]:
-        """Return the rows that have the column."""
-        return states.rows()
-
-    def lookups(
-        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
-    ) -> list[tuple[str, str]]:
-        found = pagination.distinct(self.rows(), self.column)
-        chosen = self.value()
-        if chosen is not None and chosen not in found:
-            found.append(chosen)
-        return [(value, line(value, 80) or self.nothing) for value in found]
-
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
-    ) -> QuerySet[ArchivedEvent]:
-        chosen = self.value()
-        if chosen is None:
-            return queryset
-        if "\0" in chosen:  # PostgreSQL refuses it
-            return queryset.none()
-        return queryset.filter(**{self.column: chosen})
-
-
-class EventFilter(ColumnFilter):
+class EventFilter(ValueFilter):
     title = _("event")
     parameter_name = "event"
     column = "name"
 
 
-class HandlerFilter(ColumnFilter):
-    title = _("handler")
-    parameter_name = "handler"
-    column = "handler"
-    nothing = _("(no handler)")
-
-
-class ReasonFilter(ColumnFilter):
+class ReasonFilter(ValueFilter):
     title = _("reason")
     parameter_name = "reason"
-    column = "reason"
-
-
-class ExceptionFilter(ColumnFilter):
-    title = _("exception")
-    parameter_name = "exception"
-    column = "exception"
 
 
 class GroupFilter(admin.SimpleListFilter):
@@ -172,7 +69,7 @@ class GroupFilter(admin.SimpleListFilter):
     @staticmethod
     def found(chosen: str) -> FailureGroup | None:
         """Return the group that a value of this filter names."""
-        pk = uuid_of(chosen)
+        pk = parse_uuid(chosen)
         return failure_groups.groups().filter(pk=pk).first() if pk is not None else None
 
     def queryset(
@@ -181,7 +78,7 @@ class GroupFilter(admin.SimpleListFilter):
         chosen = self.value()
         if chosen is None:
             return queryset
-        pk = uuid_of(chosen)
+        pk = parse_uuid(chosen)
         return queryset.filter(group=pk) if pk is not None else queryset.none()
 
 
@@ -211,14 +108,19 @@ class TimeFilter(admin.SimpleListFilter):
         self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
     ) -> QuerySet[ArchivedEvent]:
         chosen = self.value()
-        now = datetime.now(UTC)
         if chosen is None:
             return queryset
-        if chosen in self.NEWER:
-            return queryset.filter(last_failed_at__gte=now - self.NEWER[chosen][1])
-        if chosen in self.OLDER:
-            return queryset.filter(last_failed_at__lt=now - self.OLDER[chosen][1])
-        return queryset.none()
+        since, until = self.between(chosen, datetime.now(UTC))
+        if since is not None:
+            return queryset.filter(last_failed_at__gte=since)
+        return queryset.filter(last_failed_at__lt=until) if until else queryset.none()
+
+    @classmethod
+    def between(cls, chosen: str, now: datetime) -> tuple[datetime | None, datetime | None]:
+        """Return the start or the end of the time that a value selects."""
+        if chosen in cls.NEWER:
+            return now - cls.NEWER[chosen][1], None
+        return None, now - cls.OLDER[chosen][1] if chosen in cls.OLDER else None
 
 
 def settings_and_registry() -> tuple[Settings, Registry] | None:

@@ -97,9 +97,30 @@ def number(value: int) -> str:
     return number_format(value, force_grouping=True)
 
 
+class _Count(int):
+    """A number that a text shows with the separators of the language."""
+
+    def __str__(self) -> str:
+        return number(int(self))
+
+
+def counted(text: Any, count: int, **values: object) -> str:
+    """Return a lazy ``ngettext`` for a number of things."""
+    return str(text % {"count": _Count(count), **values})
+
+
 def line(value: object, limit: int = WORD) -> str:
     """Return text on one line; reasons are translated."""
     return text(value, limit).replace("\n", " ").replace("\t", " ").strip()
+
+
+def facts(*found: Sequence[Any]) -> list[tuple[str, str, str]]:
+    """Return label, value and URL of the facts that have a value; the URL is optional."""
+    return [
+        (name, visible(str(value), TEXT), url[0] if url else "")
+        for name, value, *url in found
+        if value
+    ]
 
 
 def age(then: datetime, now: datetime) -> str:
@@ -198,18 +219,26 @@ def headers(event: ArchivedEvent) -> tuple[list[Header], str]:
         return [], _("they cannot be read: %(error)s") % {
             "error": f"{type(exc).__name__}: {line(exc)}"
         }
-    names = sorted(found, key=str)
-    more = len(names) - ROWS
+    more = len(found) - ROWS
     rest = (
         ngettext("%(count)s more not shown", "%(count)s more not shown", more)
         % {"count": number(more)}
         if more > 0
         else ""
     )
+    return table(found), rest
+
+
+def table(found: Mapping[Any, Any]) -> list[Header]:
+    """Show headers or properties, as many as a page shows."""
     return [
-        Header(name=line(name), value=header(found[name]), kind=_kind(found[name]))
-        for name in names[:ROWS]
-    ], rest
+        Header(
+            name=line(name),
+            value=header(found[name]),
+            kind="" if isinstance(found[name], str) else type(found[name]).__name__,
+        )
+        for name in sorted(found, key=str)[:ROWS]
+    ]
 
 
 def header(value: Any) -> str:
@@ -221,10 +250,6 @@ def header(value: Any) -> str:
     if isinstance(value, (dict, list, tuple)):
         return pretty(value, TEXT)[0]
     return visible(_plain(value), TEXT)
-
-
-def _kind(value: Any) -> str:
-    return "" if isinstance(value, str) else type(value).__name__
 
 
 def _plain(value: Any) -> str:

@@ -1,54 +1,36 @@
-"""The inbox's page: which handler has handled which event, once."""
+"""The inbox's page: the events that ``once`` handlers have handled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
-from django.contrib.admin.views.main import ChangeList
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html
-from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import InboxEntry
 from ..worker import once
 from . import databases
-from .base import List, Pages, ago
+from .base import Pages, ago
 from .databases import DatabaseFilter
 from .filters import settings_and_registry
 from .formatting import line
-from .outbox import ServiceFilter, with_id
-from .pagination import CAP
+from .lists import AlwaysChosenFilter, ServiceFilter
 
 
-class InboxList(List):
-    """The newest first, which an index has for each service."""
-
-    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """Return one of the two orders."""
-        oldest_first = super().get_ordering(request, queryset)[0] == "handled_at"
-        return ["handled_at", "pk"] if oldest_first else ["-handled_at", "-pk"]
-
-
-class OwnFilter(ServiceFilter):
+class OwnFilter(AlwaysChosenFilter, ServiceFilter):
     """Filter by service: this service by default, in the order of its index."""
 
     def values(self, rows: QuerySet[Any]) -> list[str]:
         return sorted({*super().values(rows), *_own()})
 
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        chosen = self.value() or "".join(_own())
-        for value, title in self.lookup_choices:
-            yield {
-                "selected": chosen == value,
-                "query_string": changelist.get_query_string({"service": str(value)}),
-                "display": title,
-            }
+    @property
+    def chosen(self) -> str:
+        return self.value() or "".join(_own())
 
 
 def _own() -> list[str]:
@@ -59,10 +41,10 @@ def _own() -> list[str]:
 class InboxEntryAdmin(Pages[InboxEntry]):
     """Shows the inbox; nothing can be changed here.
 
-    A row that goes lets its event run again, so there is nothing to decide: ``events_prune``
-    deletes what is old.
+    Deleting a row would let its event run again; ``events_prune`` deletes what is old.
     """
 
+    index_order = ("-handled_at", "-pk")
     list_display = ("what", "handler_name", "event", "source_name", "age")
     list_display_links = None
     list_filter = (OwnFilter, DatabaseFilter)
@@ -75,18 +57,14 @@ class InboxEntryAdmin(Pages[InboxEntry]):
         own = once.aliases(*found) if found is not None else []
         return super().get_queryset(request).using(databases.chosen(request, InboxEntry, *own))
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return InboxList
-
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
-        """Search by ids, always by an index."""
-        if term := search_term.strip():
-            return queryset.filter(with_id(term, queryset.db)), False
-        if OwnFilter.parameter_name not in request.GET and (own := _own()):
+        """Search the events of all services; without a search, list those of this service."""
+        searched = search_term.strip() or OwnFilter.parameter_name in request.GET
+        if not searched and (own := _own()):
             queryset = queryset.filter(service__in=own)
-        return queryset, False
+        return super().get_search_results(request, queryset, search_term)
 
     def change_view(
         self,
@@ -95,16 +73,8 @@ class InboxEntryAdmin(Pages[InboxEntry]):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
-        """Lead to the list: a row has no more to show."""
+        """Redirect to the list: a row has no more to show."""
         return HttpResponseRedirect(self._url("changelist", q=unquote(object_id)))
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        title = gettext("Inbox")
-        return super().changelist_view(
-            request, {"title": title, "cap": CAP, **(extra_context or {})}
-        )
 
     @admin.display(description=_("event"))
     def what(self, entry: InboxEntry) -> str:

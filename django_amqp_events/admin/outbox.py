@@ -1,32 +1,30 @@
-"""The outbox's pages: what waits and why; publish now, discard, restore."""
+"""The outbox's pages: events that are not published yet; publish now, discard, restore."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
-from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import CHANGE, LogEntry
-from django.contrib.admin.utils import unquote
-from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
-from django.db import connections, transaction
-from django.db.models import BinaryField, F, Func, Q, QuerySet, Value
+from django.db import transaction
+from django.db.models import QuerySet
 from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, pgettext, pgettext_lazy
+from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext, pgettext_lazy
 
 from ..archive.eligibility import Skipped
+from ..archive.replay import Report
+from ..archive.selection import parse_uuid
+from ..archive.states import Seen
 from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.types import Received
@@ -34,39 +32,28 @@ from ..models import Moment, OutboxEvent, visible
 from ..publish import outbox
 from ..publish.outbox import RowState
 from ..reasons import Reason
-from . import (
-    archived_event_actions as decisions,
-)
-from . import (
-    databases,
-    formatting,
-    pagination,
-)
-from .actions import DecidingPages
-from .archived_event_actions import (
-    LIMIT,
-    NAMED,
-    ReasonForm,
-    SkippedGroup,
+from . import databases, formatting
+from .actions import (
+    DISCARD,
+    DISCARDED,
+    RESTORE,
+    Action,
+    ActionPages,
+    Preview,
+    Rows,
     by_reason,
+    in_list,
 )
-from .base import (
-    List,
-    ago,
-    as_file,
-    uuid_of,
-)
+from .base import ago, alias_of, as_file, head_of, permission_check
 from .databases import DatabaseFilter
-from .filters import COUNTED, settings_and_registry
-from .formatting import Step, line, number
-from .pagination import CAP
+from .filters import settings_and_registry
+from .formatting import Step, line
+from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
 
-#: Rows in one transaction at most, of those that somebody decides about.
+#: Rows that an action changes in one transaction at most.
 _BATCH: Final = 500
-_TEMPLATES: Final = "admin/django_amqp_events/outboxevent"
-
-#: How a row stands: on the list, what it means, and what can be done.
-STANDINGS: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
+#: The label of each state, its meaning, and the next step.
+ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
     "held": (
         gettext_lazy("publishing"),
         gettext_lazy("Waiting for RabbitMQ to confirm."),
@@ -95,207 +82,201 @@ STANDINGS: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """An action on events of the outbox.
-
-    Attributes:
-        name: in addresses; with ``_outboxevent`` its permission.
-        button: on the page of one event.
-        asks: on the button that does it, for a number of events.
-        before: how a row must stand.
-        past: for the history.
-        effect: what it does.
-        done: what was done, for a number of events.
-        publishes: whether a relay publishes the event then.
-    """
-
-    name: str
-    button: Any
-    asks: Callable[[int], str]
-    before: tuple[RowState, ...]
-    past: str
-    effect: Any
-    done: Callable[[int], str]
-    reason_required: bool = False
-    publishes: bool = True
-
-    @property
-    def right(self) -> str:
-        return self.name
-
-    @property
-    def permission(self) -> str:
-        return f"{self.right}_outboxevent"
+_GONE: Final = Reason("outbox-published")
 
 
-def _publishes(count: int) -> str:
-    found = ngettext("Publish %(count)s event now", "Publish %(count)s events now", count)
-    return found % {"count": number(count)}
+# -- the actions -----------------------------------------------------------------------------
 
 
-def _published(count: int) -> str:
-    found = ngettext(
-        "%(count)s event is due now. A relay publishes it.",
-        "%(count)s events are due now. A relay publishes them.",
-        count,
+def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
+    skipped = [_skipped(action, pk, rows.get(pk)) for pk in seen]
+    eligible = [rows[pk] for pk, why in zip(seen, skipped, strict=True) if why is None]
+    services = {row.service for row in eligible}
+    counts = Counter((row.name, row.exchange, row.service) for row in eligible)
+    found = settings_and_registry()
+    return Preview(
+        eligible=[row.pk for row in eligible],
+        skipped=by_reason(filter(None, skipped)),
+        destinations=[
+            {"name": line(name), "exchange": line(exchange), "service": line(service), "count": n}
+            for (name, exchange, service), n in sorted(counts.items())
+        ],
+        details={
+            "errors": by_reason(
+                Skipped(id=row.pk, title=str(row), why=Reason.of(_error(row)))
+                for row in eligible
+                if row.error
+            ),
+            # Services that are not this one, and those whose due rows no relay publishes.
+            "foreign": sorted(map(line, services - {found[0].service})) if found else [],
+            "idle": _idle({alias_of(row) for row in eligible}, services)
+            if action.publishes
+            else [],
+        },
     )
-    return found % {"count": number(count)}
 
 
-def _discarded(count: int) -> str:
-    found = ngettext("%(count)s event discarded.", "%(count)s events discarded.", count)
-    return found % {"count": number(count)}
+def _skipped(action: Action, pk: UUID, row: OutboxEvent | None) -> Skipped | None:
+    """Return why an action skips a row, ``None`` if it does not."""
+    if row is None:
+        return Skipped(id=pk, title="", why=_GONE)
+    state = outbox.row_state(row, _now(row))
+    if state in action.states:
+        return None
+    return Skipped(id=pk, title=str(row), why=Reason(f"outbox-{state}"))
 
 
-def _restored(count: int) -> str:
-    found = ngettext(
-        "%(count)s event restored. A relay publishes it.",
-        "%(count)s events restored. A relay publishes them.",
-        count,
-    )
-    return found % {"count": number(count)}
+def _idle(aliases: Iterable[str], services: Iterable[str]) -> list[str]:
+    found: set[str] = set()
+    for alias in aliases:
+        rows = outbox.rows(alias).filter(service__in=services).order_by()
+        late = outbox.in_state(rows, "overdue")
+        found |= set(late.values_list("service", flat=True).distinct())
+    return sorted(map(line, found))
 
 
-DECISIONS: Final[Mapping[str, Decision]] = {
+def _run(action: Action, seen: Seen, rows: Rows, user: Any, reason: str) -> Report:
+    """Change each row by one conditional UPDATE, which a relay's claim excludes."""
+    acts: Mapping[str, Callable[..., int]] = {
+        "publish": outbox.publish_now,
+        "restore": outbox.restore,
+        "discard": partial(outbox.discard, by=user.get_username(), reason=reason),
+    }
+    report = Report()
+    wanted = {pk: rows[pk] for pk in seen if _skipped(action, pk, rows.get(pk)) is None}
+    for alias in sorted(set(map(alias_of, wanted.values()))):
+        # In one order, so that two actions on the same rows do not wait for each other.
+        ids = sorted(pk for pk, row in wanted.items() if alias_of(row) == alias)
+        for start in range(0, len(ids), _BATCH):
+            with transaction.atomic(using=alias):
+                part = ids[start : start + _BATCH]
+                done = [pk for pk in part if acts[action.name]([pk], alias=alias)]
+            report.published += done
+            action.log_rows(user, [rows[pk] for pk in done], reason)
+    report.skipped = _missed(action, seen, rows, set(report.published))
+    return report
+
+
+def _missed(action: Action, seen: Seen, rows: Rows, done: set[UUID]) -> list[Skipped]:
+    """Return why rows were not changed, by their state now: a relay may have claimed them."""
+    missed = [pk for pk in seen if pk not in done]
+    now: dict[UUID, OutboxEvent] = {}
+    for alias in {alias_of(rows[pk]) for pk in missed if pk in rows}:
+        found = outbox.rows(alias).filter(pk__in=missed).defer("body", "envelope")
+        now |= {row.pk: row for row in found.annotate(at=Now(output_field=Moment()))}
+    return [
+        _skipped(action, pk, now.get(pk) if pk in rows else None)
+        or Skipped(id=pk, title=str(now[pk]), why=Reason("outbox-changed"))
+        for pk in missed
+    ]
+
+
+def _error(row: OutboxEvent) -> str:
+    """Its error without its own id, so that those of many events are alike."""
+    return row.error.replace(f" ({row.event_id})", "")
+
+
+def _now(row: OutboxEvent) -> datetime:
+    """The database's clock when the row was read."""
+    return cast("Any", row).at  # type: ignore[no-any-return]
+
+
+ACTIONS: Final[Mapping[str, Action]] = {
     each.name: each
     for each in (
-        Decision(
+        Action(
             name="publish",
+            right="publish",
             button=gettext_lazy("Publish now"),
-            asks=_publishes,
-            before=("failed",),
-            past="Publish now",
+            menu=gettext_lazy("Publish selected events now"),
+            question=ngettext_lazy(
+                "Publish %(count)s event now", "Publish %(count)s events now", "count"
+            ),
+            done=ngettext_lazy(
+                "%(count)s event is due now. A relay publishes it.",
+                "%(count)s events are due now. A relay publishes them.",
+                "count",
+            ),
+            states=("failed",),
+            log="Publish now",
             effect=gettext_lazy(
                 "The events are due now instead of at their next try. A relay publishes each "
                 "to every bound queue."
             ),
-            done=_published,
+            publishes=True,
+            preview=_preview,
+            run=_run,
         ),
-        Decision(
+        Action(
             name="discard",
+            right="discard",
             button=pgettext_lazy("button", "Discard"),
-            asks=decisions.discards,
-            before=("failed", "due", "overdue"),
-            past="Discarded",
+            menu=gettext_lazy("Discard selected events"),
+            question=DISCARD,
+            done=DISCARDED,
+            states=("failed", "due", "overdue"),
+            log="Discarded",
             effect=gettext_lazy(
                 "Discarded events are not published. You can restore them until events_prune "
                 "deletes them."
             ),
-            done=_discarded,
             reason_required=True,
-            publishes=False,
+            preview=_preview,
+            run=_run,
         ),
-        Decision(
+        Action(
             name="restore",
+            right="restore",
             button=pgettext_lazy("button", "Restore"),
-            asks=decisions.restores,
-            before=("discarded",),
-            past="Restored",
+            menu=gettext_lazy("Restore selected events"),
+            question=RESTORE,
+            done=ngettext_lazy(
+                "%(count)s event restored. A relay publishes it.",
+                "%(count)s events restored. A relay publishes them.",
+                "count",
+            ),
+            states=("discarded",),
+            log="Restored",
             effect=gettext_lazy(
                 "The discarded events are due again. A relay publishes each to every bound queue."
             ),
-            done=_restored,
+            publishes=True,
+            preview=_preview,
+            run=_run,
         ),
     )
 }
-_GONE: Final = Reason("outbox-published")
 
 
 # -- filters ---------------------------------------------------------------------------------
 
 
-class StandingFilter(admin.SimpleListFilter):
-    """Filter by state: pending events by default, all events in a search."""
+class RowStateFilter(StateFilter):
+    titles: ClassVar = {
+        "waiting": gettext_lazy("pending"),
+        "failed": gettext_lazy("failed: will be retried"),
+        "overdue": gettext_lazy("overdue: no relay"),
+        "discarded": gettext_lazy("discarded"),
+        "all": gettext_lazy("all"),
+    }
+    counted = frozenset({"waiting", "failed", "overdue", "discarded"})
 
-    title = gettext_lazy("state")
-    parameter_name = "state"
-
-    def __init__(
-        self,
-        request: HttpRequest,
-        params: dict[str, Any],
-        model: type[OutboxEvent],
-        model_admin: admin.ModelAdmin[OutboxEvent],
-    ) -> None:
-        self._default = "all" if request.GET.get(SEARCH_VAR, "").strip() else "waiting"
-        super().__init__(request, params, model, model_admin)
-
-    def lookups(
-        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
-    ) -> list[tuple[str, str]]:
-        rows = model_admin.get_queryset(request)
-        self._services = pagination.distinct(rows, "service")
-        return [
-            (value, _counted(title, self._of(rows, value)))
-            for value, title in (
-                ("waiting", _("pending")),
-                ("failed", _("failed: will be retried")),
-                ("overdue", _("overdue: no relay")),
-                ("discarded", _("discarded")),
-            )
-        ] + [("all", _("all"))]
-
-    def _of(self, rows: QuerySet[OutboxEvent], value: str) -> QuerySet[OutboxEvent]:
-        if value == "waiting":
-            return rows.filter(discarded_at__isnull=True)
-        if value == "failed":
-            return rows.filter(discarded_at__isnull=True, attempts__gt=0)
-        if value in ("overdue", "discarded"):
+    def matching(self, rows: QuerySet[OutboxEvent], state: str) -> QuerySet[OutboxEvent]:
+        if state in ("waiting", "failed"):
+            rows = rows.filter(discarded_at__isnull=True)
+            return rows.filter(attempts__gt=0) if state == "failed" else rows
+        if state in ("overdue", "discarded"):
             # With the services their index is one of them.
-            found = rows.filter(service__in=self._services)
-            return outbox.in_state(found, cast("RowState", value))
-        return rows if value == "all" else rows.none()
+            rows = rows.filter(service__in=self._services(rows))
+            return outbox.in_state(rows, cast("RowState", state))
+        return rows.none()
 
-    @property
-    def chosen(self) -> str:
-        """Return the selected filter."""
-        return self.value() or self._default
+    def _services(self, rows: QuerySet[OutboxEvent]) -> list[str]:
+        if self._found is None:
+            self._found = distinct(rows, "service")
+        return self._found
 
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[OutboxEvent]
-    ) -> QuerySet[OutboxEvent]:
-        return self._of(queryset, self.chosen)
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        chosen = self.chosen
-        for value, title in self.lookup_choices:
-            yield {
-                "selected": chosen == value,
-                "query_string": changelist.get_query_string({"state": str(value)}),
-                "display": title,
-            }
-
-
-def _counted(title: str, rows: QuerySet[Any]) -> str:
-    found = pagination.count(rows, COUNTED)
-    return f"{title} ({number(COUNTED)}+)" if found > COUNTED else f"{title} ({number(found)})"
-
-
-class ValueFilter(admin.SimpleListFilter):
-    """Filter by a value of a column."""
-
-    least = 1
-
-    def lookups(
-        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
-    ) -> list[tuple[str, str]]:
-        found = self.values(model_admin.get_queryset(request))
-        chosen = self.value()
-        if chosen is not None and chosen not in found:
-            found.append(chosen)
-        return [(value, line(value, 80)) for value in found] if len(found) >= self.least else []
-
-    def values(self, rows: QuerySet[Any]) -> list[str]:
-        raise NotImplementedError
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        chosen = self.value()
-        if chosen is None:
-            return queryset
-        if "\0" in chosen:  # PostgreSQL refuses it
-            return queryset.none()
-        return queryset.filter(**{str(self.parameter_name): chosen})
+    _found: list[str] | None = None
 
 
 class NameFilter(ValueFilter):
@@ -306,200 +287,47 @@ class NameFilter(ValueFilter):
 
     def values(self, rows: QuerySet[Any]) -> list[str]:
         first = rows.order_by("pk").values_list("name", flat=True)[:CAP]
-        return sorted(set(first))[: pagination.VALUES]
-
-
-class ServiceFilter(ValueFilter):
-    """Offered where services share the table, or this one had another name."""
-
-    title = gettext_lazy("service")
-    parameter_name = "service"
-    least = 2
-
-    def values(self, rows: QuerySet[Any]) -> list[str]:
-        return pagination.distinct(rows, "service")
-
-
-class OutboxList(List):
-    """Ordered by when they were published and nothing else: the ids begin with it."""
-
-    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """Return one of the two orders."""
-        return ["-pk"] if super().get_ordering(request, queryset)[0] == "-pk" else ["pk"]
-
-
-# -- what a decision would do ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """The destination of events, and the service whose relay publishes them."""
-
-    name: str
-    exchange: str
-    service: str
-    count: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Plan:
-    """The preview of an action.
-
-    Attributes:
-        eligible: the rows it would take.
-        routes: where they go.
-        errors: what came of their last try.
-        skipped: the others, by reason.
-        foreign: services of theirs that are not this one.
-        idle: services of theirs whose due rows no relay takes.
-    """
-
-    eligible: list[OutboxEvent] = field(default_factory=list)
-    routes: list[Route] = field(default_factory=list)
-    errors: list[SkippedGroup] = field(default_factory=list)
-    skipped: list[SkippedGroup] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-    idle: list[str] = field(default_factory=list)
-
-
-def plan(decision: Decision, ids: Sequence[UUID], rows: Mapping[UUID, OutboxEvent]) -> Plan:
-    """Return the preview of an action; changes nothing."""
-    eligible, skipped = [], []
-    for pk in ids:
-        row = rows.get(pk)
-        if row is None:
-            skipped.append(Skipped(id=pk, title="", why=_GONE))
-        elif (stands := outbox.row_state(row, _now(row))) in decision.before:
-            eligible.append(row)
-        else:
-            skipped.append(Skipped(id=pk, title=str(row), why=Reason(f"outbox-{stands}")))
-    routes: dict[tuple[str, str, str], int] = {}
-    for row in eligible:
-        key = (row.name, row.exchange, row.service)
-        routes[key] = routes.get(key, 0) + 1
-    services = {row.service for row in eligible}
-    idle: set[str] = set()
-    if decision.publishes:
-        for alias in {_alias_of(row) for row in eligible}:
-            of_theirs = outbox.rows(alias).filter(service__in=services).order_by()
-            late = outbox.in_state(of_theirs, "overdue")
-            idle |= set(late.values_list("service", flat=True).distinct())
-    found = settings_and_registry()
-    own = found[0].service if found is not None else None
-    return Plan(
-        eligible=eligible,
-        routes=[
-            Route(name=line(name), exchange=line(exchange), service=line(service), count=count)
-            for (name, exchange, service), count in sorted(routes.items())
-        ],
-        errors=by_reason(
-            Skipped(id=row.pk, title=str(row), why=Reason.of(_error(row)))
-            for row in eligible
-            if row.error
-        ),
-        skipped=by_reason(skipped),
-        foreign=sorted(map(line, services - {own})) if own else [],
-        idle=sorted(map(line, idle)),
-    )
-
-
-def carry_out(
-    decision: Decision,
-    ids: Sequence[UUID],
-    rows: Mapping[UUID, OutboxEvent],
-    *,
-    user: Any,
-    reason: str,
-) -> tuple[list[OutboxEvent], list[UUID]]:
-    """Do it, each row by one conditional UPDATE; returns those that were, and the others' ids."""
-    acts: Mapping[str, Callable[..., int]] = {
-        "publish": outbox.publish_now,
-        "restore": outbox.restore,
-        "discard": partial(outbox.discard, by=user.get_username(), reason=reason),
-    }
-    act = acts[decision.name]
-    # In one order, so that two who decide about the same rows do not wait for each other.
-    there = sorted((rows[pk] for pk in ids if pk in rows), key=lambda row: (_alias_of(row), row.pk))
-    done: list[OutboxEvent] = []
-    for alias in dict.fromkeys(map(_alias_of, there)):
-        own = [
-            row
-            for row in there
-            if _alias_of(row) == alias and outbox.row_state(row, _now(row)) in decision.before
-        ]
-        for start in range(0, len(own), _BATCH):
-            with transaction.atomic(using=alias):
-                part = [row for row in own[start : start + _BATCH] if act([row.pk], alias=alias)]
-            done += part
-            _log(user, part, f"{decision.past}: {reason}" if reason else decision.past)
-    return done, [pk for pk in ids if pk not in {row.pk for row in done}]
-
-
-def _error(row: OutboxEvent) -> str:
-    """Its error without its own id, so that those of many events are alike."""
-    return row.error.replace(f" ({row.event_id})", "")
-
-
-def _log(user: Any, rows: list[OutboxEvent], message: str) -> None:
-    if rows:
-        LogEntry.objects.log_actions(user.pk, rows, CHANGE, message)
-
-
-def _alias_of(row: OutboxEvent) -> str:
-    return str(row._state.db)  # noqa: SLF001 - Django's own way to say where a row is from
-
-
-def _now(row: OutboxEvent) -> datetime:
-    """The database's clock when the row was read."""
-    return cast("Any", row).at  # type: ignore[no-any-return]
+        return sorted(set(first))[:VALUES]
 
 
 # -- the pages -------------------------------------------------------------------------------
 
 
-class OutboxEventAdmin(DecidingPages[OutboxEvent]):
-    """Shows what waits in the outbox and why; rows change only by what a page confirms.
+class OutboxEventAdmin(ActionPages[OutboxEvent]):
+    """Shows the events that are not published yet, and why; only actions change rows.
 
     For an admin site of your own, register :class:`django_amqp_events.models.OutboxEvent` with
-    this class or a subclass. Whatever :meth:`get_queryset` leaves out cannot be decided about.
+    this class or a subclass. Rows that :meth:`get_queryset` leaves out cannot be changed.
     """
 
-    choices = DECISIONS
-    templates = _TEMPLATES
+    folder = "outboxevent"
+    index_order = ("pk",)
+    missing = gettext_lazy(
+        "The outbox has no event %(pk)s. An event is deleted once RabbitMQ has confirmed it."
+    )
+    row_actions = ACTIONS
+    too_many = gettext_lazy("More than %(limit)s events are selected. Filter the list first.")
     list_display = ("what", "standing", "failure", "tries", "age")
     list_display_links = ("what",)
-    list_filter = (StandingFilter, NameFilter, ServiceFilter, DatabaseFilter)
+    list_filter = (RowStateFilter, NameFilter, ServiceFilter, DatabaseFilter)
     sortable_by = ("age",)
     search_fields = ("event_id",)
     search_help_text = gettext_lazy("Start of an event id, or the id of a row.")
-    actions = ("publish_selected", "discard_selected", "restore_selected")
+    actions = tuple(map(in_list, ACTIONS.values()))
 
-    # -- who may do what
+    has_payload_permission = permission_check("view_payload_outboxevent")
+    has_publish_permission = permission_check("publish_outboxevent")
+    has_discard_permission = permission_check("discard_outboxevent")
+    has_restore_permission = permission_check("restore_outboxevent")
 
-    def has_payload_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may see payloads and headers."""
-        return self._granted(request, "view_payload_outboxevent")
-
-    def has_publish_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may publish events now."""
-        return self._granted(request, DECISIONS["publish"].permission)
-
-    def has_discard_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may discard events."""
-        return self._granted(request, DECISIONS["discard"].permission)
-
-    def has_restore_permission(self, request: HttpRequest) -> bool:
-        """Return True if this user may restore discarded events."""
-        return self._granted(request, DECISIONS["restore"].permission)
-
-    # -- the list
+    # -- rows
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[OutboxEvent]:
-        """Return the rows without what is large, of the database that is chosen."""
+        """Return the rows of the selected database, without what is large."""
         found = super().get_queryset(request).using(databases.chosen(request, OutboxEvent))
         return found.defer("body", "envelope").annotate(at=Now(output_field=Moment()))
 
-    def _found(self, request: HttpRequest, ids: Sequence[UUID]) -> dict[UUID, OutboxEvent]:
+    def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, OutboxEvent]:
         """Return rows by their ids, whichever database they are in."""
         found: dict[UUID, OutboxEvent] = {}
         rows = self.get_queryset(request)
@@ -511,24 +339,27 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
     def get_object(
         self, request: HttpRequest, object_id: str, from_field: str | None = None
     ) -> OutboxEvent | None:
-        pk = uuid_of(object_id)
-        return self._found(request, [pk]).get(pk) if pk is not None else None
+        pk = parse_uuid(object_id)
+        return self.rows_of(request, [pk]).get(pk) if pk is not None else None
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return OutboxList
+    def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
+        # The confirmation page tells why they are skipped.
+        seen.update(dict.fromkeys(ids, 0))
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        """Search by ids: that of a row, or of an event, whole or by how it begins."""
-        term = search_term.strip()
-        return queryset.filter(with_id(term, queryset.db)) if term else queryset, False
+    def cells(self, row: OutboxEvent) -> tuple[object, ...]:
+        return (
+            line(row.name),
+            line(row.event_id),
+            line(row.service),
+            row.attempts,
+            formatting.age(row.created_at, _now(row)),
+        )
 
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        context = {"title": _("Outbox"), "cap": CAP, **(extra_context or {})}
-        return super().changelist_view(request, context)
+    def done_url(self, request: HttpRequest, action: Action, seen: Seen, back: str) -> str:
+        # A published event leaves the outbox, and its page with it.
+        return "" if action.publishes else super().done_url(request, action, seen, back)
+
+    # -- the list
 
     @admin.display(description=gettext_lazy("event"))
     def what(self, event: OutboxEvent) -> str:
@@ -540,21 +371,21 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
 
     @admin.display(description=gettext_lazy("state"))
     def standing(self, event: OutboxEvent) -> str:
-        stands = outbox.row_state(event, _now(event))
-        note = _("next try in %(time)s") % {"time": _ahead(event)} if stands == "failed" else ""
+        state = outbox.row_state(event, _now(event))
+        note = _("next try in %(time)s") % {"time": _ahead(event)} if state == "failed" else ""
         return format_html(
             '<span class="ae-state ae-{}">{}</span>{}',
-            stands,
-            STANDINGS[stands][0],
+            state,
+            ROW_STATES[state][0],
             format_html(' <span class="ae-quiet">{}</span>', note) if note else "",
         )
 
     @admin.display(description=gettext_lazy("error"))
     def failure(self, event: OutboxEvent) -> str:
-        stands = outbox.row_state(event, _now(event))
-        if stands == "discarded":
-            return line(_given_up(event))
-        return line(_error(event)) or STANDINGS[stands][1]
+        state = outbox.row_state(event, _now(event))
+        if state == "discarded":
+            return line(_discarded_by(event))
+        return line(_error(event)) or ROW_STATES[state][1]
 
     @admin.display(description=gettext_lazy("attempts"))
     def tries(self, event: OutboxEvent) -> int:
@@ -564,149 +395,67 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
     def age(self, event: OutboxEvent) -> str:
         return ago(event.created_at, _now(event))
 
-    # -- actions of the list: freeze what is selected, and ask
-
-    @admin.action(description=gettext_lazy("Publish selected events now"), permissions=["publish"])
-    def publish_selected(
-        self, request: HttpRequest, queryset: QuerySet[Any]
-    ) -> HttpResponse | None:
-        return self._selected(request, queryset, DECISIONS["publish"])
-
-    @admin.action(description=gettext_lazy("Discard selected events"), permissions=["discard"])
-    def discard_selected(
-        self, request: HttpRequest, queryset: QuerySet[Any]
-    ) -> HttpResponse | None:
-        return self._selected(request, queryset, DECISIONS["discard"])
-
-    @admin.action(description=gettext_lazy("Restore selected events"), permissions=["restore"])
-    def restore_selected(
-        self, request: HttpRequest, queryset: QuerySet[Any]
-    ) -> HttpResponse | None:
-        return self._selected(request, queryset, DECISIONS["restore"])
-
-    def _selected(
-        self, request: HttpRequest, queryset: QuerySet[Any], decision: Decision
-    ) -> HttpResponse | None:
-        # One more than may be, to know whether there are more.
-        ids = list(queryset.values_list("pk", flat=True)[: LIMIT + 1])
-        if len(ids) > LIMIT:
-            messages.error(
-                request,
-                _("More than %(limit)s events are selected. Filter the list first.")
-                % {"limit": number(LIMIT)},
-            )
-            return None
-        if request.POST.get("select_across", "").lower() in ("", "0", "false"):
-            # Who is not there any more is told of on the page that asks.
-            ids = [UUID(each) for each in dict.fromkeys(request.POST.getlist(ACTION_CHECKBOX_NAME))]
-        if not ids:
-            return None
-        return self._ask(request, decision, ids[:LIMIT], filters=self._filters(request))
-
-    # -- addresses
+    # -- one event
 
     def get_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
-        ours = self._decide_urls()
-        view = self.admin_site.admin_view(self.payload_view)
-        ours.append(path("<uuid:pk>/payload/", view, name=f"{name}_payload"))
-        return [*ours, *super().get_urls()]
+        payload = self._path("<uuid:pk>/payload/", self.payload_view, "payload")
+        return [*self._action_urls(), payload, *super().get_urls()]
 
-    # -- detail
-
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
+    def detail_view(
+        self, request: HttpRequest, row: OutboxEvent, extra_context: Mapping[str, Any]
     ) -> HttpResponse:
-        """Show one event; nothing can be changed here."""
-        if request.method not in ("GET", "HEAD"):
-            raise PermissionDenied
-        event = self.get_object(request, unquote(object_id))
-        filters = self._filters(request)
-        if event is None:
-            messages.warning(
-                request,
-                _(
-                    "The outbox has no event %(pk)s. An event is deleted once RabbitMQ has "
-                    "confirmed it."
-                )
-                % {"pk": line(unquote(object_id), 60)},
-            )
-            return HttpResponseRedirect(self._url("changelist", filters=filters))
-        if not self.has_view_permission(request, event):
-            raise PermissionDenied
-        stands = outbox.row_state(event, _now(event))
-        state, meaning, remedy = STANDINGS[stands]
+        state = outbox.row_state(row, _now(row))
+        label, meaning, remedy = ROW_STATES[state]
         found = settings_and_registry()
-        foreign = found is not None and event.service != found[0].service
+        foreign = found is not None and row.service != found[0].service
+        offered = [each for each in ACTIONS.values() if state in each.states]
         context = {
-            **self.admin_site.each_context(request),
-            **self._content(event, readable=self.has_payload_permission(request)),
-            "title": _("%(name)s of %(service)s (%(id)s)")
-            % {
-                "name": line(event.name),
-                "service": line(event.service),
-                "id": line(event.event_id, 9),
-            },
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
-            "event": event,
-            "stands": stands,
-            "state": state,
+            **self._content(row, readable=self.has_payload_permission(request)),
+            "event": row,
+            "stands": state,
+            "state": label,
             "meaning": meaning,
             "remedy": remedy,
-            "foreign": line(event.service) if foreign else "",
-            "again": _ahead(event) if stands == "failed" else "",
-            "age": formatting.age(event.created_at, _now(event)),
-            "error": visible(event.error, formatting.TEXT),
-            "reason": visible(event.discard_reason, formatting.TEXT),
-            "by": line(event.discarded_by),
-            "steps": _timeline(event, stands),
-            "list_url": self._url("changelist", filters=filters),
-            "history_url": self._url("history", event.pk, filters=filters),
-            "buttons": self._buttons(request, event, stands, filters),
-            **(extra_context or {}),
+            "foreign": line(row.service) if foreign else "",
+            "again": _ahead(row) if state == "failed" else "",
+            "age": formatting.age(row.created_at, _now(row)),
+            "error": visible(row.error, formatting.TEXT),
+            "reason": visible(row.discard_reason, formatting.TEXT),
+            "by": line(row.discarded_by),
+            "steps": _timeline(row, state),
+            "history_url": self._url("history", row.pk, filters=self._filters(request)),
+            "buttons": self._buttons(request, row, 0, offered),
+            **extra_context,
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, f"{_TEMPLATES}/detail.html", context)
+        title = _("%(name)s of %(service)s (%(id)s)") % {
+            "name": line(row.name),
+            "service": line(row.service),
+            "id": line(row.event_id, 9),
+        }
+        return self._render(request, "detail", title, context)
 
     def _content(self, event: OutboxEvent, *, readable: bool) -> dict[str, Any]:
-        """Facts; payload and headers for those who may see them."""
-        first = Func(
-            F("body"),
-            Value(1),
-            Value(formatting.SHOWN),
-            function="SUBSTR",
-            output_field=BinaryField(),
-        )
-        # Never more of a body than the page shows. What goes meanwhile is shown as empty.
+        """Return facts; payload and headers only for users who may see them."""
+        # An event that is published meanwhile is shown as empty.
         body, written = (
-            outbox.rows(_alias_of(event))
+            outbox.rows(alias_of(event))
             .filter(pk=event.pk)
-            .annotate(head=first)
+            .annotate(head=head_of("body"))
             .values_list("head", "envelope")
             .first()
         ) or (b"", "{}")
         headers, properties = _envelope(written)
-        facts = [
-            (name, visible(text, formatting.TEXT), url)
-            for name, text, url in (
-                (_("Event"), event.name, self._url("changelist", state="all", name=event.name)),
-                (_("Published by"), event.service, ""),
-                (_("Event id"), event.event_id, ""),
-                (_("Correlation id"), headers.get(EVENT_CORRELATION_ID), ""),
-                (_("Causation id"), headers.get(EVENT_CAUSATION_ID), ""),
-                (_("Exchange"), event.exchange, ""),
-                (_("Routing key"), event.name, ""),
-                (_("Database"), _alias_of(event), ""),
-                (_("Row id"), str(event.pk), ""),
-            )
-            if text
-        ]
+        facts = formatting.facts(
+            (_("Event"), event.name, self._url("changelist", state="all", name=event.name)),
+            (_("Published by"), event.service),
+            (_("Event id"), event.event_id),
+            (_("Correlation id"), headers.get(EVENT_CORRELATION_ID)),
+            (_("Causation id"), headers.get(EVENT_CAUSATION_ID)),
+            (_("Exchange"), event.exchange),
+            (_("Routing key"), event.name),
+            (_("Database"), alias_of(event)),
+            (_("Row id"), event.pk),
+        )
         if not readable:
             return {"facts": facts, "readable": False}
         # SQLite's SUBSTR makes NULL of an empty body.
@@ -715,144 +464,26 @@ class OutboxEventAdmin(DecidingPages[OutboxEvent]):
         return {
             "facts": facts,
             "readable": True,
+            "raw": True,
+            "size": event.size,
             "payload": payload,
             "payload_cut": cut,
             "problem": problem,
             "body": formatting.body(head, event.size),
-            "headers": _table(headers),
-            "properties": _table(properties),
+            "headers": formatting.table(headers),
+            "properties": formatting.table(properties),
             "payload_url": self._url("payload", event.pk),
         }
-
-    def _buttons(
-        self, request: HttpRequest, event: OutboxEvent, stands: RowState, filters: str
-    ) -> dict[str, Any]:
-        """Return what this user can decide now, and what keeps him from the rest."""
-        obstacles, links = [], []
-        for each in DECISIONS.values():
-            if stands not in each.before:
-                continue
-            if not self.may(request, each):
-                obstacles.append(self._forbidden(each))
-                continue
-            links.append(self._button(each, event.pk, 0, filters))
-        return {"links": links, "obstacles": obstacles}
 
     def payload_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """Return the published body as a file."""
         if not self.has_view_permission(request) or not self.has_payload_permission(request):
             raise PermissionDenied
         event = self.get_object(request, str(pk))
-        if event is None:
-            messages.warning(request, _("The outbox has no event %(pk)s.") % {"pk": pk})
-            return HttpResponseRedirect(self._url("changelist"))
-        return as_file(pk, bytes(event.body))
-
-    # -- deciding
-
-    def decide_view(self, request: HttpRequest, *, decision: Decision) -> HttpResponse:
-        """Ask (GET), and do it (POST)."""
-        if not self.has_view_permission(request) or not self.may(request, decision):
-            raise PermissionDenied
-        data = request.POST if request.method == "POST" else request.GET
-        filters = self._filters(request)
-        one = data.get("back") == "event"
-        seen = decisions.decode_selection(data.get("seen", ""))
-        if seen is None:
-            return self._unknown(request, filters)
-        ids = list(seen)
-        form = ReasonForm(decision, request.POST if request.method == "POST" else None)
-        if request.method != "POST" or not form.is_valid():
-            return self._ask(request, decision, ids, filters=filters, one=one, form=form)
-        done, others = carry_out(
-            decision,
-            ids,
-            self._found(request, ids),
-            user=request.user,
-            reason=form.cleaned_data["reason"],
-        )
-        self._tell(request, decision, done, others)
-        if one and len(ids) == 1 and not decision.publishes:
-            return HttpResponseRedirect(self._url("change", ids[0], filters=filters))
-        return HttpResponseRedirect(self._url("changelist", filters=filters))
-
-    def _tell(
-        self,
-        request: HttpRequest,
-        decision: Decision,
-        done: Sequence[OutboxEvent],
-        others: Sequence[UUID],
-    ) -> None:
-        """Show the result of an action as messages."""
-        if done:
-            messages.success(request, decision.done(len(done)))
-        if not others:
-            return
-        # Again, because somebody else has changed them since.
-        now = plan(decision, others, self._found(request, others))
-        for group in now.skipped:
-            told = ngettext(
-                "%(count)s event skipped: %(why)s",
-                "%(count)s events skipped: %(why)s",
-                group.count,
-            )
-            messages.warning(request, told % {"count": number(group.count), "why": group.why})
-        if now.eligible:
-            told = ngettext(
-                "%(count)s event changed meanwhile. Check it again.",
-                "%(count)s events changed meanwhile. Check them again.",
-                len(now.eligible),
-            )
-            messages.warning(request, told % {"count": number(len(now.eligible))})
-
-    def _ask(
-        self,
-        request: HttpRequest,
-        decision: Decision,
-        ids: Sequence[UUID],
-        *,
-        filters: str,
-        one: bool = False,
-        form: ReasonForm | None = None,
-    ) -> HttpResponse:
-        found = plan(decision, ids, self._found(request, ids))
-        return self._confirm(
-            request,
-            decision,
-            plan=found,
-            eligible={row.pk: 0 for row in found.eligible},
-            total=len(ids),
-            events=[
-                (
-                    line(row.name),
-                    line(row.event_id),
-                    line(row.service),
-                    row.attempts,
-                    formatting.age(row.created_at, _now(row)),
-                )
-                for row in found.eligible[:NAMED]
-            ],
-            back="event" if one else "list",
-            cancel_url=self._url("change", ids[0], filters=filters)
-            if one and len(ids) == 1
-            else "",
-            filters=filters,
-            form=form,
-        )
+        return self._missing(request, pk) if event is None else as_file(pk, bytes(event.body))
 
 
-def with_id(text: str, alias: str) -> Q:
-    """Match the id of a row, or how an event id begins."""
-    if connections[alias].vendor == "postgresql":
-        wanted = Q(event_id__startswith=text)
-    else:
-        # SQLite's LIKE ignores case, so it ignores an index too.
-        wanted = Q(event_id__gte=text, event_id__lt=text + "\U0010ffff")
-    pk = uuid_of(text)
-    return wanted if pk is None else wanted | Q(pk=pk)
-
-
-def _given_up(event: OutboxEvent) -> str:
+def _discarded_by(event: OutboxEvent) -> str:
     """Return who discarded an event, and the reason."""
     who = line(event.discarded_by) or pgettext("by", "unknown")
     if not event.discard_reason:
@@ -896,17 +527,6 @@ def _payload(
         return "", False, problem
 
 
-def _table(found: Mapping[str, Any]) -> list[formatting.Header]:
-    return [
-        formatting.Header(
-            name=line(name),
-            value=formatting.header(found[name]),
-            kind="" if isinstance(found[name], str) else type(found[name]).__name__,
-        )
-        for name in sorted(found)[: formatting.ROWS]
-    ]
-
-
 def _timeline(event: OutboxEvent, stands: RowState) -> list[Step]:
     """Put what a row knows into the order of time."""
     steps = [
@@ -937,4 +557,4 @@ def _timeline(event: OutboxEvent, stands: RowState) -> list[Step]:
     return steps
 
 
-__all__ = ["DECISIONS", "OutboxEventAdmin", "OutboxList"]
+__all__ = ["OutboxEventAdmin"]

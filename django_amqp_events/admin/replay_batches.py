@@ -1,27 +1,26 @@
-"""Replay batches: what one would do, how far it is, pause, resume, cancel, what became of it."""
+"""Replay batches: preview, progress, results; start, pause, resume and cancel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.utils import unquote
-from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, reverse
 from django.utils import translation
 from django.utils.formats import get_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop, ngettext
+from django.utils.translation import gettext_lazy, gettext_noop, ngettext_lazy
 
 from ..archive import states
 from ..archive.batches import batch_states, preview
@@ -36,27 +35,23 @@ from ..models import (
 )
 from ..reasons import stored
 from . import formatting
-from .base import (
-    List,
-    Pages,
-    ago,
-    uuid_of,
-)
+from .actions import across
+from .base import Pages, ago
 from .filters import GroupFilter, TimeFilter
-from .formatting import line, number
+from .formatting import counted, line, number
+from .lists import ValueFilter
 
 #: Events on one page of a batch's events.
 EVENTS: Final = 100
-#: Steps of a batch's history that its page shows, the newest.
+#: Entries of the history that a page shows, the newest.
 STEPS: Final = 100
-#: Events that a batch has left alone among which its page counts the reasons.
+#: Skipped events among which a page counts the reasons.
 LEFT: Final = 5_000
-#: Seconds after which a page that follows a batch is asked for again.
+#: Seconds after which a page that follows a batch is refreshed.
 FOLLOW: Final = 5
-#: The permission that every button here asks for.
+#: The permission for every button here.
 PERMISSION: Final = "django_amqp_events.bulk_replay_archivedevent"
 
-_TEMPLATES = "admin/django_amqp_events/replaybatch"
 _State = ReplayBatch.State
 _Event = ReplayBatchEvent.State
 #: The parts of the bar, in this order; the rest of it waits.
@@ -69,6 +64,15 @@ _PARTS: Final = (
     _Event.PUBLISHED,
     _Event.QUEUED,
 )
+
+
+#: The message after an action.
+_DONE: Final = {
+    "start": gettext_lazy("Started"),
+    "pause": gettext_lazy("Paused"),
+    "resume": gettext_lazy("Resumed"),
+    "cancel": gettext_lazy("Cancelled"),
+}
 
 
 class StartForm(forms.Form):
@@ -93,8 +97,8 @@ class StartForm(forms.Form):
         min_value=1,
         max_value=1_000_000,
         help_text=gettext_lazy(
-            "The rest starts after these have succeeded. If one fails again, the batch "
-            "pauses. Empty: no canary."
+            "The rest starts after these have succeeded; if one fails again, the batch pauses. "
+            "Empty: no canary."
         ),
     )
     threshold = forms.IntegerField(
@@ -109,9 +113,7 @@ class StartForm(forms.Form):
     )
 
 
-class StateFilter(admin.SimpleListFilter):
-    """Each state is read from an index."""
-
+class BatchStateFilter(ValueFilter):
     title = gettext_lazy("state")
     parameter_name = "state"
 
@@ -120,33 +122,19 @@ class StateFilter(admin.SimpleListFilter):
     ) -> list[tuple[str, Any]]:
         return list(_State.choices)
 
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[ReplayBatch]
-    ) -> QuerySet[ReplayBatch]:
-        chosen = self.value()
-        if chosen is None:
-            return queryset
-        return queryset.filter(state=chosen) if chosen in _State.values else queryset.none()
-
-
-class BatchList(List):
-    """The newest first, and in no other order."""
-
-    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        """Return the order that an index has."""
-        return ["-created_at", "-pk"]
-
 
 class ReplayBatchAdmin(Pages[ReplayBatch]):
-    """Shows batches; they change only by the buttons of their pages.
+    """Shows batches; only the buttons of their pages change them.
 
-    A batch is made in the list of archived events; see
-    :meth:`django_amqp_events.admin.ArchivedEventAdmin.background_selected`.
+    :meth:`django_amqp_events.admin.ArchivedEventAdmin.background_selected` creates them.
     """
 
+    folder = "replaybatch"
+    index_order = ("-created_at", "-pk")
+    missing = gettext_lazy("There is no replay batch %(pk)s.")
     list_display = ("what", "standing", "progress", "asked", "age")
     list_display_links = ("what",)
-    list_filter = (StateFilter,)
+    list_filter = (BatchStateFilter,)
     sortable_by = ()
     actions = None
 
@@ -167,16 +155,6 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
     def get_queryset(self, request: HttpRequest) -> QuerySet[ReplayBatch]:
         """Return the batches without what is large, read where they are written."""
         return super().get_queryset(request).using(states.database()).defer("plan", "criteria")
-
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return BatchList
-
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        return super().changelist_view(
-            request, {"title": _("Replay batches"), **(extra_context or {})}
-        )
 
     @admin.display(description=gettext_lazy("events"))
     def what(self, batch: ReplayBatch) -> str:
@@ -215,43 +193,27 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
     def age(self, batch: ReplayBatch) -> str:
         return ago(batch.created_at, datetime.now(UTC))
 
-    # -- addresses
+    # -- one batch
 
     def get_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
-        view = self.admin_site.admin_view
         return [
-            path("<uuid:pk>/events/", view(self.events_view), name=f"{name}_events"),
+            self._path("<uuid:pk>/events/", self.events_view, "events"),
             *(
-                path(f"<uuid:pk>/{act}/", view(self._view(act)), name=f"{name}_{act}")
+                self._path(f"<uuid:pk>/{act}/", partial(self.act_view, act=act), act)
                 for act in ("start", "look", "pause", "resume", "cancel")
             ),
             *super().get_urls(),
         ]
 
-    # -- one batch
+    def find(self, request: HttpRequest, object_id: str) -> ReplayBatch | None:
+        pk = parse_uuid(object_id)
+        return self.get_queryset(request).defer(None).filter(pk=pk).first() if pk else None
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
+    def detail_view(
+        self, request: HttpRequest, row: ReplayBatch, extra_context: Mapping[str, Any]
     ) -> HttpResponse:
-        """Show one batch: the dry run of a draft, else how far it is."""
-        if request.method not in ("GET", "HEAD"):
-            raise PermissionDenied
-        pk = uuid_of(unquote(object_id))
-        batch = self.get_queryset(request).defer(None).filter(pk=pk).first() if pk else None
-        if batch is None:
-            return self._missing(request, unquote(object_id))
-        if not self.has_view_permission(request, batch):
-            raise PermissionDenied
-        return self._page(request, batch, extra=extra_context)
-
-    def _missing(self, request: HttpRequest, text: object) -> HttpResponse:
-        messages.warning(request, _("There is no replay batch {id}.").format(id=line(text, 60)))
-        return HttpResponseRedirect(self._url("changelist", filters=self._filters(request)))
+        """Show the dry run of a draft, else the progress."""
+        return self._page(request, row, extra=extra_context)
 
     def _page(
         self,
@@ -266,11 +228,6 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         follow = batch.open and request.GET.get("follow") == "1"
         history = ReplayBatchAction.objects.using(states.database()).filter(batch=batch)
         context = {
-            **self.admin_site.each_context(request),
-            "title": titled(batch) or _("Replay batch"),
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
             "batch": batch,
             "draft": draft,
             "may": self.has_run_permission(request),
@@ -308,17 +265,15 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                 act: self._url(act, batch.pk)
                 for act in ("start", "look", "pause", "resume", "cancel", "events", "history")
             },
-            "list_url": self._url("changelist", filters=self._filters(request)),
             "page_url": self._url("change", batch.pk),
             "follow_url": self._url("change", batch.pk, follow="1"),
             "follow": follow,
             "seconds": FOLLOW,
             **(extra or {}),
         }
-        request.current_app = self.admin_site.name
-        response = TemplateResponse(request, f"{_TEMPLATES}/detail.html", context)
+        response = self._render(request, "detail", titled(batch) or _("Replay batch"), context)
         if follow:
-            # Only for who has asked for it: a page that goes away by itself is hard to read aloud.
+            # Only on request: a page that reloads is hard for screen readers.
             response["Refresh"] = str(FOLLOW)
         return response
 
@@ -337,14 +292,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         return self._url("events", batch.pk, state=state)
 
     def _event_url(self, pk: object) -> str:
-        """Return the page of an archived event, ``""`` where this site has none."""
-        if not pk or not self.admin_site.is_registered(ArchivedEvent):
-            return ""
-        return reverse(
-            "admin:django_amqp_events_archivedevent_change",
-            args=[pk],
-            current_app=self.admin_site.name,
-        )
+        return self._url_of(ArchivedEvent, "change", pk) if pk else ""
 
     def events_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """Name the events of a batch, all or those in one state, a page at a time."""
@@ -362,7 +310,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             found = found.filter(pk__gt=int(after))
         rows = list(found[: EVENTS + 1])
         more, rows = len(rows) > EVENTS, rows[:EVENTS]
-        # The row of an event may be gone: what the batch says of it stays.
+        # The batch keeps what it knows of an event that is deleted.
         events = {
             event.pk: event
             for event in states.rows()
@@ -372,11 +320,6 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         seen = self._seen(request, events)
         query = {"state": state} if state in _Event.values else {}
         context = {
-            **self.admin_site.each_context(request),
-            "title": _("Events of the batch"),
-            "subtitle": None,
-            "opts": self.opts,
-            "media": self.media,
             "batch_title": titled(batch) or _("Replay batch"),
             "state": _Event(state).label if query else "",
             "events": [
@@ -388,10 +331,8 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             ],
             "next_url": self._url("events", pk, **query, after=str(rows[-1].pk)) if more else "",
             "page_url": self._url("change", pk),
-            "list_url": self._url("changelist"),
         }
-        request.current_app = self.admin_site.name
-        return TemplateResponse(request, f"{_TEMPLATES}/events.html", context)
+        return self._render(request, "events", _("Events of the batch"), context)
 
     def _seen(self, request: HttpRequest, found: Iterable[UUID]) -> set[UUID]:
         """Return those of these events that this user may see in their own pages."""
@@ -405,46 +346,45 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
     def _named(
         self, row: ReplayBatchEvent, event: ArchivedEvent | None, *, shown: bool
     ) -> dict[str, str]:
-        if event is not None and not shown:
-            return {
-                "name": _("no permission to view"),
-                "id": "",
-                "handler": "",
-                "url": "",
-                "why": "",
-            }
         why = visible(stored(row.why), 500)
+        found = {
+            "name": _("deleted"),
+            "id": str(row.event_id),
+            "handler": "",
+            "url": "",
+            "why": why,
+        }
         if event is None:
-            name, key = _("deleted"), str(row.event_id)
-            return {"name": name, "id": key, "handler": "", "url": "", "why": why}
+            return found
+        if not shown:
+            return {**dict.fromkeys(found, ""), "name": _("no permission to view")}
         return {
+            **found,
             "name": line(event.name),
             "id": line(event.event_id),
             "handler": line(event.handler),
             "url": self._event_url(event.pk),
-            "why": why,
         }
 
     # -- the buttons
 
-    def _view(self, act: str) -> Callable[..., HttpResponse]:
-        def view(request: HttpRequest, pk: UUID) -> HttpResponse:
-            if not self.has_view_permission(request) or not self.has_run_permission(request):
-                raise PermissionDenied
-            batch = self.get_queryset(request).defer(None).filter(pk=pk).first()
-            if batch is None:
-                return self._missing(request, pk)
-            if request.method == "POST":
-                try:
-                    return self._act(request, batch, act)
-                except AmqpEventsError as exc:
-                    messages.error(request, formatting.text(exc, 1_000))
-            return HttpResponseRedirect(self._url("change", pk))
-
-        return view
+    def act_view(self, request: HttpRequest, pk: UUID, *, act: str) -> HttpResponse:
+        """Run the action of a button."""
+        if not self.has_view_permission(request) or not self.has_run_permission(request):
+            raise PermissionDenied
+        batch = self.find(request, str(pk))
+        if batch is None:
+            return self._missing(request, pk)
+        if request.method == "POST":
+            try:
+                return self._act(request, batch, act)
+            except AmqpEventsError as exc:
+                messages.error(request, formatting.text(exc, 1_000))
+        return HttpResponseRedirect(self._url("change", pk))
 
     def _act(self, request: HttpRequest, batch: ReplayBatch, act: str) -> HttpResponse:
         by = request.user.get_username()
+        reason = ""
         if act == "look":
             if batch.state == _State.DRAFT:
                 preview.preview_batch(batch)
@@ -454,21 +394,14 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             if not form.is_valid():
                 return self._page(request, batch, form)
             done = batch_states.start(batch.pk, by=by, **form.cleaned_data)
-            said = _("Started: {reason}").format(reason=form.cleaned_data["reason"])
-            logged = f"Started: {form.cleaned_data['reason']}"
+            reason = f": {form.cleaned_data['reason']}"
         else:
-            run = {
-                "pause": batch_states.pause,
-                "resume": batch_states.resume,
-                "cancel": batch_states.cancel,
-            }[act]
-            done = run(batch.pk, by=by)
-            said = {"pause": _("Paused"), "resume": _("Resumed"), "cancel": _("Cancelled")}[act]
-            logged = {"pause": "Paused", "resume": "Resumed", "cancel": "Cancelled"}[act]
+            done = getattr(batch_states, act)(batch.pk, by=by)
         if done:
-            # The history is read by people with other languages.
-            self.log_change(request, batch, logged)
-            messages.success(request, said)
+            # The history stays English.
+            with translation.override("en"):
+                self.log_change(request, batch, f"{_DONE[act]}{reason}")
+            messages.success(request, f"{_DONE[act]}{reason}")
         else:
             batch.refresh_from_db(fields=["state"])
             messages.warning(
@@ -501,9 +434,12 @@ def bar(batch: ReplayBatch) -> SafeString:
     )
 
 
-#: Titles that batches have by themselves, in the rows; :func:`titled` translates them.
+#: Default titles as rows have them; :func:`titled` translates them.
 _ALL_OPEN: Final = gettext_noop("All open events")
 _ALL_WITH: Final = "All with "
+
+
+_SELECTED: Final = ngettext_lazy("%(count)s selected event", "%(count)s selected events", "count")
 
 
 def _selected(count: int) -> str:
@@ -513,8 +449,7 @@ def _selected(count: int) -> str:
 def titled(batch: ReplayBatch) -> str:
     """Return the title of a batch; default titles are translated."""
     if batch.title == _selected(batch.total):
-        found = ngettext("%(count)s selected event", "%(count)s selected events", batch.total)
-        return found % {"count": number(batch.total)}
+        return counted(_SELECTED, batch.total)
     if batch.title.startswith(_ALL_WITH):
         filters = line(batch.title.removeprefix(_ALL_WITH))
         return _("All with %(filters)s") % {"filters": filters}
@@ -553,21 +488,16 @@ def begin(
     pages: Pages[ArchivedEvent], request: HttpRequest, queryset: QuerySet[ArchivedEvent]
 ) -> HttpResponse | None:
     """Freeze what an action was called for, and show what its replay would do."""
-    # As Django's form of the actions reads it.
-    across = request.POST.get("select_across", "").lower() not in ("", "0", "false")
     chosen = {
         name: value
         for name in ("state", *_CRITERIA, "failed", SEARCH_VAR)
         if (value := request.GET.get(name)) is not None
     }
-    if across:
-        words = ", ".join(_worded(name, value) for name, value in chosen.items() if value)
-        title = f"{_ALL_WITH}{words}" if words else _ALL_OPEN
-    else:
-        title = ""
-    return freeze(
-        pages, request, queryset, title=title, criteria=criteria_of(chosen) if across else None
-    )
+    if not across(request):
+        return freeze(pages, request, queryset, title="", criteria=None)
+    words = ", ".join(_worded(name, value) for name, value in chosen.items() if value)
+    title = f"{_ALL_WITH}{words}" if words else _ALL_OPEN
+    return freeze(pages, request, queryset, title=title, criteria=criteria_of(chosen))
 
 
 def _worded(name: str, value: str) -> str:
@@ -621,13 +551,5 @@ def criteria_of(chosen: Mapping[str, str]) -> Selection | None:
     }
     if "groups" in found:
         found["groups"] = list(filter(None, map(parse_uuid, found["groups"])))
-    now, failed = states.clock(), chosen.get("failed", "")
-    if failed in TimeFilter.NEWER:
-        found["since"] = now - _delta(TimeFilter.NEWER[failed])
-    elif failed in TimeFilter.OLDER:
-        found["until"] = now - _delta(TimeFilter.OLDER[failed])
-    return Selection(**found)
-
-
-def _delta(entry: tuple[Any, timedelta]) -> timedelta:
-    return entry[1]
+    since, until = TimeFilter.between(chosen.get("failed", ""), states.clock())
+    return Selection(**found, since=since, until=until)

@@ -102,9 +102,9 @@ class Selection:
             yield replace(self, ids=self.ids[start : start + _CHUNK])
 
 
-def starts_with(column: str, text: str) -> Q:
+def starts_with(column: str, text: str, using: str | None = None) -> Q:
     """Match the beginning of a text column in the way that this database has an index for."""
-    if connections[states.database()].vendor == "postgresql":
+    if connections[using or states.database()].vendor == "postgresql":
         return Q(**{f"{column}__startswith": text})
     # SQLite's LIKE ignores case, so it ignores the index too.
     return Q(**{f"{column}__gte": text, f"{column}__lt": text + "\U0010ffff"})

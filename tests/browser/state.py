@@ -15,7 +15,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 
-from django_amqp_events.admin import archived_event_actions as decisions
+from django_amqp_events.admin.actions import encode_selection
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
@@ -130,7 +130,7 @@ def fill() -> dict[str, str]:
         "outbox": url("outboxevent", "changelist", query="state=all"),
         "outbox-event": url("outboxevent", "change", waiting[0].pk),
         "outbox-publish": url("outboxevent", "publish")
-        + f"?seen={decisions.encode_selection({row.pk: 0 for row in waiting})}",
+        + f"?seen={encode_selection({row.pk: 0 for row in waiting})}",
         "inbox": url("inboxentry", "changelist"),
     }
 

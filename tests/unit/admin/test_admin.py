@@ -1,4 +1,4 @@
-"""The archive in the admin: pages, permissions, decisions. No broker: that is tests/integration."""
+"""The archive in the admin: pages, permissions, actions. No broker: that is tests/integration."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ from django_celery_results.models import TaskResult
 import django_amqp_events
 from django_amqp_events.admin import (
     ArchivedEventAdmin,
+    actions,
     filters,
     formatting,
-    pagination,
-)
-from django_amqp_events.admin import (
-    archived_event_actions as decisions,
+    lists,
 )
 from django_amqp_events.archive import eligibility, replay, states
 from django_amqp_events.archive.groups import failure_groups
@@ -214,18 +212,18 @@ def test_filters_offer_existing_values(ada):
 def test_distinct_values_are_those_of_the_table():
     for name in ("b", "a", "b", "", "ä", "c"):
         make(handler=name)
-    assert pagination.distinct(ArchivedEvent.objects.all(), "handler") == ["", "a", "b", "c", "ä"]
+    assert lists.distinct(ArchivedEvent.objects.all(), "handler") == ["", "a", "b", "c", "ä"]
 
 
 def test_distinct_values_end(monkeypatch):
-    monkeypatch.setattr(pagination, "VALUES", 3)
+    monkeypatch.setattr(lists, "VALUES", 3)
     for number in range(5):
         make(handler=f"h{number}")
-    assert pagination.distinct(ArchivedEvent.objects.all(), "handler") == ["h0", "h1", "h2"]
+    assert lists.distinct(ArchivedEvent.objects.all(), "handler") == ["h0", "h1", "h2"]
 
 
 def test_distinct_values_of_an_empty_table():
-    assert pagination.distinct(ArchivedEvent.objects.all(), "handler") == []
+    assert lists.distinct(ArchivedEvent.objects.all(), "handler") == []
 
 
 def test_search_finds_ids_in_any_state(ada):
@@ -286,7 +284,7 @@ def test_the_order_is_that_of_an_index(ada):
 
 
 def test_the_list_counts_to_its_cap(ada, monkeypatch):
-    monkeypatch.setattr(pagination, "CAP", 3)
+    monkeypatch.setattr(lists, "CAP", 3)
     for _ in range(5):
         make()
     with CaptureQueriesContext(connection) as queries:
@@ -705,7 +703,7 @@ def test_confirmation_shows_routes_and_skipped_events(ada):
         "Delivery is at least once",
     ):
         assert word in found.words, word
-    assert decisions.decode_selection(found.fields["seen"]) == world.seen(*rows[:3])
+    assert actions.decode_selection(found.fields["seen"]) == world.seen(*rows[:3])
     assert "may be on" not in found.words
     assert "succeeded" not in found.words
 
@@ -776,12 +774,12 @@ def test_select_all_freezes_the_matching_events(ada, monkeypatch):
     response = ada.post(
         url("changelist") + "?handler=book", select(rows[:1], "replay", select_across="1")
     )
-    assert decisions.decode_selection(page(response).fields["seen"]) == world.seen(*rows)
+    assert actions.decode_selection(page(response).fields["seen"]) == world.seen(*rows)
 
 
 def test_too_large_selection_names_the_command(ada, monkeypatch):
     rows = [make() for _ in range(4)]
-    monkeypatch.setattr("django_amqp_events.admin.archived_events.LIMIT", 3)
+    monkeypatch.setattr(ArchivedEventAdmin, "limit", 3)
     response = ada.post(
         url("changelist"), select(rows[:1], "replay", select_across="1"), follow=True
     )
@@ -815,7 +813,7 @@ def test_a_discard_needs_a_reason(ada):
     fields = page(ada.get(url("discard"), {"seen": frozen(row)})).fields
     for reason in ("", "   ", "x\0y"):
         response = ada.post(url("discard"), {**fields, "reason": reason})
-        assert decisions.decode_selection(page(response).fields["seen"]) == world.seen(row)
+        assert actions.decode_selection(page(response).fields["seen"]) == world.seen(row)
         assert not decided(row)
     response = ada.post(url("discard"), {**fields, "reason": "a test order"}, follow=True)
     assert said(response) == ["1 event discarded."]

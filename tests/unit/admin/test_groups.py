@@ -17,8 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.translation import override
 
-from django_amqp_events.admin import archived_event_actions as decisions
-from django_amqp_events.admin import archived_events as archive
+from django_amqp_events.admin import ArchivedEventAdmin
 from django_amqp_events.admin.charts import sparkline
 from django_amqp_events.archive import states
 from django_amqp_events.archive.batches import batch_states
@@ -535,8 +534,7 @@ def test_whole_group_is_discarded(ada, wire):
 
 
 def test_more_than_the_limit(ada, wire, monkeypatch):
-    monkeypatch.setattr(archive, "LIMIT", 3)
-    monkeypatch.setattr(decisions, "LIMIT", 3)
+    monkeypatch.setattr(ArchivedEventAdmin, "limit", 3)
     now = datetime.now(UTC)
     rows = [make(last_failed_at=now - timedelta(minutes=n)) for n in range(5)]
     group = grouped(*rows)

@@ -19,9 +19,9 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
 
-from django_amqp_events.admin import OutboxEventAdmin, pagination
+from django_amqp_events.admin import OutboxEventAdmin, lists
 from django_amqp_events.admin import outbox as pages
-from django_amqp_events.admin.archived_event_actions import encode_selection
+from django_amqp_events.admin.actions import encode_selection
 from django_amqp_events.models import InboxEntry, Moment, OutboxEvent
 from django_amqp_events.publish import outbox
 
@@ -256,8 +256,8 @@ def test_the_order_is_that_of_publishing(ada):
 
 
 def test_the_list_counts_to_its_cap(ada, monkeypatch):
-    monkeypatch.setattr(pagination, "CAP", 2)
-    monkeypatch.setattr(pages, "COUNTED", 2)
+    monkeypatch.setattr(lists, "CAP", 2)
+    monkeypatch.setattr(lists, "COUNTED", 2)
     for _ in range(4):
         make()
     words = page(ada.get(url("changelist"))).words
@@ -295,10 +295,10 @@ def test_detail_page_explains_the_state(ada, kind):
     row = make(**STANDING[kind])
     response = ada.get(url("change", row.pk))
     words = page(response).words
-    assert str(pages.STANDINGS[kind][1]) in words
-    assert str(pages.STANDINGS[kind][2]) in words
+    assert str(pages.ROW_STATES[kind][1]) in words
+    assert str(pages.ROW_STATES[kind][2]) in words
     offered = {link["name"] for link in response.context["buttons"]["links"]}
-    assert offered == {each.name for each in pages.DECISIONS.values() if kind in each.before}
+    assert offered == {each.name for each in pages.ACTIONS.values() if kind in each.states}
     assert ("the shop has closed" in words) is (kind == "discarded")
 
 
@@ -407,7 +407,7 @@ def test_unknown_event(ada, wrong):
 @pytest.mark.parametrize("granted", [None, *PERMISSIONS])
 @pytest.mark.parametrize("decision", DECISIONS)
 def test_each_action_needs_its_permission(granted, decision):
-    kind = pages.DECISIONS[decision].before[0]
+    kind = pages.ACTIONS[decision].states[0]
     row = make(**STANDING[kind])
     allowed = granted == decision
     client = client_of(user(*{"view", granted} - {None}))
@@ -479,7 +479,7 @@ def test_publish_now_makes_due_and_is_noted(ada):
 def test_action_takes_only_rows_in_its_state(ada, decision, kind):
     row = make(**STANDING[kind])
     post(ada, decision, row)
-    taken = kind in pages.DECISIONS[decision].before
+    taken = kind in pages.ACTIONS[decision].states
     assert LogEntry.objects.count() == taken
     after = {"publish": "due", "restore": "due", "discard": "discarded"}[decision]
     assert stands(row) == (after if taken else kind)
@@ -495,13 +495,13 @@ def test_leased_row_is_skipped(ada):
 
 def test_row_leased_after_the_preview_is_skipped(ada, monkeypatch):
     row = make(**STANDING["failed"])
-    plain = pages.carry_out
+    plain = outbox.discard
 
     def later(*args: Any, **kwargs: Any) -> Any:
         OutboxEvent.objects.update(claim=uuid4())
         return plain(*args, **kwargs)
 
-    monkeypatch.setattr(pages, "carry_out", later)
+    monkeypatch.setattr(outbox, "discard", later)
     assert "RabbitMQ has not confirmed it yet" in said(post(ada, "discard", row))[0]
     assert stands(row) == "held"
     assert not LogEntry.objects.exists()
@@ -597,7 +597,7 @@ def test_all_of_a_filter_and_too_many(ada, monkeypatch):
     form = select(made[:1], "publish", select_across="1")
     response = ada.post(f"{url('changelist')}?state=failed", form)
     assert "Publish 3 events now?" in page(response).words
-    monkeypatch.setattr(pages, "LIMIT", 2)
+    monkeypatch.setattr(OutboxEventAdmin, "limit", 2)
     response = ada.post(f"{url('changelist')}?state=failed", form, follow=True)
     assert "More than 2 events" in said(response)[0]
 

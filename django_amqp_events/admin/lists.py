@@ -1,0 +1,223 @@
+"""Lists over many rows: counted to a cap, ordered by an index, filtered by indexed values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final
+
+from django.contrib import admin
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.core.paginator import Paginator
+from django.db import connections
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils.functional import cached_property
+from django.utils.translation import gettext_lazy as _
+
+from .formatting import line, number
+
+#: Rows that a list counts and pages through at most.
+CAP: Final = 5_000
+#: Distinct values that a filter offers at most.
+VALUES: Final = 100
+#: The filter of the state counts up to here.
+COUNTED: Final = 1_000
+
+
+class CappedPaginator(Paginator):  # type: ignore[type-arg]
+    """A paginator that counts at most :data:`CAP` rows."""
+
+    @cached_property
+    def _found(self) -> int:
+        rows: Any = self.object_list
+        return count(rows, CAP)
+
+    @property
+    def capped(self) -> bool:
+        """Return True if there are more rows than were counted."""
+        return self._found > CAP
+
+    @cached_property
+    def count(self) -> int:
+        return min(self._found, CAP)
+
+
+class IndexedList(ChangeList):
+    """A list in the order of an index, or the reverse of it."""
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
+        """Return one of the two orders of :attr:`.base.Pages.index_order`, if there is one."""
+        pages: Any = self.model_admin
+        order: tuple[str, ...] = pages.index_order
+        wanted = super().get_ordering(request, queryset)
+        if order and wanted[0] == _reversed(order[0]):
+            return [*map(_reversed, order)]
+        return list(order) or wanted
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        # Of a list of one page Django asks for all rows, and PostgreSQL, which takes values that
+        # exclude each other for independent, may read the whole table and sort it.
+        if not self.multi_page:
+            self.result_list = self.result_list[: self.list_per_page]
+        # Else Django shows "Show all" beside the search, which leads to what is open.
+        self.full_result_count = self.result_count
+
+    @property
+    def nothing_open(self) -> bool:
+        """Return True if the list is empty only because it shows what is open."""
+        states = [each for each in self.filter_specs if isinstance(each, StateFilter)]
+        return not self.result_count and all(each.chosen == each.first for each in states)
+
+    @property
+    def all_url(self) -> str:
+        """The URL of the same list with rows of every state."""
+        return self.get_query_string({StateFilter.parameter_name: "all"}, ["p"])
+
+
+def _reversed(order: str) -> str:
+    return order[1:] if order.startswith("-") else f"-{order}"
+
+
+class AlwaysChosenFilter(admin.SimpleListFilter):
+    """A filter with a default instead of "All"."""
+
+    @property
+    def chosen(self) -> str:
+        """Return the selected value."""
+        raise NotImplementedError
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        for value, title in self.lookup_choices:
+            yield {
+                "selected": self.chosen == value,
+                "query_string": changelist.get_query_string({str(self.parameter_name): str(value)}),
+                "display": title,
+            }
+
+
+class StateFilter(AlwaysChosenFilter):
+    """Filter by state: the first state by default, all rows in a search.
+
+    Attributes:
+        titles: the states that it offers.
+        counted: those whose rows it counts.
+    """
+
+    title = _("state")
+    parameter_name = "state"
+    titles: ClassVar[Mapping[str, Any]]
+    counted: ClassVar[frozenset[str]] = frozenset()
+
+    def __init__(self, request: HttpRequest, *args: Any) -> None:
+        self.first = next(iter(self.titles))
+        self._default = "all" if request.GET.get(SEARCH_VAR, "").strip() else self.first
+        super().__init__(request, *args)
+
+    def matching(self, rows: QuerySet[Any], state: str) -> QuerySet[Any]:
+        """Return the rows in a state that is not ``all``; none for an unknown one."""
+        raise NotImplementedError
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, Any]]:
+        rows = model_admin.get_queryset(request)
+        return [
+            (state, _counted(title, self.matching(rows, state)) if state in self.counted else title)
+            for state, title in self.titles.items()
+        ]
+
+    @property
+    def chosen(self) -> str:
+        return self.value() or self._default
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset if self.chosen == "all" else self.matching(queryset, self.chosen)
+
+
+def _counted(title: str, rows: QuerySet[Any]) -> str:
+    found = count(rows, COUNTED)
+    return f"{title} ({number(min(found, COUNTED))}{'+' if found > COUNTED else ''})"
+
+
+class ValueFilter(admin.SimpleListFilter):
+    """Filter by a value of an indexed column.
+
+    Attributes:
+        column: unless the parameter has its name.
+        least: the number of values below which the filter is not offered.
+        nothing: the title of the empty value.
+    """
+
+    column: ClassVar[str] = ""
+    least: ClassVar[int] = 1
+    nothing: ClassVar[Any] = _("(none)")
+
+    def values(self, rows: QuerySet[Any]) -> list[str]:
+        """Return the values that it offers, of the whole table."""
+        return distinct(rows, self.column or str(self.parameter_name))
+
+    def lookups(
+        self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]
+    ) -> list[tuple[str, Any]]:
+        found = self.values(model_admin.get_queryset(request))
+        chosen = self.value()
+        if chosen is not None and chosen not in found:
+            found.append(chosen)
+        if len(found) < self.least:
+            return []
+        return [(value, line(value, 80) or self.nothing) for value in found]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        if chosen is None:
+            return queryset
+        if "\0" in chosen:  # PostgreSQL refuses it
+            return queryset.none()
+        return queryset.filter(**{self.column or str(self.parameter_name): chosen})
+
+
+class HandlerFilter(ValueFilter):
+    title = _("handler")
+    parameter_name = "handler"
+    nothing = _("(no handler)")
+
+
+class ExceptionFilter(ValueFilter):
+    title = _("exception")
+    parameter_name = "exception"
+
+
+class ServiceFilter(ValueFilter):
+    """Offered where services share the table, or this one had another name."""
+
+    title = _("service")
+    parameter_name = "service"
+    least = 2
+
+
+def count(rows: QuerySet[Any], cap: int) -> int:
+    """Count rows, no further than one more than *cap*."""
+    return rows.order_by()[: cap + 1].count()
+
+
+def distinct(rows: QuerySet[Any], column: str) -> list[str]:
+    """Return the distinct values of an indexed column, the first :data:`VALUES` of them.
+
+    One look into the index for each value ("loose index scan"), where SELECT DISTINCT would read
+    every entry.
+    """
+    connection = connections[rows.db]
+    quote = connection.ops.quote_name
+    table = quote(rows.model._meta.db_table)  # noqa: SLF001 - Django's public _meta
+    name = quote(rows.model._meta.get_field(column).column)  # noqa: SLF001
+    sql = (
+        f"WITH RECURSIVE found(value, number) AS ("  # noqa: S608 - names of our own columns
+        f"SELECT MIN({name}), 1 FROM {table} UNION ALL "
+        f"SELECT (SELECT MIN({name}) FROM {table} WHERE {name} > found.value), number + 1 "
+        f"FROM found WHERE found.value IS NOT NULL AND number < %s"
+        f") SELECT value FROM found WHERE value IS NOT NULL"
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql, [VALUES])
+        return [value for (value,) in cursor.fetchall()]
