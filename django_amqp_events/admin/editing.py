@@ -113,7 +113,7 @@ class EditingPages(ActionPages[ArchivedEvent]):
     def _editable(self, event: ArchivedEvent, version: int) -> Target | Reason:
         if event.body_size > formatting.SHOWN:
             return Reason("body-too-large-for-page", size=event.body_size, pk=event.pk)
-        return eligibility.editable(event, version)
+        return eligibility.edit_target(event, version)
 
     def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[dict[str, Any]]:
         """Return the newest revisions, newest first, with what they change, in one query."""

@@ -23,17 +23,17 @@ from ..reasons import Reason
 from . import states
 from .states import Seen
 
-#: Events that are claimed, published in one window of confirms, and noted together: at most so
-#: many, and bodies of so many bytes together (or one that is larger).
+#: Most events that are claimed, published and recorded together, and most bytes of their bodies.
+#: A larger body is a chunk of its own.
 CHUNK: Final = 200
 CHUNK_BYTES: Final = 16 * 1024 * 1024
-#: Seconds, beyond all delays of the handler's retries, after which a replay that has not reported
-#: back is called overdue.
+#: Seconds after the last retry of its handler is due from which a replay without an outcome is
+#: overdue.
 OVERDUE: Final = 15 * 60.0
-#: Reasons after which the body may be unreadable still.
+#: Archive reasons after which the body may be unreadable.
 UNREAD: Final = frozenset({"malformed", "unreadable"})
-#: What is looked at before an event is claimed; to read all of it takes several times as long.
-_LOOKED_AT: Final = (
+#: Columns that decide about an event; reading all of them takes several times as long.
+_COLUMNS: Final = (
     "body_size",
     "event_id",
     "handler",
@@ -45,15 +45,17 @@ _LOOKED_AT: Final = (
     "state_since",
     "version",
 )
+NOT_OVERDUE: Final = Reason("not-overdue")
+DELETED: Final = Reason("deleted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """An event that was not replayed, and why; it stays as it was.
+    """An event that was not replayed, and why.
 
     Attributes:
-        title: who it is, ``""`` where there is no such row.
-        why: without who it is, so that many have the same.
+        title: the event for people; ``""`` if the row is gone.
+        why: without the event, so that events skipped for one reason share it.
     """
 
     id: UUID
@@ -79,30 +81,12 @@ class Target:
     routing_key: str
 
 
-def editable(
-    event: ArchivedEvent,
-    version: int,
-    settings: Settings | None = None,
-    registry: Registry | None = None,
-) -> Target | Reason:
-    """Return where an edited replay of *event* would go, or why there can be none.
-
-    A body that cannot be read, or that is too large, can be mended.
-    """
-    settings, registry = settings or get_settings(), registry or get_registry()
-    if event.state != State.ARCHIVED or event.version != version:
-        return why_changed(event, version, last_actions([event.pk]).get(event.pk))
-    if event.unconfirmed:
-        return _MAY_RUN
-    return _target(event, settings, registry)
-
-
 def target(
     event: ArchivedEvent, settings: Settings | None = None, registry: Registry | None = None
 ) -> Target | Reason:
-    """Return where a replay of *event* would go, or why it cannot be replayed."""
-    settings, registry = settings or get_settings(), registry or get_registry()
-    found = _target(event, settings, registry)
+    """Return where a replay of an event would go, or why it cannot be replayed."""
+    settings = settings or get_settings()
+    found = _target(event, settings, registry or get_registry())
     if isinstance(found, Reason):
         return found
     if event.body_size > settings.max_body:
@@ -112,8 +96,24 @@ def target(
     return found
 
 
+def edit_target(
+    event: ArchivedEvent,
+    version: int,
+    settings: Settings | None = None,
+    registry: Registry | None = None,
+) -> Target | Reason:
+    """Return where an edited replay of an event would go, or why it cannot be edited.
+
+    The body may be unreadable or too large, since an edit replaces it.
+    """
+    if event.state != State.ARCHIVED or event.version != version:
+        return why_changed(event, version, last_actions([event.pk]).get(event.pk))
+    if event.unconfirmed:
+        return Reason("unconfirmed")
+    return _target(event, settings or get_settings(), registry or get_registry())
+
+
 def _target(event: ArchivedEvent, settings: Settings, registry: Registry) -> Target | Reason:
-    """Return where a replay would go, whatever its body is."""
     if event.service != settings.service:
         return other_service(event)
     handler = handler_for(event, settings, registry)
@@ -127,8 +127,33 @@ def _target(event: ArchivedEvent, settings: Settings, registry: Registry) -> Tar
     )
 
 
+def handler_for(event: ArchivedEvent, settings: Settings, registry: Registry) -> Handler | Reason:
+    """Return the handler that gets replays of an event, or why there is none."""
+    name = settings.renamed_handlers.get(event.handler, event.handler)
+    if name:
+        return registry.handlers.get(name) or Reason(
+            "unknown-handler", name=repr(name), old=event.handler
+        )
+    # No handler matched when the event was delivered; one may match now.
+    return registry.find(event.queue, event.name) or Reason(
+        "unknown-event", name=repr(event.name), queue=repr(event.queue)
+    )
+
+
+def is_overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | None = None) -> bool:
+    """Return True if a replay has no outcome although its last retry is long due.
+
+    Args:
+        handler: ``None`` if it no longer exists.
+    """
+    patience = OVERDUE + (handler.policy.total() if handler else 0.0)
+    return event.state == State.REPLAYING and event.state_since + timedelta(seconds=patience) <= (
+        now or datetime.now(UTC)
+    )
+
+
 def examine(seen: Seen, *, force: bool = False) -> tuple[list[tuple[UUID, Target]], list[Skipped]]:
-    """Return what a replay would publish, and why it would skip the rest; changes nothing."""
+    """Return what a replay would publish, and what it would skip; changes nothing."""
     eligible: list[tuple[UUID, Target]] = []
     skipped: list[Skipped] = []
     settings, registry = get_settings(), get_registry()
@@ -139,28 +164,10 @@ def examine(seen: Seen, *, force: bool = False) -> tuple[list[tuple[UUID, Target
     return eligible, skipped
 
 
-def is_overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | None = None) -> bool:
-    """Return True if a replay has no outcome although its last retry is long due.
-
-    Args:
-        handler: ``None`` where nobody is known by that name any more.
-    """
-    patience = OVERDUE + (handler.policy.total() if handler else 0.0)
-    return event.state == State.REPLAYING and event.state_since + timedelta(seconds=patience) <= (
-        now or _now()
-    )
-
-
-_MAY_RUN: Final = Reason("unconfirmed")
-#: Why an event is left alone whose replay may report back still.
-NOT_OVERDUE: Final = Reason("not-overdue")
-#: Why nothing is done about an event that was deleted.
-DELETED: Final = Reason("deleted")
-
-
 def examine_chunk(
     chunk: Seen, settings: Settings, registry: Registry, *, force: bool
 ) -> tuple[dict[UUID, Target], list[Skipped]]:
+    """Return the targets of a chunk's eligible events, and the others."""
     targets: dict[UUID, Target] = {}
     skipped: list[Skipped] = []
     for event in unchanged(chunk, State.REPLAYING if force else State.ARCHIVED, skipped):
@@ -175,19 +182,22 @@ def examine_chunk(
 
 
 def unchanged(chunk: Seen, state: State, skipped: list[Skipped]) -> Iterator[ArchivedEvent]:
-    """Yield the events that are in *state* as they were seen, and note why not the others."""
-    light = {event.pk: event for event in _without_bodies(chunk)}
-    found, left = [], []
+    """Yield the events that are in *state* with the version seen; append the others to *skipped*.
+
+    A body is read only where :func:`target` looks at it.
+    """
+    light = {event.pk: event for event in _light(chunk)}
+    found = []
+    changed = []
     for pk, version in chunk.items():
         event = light.get(pk)
         if event is None:
             skipped.append(Skipped.deleted(pk))
         elif event.state != state or event.version != version:
-            left.append(event)
+            changed.append(event)
         else:
             found.append(event)
-    skipped += _changed(left, chunk)
-    # Of these alone the body is looked at, see target(); all of them in one query.
+    skipped += _changed(changed, chunk)
     unread = [event.pk for event in found if event.reason in UNREAD]
     full = states.rows().in_bulk(unread) if unread else {}
     for event in found:
@@ -195,13 +205,17 @@ def unchanged(chunk: Seen, state: State, skipped: list[Skipped]) -> Iterator[Arc
 
 
 def skipped_since(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
-    """Return why events changed between the check and the update."""
+    """Return the events that changed between the examination and the UPDATE."""
     missed = set(wanted).difference(done)
     if not missed:
         return []
-    found = {event.pk: event for event in _without_bodies(missed)}
+    found = {event.pk: event for event in _light(missed)}
     gone = [Skipped.deleted(pk) for pk in missed if pk not in found]
     return _changed(list(found.values()), wanted) + gone
+
+
+def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
+    return states.rows().filter(pk__in=list(ids)).only(*_COLUMNS)
 
 
 def _changed(events: list[ArchivedEvent], seen: Seen) -> list[Skipped]:
@@ -221,16 +235,16 @@ def why_changed(event: ArchivedEvent, version: int, last: ArchiveAction | None =
     """Return the reason for skipping an event that changed.
 
     Args:
-        last: the last decision about it (:func:`last_actions`).
+        last: its last action (:func:`last_actions`).
     """
     if event.version == version:
         return Reason("state", state=_label(State, event.state))
-    text = Reason("changed", state=_label(State, event.state))
+    changed = Reason("changed", state=_label(State, event.state))
     if last is None:
-        return text
+        return changed
     return Reason(
         "changed-by",
-        changed=text,
+        changed=changed,
         what=_label(ArchiveAction.Action, last.action),
         who=visible(last.by, 80) or pgettext_lazy("by", "unknown"),
         at=f"{localtime(last.at):%Y-%m-%d %H:%M:%S %Z}",
@@ -238,12 +252,12 @@ def why_changed(event: ArchivedEvent, version: int, last: ArchiveAction | None =
 
 
 def _label(choices: Any, value: str) -> Any:
-    """Return the lazy label of a value, or the value if it has none."""
+    """Return the lazy label of a value, or the value if a newer version wrote it."""
     return choices(value).label if value in choices.values else value
 
 
 def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
-    """Return the last decision about each of these events, in two statements."""
+    """Return the last action on each of these events, in two statements."""
     if not ids:
         return {}
     actions = ArchiveAction.objects.using(states.database())
@@ -251,24 +265,6 @@ def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
     wanted = states.rows().filter(pk__in=ids).order_by().annotate(last=Subquery(newest))
     found = list(wanted.exclude(last=None).values_list("last", flat=True))
     return {each.event_id: each for each in actions.filter(pk__in=found)}
-
-
-def _without_bodies(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
-    return states.rows().filter(pk__in=list(ids)).only(*_LOOKED_AT)
-
-
-def handler_for(event: ArchivedEvent, settings: Settings, registry: Registry) -> Handler | Reason:
-    name = settings.renamed_handlers.get(event.handler, event.handler)
-    if name:
-        handler = registry.handlers.get(name)
-        if handler is None:
-            return Reason("unknown-handler", name=repr(name), old=event.handler)
-        return handler
-    # Nobody was found when it was delivered; there may be somebody by now.
-    handler = registry.find(event.queue, event.name)
-    if handler is None:
-        return Reason("unknown-event", name=repr(event.name), queue=repr(event.queue))
-    return handler
 
 
 def chunks(seen: Seen, size: int) -> Iterator[Seen]:
@@ -289,7 +285,3 @@ def chunks(seen: Seen, size: int) -> Iterator[Seen]:
             total += size_of
         if chunk:
             yield chunk
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

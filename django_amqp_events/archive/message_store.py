@@ -27,28 +27,29 @@ from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clea
 from . import states
 from .groups import failure_groups, group_counts
 from .groups.group_counts import CountedEvent
+from .selection import parse_uuid
 
 logger = logging.getLogger(__name__)
 
-#: Attempts are counted up to here, which is where a database's integer ends.
+#: Largest number of attempts that a column holds.
 MOST: Final = 2**31 - 1
-#: How often a batch is tried that meets somebody else's change of the same rows.
+#: Attempts at a batch that conflicts with another process's change of the same rows.
 TRIES: Final = 10
-#: No time before or after is believed: pages would fail to show it in a person's time zone.
+#: Years of valid times; pages could not show others in every time zone.
 YEARS: Final = range(1970, 3000)
 
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Counts of the messages mirrored.
+    """The number of messages stored.
 
     Attributes:
         events: new rows.
-        failures: further failures of events that had a row.
+        failures: further failures of events that have a row.
         outcomes: replays that succeeded.
-        known: messages that had been mirrored before.
-        foreign: outcomes of replays that this database does not know; they are dropped.
-        unreadable: of *events*, those that only their bytes are kept of.
+        known: messages that were stored before.
+        foreign: outcomes of replays that this database does not have; they are dropped.
+        unreadable: those of *events* of which only the bytes are kept.
     """
 
     events: int = 0
@@ -69,7 +70,7 @@ class Counts:
 
 @dataclass(slots=True)
 class _Outcome:
-    """The outcome of a replay, on its way into the database."""
+    """The outcome of a replay."""
 
     replay_id: UUID
     at: datetime
@@ -77,10 +78,10 @@ class _Outcome:
 
 @dataclass(slots=True)
 class _Entry:
-    """An archived event of a batch, on its way into the database.
+    """An archived event, and the rows that it becomes.
 
     Attributes:
-        copy: how many are alike before it in the batch, of messages without an id.
+        copy: number of equal messages without an id before it in the batch.
         id, failure_id: of its rows.
     """
 
@@ -97,35 +98,29 @@ class _Entry:
         return _moment(self.archived.last_failed_at)
 
     @property
-    def nameless(self) -> bool:
-        """Return True if the message has no identity that tells it from an equal one."""
-        return self.archived.event is None
-
-    @property
     def new(self) -> bool:
-        """Return True if the message cannot have been mirrored before."""
-        return self.nameless and not self.message.redelivered
+        """Return True if the message cannot have been stored before.
+
+        Only a message without an id can be equal to one that was.
+        """
+        return self.archived.event is None and not self.message.redelivered
 
     def begin(self, service: str) -> None:
         """Forget what a transaction that was rolled back has found."""
         self.replay = None
-        self.id = self.archived.identity(service, str(self.copy)) if self.copy else self.first_id
-        self.failure_id = self.archived.occurrence(self.id)
+        self.identify(service, str(self.copy) if self.copy else "")
 
-    def salt(self, service: str) -> None:
-        """Make another row of it than of a message that is alike to the last bit."""
-        self.id = self.archived.identity(service, uuid4().hex)
+    def identify(self, service: str, salt: str) -> None:
+        """Set the ids; *salt* tells equal messages apart."""
+        self.id = self.archived.identity(service, salt) if salt else self.first_id
         self.failure_id = self.archived.occurrence(self.id)
 
 
 def store(messages: Sequence[Received], settings: Settings) -> Counts:
-    """Write messages of the archive into the database.
-
-    A message that the database refuses is stored by itself, as its bytes.
+    """Store messages of the archive queue; of one that the database refuses, its bytes.
 
     Raises:
-        Error: the database is away, or has no tables yet. What it has taken before is known when
-            it comes again.
+        Error: the database is unreachable, or has no tables.
         ConfigurationError: nothing would be committed, so nothing may be acked.
     """
     check_commits(states.database())
@@ -142,9 +137,9 @@ def _read(
         try:
             entry = _entry(message, settings, now)
         except Exception as exc:
-            logger.exception("a message of the archive cannot be read; its bytes are kept")
+            logger.exception("an archive message cannot be read; its bytes are kept")
             entry = _entry(_raw_only(message, exc), settings, now)
-        if isinstance(entry, _Entry) and entry.nameless:
+        if isinstance(entry, _Entry) and entry.archived.event is None:
             entry.copy = alike[entry.first_id]
             alike[entry.first_id] += 1
         entries.append(entry)
@@ -155,27 +150,22 @@ def _entry(message: Received, settings: Settings, now: datetime) -> _Entry | _Ou
     found = archive_message.read(message)
     if isinstance(found, Archived):
         return _Entry(found, message, found.identity(settings.service))
-    replay_id = _uuid(found.event.replay_id)
+    replay_id = parse_uuid(found.event.replay_id or "")
     if found.outcome == "succeeded" and replay_id is not None:
         return _Outcome(replay_id, _moment(found.at) or now)
-    return _entry(
-        _raw_only(message, ValueError("an outcome that no worker reports")), settings, now
-    )
+    return _entry(_raw_only(message, ValueError("it has an unknown outcome")), settings, now)
 
 
 def _store(entries: Sequence[_Entry | _Outcome], settings: Settings, now: datetime) -> Counts:
-    """Store entries together where that can be done, else by halves."""
+    """Store entries together; those with one that cannot be stored, by halves."""
     try:
         return _together(entries, settings, now)
-    except (DataError, IntegrityError) as exc:
-        error: Exception = exc
-    except Error:
-        raise
-    except Exception as exc:  # noqa: BLE001
-        # What a message is made of; the database's own troubles are above.
+    except Exception as exc:
+        if isinstance(exc, Error) and not isinstance(exc, (DataError, IntegrityError)):
+            raise
         error = exc
     if len(entries) > 1:
-        logger.warning("one of %d messages cannot be stored with the others", len(entries))
+        logger.warning("one of %d archive messages cannot be stored", len(entries))
         middle = len(entries) // 2
         counts = _store(entries[:middle], settings, now)
         counts.add(_store(entries[middle:], settings, now))
@@ -183,9 +173,7 @@ def _store(entries: Sequence[_Entry | _Outcome], settings: Settings, now: dateti
     [entry] = entries
     if isinstance(entry, _Outcome) or entry.message.unreadable:
         raise error
-    logger.error(
-        "a message of the archive cannot be stored as it is; its bytes are kept", exc_info=error
-    )
+    logger.error("an archive message cannot be stored; its bytes are kept", exc_info=error)
     bare = _entry(_raw_only(entry.message, error), settings, now)
     if isinstance(bare, _Entry):
         bare.copy = entry.copy
@@ -197,8 +185,8 @@ def _together(entries: Sequence[_Entry | _Outcome], settings: Settings, now: dat
         try:
             return _transaction(entries, settings, now)
         except IntegrityError as exc:
-            # Another mirror has just stored the same event, or one was pruned meanwhile.
-            logger.info("a batch is stored once more: %s", exc)
+            # Another mirror has stored the same event, or it was pruned.
+            logger.info("storing a batch again: %s", exc)
     return _transaction(entries, settings, now)
 
 
@@ -217,7 +205,7 @@ def _transaction(entries: Sequence[_Entry | _Outcome], settings: Settings, now: 
             failures[entry.failure_id] = entry
     replays = _find_replays(failures.values(), ends)
     with transaction.atomic(using=states.database()):
-        # All of them at once: whoever takes his locks in two rounds waits for whoever does too.
+        # All at once: two processes that lock in two rounds can deadlock.
         before = states.lock(
             {entry.id for entry in failures.values()} | {each.event_id for each in replays}
         )
@@ -228,7 +216,7 @@ def _transaction(entries: Sequence[_Entry | _Outcome], settings: Settings, now: 
             counts.foreign = len(ends) - counts.outcomes
     if counts.foreign:
         logger.warning(
-            "%d outcomes are of replays that this database does not know", counts.foreign
+            "dropped %d outcomes of replays that this database does not have", counts.foreign
         )
     return counts
 
@@ -245,8 +233,8 @@ def _store_events(
     )
     for entry in entries:
         if entry.new and entry.failure_id in stored:
-            entry.salt(settings.service)
-    # Of several failures of one event the last one has the last word.
+            entry.identify(settings.service, uuid4().hex)
+    # The last failure of an event describes it.
     fresh = sorted(
         (entry for entry in entries if entry.failure_id not in stored),
         key=lambda entry: (entry.id, entry.failed_at or now),
@@ -255,8 +243,8 @@ def _store_events(
     found = states.rows().filter(pk__in={entry.id for entry in fresh})
     rows = {row.pk: row for row in found.defer("body", "headers_raw")}
     if unlocked := rows.keys() - before.keys():
-        # Not locked here: see lifecycle.lock(). Begun again, all of them are.
-        raise IntegrityError(f"another mirror has just stored {len(unlocked)} of these events")
+        # They are not locked, see states.lock(); when the batch is stored again, they are.
+        raise IntegrityError(f"another mirror has stored {len(unlocked)} of these events")
     new: dict[UUID, ArchivedEvent] = {}
     changed: dict[UUID, ArchivedEvent] = {}
     failures = []
@@ -277,7 +265,7 @@ def _store_events(
         failures.append(_failure(entry, late=late, now=now))
     touched = [*new.values(), *changed.values()]
     failure_groups.assign_groups(touched, failed, now=now)
-    # Another mirror that was faster is a conflict: its rows are read then, not passed over.
+    # Rows of a faster mirror are a conflict, so that they are read.
     states.rows().bulk_create(new.values())
     _failures().bulk_create(failures)
     if changed:
@@ -294,7 +282,7 @@ def _store_events(
     )
 
 
-#: What a further failure changes in a row.
+#: Columns that a further failure changes.
 _FAILED: Final = (
     "state",
     "state_since",
@@ -314,10 +302,7 @@ _FAILED: Final = (
 
 
 def _add_failure(row: ArchivedEvent, entry: _Entry, now: datetime) -> bool:
-    """Enter a further failure into its event; returns whether it changed anything there.
-
-    It does not where the event is settled, or on its way under another replay.
-    """
+    """Add a further failure to its event; return False if it is too late to change it."""
     archived, replay = entry.archived, entry.replay
     failed_at = entry.failed_at or now
     if replay is not None:
@@ -325,10 +310,10 @@ def _add_failure(row: ArchivedEvent, entry: _Entry, now: datetime) -> bool:
             return False
         attempts = row.attempts + archived.attempts
     elif row.state == State.DISCARDED and failed_at > row.state_since:
-        # It was published again since somebody settled it, and has failed again.
+        # It was published again after the discard.
         attempts = row.attempts + archived.attempts
     elif row.state == State.ARCHIVED:
-        # The same run's second copy, or a second chain of it after a lost connection.
+        # A second copy of the same run, such as after a lost connection.
         attempts = max(row.attempts, archived.attempts)
     else:
         return False
@@ -336,12 +321,12 @@ def _add_failure(row: ArchivedEvent, entry: _Entry, now: datetime) -> bool:
     if row.state != State.ARCHIVED:
         row.state, row.state_since = State.ARCHIVED, now
     if replay is not None:
-        # Also of a replay that no confirm came of: what was not known is known by now.
+        # A replay that reports back was published, confirmed or not.
         row.unconfirmed, row.error = False, ""
     row.version += 1
     row.first_failed_at = min(row.first_failed_at, _moment(archived.first_failed_at) or failed_at)
-    # A replay is later than what it replays, whatever clock its end was read from: the broker's
-    # time of a death is in whole seconds.
+    # A replay is later than what it replays, whatever the clocks say: RabbitMQ's times in x-death
+    # are whole seconds.
     if replay is not None or failed_at >= row.last_failed_at:
         row.last_failed_at = max(row.last_failed_at, failed_at)
         for name, value in _words(archived).items():
@@ -350,11 +335,11 @@ def _add_failure(row: ArchivedEvent, entry: _Entry, now: datetime) -> bool:
 
 
 def _find_replays(entries: Iterable[_Entry], ends: Iterable[UUID]) -> list[Replay]:
-    """Give each entry that is the end of a replay that replay, and its event; returns all."""
+    """Set the replay, and its event, of entries that are the end of one; return the replays."""
     wanted: dict[UUID, list[_Entry]] = {pk: [] for pk in ends}
     for entry in entries:
         event = entry.archived.event
-        if event is not None and (replay_id := _uuid(event.replay_id)) is not None:
+        if event is not None and (replay_id := parse_uuid(event.replay_id or "")) is not None:
             wanted.setdefault(replay_id, []).append(entry)
     if not wanted:
         return []
@@ -362,7 +347,7 @@ def _find_replays(entries: Iterable[_Entry], ends: Iterable[UUID]) -> list[Repla
     for each in found:
         for entry in wanted[each.pk]:
             entry.replay = each
-            # A replay is of one row, wherever its handler has moved and whatever its body was.
+            # A replay belongs to one row, even with another body or a renamed handler.
             entry.id = each.event_id
     return found
 
@@ -377,7 +362,7 @@ def _row(entry: _Entry, settings: Settings, now: datetime) -> ArchivedEvent:
         handler=clean(archived.handler, LENGTH),
         queue=clean(archived.queue, LENGTH),
         name=clean(name, LENGTH),
-        # An id of its own, so that it can be named, replayed and found.
+        # A message without an id gets one, so that it can be found and replayed.
         event_id=clean(event.id if event else str(entry.id), LENGTH),
         source=clean(event.service if event else "", LENGTH),
         correlation_id=clean(event.correlation_id if event else "", LENGTH),
@@ -428,7 +413,7 @@ def _failure(entry: _Entry, *, late: bool, now: datetime) -> ArchivedFailure:
     words = _words(archived)
     text = archived.text
     if not text and archived.history:
-        # It came without the header: its attempts are in the message's own history.
+        # Without the event-archive header, the attempts are in the message's history.
         text = json.dumps({"history": list(archived.history)}, default=str)
     return ArchivedFailure(
         pk=entry.failure_id,
@@ -446,7 +431,7 @@ def _failure(entry: _Entry, *, late: bool, now: datetime) -> ArchivedFailure:
 
 
 def _raw_only(message: Received, exc: Exception) -> Received:
-    """Return a message of which only the bytes are left, for a database that refuses the rest."""
+    """Return a message with nothing but its bytes, for a database that refuses the rest."""
     return Received(
         queue=message.queue,
         exchange=message.exchange,
@@ -465,10 +450,3 @@ def _moment(value: datetime | None) -> datetime | None:
 
 def _failures() -> QuerySet[ArchivedFailure]:
     return ArchivedFailure.objects.using(states.database())
-
-
-def _uuid(text: str | None) -> UUID | None:
-    try:
-        return UUID(text or "")
-    except ValueError:
-        return None

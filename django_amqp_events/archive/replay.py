@@ -1,8 +1,8 @@
-"""Replay: archived events go to the handler that failed, and nowhere else.
+"""Replay: publish archived events again, each to the handler that failed and no other.
 
-Claim in the database, commit, publish through ``svc:replay``, note the confirm. Whatever dies
-between two of these steps leaves the row *queued*, and :func:`resume` (called by the mirror)
-publishes it again under the same replay id. How it ended comes back through the archive queue.
+Claim in the database, commit, publish through ``svc:replay``, record the confirm. A process that
+dies between two of these steps leaves the row *queued*, and :func:`resume` (called by the mirror)
+publishes it again under the same replay id. The outcome comes back through the archive queue.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from django.db import InterfaceError, OperationalError, connections
@@ -34,9 +34,7 @@ from ..exceptions import (
 )
 from ..message import encoding, headers
 from ..message.types import Message
-from ..models import (
-    State,
-)
+from ..models import Revision, State
 from ..publish import publisher
 from ..reasons import Reason
 from . import editing, states
@@ -46,7 +44,7 @@ from .eligibility import (
     NOT_OVERDUE,
     Skipped,
     chunks,
-    editable,
+    edit_target,
     examine_chunk,
     handler_for,
     is_overdue,
@@ -54,29 +52,24 @@ from .eligibility import (
     skipped_since,
     unchanged,
 )
-from .states import (
-    ClaimedReplay,
-    Edit,
-    Seen,
-    UnpublishedReplay,
-)
+from .states import ClaimedReplay, Seen, UnpublishedReplay
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that an event may stay *queued*, beyond three confirm time-outs, before the process that
+#: Seconds, plus three confirm timeouts, that an event may stay *queued* before the process that
 #: claimed it is taken for dead.
 LEASE: Final = 30.0
-#: Seconds between tries to note what became of a publish, while the database is away. What is not
-#: noted runs twice, which is worse than a page that takes long.
-_NOTE_AGAIN: Final = (0.2, 1.0, 3.0)
-#: Errors that say nothing about the one event: the next one would fail like it.
+#: Seconds between attempts to record a publish while the database is unreachable. A publish that
+#: is not recorded is repeated, which is worse than a slow page.
+_RECORD_AGAIN: Final = (0.2, 1.0, 3.0)
+#: Errors that do not concern one event: the next event would fail in the same way.
 _GENERAL: Final = (
     BrokerUnavailableError,
     ExchangeMissingError,
     PublishInterruptedError,
     PublishTimeoutError,
 )
-_DATABASE_AWAY: Final = (InterfaceError, OperationalError)
+_DATABASE_UNREACHABLE: Final = (InterfaceError, OperationalError)
 #: Why events are archived; docs/archive.md tells what each means.
 REASONS: Final = frozenset(
     {
@@ -92,8 +85,10 @@ REASONS: Final = frozenset(
         "unsupported",
     }
 )
-#: How the reason of a discard begins that was a mark as resolved.
+#: Start of the reason of a discard that resolved an overdue replay.
 RESOLVED: Final = "marked as resolved"
+#: The reason for refusing edits.
+EDITING_OFF: Final = Reason("editing-off")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,10 +96,10 @@ class Report:
     """The result of a replay.
 
     Attributes:
-        published: confirmed by the broker, on their way to their handlers.
-        returned: back in the archive, because they were not published (or that is not known).
-        skipped: not touched.
-        stopped: why the rest was not tried, ``None`` where all were.
+        published: confirmed by the broker.
+        returned: back in the archive, because they were not published or not confirmed.
+        skipped: not changed.
+        stopped: why the rest was not attempted; ``None`` if all events were.
     """
 
     published: list[UUID] = field(default_factory=list)
@@ -128,24 +123,21 @@ def replay(
     progress: Callable[[Report], object] | None = None,
     batch: UUID | None = None,
 ) -> Report:
-    """Replay archived events, each at most once however many people ask for it at a time.
+    """Replay archived events, each once however many callers ask for it at a time.
 
-    A broker or database that goes away ends it early, with the rest untouched: see
-    :attr:`Report.stopped`.
+    An unreachable broker or database ends it early, see :attr:`Report.stopped`.
 
     Args:
-        seen: the version of each event by its id, as it was when somebody decided.
-        by: who asks: a user's name, a command's.
-        reason: why.
-        force: events whose replay is overdue instead (:func:`overdue`); they may be handled twice.
+        seen: the version of each event by its id, as the caller saw it.
+        by: a user's name, or a command's.
+        force: replay events whose replay is overdue instead; their handlers may run twice.
         rate: events per second at most.
-        progress: called after each chunk; what it raises ends the replay there.
-        batch: the one that they are replayed for
-        (:mod:`django_amqp_events.archive.batches.runner`).
+        progress: called after each chunk; an exception from it ends the replay.
+        batch: the batch that publishes the events.
 
     Raises:
-        ConfigurationError: AMQP_EVENTS is wrong, or there is a transaction around it.
-        ValueError: the rate is none.
+        ConfigurationError: AMQP_EVENTS is wrong, or a transaction is open.
+        ValueError: the rate is not above 0.
     """
     settings, registry = _require_broker()
     if rate is not None and not rate > 0:
@@ -157,20 +149,32 @@ def replay(
         for chunk in chunks(seen, size):
             if rate is not None:
                 time.sleep(max(0.0, began + sent / rate - time.monotonic()))
-            sent += _replay(
-                chunk, settings, registry, report, by=by, reason=reason, force=force, batch=batch
+            targets, skipped = examine_chunk(chunk, settings, registry, force=force)
+            report.skipped += skipped
+            wanted = {pk: chunk[pk] for pk in targets}
+            claimed = states.claim(
+                wanted,
+                handlers={pk: found.handler.name for pk, found in targets.items()},
+                by=by,
+                reason=reason,
+                now=states.clock(),
+                force=force,
+                batch=batch,
             )
+            sent += len(claimed)
+            report.skipped += skipped_since(wanted, [each.event.pk for each in claimed])
+            _publish(claimed, settings, registry, report)
             if progress is not None:
                 progress(report)
             if report.stopped:
                 break
-    except _DATABASE_AWAY as exc:
+    except _DATABASE_UNREACHABLE as exc:
         report.stopped = _database_unreachable(exc)
     return report
 
 
 def edit(
-    pk: UUID, version: int, payload: Mapping[str, Any], *, by: str, reason: str, base: int = 0
+    pk: UUID, version: int, payload: Mapping[str, object], *, by: str, reason: str, base: int = 0
 ) -> Report:
     """Replay one archived event with another payload, under its own event id.
 
@@ -178,16 +182,15 @@ def edit(
     are one transaction, so that of an edit and another replay at the same time one wins.
 
     Args:
-        version: of the event, as it was when somebody decided.
-        by: who asks: a user's name, a command's.
-        reason: why; there is one.
+        version: of the event, as the caller saw it.
+        by: a user's name, or a command's.
+        reason: required.
         base: the revision that the edit began with, 0 for the event's own body.
 
     Raises:
-        ConfigurationError: editing is off, AMQP_EVENTS is wrong, or there is a transaction around
-            it.
+        ConfigurationError: editing is off, AMQP_EVENTS is wrong, or a transaction is open.
         InvalidEditError: the payload cannot be published.
-        ValueError: there is no reason.
+        ValueError: the reason is empty.
     """
     settings, registry = _require_broker()
     if not settings.editing:
@@ -197,33 +200,34 @@ def edit(
     report = Report()
     try:
         event = states.rows().filter(pk=pk).first()
-        where = None if event is None else editable(event, version, settings, registry)
         if event is None:
             report.skipped.append(Skipped.deleted(pk))
-        elif isinstance(where, Reason):
+            return report
+        where = edit_target(event, version, settings, registry)
+        if isinstance(where, Reason):
             report.skipped.append(Skipped.of(event, where))
-        elif where is not None:
-            draft = editing.draft(event, where.handler, payload, settings, registry)
-            claimed = states.claim(
-                {pk: version},
-                handlers={pk: where.handler.name},
-                by=by,
-                reason=reason,
-                now=states.clock(),
-                edit=Edit(body=draft.body, base=base),
-            )
-            report.skipped += skipped_since({pk: version}, [each.event.pk for each in claimed])
-            _publish(claimed, settings, registry, report)
-    except _DATABASE_AWAY as exc:
+            return report
+        draft = editing.draft(event, where.handler, payload, settings, registry)
+        claimed = states.claim(
+            {pk: version},
+            handlers={pk: where.handler.name},
+            by=by,
+            reason=reason,
+            now=states.clock(),
+            edit=Revision(body=draft.body, base=base),
+        )
+        report.skipped += skipped_since({pk: version}, [each.event.pk for each in claimed])
+        _publish(claimed, settings, registry, report)
+    except _DATABASE_UNREACHABLE as exc:
         report.stopped = _database_unreachable(exc)
     return report
 
 
 def _require_broker() -> tuple[Settings, Registry]:
-    """Return settings and handlers, where a replay can be published.
+    """Return settings and handlers.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: no replay can be published in this process or transaction.
     """
     settings, registry = get_settings(), get_registry()
     if settings.backend != "amqp":
@@ -238,13 +242,10 @@ def _database_unreachable(exc: Exception) -> Reason:
 
 
 def resume(*, lease: float | None = None) -> int:
-    """Publish again what processes that died have left *queued*, under the same replay ids.
+    """Publish again what dead processes have left *queued*; return how many were published.
 
     Args:
-        lease: seconds that a row may be queued before that is assumed.
-
-    Returns:
-        how many were published.
+        lease: seconds that a row may be queued before its process is taken for dead.
     """
     settings, registry = get_settings(), get_registry()
     lease = LEASE + 3 * settings.confirm_timeout if lease is None else lease
@@ -261,22 +262,16 @@ def resume(*, lease: float | None = None) -> int:
         )
         if not claimed:
             break
-        logger.warning(
-            "%d replays were left queued by a process that ended; they are published again",
-            len(claimed),
-        )
+        logger.warning("publishing %d replays again, which a dead process left", len(claimed))
         _publish(claimed, settings, registry, report)
     return len(report.published)
 
 
 def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipped]]:
-    """Discard events whose replay is overdue; an outcome that comes after all is history.
+    """Discard events whose replay is overdue; return them, and the skipped ones.
 
-    It is kept as a discard whose reason begins with :data:`RESOLVED`. A copy that still waits in
-    the handler's queue is not taken back.
-
-    Returns:
-        those that were, and why the others were not.
+    A later outcome is history only. A copy in the handler's queue is not withdrawn. The action is
+    a discard whose reason begins with :data:`RESOLVED`.
     """
     settings, registry = get_settings(), get_registry()
     skipped: list[Skipped] = []
@@ -298,138 +293,91 @@ def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipp
     return resolved, skipped
 
 
-# -- one chunk ----------------------------------------------------------------------------
-
-#: Why nobody may edit.
-EDITING_OFF: Final = Reason("editing-off")
-
-
-def _replay(
-    chunk: Seen,
-    settings: Settings,
-    registry: Registry,
-    report: Report,
-    *,
-    by: str,
-    reason: str,
-    force: bool,
-    batch: UUID | None,
-) -> int:
-    """Replay a chunk; returns how many events were claimed."""
-    targets, skipped = examine_chunk(chunk, settings, registry, force=force)
-    report.skipped += skipped
-    wanted = {pk: chunk[pk] for pk in targets}
-    claimed = states.claim(
-        wanted,
-        handlers={pk: found.handler.name for pk, found in targets.items()},
-        by=by,
-        reason=reason,
-        now=states.clock(),
-        force=force,
-        batch=batch,
-    )
-    report.skipped += skipped_since(wanted, [each.event.pk for each in claimed])
-    _publish(claimed, settings, registry, report)
-    return len(claimed)
+# -- publishing ---------------------------------------------------------------------------
 
 
 def _publish(
     claimed: list[ClaimedReplay], settings: Settings, registry: Registry, report: Report
 ) -> None:
-    """Publish what is claimed and note what became of each."""
-    exchange = Names.of(settings).replay
-    messages: list[Message] = []
+    """Publish claimed replays and record the result of each."""
     sent: list[ClaimedReplay] = []
+    messages: list[Message] = []
     back: list[UnpublishedReplay] = []
-    # What is wrong, without who it is about.
-    whys: dict[UUID, Reason] = {}
-    forced = states.forced(claimed)
     for each in claimed:
         handler = registry.handlers.get(each.replay.handler)
         if handler is None:
-            # Queued by a version of the project that knew it.
+            # Another version of the project has claimed it.
             back.append(_unpublished(each, f"there is no handler {each.replay.handler!r}"))
             continue
         try:
             message = encoding.replay_message(
                 each.replay.received,
                 each.event.event,
-                exchange=exchange,
+                exchange=Names.of(settings).replay,
                 routing_key=handler.key,
                 handler=handler.name,
                 replay_id=str(each.replay.pk),
-                forced=each.replay.pk in forced,
+                forced=each.forced,
             )
         except Exception as exc:
-            # A row that somebody has changed by hand must not keep the others from leaving.
-            logger.exception("no message can be made of %s", each.event)
-            why = f"no message can be made of it: {type(exc).__name__}: {exc}"
-            back.append(_unpublished(each, why))
+            # A row that was changed by hand must not block the others.
+            logger.exception("cannot build the message of %s", each.event)
+            back.append(
+                _unpublished(each, f"its message cannot be built: {type(exc).__name__}: {exc}")
+            )
             continue
         sent.append(each)
         messages.append(message)
     try:
         answers = _confirmed(messages, settings) if messages else []
     except AmqpEventsError as exc:
-        # The Celery app or the broker's URL; nothing was published.
-        away = (_unpublished(each, str(exc), general=True) for each in sent)
-        _return_to_archive([*back, *away], report)
+        # The Celery app or the broker's URL is wrong; nothing was published.
+        back += [_unpublished(each, str(exc), general=True) for each in sent]
+        _return_to_archive(back, report)
         raise
     confirmed: list[ClaimedReplay] = []
-    errors: list[PublishError] = []
+    failed: list[UnpublishedReplay] = []
     for each, message, error in zip(sent, messages, answers, strict=True):
         if error is None:
             confirmed.append(each)
-        else:
-            errors.append(error)
-            whys[each.event.pk] = _publish_reason(error, message)
-            back.append(
-                _unpublished(
-                    each,
-                    str(error),
-                    known=error.published is False,
-                    general=isinstance(error, _GENERAL),
-                )
+            continue
+        # Without the name and id of the event, so that events with one error share its reason.
+        why = str(error).replace(describe_message(message), "it")
+        failed.append(
+            _unpublished(
+                each,
+                str(error),
+                why=why.removeprefix("it was not published: ").removeprefix("it: "),
+                known=error.published is False,
+                general=isinstance(error, _GENERAL),
             )
+        )
     if confirmed:
         report.published += [each.event.pk for each in confirmed]
-        _record_outcome(lambda: states.published(confirmed, now=_now()))
-    _return_to_archive(back, report, whys)
-    if errors and not confirmed and all(isinstance(error, _GENERAL) for error in errors):
-        report.stopped = whys[sent[0].event.pk]
-
-
-def _publish_reason(error: PublishError, message: Message) -> Reason:
-    """Write an error without the name and id of its event, which its neighbours do not share."""
-    text = str(error).replace(describe_message(message), "it")
-    return Reason.of(text.removeprefix("it was not published: ").removeprefix("it: "))
+        _record(lambda: states.published(confirmed, now=_now()))
+    _return_to_archive(back + failed, report)
+    if failed and not confirmed and all(each.general for each in failed):
+        report.stopped = Reason.of(failed[0].why)
 
 
 def _unpublished(
-    each: ClaimedReplay, error: str, *, known: bool = True, general: bool = False
+    each: ClaimedReplay, error: str, *, why: str = "", known: bool = True, general: bool = False
 ) -> UnpublishedReplay:
-    # What is not known may be on its way: its next replay has the same id. That this try was in
-    # vain says nothing about one before.
+    # An earlier publish of the same replay may have arrived although this one did not.
     unconfirmed = not known or each.replay.publishes > 1
-    return UnpublishedReplay(claimed=each, error=error, unconfirmed=unconfirmed, general=general)
+    return UnpublishedReplay(
+        claimed=each, error=error, why=why or error, unconfirmed=unconfirmed, general=general
+    )
 
 
-def _return_to_archive(
-    back: list[UnpublishedReplay], report: Report, whys: Mapping[UUID, Reason] | None = None
-) -> None:
+def _return_to_archive(back: list[UnpublishedReplay], report: Report) -> None:
     if back:
-        whys = whys or {}
-        report.returned += [
-            Skipped.of(
-                each.claimed.event,
-                whys.get(each.claimed.event.pk) or Reason.of(each.error),
-            )
-            for each in back
-        ]
-        _record_outcome(lambda: states.returned(back, now=_now()))
+        report.returned += [Skipped.of(each.claimed.event, Reason.of(each.why)) for each in back]
+        _record(lambda: states.returned(back, now=_now()))
 
 
 def _confirmed(messages: list[Message], settings: Settings) -> list[PublishError | None]:
+    """Publish messages; a refused one does not keep the others from being published."""
     backend = publisher.backend(settings)
     messages = list(messages)
     results: list[PublishError | None] = [None] * len(messages)
@@ -445,10 +393,10 @@ def _confirmed(messages: list[Message], settings: Settings) -> list[PublishError
             if isinstance(error, PublishRefusedError) and index not in bare
         ]
         for index in refused:
-            # A header that cannot be written, or that the broker refuses, is not the event.
+            # The publisher's headers may be the cause; the event does not depend on them.
             messages[index] = headers.without_publisher_headers(messages[index])
             bare.add(index)
-        # The broker closes the connection over such a message, before it has read the next ones.
+        # The broker closes the connection over such a message before it reads the next ones.
         culprits = (PublishRefusedError, MessageTooLargeError)
         behind = [
             index
@@ -460,22 +408,22 @@ def _confirmed(messages: list[Message], settings: Settings) -> list[PublishError
     return results
 
 
-def _record_outcome(note: Callable[[], None]) -> None:
+def _record(write: Callable[[], None]) -> None:
     """Record the result of a publish; retry while the database is unreachable.
 
     What cannot be written stays *queued* and is published again, so it would run twice.
     """
-    for wait in _NOTE_AGAIN:
+    for wait in _RECORD_AGAIN:
         try:
-            note()
-        except _DATABASE_AWAY as exc:
-            logger.warning("a replay is not noted yet: %s", exc)
+            write()
+        except _DATABASE_UNREACHABLE as exc:
+            logger.warning("the result of a replay is not recorded yet: %s", exc)
             time.sleep(wait)
-            # Otherwise a connection that is lost stays so.
+            # Django does not reconnect outside of a request.
             connections[states.database()].close_if_unusable_or_obsolete()
         else:
             return
-    note()
+    write()
 
 
 def _now() -> datetime:

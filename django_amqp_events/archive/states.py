@@ -8,9 +8,8 @@
        +--------------- archived <---------------+
     archived <--restore-- discarded (with a reason) <--resolve-- replaying
 
-A statement that names the state, the version or the claim that it expects changes nothing where
-somebody else was faster; whoever called is told by what comes back. Nothing here talks to the
-broker.
+A statement names the state, the version or the claim that it expects, and changes nothing if
+another process was faster; the return value says what was changed. Nothing here uses the broker.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ from .groups.group_counts import CountedEvent
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Who wants what, by version: what he saw when he decided.
+#: The version of each event by its id, as the caller saw it.
 Seen = Mapping[UUID, int]
 
-#: Rows that one transaction changes at most, where somebody decides about any number.
+#: Most rows that one transaction discards or restores.
 BATCH: Final = 500
-#: How often a transaction is tried that the database ends in favour of another one.
+#: Attempts at a transaction that conflicts with another one.
 TRIES: Final = 10
-#: What PostgreSQL calls that: serialization_failure (REPEATABLE READ and stricter), deadlock.
+#: PostgreSQL's serialization_failure (REPEATABLE READ and stricter) and deadlock_detected.
 _CONFLICTS: Final = frozenset({"40001", "40P01"})
 #: Columns that no copy of an event needs.
 _NOT_COPIED: Final = (
@@ -64,48 +63,38 @@ _NOT_COPIED: Final = (
     "message",
     "mirrored_at",
 )
-_NOBODY: Final = UUID(int=0)
 _RECORD_GONE: Final = gettext_noop("the record of the replay was deleted before it was published")
+_Action = ArchiveAction.Action
+_InBatch = ReplayBatchEvent.State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedReplay:
-    """An event that this operation alone may publish, and its replay.
+    """A queued event that only this operation may publish, and its replay.
 
     Attributes:
-        unforced: the replay was made for this claim, which was not by force.
+        forced: it may run although an earlier replay has not reported back.
     """
 
     event: ArchivedEvent
     replay: Replay
-    unforced: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """The payload published in place of an event's own.
-
-    Attributes:
-        base: the revision that the edit began with, 0 for the event's own body.
-    """
-
-    body: bytes
-    base: int = 0
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnpublishedReplay:
-    """A claimed event whose replay was not confirmed.
+    """A claimed replay that was not confirmed.
 
     Attributes:
-        error: why.
-        unconfirmed: it may be on its way all the same.
-        general: the error says nothing about this event, so that a batch may try it again.
+        why: the error without the event's name and id.
+        unconfirmed: it may have been published.
+        general: the error does not concern this event, so a batch may try it again.
     """
 
     claimed: ClaimedReplay
     error: str
     unconfirmed: bool
+    why: str = ""
     general: bool = False
 
 
@@ -120,9 +109,9 @@ def rows() -> QuerySet[ArchivedEvent]:
 
 
 def clock() -> datetime:
-    """Return the database's time: hosts whose clocks differ would take a live claim for a dead one.
+    """Return the database's time, so that leases do not depend on the clocks of hosts.
 
-    That of SQLite is this process's.
+    SQLite has this process's time.
     """
     connection = connections[database()]
     if connection.vendor == "sqlite":
@@ -134,13 +123,13 @@ def clock() -> datetime:
 
 
 def check_no_transaction() -> None:
-    """Refuse to run inside a transaction, which could roll a claim back.
+    """Refuse to run inside a transaction, whose rollback would undo a claim.
 
     Raises:
-        ConfigurationError: names the remedy.
+        ConfigurationError: a transaction is open.
     """
     connection = connections[database()]
-    # Those of Django's TestCase are never committed, and no test minds.
+    # Blocks of Django's TestCase are never committed.
     blocks = [
         block for block in connection.atomic_blocks if not getattr(block, "_from_testcase", False)
     ]
@@ -150,7 +139,7 @@ def check_no_transaction() -> None:
 
 
 def retry_on_conflict(function: Callable[P, T]) -> Callable[P, T]:
-    """Try a function that is one transaction again, where that had to give way to another one."""
+    """Repeat a function that is one transaction while the database ends it for another one."""
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -167,30 +156,31 @@ def retry_on_conflict(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def lock(ids: Iterable[UUID]) -> dict[UUID, CountedEvent]:
-    """Lock rows in the order of their ids; every transaction of several rows begins with it.
+    """Lock rows in the order of their ids, and return what counts depend on of those that exist.
 
-    Returns:
-        what the tallies need to know of those that there are.
-
-
-    Otherwise a mirror and a replay of the same events could wait for each other, and PostgreSQL
-    would end one of them. SQLite has one writer at a time, and lets a transaction that begins by
-    reading fail at once where another one writes: so it begins by writing, nothing.
+    Every transaction of several rows begins with it; otherwise a mirror and a replay of the same
+    events could deadlock. SQLite has one writer at a time and fails a transaction that begins by
+    reading while another one writes, so it begins with an UPDATE of nothing.
     """
+    found = rows().filter(pk__in=list(ids))
     if connections[database()].features.has_select_for_update:
-        return group_counts.counted_events(rows().filter(pk__in=list(ids)).select_for_update())
-    rows().filter(pk=_NOBODY).update(version=F("version"))
-    return group_counts.counted_events(rows().filter(pk__in=list(ids)))
+        found = found.select_for_update()
+    else:
+        rows().filter(pk=UUID(int=0)).update(version=F("version"))
+    return group_counts.counted_events(found)
 
 
 @contextmanager
 def counting_changes(ids: Collection[UUID], *, now: datetime) -> Iterator[None]:
-    """Lock rows, and note in the tallies what the block changes of them; it is a transaction."""
+    """Lock rows in a transaction, and record how the block changes the group counts."""
     with transaction.atomic(using=database()):
         before = lock(ids)
         yield
         after = group_counts.counted_events(rows().filter(pk__in=before.keys()))
         group_counts.record_changes(before, after, now=now, using=database())
+
+
+# -- publishing ---------------------------------------------------------------------------
 
 
 @retry_on_conflict
@@ -203,36 +193,31 @@ def claim(
     now: datetime,
     force: bool = False,
     batch: UUID | None = None,
-    edit: Edit | None = None,
+    edit: Revision | None = None,
 ) -> list[ClaimedReplay]:
-    """Queue events for replay; those that are not *archived* as they were seen are left out.
+    """Queue events for replay; skip those that are not *archived* with the version seen.
 
-    It is committed when this returns. A replay that is forced publishes what the one before it
-    did, edited or not.
+    It is committed when this returns. A forced replay publishes what the one before it did, edited
+    or not.
 
     Args:
-        seen: the version of each event.
-        handlers: where each goes.
-        force: take those that are *replaying* instead; whoever calls knows how long they are.
-        batch: the one that they are taken for; it is noted there in the same transaction.
-        edit: of one event, which becomes its next revision. One whose last replay was not
-            confirmed is left out: with another body, both could run.
+        handlers: the handler of each event.
+        force: queue events that are *replaying* instead; the caller checks that they are overdue.
+        batch: the batch whose rows are changed in the same transaction.
+        edit: an unsaved revision with the body of the only event. An event whose last replay was
+            not confirmed is skipped: with another body, both could run.
 
     Raises:
-        ConfigurationError: there is a transaction around it.
+        ConfigurationError: a transaction is open.
     """
     if not seen:
         return []
+    check_no_transaction()
     token = uuid4()
-    state = State.REPLAYING if force else State.ARCHIVED
-    action = ArchiveAction.Action.FORCE if force else ArchiveAction.Action.REPLAY
-    if edit is not None:
-        action = ArchiveAction.Action.EDIT
-    # A replay whose confirm did not come may be on its way: it goes on under its own id, so that
-    # whatever runs reports to it.
+    # A replay that was not confirmed may be published: it keeps its id, to which any run reports.
     underway = _current_replay().filter(outcome=Replay.Outcome.UNCONFIRMED)
-    with _committed(), counting_changes(seen, now=now):
-        wanted = rows().filter(_as_seen(seen), state=state)
+    with counting_changes(seen, now=now):
+        wanted = rows().filter(_as_seen(seen), state=State.REPLAYING if force else State.ARCHIVED)
         if edit is not None:
             wanted = wanted.exclude(Exists(underway))
         taken = wanted.update(
@@ -246,15 +231,14 @@ def claim(
         )
         if not taken:
             return []
-        found = _claimed(token)
-        _go_on([each for each in found if each[1] is not None], handlers)
+        claimed, new = _claimed(token, force=force)
+        _publish_again(claimed, handlers)
         revisions = _forced_revisions(token) if force else {}
+        by, reason = clean(by, LENGTH), clean(reason)
         if edit is not None:
-            revisions = {
-                event.pk: _revise(event, edit, by=by, reason=reason, now=now) for event, _ in found
-            }
-        said_by, said = clean(by, LENGTH), clean(reason)
-        new = [
+            for event in new:
+                revisions[event.pk] = _revise(event, edit, by=by, reason=reason, now=now)
+        made = [
             Replay(
                 pk=uuid4(),
                 event=event,
@@ -262,23 +246,18 @@ def claim(
                 revision=revisions.get(event.pk),
                 handler=clean(handlers[event.pk], LENGTH),
                 requested_at=now,
-                requested_by=said_by,
-                reason=said,
+                requested_by=by,
+                reason=reason,
                 publishes=1,
             )
-            for event, replay in found
-            if replay is None
+            for event in new
         ]
-        _replays().bulk_create(new)
-        made = {replay.event_id: replay for replay in new}
-        claimed = [
-            ClaimedReplay(event=event, replay=made[event.pk], unforced=not force)
-            if replay is None
-            else ClaimedReplay(event=event, replay=replay)
-            for event, replay in found
-        ]
-        _note(
-            ((each.event.pk, each.replay) for each in claimed),
+        _replays().bulk_create(made)
+        claimed += [ClaimedReplay(event=each.event, replay=each, forced=force) for each in made]
+        claimed.sort(key=lambda each: each.event.pk)
+        action = _Action.EDIT if edit is not None else _Action.FORCE if force else _Action.REPLAY
+        _record_actions(
+            {each.event.pk: each.replay for each in claimed},
             action=action,
             by=by,
             reason=reason,
@@ -286,19 +265,13 @@ def claim(
             batch=batch,
         )
         if batch is not None:
-            _take(batch, [each.event.pk for each in claimed])
+            current = _replays().filter(event=OuterRef("event_id"), number=F("event__replays"))
+            ReplayBatchEvent.objects.using(database()).filter(
+                batch_id=batch,
+                event_id__in=[each.event.pk for each in claimed],
+                state=_InBatch.WAITING,
+            ).update(state=_InBatch.QUEUED, replay_id=Subquery(current.values("pk")[:1]))
     return claimed
-
-
-def forced(claimed: Sequence[ClaimedReplay]) -> set[UUID]:
-    """Return the ids of the replays that were forced."""
-    unknown = [each.replay.pk for each in claimed if not each.unforced]
-    if not unknown:
-        return set()
-    actions = ArchiveAction.objects.using(database()).filter(
-        replay__in=unknown, action=ArchiveAction.Action.FORCE
-    )
-    return {pk for pk in actions.values_list("replay_id", flat=True) if pk is not None}
 
 
 @retry_on_conflict
@@ -311,15 +284,14 @@ def reclaim(
     size: int,
     now: datetime,
 ) -> list[ClaimedReplay]:
-    """Take over what a process left *queued*: the same replays, claimed by this operation.
+    """Claim what a dead process left *queued*: the same replays, for this operation.
 
     Args:
-        service: whose.
-        handlers: today's names of those that were renamed.
-        limit, size: so many at most, and bodies of so many bytes together (or one that is larger).
+        handlers: the current names of renamed handlers.
+        limit, size: most events, and most bytes of their bodies (or one event with a larger body).
 
     Raises:
-        ConfigurationError: there is a transaction around it.
+        ConfigurationError: a transaction is open.
     """
     token = uuid4()
     waiting = rows().filter(state=State.QUEUED, state_since__lt=since_before, service=service)
@@ -333,36 +305,29 @@ def reclaim(
         ids.append(pk)
     if not ids:
         return []
-    with _committed(), counting_changes(ids, now=now):
-        # Whoever else saw the same rows finds them no longer that old.
+    check_no_transaction()
+    with counting_changes(ids, now=now):
+        # Another process that saw the same rows finds their state_since changed.
         waiting.filter(pk__in=ids).update(claim=token, state_since=now, version=F("version") + 1)
-        found = _claimed(token)
-        orphans = [event.pk for event, replay in found if replay is None]
+        claimed, orphans = _claimed(token)
         if orphans:
-            # Somebody deleted the replay by hand.
-            rows().filter(pk__in=orphans).update(
+            # Their replays were deleted by hand.
+            rows().filter(pk__in=[event.pk for event in orphans]).update(
                 state=State.ARCHIVED,
                 version=F("version") + 1,
                 error=_RECORD_GONE,
             )
-        names = {
-            event.pk: handlers.get(replay.handler, replay.handler)
-            for event, replay in found
-            if replay is not None
-        }
-        _go_on(found, names)
-        return [
-            ClaimedReplay(event=event, replay=replay)
-            for event, replay in found
-            if replay is not None
-        ]
+        old = {each.event.pk: each.replay.handler for each in claimed}
+        _publish_again(claimed, {pk: handlers.get(name, name) for pk, name in old.items()})
+    return claimed
 
 
 @retry_on_conflict
 def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
-    """Note that the broker has confirmed replays; an outcome that came before stays."""
+    """Record that the broker has confirmed replays; an outcome that came before is kept."""
     ids = [each.replay.pk for each in claimed]
-    with counting_changes([each.event.pk for each in claimed], now=now):
+    events = [each.event.pk for each in claimed]
+    with counting_changes(events, now=now):
         _replays().filter(pk__in=ids).update(
             published_at=now,
             error="",
@@ -374,11 +339,11 @@ def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
                 default=Value(Replay.Outcome.PUBLISHED.value),
             ),
         )
-        # Whoever has the claim by now: a confirm is of the replay.
+        # Whichever process holds the claim now: the confirm belongs to the replay.
         rows().filter(
             Q(state=State.QUEUED) | Q(state=State.ARCHIVED, unconfirmed=True),
             Exists(_current_replay(ids).filter(outcome=Replay.Outcome.PUBLISHED)),
-            pk__in=[each.event.pk for each in claimed],
+            pk__in=events,
         ).update(
             state=State.REPLAYING,
             state_since=now,
@@ -386,48 +351,44 @@ def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
             unconfirmed=False,
             error="",
         )
-        _in_batches(ids).exclude(state__in=_ENDED).update(
-            state=ReplayBatchEvent.State.PUBLISHED, why=""
+        _in_batches(ids).exclude(state__in=(_InBatch.SUCCEEDED, _InBatch.FAILED)).update(
+            state=_InBatch.PUBLISHED, why=""
         )
 
 
 @retry_on_conflict
 def returned(unpublished: Collection[UnpublishedReplay], *, now: datetime) -> None:
-    """Note that replays were not published, or that it is not known; back to *archived*.
+    """Return replays that were not published or not confirmed to *archived*.
 
-    What has reported its outcome already, or was claimed by somebody else since, stays.
+    Those with an outcome, and those claimed by another process since, are not changed.
     """
     given = {each.claimed.event.pk: each for each in unpublished}
     with counting_changes(given, now=now):
-        current = set(_current([each.claimed for each in unpublished]).values_list("pk", flat=True))
-        events, replays = [], []
-        back: dict[UUID, UnpublishedReplay] = {}
-        for pk, each in given.items():
-            if pk not in current:
-                continue
+        tokens = {each.claimed.event.claim for each in unpublished}
+        current = rows().filter(pk__in=given, claim__in=tokens, state=State.QUEUED)
+        back = [given[pk] for pk in current.values_list("pk", flat=True)]
+        for each in back:
+            # Locked, and queued by this claim: the row is as it was read.
             event, replay = each.claimed.event, each.claimed.replay
-            error = clean(each.error)
-            # Locked, and queued by this very claim: it is as it was read then.
             event.state, event.state_since, event.version = State.ARCHIVED, now, event.version + 1
-            event.error, event.unconfirmed = error, each.unconfirmed
-            events.append(event)
+            event.unconfirmed = each.unconfirmed
+            event.error = replay.error = clean(each.error)
             replay.outcome = (
                 Replay.Outcome.UNCONFIRMED if each.unconfirmed else Replay.Outcome.REFUSED
             )
-            replay.error = error
-            replays.append(replay)
-            back[replay.pk] = each
-        _replays().bulk_update(replays, ["outcome", "error"])
-        rows().bulk_update(events, ["state", "state_since", "version", "error", "unconfirmed"])
-        _back_in_batches(back)
+        _replays().bulk_update([each.claimed.replay for each in back], ["outcome", "error"])
+        rows().bulk_update(
+            [each.claimed.event for each in back],
+            ["state", "state_since", "version", "error", "unconfirmed"],
+        )
+        _return_in_batches({each.claimed.replay.pk: each for each in back})
 
 
 @retry_on_conflict
 def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
-    """Note that replays reported success, by replay id and the worker's time; it is final.
+    """Record that replays succeeded, by replay id and the worker's time; it is final.
 
-    The outcome of an older replay is history only. So is one of an event that somebody has
-    discarded meanwhile.
+    The outcome of an older replay, or of a discarded event, is history only.
 
     Returns:
         how many of the replays are known.
@@ -452,127 +413,52 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
 
 
 def failed_again(ends: Mapping[UUID, datetime]) -> None:
-    """Record failed replays, unless success was reported before; the caller holds the events.
-
-    The events themselves are the mirror's, with what the failure says.
-    """
+    """Record that replays failed, unless they succeeded; the caller changes the events."""
     _end(ends, Replay.Outcome.FAILED)
 
 
-def discard(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
-    """Settle *archived* events without handling them; returns those that were."""
-    return _decide(
-        seen, State.ARCHIVED, State.DISCARDED, ArchiveAction.Action.DISCARD, by, reason, now
-    )
-
-
-def resolve(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
-    """Settle events whose replay never reports back; returns those that were *replaying*.
-
-    An outcome that comes after all is history. Whoever calls knows how long they are.
-    """
-    return _decide(
-        seen, State.REPLAYING, State.DISCARDED, ArchiveAction.Action.DISCARD, by, reason, now
-    )
-
-
-def restore(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
-    """Take *discarded* events back into the archive; returns those that were."""
-    return _decide(
-        seen, State.DISCARDED, State.ARCHIVED, ArchiveAction.Action.RESTORE, by, reason, now
-    )
-
-
-def _decide(
-    seen: Seen,
-    before: State,
-    after: State,
-    action: ArchiveAction.Action,
-    by: str,
-    reason: str,
-    now: datetime,
-) -> list[UUID]:
-    decided: list[UUID] = []
-    items = sorted(seen.items())
-    for start in range(0, len(items), BATCH):
-        part = dict(items[start : start + BATCH])
-        decided += _decide_part(part, before, after, action, by, reason, now)
-    return decided
-
-
-@retry_on_conflict
-def _decide_part(
-    seen: Seen,
-    before: State,
-    after: State,
-    action: ArchiveAction.Action,
-    by: str,
-    reason: str,
-    now: datetime,
-) -> list[UUID]:
-    token = uuid4()
-    with counting_changes(seen, now=now):
-        rows().filter(_as_seen(seen), state=before).update(
-            state=after, state_since=now, version=F("version") + 1, claim=token
-        )
-        changed = list(rows().filter(claim=token).order_by("pk").values_list("pk", flat=True))
-        _note(((pk, None) for pk in changed), action=action, by=by, reason=reason, now=now)
-    return changed
-
-
-@contextmanager
-def _committed() -> Iterator[None]:
-    """Run a transaction that is on the disk when the block is over."""
-    check_no_transaction()
-    with transaction.atomic(using=database()):
-        yield
-
-
-def _go_on(found: Sequence[tuple[ArchivedEvent, Replay | None]], names: Mapping[UUID, str]) -> None:
-    """Take up replays again that may have been published, where their handler is today."""
-    replays = {event.pk: replay for event, replay in found if replay is not None}
-    if not replays:
-        return
-    for pk, replay in replays.items():
-        replay.outcome, replay.error = Replay.Outcome.QUEUED, ""
-        replay.publishes += 1
-        replay.handler = clean(names[pk], LENGTH)
-    _replays().bulk_update(replays.values(), ["outcome", "error", "publishes", "handler"])
-
-
-def _end(ends: Mapping[UUID, datetime], outcome: Replay.Outcome) -> None:
-    """Note how replays ended, by the worker's time; success, once reported, stays."""
-    found = list(
-        _replays()
-        .filter(pk__in=list(ends))
-        .exclude(outcome=Replay.Outcome.SUCCEEDED)
-        .only("pk", "outcome", "finished_at")
-    )
-    for replay in found:
-        replay.outcome, replay.finished_at = outcome, ends[replay.pk]
-    _replays().bulk_update(found, ["outcome", "finished_at"])
-    _in_batches([replay.pk for replay in found]).update(
-        state=_OUTCOMES[outcome], why="", settled_at=clock()
-    )
-
-
-def _claimed(token: UUID) -> list[tuple[ArchivedEvent, Replay | None]]:
-    """Return the events of a claim, each with its current replay where there is one already."""
-    events = list(rows().filter(claim=token).order_by("pk").defer(*_NOT_COPIED))
+def _claimed(
+    token: UUID, *, force: bool = False
+) -> tuple[list[ClaimedReplay], list[ArchivedEvent]]:
+    """Return the replays that events of a claim have already, and the events without one."""
     replays = {
         replay.event_id: replay
         for replay in _replays()
         .filter(event__claim=token, number=F("event__replays"))
         .select_related("revision")
     }
-    for event in events:
-        if event.pk in replays:
-            replays[event.pk].event = event
-    return [(event, replays.get(event.pk)) for event in events]
+    forced: set[UUID | None] = set()
+    if replays:
+        actions = ArchiveAction.objects.using(database()).filter(
+            replay__in=[replay.pk for replay in replays.values()], action=_Action.FORCE
+        )
+        forced = set(actions.values_list("replay_id", flat=True))
+    claimed, new = [], []
+    for event in rows().filter(claim=token).order_by("pk").defer(*_NOT_COPIED):
+        if (replay := replays.get(event.pk)) is None:
+            new.append(event)
+        else:
+            replay.event = event
+            claimed.append(
+                ClaimedReplay(event=event, replay=replay, forced=force or replay.pk in forced)
+            )
+    return claimed, new
+
+
+def _publish_again(claimed: Sequence[ClaimedReplay], handlers: Mapping[UUID, str]) -> None:
+    """Queue replays that may have been published, for the current names of their handlers."""
+    for each in claimed:
+        replay = each.replay
+        replay.outcome, replay.error = Replay.Outcome.QUEUED, ""
+        replay.publishes += 1
+        replay.handler = clean(handlers[each.event.pk], LENGTH)
+    _replays().bulk_update(
+        [each.replay for each in claimed], ["outcome", "error", "publishes", "handler"]
+    )
 
 
 def _forced_revisions(token: UUID) -> dict[UUID, Revision]:
-    """Return what the replays before those of a claim have published in place of the bodies."""
+    """Return the revisions that the replays before those of a claim have published."""
     before = _replays().filter(event__claim=token, number=F("event__replays") - 1)
     return {
         replay.event_id: replay.revision
@@ -581,7 +467,9 @@ def _forced_revisions(token: UUID) -> dict[UUID, Revision]:
     }
 
 
-def _revise(event: ArchivedEvent, edit: Edit, *, by: str, reason: str, now: datetime) -> Revision:
+def _revise(
+    event: ArchivedEvent, edit: Revision, *, by: str, reason: str, now: datetime
+) -> Revision:
     """Add the next revision of an event that this transaction has claimed."""
     revisions = Revision.objects.using(database())
     last = revisions.filter(event=event).aggregate(last=Max("number"))["last"]
@@ -591,27 +479,113 @@ def _revise(event: ArchivedEvent, edit: Edit, *, by: str, reason: str, now: date
         number=(last or 0) + 1,
         base=edit.base,
         body=edit.body,
-        by=clean(by, LENGTH),
+        by=by,
         at=now,
-        reason=clean(reason),
+        reason=reason,
     )
 
 
-def _current(claimed: Collection[ClaimedReplay]) -> QuerySet[ArchivedEvent]:
-    """Return those that are still queued by these very claims."""
-    tokens = {each.event.claim for each in claimed}
-    ids = [each.event.pk for each in claimed]
-    return rows().filter(pk__in=ids, claim__in=tokens, state=State.QUEUED)
-
-
-def _current_replay(ids: Collection[UUID] | None = None) -> QuerySet[Replay]:
-    """Return the current replay of the event of an outer query, if it is one of these."""
-    found = _replays().filter(event=OuterRef("pk"), number=OuterRef("replays"))
-    return found if ids is None else found.filter(pk__in=list(ids))
+def _end(ends: Mapping[UUID, datetime], outcome: Replay.Outcome) -> None:
+    """Record outcomes by the worker's time; a success is never overwritten."""
+    found = list(
+        _replays()
+        .filter(pk__in=list(ends))
+        .exclude(outcome=Replay.Outcome.SUCCEEDED)
+        .only("pk", "outcome", "finished_at")
+    )
+    for replay in found:
+        replay.outcome, replay.finished_at = outcome, ends[replay.pk]
+    _replays().bulk_update(found, ["outcome", "finished_at"])
+    # Both enumerations write an outcome in the same way.
+    _in_batches([replay.pk for replay in found]).update(
+        state=_InBatch(outcome.value), why="", settled_at=clock()
+    )
 
 
 def _replays() -> QuerySet[Replay]:
     return Replay.objects.using(database())
+
+
+def _current_replay(ids: Collection[UUID] | None = None) -> QuerySet[Replay]:
+    """Return the current replay of the event of an outer query, if it is one of *ids*."""
+    found = _replays().filter(event=OuterRef("pk"), number=OuterRef("replays"))
+    return found if ids is None else found.filter(pk__in=list(ids))
+
+
+def _in_batches(replays: Collection[UUID]) -> QuerySet[ReplayBatchEvent]:
+    """Return the batch rows of replays whose events the caller holds."""
+    found = ReplayBatchEvent.objects.using(database())
+    return found.filter(replay_id__in=replays) if replays else found.none()
+
+
+def _return_in_batches(back: Mapping[UUID, UnpublishedReplay]) -> None:
+    """Record unpublished replays in their batches; those with a general error are pending again.
+
+    A batch never repeats a replay that may have been published.
+    """
+    found = list(_in_batches(back).filter(state=_InBatch.QUEUED))
+    for each in found:
+        assert each.replay_id is not None  # noqa: S101 - it was found by it
+        given = back[each.replay_id]
+        each.version, each.why = given.claimed.event.version, clean(given.error)
+        if given.unconfirmed:
+            each.state = _InBatch.UNCONFIRMED
+        elif given.general:
+            each.state, each.replay_id = _InBatch.WAITING, None
+        else:
+            each.state = _InBatch.RETURNED
+    ReplayBatchEvent.objects.using(database()).bulk_update(
+        found, ["state", "why", "version", "replay"]
+    )
+
+
+# -- deciding -----------------------------------------------------------------------------
+
+
+def discard(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
+    """Settle *archived* events without handling them; return those that were."""
+    return _decide(seen, State.ARCHIVED, _Action.DISCARD, by=by, reason=reason, now=now)
+
+
+def resolve(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
+    """Discard *replaying* events; return those that were.
+
+    The caller checks that they are overdue. A later outcome is history only.
+    """
+    return _decide(seen, State.REPLAYING, _Action.DISCARD, by=by, reason=reason, now=now)
+
+
+def restore(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
+    """Return *discarded* events to the archive; return those that were."""
+    return _decide(seen, State.DISCARDED, _Action.RESTORE, by=by, reason=reason, now=now)
+
+
+def _decide(
+    seen: Seen, before: State, action: ArchiveAction.Action, *, by: str, reason: str, now: datetime
+) -> list[UUID]:
+    items = sorted(seen.items())
+    decided: list[UUID] = []
+    for start in range(0, len(items), BATCH):
+        part = dict(items[start : start + BATCH])
+        decided += _decide_part(part, before, action, by=by, reason=reason, now=now)
+    return decided
+
+
+@retry_on_conflict
+def _decide_part(
+    seen: Seen, before: State, action: ArchiveAction.Action, *, by: str, reason: str, now: datetime
+) -> list[UUID]:
+    token = uuid4()
+    with counting_changes(seen, now=now):
+        rows().filter(_as_seen(seen), state=before).update(
+            state=State.ARCHIVED if action == _Action.RESTORE else State.DISCARDED,
+            state_since=now,
+            version=F("version") + 1,
+            claim=token,
+        )
+        changed = list(rows().filter(claim=token).order_by("pk").values_list("pk", flat=True))
+        _record_actions(dict.fromkeys(changed), action=action, by=by, reason=reason, now=now)
+    return changed
 
 
 def _as_seen(seen: Seen) -> Q:
@@ -619,78 +593,31 @@ def _as_seen(seen: Seen) -> Q:
     versions: dict[int, list[UUID]] = {}
     for pk, version in seen.items():
         versions.setdefault(version, []).append(pk)
-    # Nothing seen is nothing picked: an empty condition would be true of every row.
+    # An empty condition would match every row.
     wanted = Q(pk__in=[])
     for version, ids in versions.items():
         wanted |= Q(version=version, pk__in=ids)
     return wanted
 
 
-def _note(
-    what: Iterable[tuple[UUID, Replay | None]],
+def _record_actions(
+    replays: Mapping[UUID, Replay | None],
     *,
     action: ArchiveAction.Action,
     by: str,
     reason: str,
     now: datetime,
     batch: UUID | None = None,
-) -> Sequence[ArchiveAction]:
-    by, reason = clean(by, LENGTH), clean(reason)
-    return ArchiveAction.objects.using(database()).bulk_create(
-        [
-            ArchiveAction(
-                event_id=pk,
-                at=now,
-                action=action,
-                by=by,
-                reason=reason,
-                replay=replay,
-                batch_id=batch,
-            )
-            for pk, replay in what
-        ]
-    )
-
-
-# -- batches ------------------------------------------------------------------------------
-
-_ENDED: Final = (ReplayBatchEvent.State.SUCCEEDED, ReplayBatchEvent.State.FAILED)
-_OUTCOMES: Final = {
-    Replay.Outcome.SUCCEEDED: ReplayBatchEvent.State.SUCCEEDED,
-    Replay.Outcome.FAILED: ReplayBatchEvent.State.FAILED,
-}
-
-
-def _in_batches(replays: Collection[UUID]) -> QuerySet[ReplayBatchEvent]:
-    """Return the batch rows of these replays; the caller holds the events."""
-    found = ReplayBatchEvent.objects.using(database())
-    return found.filter(replay_id__in=replays) if replays else found.none()
-
-
-def _take(batch: UUID, ids: Sequence[UUID]) -> None:
-    """Note that a batch has claimed events, and the current replay of each."""
-    current = _replays().filter(event=OuterRef("event_id"), number=F("event__replays"))
-    ReplayBatchEvent.objects.using(database()).filter(
-        batch_id=batch, event_id__in=ids, state=ReplayBatchEvent.State.WAITING
-    ).update(state=ReplayBatchEvent.State.QUEUED, replay_id=Subquery(current.values("pk")[:1]))
-
-
-def _back_in_batches(back: Mapping[UUID, UnpublishedReplay]) -> None:
-    """Note what came back: it waits for another try where only the broker was at fault.
-
-    What may be on its way is never tried again by itself.
-    """
-    found = list(_in_batches(back).filter(state=ReplayBatchEvent.State.QUEUED))
-    for each in found:
-        assert each.replay_id is not None  # noqa: S101 - it was found by it
-        given = back[each.replay_id]
-        each.version, each.why = given.claimed.event.version, clean(given.error)
-        if given.unconfirmed:
-            each.state = ReplayBatchEvent.State.UNCONFIRMED
-        elif given.general:
-            each.state, each.replay_id = ReplayBatchEvent.State.WAITING, None
-        else:
-            each.state = ReplayBatchEvent.State.RETURNED
-    ReplayBatchEvent.objects.using(database()).bulk_update(
-        found, ["state", "why", "version", "replay"]
+) -> None:
+    ArchiveAction.objects.using(database()).bulk_create(
+        ArchiveAction(
+            event_id=pk,
+            at=now,
+            action=action,
+            by=clean(by, LENGTH),
+            reason=clean(reason),
+            replay=replay,
+            batch_id=batch,
+        )
+        for pk, replay in replays.items()
     )

@@ -519,7 +519,7 @@ class Command(ArchiveCommand):
             return handlers
         [row] = archived
         tally.fits = 1
-        where = eligibility.editable(row, row.version)
+        where = eligibility.edit_target(row, row.version)
         if isinstance(where, Reason):
             tally.skipped.append(Skipped(id=row.pk, title=str(row), why=where))
             return handlers

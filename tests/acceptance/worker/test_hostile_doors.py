@@ -271,7 +271,7 @@ def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: M
         })  # fmt: skip
 
     def logged() -> int:
-        said = [line for line in mirroring.log.splitlines() if "does not know" in line]
+        said = [line for line in mirroring.log.splitlines() if "does not have" in line]
         return sum(int(line.split()[0]) for line in said)
 
     def through() -> bool:

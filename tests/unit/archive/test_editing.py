@@ -375,7 +375,7 @@ def test_possibly_published_event_is_not_claimed() -> None:
     )  # fmt: skip
     claimed = states.claim(
         {row.pk: 0}, handlers={row.pk: "send_invoice"}, by="ada", reason="x", now=NOW,
-        edit=states.Edit(body=b"[[],{},{}]"),
+        edit=Revision(body=b"[[],{},{}]"),
     )  # fmt: skip
     assert claimed == []
     assert not Revision.objects.exists()

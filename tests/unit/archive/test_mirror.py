@@ -137,7 +137,7 @@ def test_outcome_of_an_unknown_replay(row, caplog):
     with caplog.at_level(logging.WARNING):
         counts = keep(outcome(row, str(uuid4())))
     assert (counts.foreign, counts.messages) == (1, 1)
-    assert "does not know" in caplog.text
+    assert "does not have" in caplog.text
     assert state(row) == (State.ARCHIVED, 3)
 
 

@@ -425,7 +425,7 @@ def test_unencodable_row_blocks_no_other(broker: Broker) -> None:
     odd, good = make(1, headers_raw=b"\x00\x00\xff\xff no table"), make(2)
     report = run(odd, good)
     assert report.published == [good.pk]
-    assert "no message can be made of it" in str(report.returned[0].why)
+    assert "its message cannot be built" in str(report.returned[0].why)
     assert again(odd).state == State.ARCHIVED
 
 

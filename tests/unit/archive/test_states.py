@@ -309,19 +309,17 @@ def test_a_claimer_that_lost_its_claim_gives_nothing_back() -> None:
 
 
 def test_forced_replay_stays_forced_after_takeover() -> None:
-    """Read from the database only if the replay could be forced."""
     new, old = make(1), make(2, state=State.REPLAYING, replays=1)
     (plain,) = claim(new)
-    with CaptureQueriesContext(connections[states.database()]) as captured:
-        assert states.forced([plain]) == set()
-    assert not len(captured)
+    assert not plain.forced
     (by_force,) = claim(old, force=True)
-    assert states.forced([plain, by_force]) == {by_force.replay.pk}
+    assert by_force.forced
     give_back(by_force, unconfirmed=True)
     (underway,) = claim(again(old))
     assert underway.replay.pk == by_force.replay.pk
-    assert states.forced([plain, underway]) == {by_force.replay.pk}
-    assert states.forced(reclaim()) == {by_force.replay.pk}
+    assert underway.forced
+    forced = {each.replay.pk: each.forced for each in reclaim()}
+    assert forced == {plain.replay.pk: False, by_force.replay.pk: True}
 
 
 # -- left queued --------------------------------------------------------------------------
