@@ -1,4 +1,4 @@
-"""Batches: any number of archived events, replayed in the background.
+"""Change the state of replay batches.
 
 ::
 
@@ -6,9 +6,9 @@
       |                 |  +--all settled--> done |
       +---cancel--> cancelled <-------------------+
 
-:func:`freeze` writes down ids and versions in one statement; from then on the batch is about these
-and no others. Every change of state is a conditional UPDATE, with a row that says who and why.
-Nothing here talks to the broker: :mod:`django_amqp_events.archive.batches.runner` publishes.
+:func:`freeze` copies ids and versions in one statement; the batch contains exactly these events.
+Every change of state is a conditional UPDATE with a :class:`ReplayBatchAction`. Nothing here uses
+the broker.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from ..eligibility import Skipped
 from ..selection import Selection
 from ..states import database
 
-#: Percent of the last outcomes that may be failures, where nobody says otherwise.
+#: Default percentage of failures among the last outcomes that pauses a batch.
 THRESHOLD: Final = 20
-#: Outcomes that are looked at for it.
+#: Number of last outcomes that count.
 WINDOW: Final = 50
-#: Events per second that a batch can be limited to, at most and at least.
+#: Lowest and highest rate limit, in events per second.
 RATES: Final = (0.01, 10_000.0)
-#: New events are counted up to here.
+#: Largest number of new matches that is counted.
 COUNTED: Final = 1_000
-#: Reasons why events were left out that a report names; it counts the rest.
+#: Most reasons in a report.
 REASONS: Final = 50
-#: Rows that one transaction deletes at most.
+#: Most rows that one transaction deletes.
 DELETED: Final = 5_000
-#: Seconds that a batch is kept which nobody has started.
+#: Seconds that a draft is kept.
 DRAFT: Final = 86_400.0
 
 _Batch = ReplayBatch.State
@@ -61,11 +61,7 @@ _ENDS: Final = (_Batch.DONE, _Batch.CANCELLED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedEvents:
-    """Events of a batch that were not replayed, for one reason.
-
-    Attributes:
-        first: the id of one of them.
-    """
+    """Events of a batch that were skipped or not published for one reason; *first* is an id."""
 
     state: str
     why: str
@@ -83,7 +79,7 @@ def events(batch: UUID) -> QuerySet[ReplayBatchEvent]:
     return ReplayBatchEvent.objects.using(database()).filter(batch_id=batch)
 
 
-# -- making one ---------------------------------------------------------------------------
+# -- creating -----------------------------------------------------------------------------
 
 
 def freeze(
@@ -93,16 +89,14 @@ def freeze(
     title: str = "",
     criteria: Selection | None = None,
 ) -> ReplayBatch:
-    """Make a batch of the events that a queryset finds now; nothing is published.
+    """Create a batch of the events that a queryset matches now; nothing is published.
 
-    Ids and versions are copied by the database, in one statement and in the order of their last
-    failures: a million of them never come into this process.
+    The database copies ids and versions in one statement, in the order of the last failures, so
+    that a million events never come into this process.
 
     Args:
-        found: any queryset of archived events; its order is not looked at, its slice is.
-        by: who asks.
-        title: what it is about, for people.
-        criteria: the filter that found them, to count new matches later; ``None`` if there is none.
+        found: its slice counts, its order does not.
+        criteria: the filter that found the events, to count new matches later.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
@@ -127,7 +121,7 @@ def freeze(
 def _copy(batch: ReplayBatch, found: QuerySet[ArchivedEvent]) -> int:
     using = database()
     connection = connections[using]
-    # Ordered only where a slice depends on it; the outer statement has the order that counts.
+    # Only a slice depends on the inner order.
     found = found if found.query.is_sliced else found.order_by()
     wanted = found.using(using).defer(None).values("id", "version", "last_failed_at")
     try:
@@ -150,10 +144,9 @@ def _copy(batch: ReplayBatch, found: QuerySet[ArchivedEvent]) -> int:
 
 
 def count_new_matches(batch: ReplayBatch) -> int | None:
-    """Count open events that match the filter and failed after the batch was created.
+    """Count open events outside of a batch that match its filter and failed after its creation.
 
-    Counts no further than :data:`COUNTED` and one. Those that failed again in this very batch are
-    left out. ``None`` where there is no filter to ask again.
+    Stops one above :data:`COUNTED`. ``None`` if the batch has no filter.
     """
     if batch.criteria is None:
         return None
@@ -165,18 +158,18 @@ def count_new_matches(batch: ReplayBatch) -> int | None:
     return found.order_by()[: COUNTED + 1].count()
 
 
-# -- changing one -------------------------------------------------------------------------
+# -- changing -----------------------------------------------------------------------------
 
 
 def check(*, reason: str, rate: float | None, canary: int | None, threshold: int | None) -> None:
-    """Refuse values that no batch is started with.
+    """Refuse invalid options of a batch.
 
     Raises:
-        ValueError: says which.
+        ValueError: names the option.
     """
     low, high = RATES
     if not reason.strip():
-        raise ValueError("a batch needs a reason; it stands in the history of each of its events")
+        raise ValueError("a batch needs a reason, which is recorded in the history of its events")
     if rate is not None and not low <= rate <= high:
         raise ValueError(f"the rate is {rate!r}; it is from {low:g} to {high:g} events per second")
     if canary is not None and not 1 <= canary <= 1_000_000:
@@ -194,17 +187,17 @@ def start(
     canary: int | None = None,
     threshold: int | None = THRESHOLD,
 ) -> bool:
-    """Let a draft run; returns whether this call did it.
+    """Start a draft; return True if this call did it.
 
     Args:
-        reason: why; it stands in the history of each event.
+        reason: recorded in the history of each event.
         rate: events per second at most.
-        canary: so many first, the others when all of these have succeeded.
-        threshold: percent of the last :data:`WINDOW` outcomes that pause it when they are failures;
-            ``None``: nothing does.
+        canary: events that are published first; the others follow when all of these succeeded.
+        threshold: percentage of failures among the last :data:`WINDOW` outcomes that pauses the
+            batch; ``None`` for never.
 
     Raises:
-        ValueError: a value is none.
+        ValueError: an option is invalid.
     """
     check(reason=reason, rate=rate, canary=canary, threshold=threshold)
     now = states.clock()
@@ -226,12 +219,12 @@ def start(
 
 
 def pause(pk: UUID, *, by: str, note: str = "") -> bool:
-    """Let nothing more of it be published; returns whether this call did it.
+    """Pause a running batch; return True if this call did it.
 
-    What is in the broker's hands already stays there: a chunk at most.
+    At most one chunk is still published.
 
     Args:
-        by: ``""`` where its runner does it by itself.
+        by: ``""`` for the runner.
     """
     return _change(
         pk, [_Batch.RUNNING], _Action.PAUSE, by=by, note=note, state=_Batch.PAUSED, **_FREE
@@ -241,8 +234,7 @@ def pause(pk: UUID, *, by: str, note: str = "") -> bool:
 def resume(pk: UUID, *, by: str) -> bool:
     """Resume a paused batch; return True if this call did it.
 
-    Whoever resumes has looked at it: the canary counts as passed, and outcomes so far pause it no
-    more.
+    The canary counts as succeeded, and earlier outcomes do not count for the failure threshold.
     """
     return _change(
         pk,
@@ -269,7 +261,22 @@ def cancel(pk: UUID, *, by: str) -> bool:
     )
 
 
-#: Nobody works on it.
+def finish(pk: UUID, runner: UUID, *, note: str = "") -> bool:
+    """Finish a batch that this runner holds; return True if this call did it."""
+    return _change(
+        pk,
+        [_Batch.RUNNING],
+        _Action.FINISH,
+        by="",
+        note=note,
+        only=Q(runner=runner),
+        state=_Batch.DONE,
+        finished_at=states.clock(),
+        **_FREE,
+    )
+
+
+#: No runner holds the batch.
 _FREE: Final[Mapping[str, Any]] = {"runner": None, "leased_until": None}
 
 
@@ -300,14 +307,11 @@ def _note(pk: UUID, action: ReplayBatchAction.Action, *, by: str, note: str = ""
     )
 
 
-# -- what a runner needs ------------------------------------------------------------------
+# -- running ------------------------------------------------------------------------------
 
 
 def lease(service: str, runner: UUID, seconds: float) -> list[UUID]:
-    """Lease running batches that no process holds; return the new ones.
-
-    Who is dead is said by the database's clock.
-    """
+    """Lease running batches that no process holds, by the database's clock; return the new ones."""
     now = states.clock()
     free = rows().filter(
         Q(leased_until=None) | Q(leased_until__lt=now), service=service, state=_Batch.RUNNING
@@ -334,38 +338,23 @@ def running(service: str) -> bool:
 
 
 def release(runner: UUID) -> int:
-    """Give back what a runner has, so that another one need not wait for its lease."""
+    """Release the batches of a runner, so that another one can lease them at once."""
     return rows().filter(runner=runner, state=_Batch.RUNNING).update(**_FREE)
 
 
 def set_note(batch: ReplayBatch, note: str) -> None:
-    """Set the note of a running batch: what it waits for, or ``""``."""
+    """Set what a running batch is waiting for, or ``""``."""
     if batch.note != note:
         rows().filter(pk=batch.pk, state=_Batch.RUNNING).update(note=clean(note))
 
 
 def mark_canary_succeeded(pk: UUID) -> None:
-    """Note that the canary has succeeded."""
+    """Let the other events follow the canary."""
     rows().filter(pk=pk).update(trusted=True)
 
 
-def finish(pk: UUID, runner: UUID, *, note: str = "") -> bool:
-    """Note that there is nothing left to do; returns whether this call did it."""
-    return _change(
-        pk,
-        [_Batch.RUNNING],
-        _Action.FINISH,
-        by="",
-        note=note,
-        only=Q(runner=runner),
-        state=_Batch.DONE,
-        finished_at=states.clock(),
-        **_FREE,
-    )
-
-
 def next_events(pk: UUID, limit: int) -> dict[UUID, int]:
-    """Return id and version of the events that come next, at most so many."""
+    """Return id and version of the next pending events."""
     waiting = events(pk).filter(state=_Event.WAITING).order_by("pk")
     return dict(waiting.values_list("event_id", "version")[:limit])
 
@@ -382,10 +371,7 @@ def skip(pk: UUID, skipped: Iterable[Skipped]) -> None:
 
 
 def failures(batch: ReplayBatch) -> tuple[int, int]:
-    """Return how many of the last outcomes are failures, and how many were looked at.
-
-    At most :data:`WINDOW`, since somebody started or resumed it.
-    """
+    """Return how many of the last :data:`WINDOW` outcomes are failures, and how many there are."""
     ended = events(batch.pk).filter(settled_at__isnull=False)
     if batch.resumed_at is not None:
         ended = ended.filter(settled_at__gte=batch.resumed_at)
@@ -394,7 +380,7 @@ def failures(batch: ReplayBatch) -> tuple[int, int]:
 
 
 def count(pk: UUID) -> dict[str, int]:
-    """Count the events of a batch by state, and write it into its row, where pages read it."""
+    """Count the events of a batch by state, and store the counts in its row for pages."""
     found = events(pk).order_by().values_list("state").annotate(number=Count("pk"))
     counts = {**dict.fromkeys(_Event.values, 0), **dict(found)}
     rows().filter(pk=pk).update(**counts, counted_at=states.clock())
@@ -402,7 +388,7 @@ def count(pk: UUID) -> dict[str, int]:
 
 
 def awaiting_outcomes(service: str) -> list[UUID]:
-    """Return batches that publish nothing now and whose outcomes come in still."""
+    """Return batches that publish nothing but may still receive outcomes."""
     recent = states.clock() - timedelta(days=7)
     found = rows().filter(
         Q(finished_at=None) | Q(finished_at__gte=recent),
@@ -413,14 +399,14 @@ def awaiting_outcomes(service: str) -> list[UUID]:
     return list(found.order_by().values_list("pk", flat=True)[:100])
 
 
-# -- what became of it --------------------------------------------------------------------
+# -- reporting ----------------------------------------------------------------------------
 
 
 def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents]:
     """Return why events of a batch were not replayed, the most frequent reason first.
 
     Args:
-        looked: events that are counted at most, of those that were left; ``None`` for all.
+        looked: most events that are counted; ``None`` for all.
     """
     alone = events(pk).filter(state__in=(_Event.SKIPPED, _Event.RETURNED, _Event.UNCONFIRMED))
     if looked is not None:
@@ -459,9 +445,9 @@ def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayB
 
 
 def delete_batch(found: QuerySet[ReplayBatch]) -> bool:
-    """Delete rows of a batch, the batch with the last of them; return True if it is gone.
+    """Delete one portion of a batch; return True if the batch is gone.
 
-    In steps, so that no transaction is long. The audit of the events keeps its id.
+    The actions on its events keep its id.
     """
     using = database()
     check_commits(using)
@@ -470,7 +456,7 @@ def delete_batch(found: QuerySet[ReplayBatch]) -> bool:
         return False
     ids = list(events(pk).order_by().values_list("pk", flat=True)[:DELETED])
     with transaction.atomic(using=using):
-        # Locked by it: a draft that somebody starts at this moment is one no longer.
+        # The UPDATE locks the row: a draft that was started meanwhile does not match.
         if not found.filter(pk=pk).update(total=F("total")):
             return False
         if ids:
