@@ -67,6 +67,23 @@ class Counts:
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
+    def __str__(self) -> str:
+        """Write the counts for a console: ``3 new events, 1 replay succeeded``."""
+        words = {
+            "events": ("new event", "new events"),
+            "failures": ("failed again", "failed again"),
+            "outcomes": ("replay succeeded", "replays succeeded"),
+            "known": ("known already", "known already"),
+            "foreign": ("outcome of an unknown replay", "outcomes of unknown replays"),
+            "unreadable": ("unreadable", "unreadable"),
+        }
+        shown = [
+            f"{count} {one if count == 1 else many}"
+            for key, (one, many) in words.items()
+            if (count := getattr(self, key))
+        ]
+        return ", ".join(shown) or "nothing"
+
 
 @dataclass(slots=True)
 class _Outcome:

@@ -20,6 +20,7 @@ from django.db import InterfaceError, OperationalError, connections
 from ..broker.connection import describe_message
 from ..broker.topology import Names
 from ..conf import Settings, get_settings
+from ..databases import error_line
 from ..declare.registry import Registry, get_registry
 from ..exceptions import (
     AmqpEventsError,
@@ -237,8 +238,7 @@ def _require_broker() -> tuple[Settings, Registry]:
 
 
 def _database_unreachable(exc: Exception) -> Reason:
-    text = str(exc).strip().partition("\n")[0]
-    return Reason("database-unreachable", error=f"{type(exc).__name__}: {text}")
+    return Reason("database-unreachable", error=error_line(exc))
 
 
 def resume(*, lease: float | None = None) -> int:

@@ -64,7 +64,7 @@ class Command(ServiceCommand):
     def _mirror(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
         app = connection.celery_app(settings)
-        progress = Progress(self.tell, Counts, mirror.describe)
+        progress = Progress(self.tell, Counts, str)
 
         def stop() -> bool:
             progress.report()
@@ -87,7 +87,7 @@ class Command(ServiceCommand):
         finally:
             if watcher is not None:
                 watcher.stop()
-        self.tell(f"stopped; {mirror.describe(total)} in all")
+        self.tell(f"stopped; {total} in all")
 
     def _watcher(self, app: Celery, settings: Settings) -> SnapshotLoop | None:
         try:

@@ -139,7 +139,7 @@ def test_mirror_takes_over_interrupted_replays(fresh_eyes: Eyes, mended: Service
     (done,) = wait_for(mended, state="succeeded")
     assert done["replay_set"][0]["publishes"] == 2
     assert len(mended.runs("event-1")) == 1
-    until(lambda: "published again" in running.log)
+    until(lambda: "replays again" in running.log)
 
 
 #: Dies when half of the third chunk is confirmed.
