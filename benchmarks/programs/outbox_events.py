@@ -22,7 +22,7 @@ from django.db import connection, transaction
 from django_amqp_events import conf
 from django_amqp_events.broker.connection import celery_app
 from django_amqp_events.message import encoding
-from django_amqp_events.publish import outbox
+from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.publish.relay import Relay
 
 
@@ -71,7 +71,7 @@ def left() -> dict[str, Any]:
 def relay(number: int) -> dict[str, Any]:
     """Publish so many rows that wait."""
     found = conf.get_settings()
-    outbox.insert(
+    outbox_rows.insert(
         [
             encoding.event_message(
                 exchange="events", name=happened.name,

@@ -18,7 +18,7 @@ from django.db import (
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
-from ..publish import outbox
+from ..publish import outbox_rows
 from .filters import settings_and_registry
 from .lists import AlwaysChosenFilter
 
@@ -48,7 +48,7 @@ def has_table(alias: str, model: type[models.Model]) -> bool:
         try:
             # A savepoint: an error would end a transaction that is open.
             with transaction.atomic(using=alias):
-                answer = outbox.has_table(alias, model)
+                answer = outbox_rows.has_table(alias, model)
         except (DatabaseError, InterfaceError):
             answer = False
         _known[key] = (time.monotonic() + REMEMBERED, answer)

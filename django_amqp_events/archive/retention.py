@@ -30,7 +30,7 @@ from ..models import (
     Snapshot,
     State,
 )
-from ..publish import outbox
+from ..publish import outbox, outbox_rows
 from ..worker import once
 from . import states
 from .batches import batch_states
@@ -108,7 +108,8 @@ def due(
     if outbox_age is not None:
         age = timedelta(seconds=outbox_age)
         counted.outbox = sum(
-            outbox.discarded(alias, service, age).count() for alias in outbox.tables(get_settings())
+            outbox.discarded(alias, service, age).count()
+            for alias in outbox_rows.tables(get_settings())
         )
     if inbox_age is not None:
         counted.inbox = once.due(before=now - timedelta(seconds=inbox_age), service=service)
@@ -179,7 +180,7 @@ def prune(
         pruned.groups = failure_groups.prune(before=before, service=service, batch_size=batch_size)
     if outbox_age is not None:
         age_kept = timedelta(seconds=outbox_age)
-        for alias in outbox.tables(get_settings()):
+        for alias in outbox_rows.tables(get_settings()):
             check_commits(alias)
             while not pruned.stopped:
                 if stop():

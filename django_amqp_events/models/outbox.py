@@ -14,7 +14,7 @@ from .text import visible
 class OutboxEvent(models.Model):
     """A committed event that RabbitMQ has not confirmed; deleted when it has.
 
-    Rows are made, taken and deleted by :mod:`django_amqp_events.publish.outbox` alone.
+    Rows are made, taken and deleted by :mod:`django_amqp_events.publish.outbox_rows` alone.
 
     Attributes:
         id: begins with the time, so that its order is roughly that of publishing.

@@ -33,8 +33,8 @@ from ..exceptions import (
     PublishTimeoutError,
 )
 from ..signals import event_postponed
-from . import outbox
-from .outbox import Answer, Row
+from . import outbox_rows
+from .outbox_rows import Answer, Row
 from .relay import OutboxChannel, report_answers
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class CommittedRows:
     @property
     def late(self) -> bool:
         """Return True if a relay might claim the rows before they are confirmed."""
-        return time.monotonic() > self.began + outbox.BEGIN_WITHIN
+        return time.monotonic() > self.began + outbox_rows.BEGIN_WITHIN
 
 
 class DirectPublisher:
@@ -158,7 +158,7 @@ class DirectPublisher:
         try:
             # Not for the disk, if it may be so: somebody may wait for this.
             wait = "deletes" not in self.settings.fast_paths
-            outbox.settle(alias, answers, self.settings, wait=wait)
+            outbox_rows.settle(alias, answers, self.settings, wait=wait)
         except Exception as exc:
             logger.exception("%d rows of the outbox are settled later", len(answers))
             with self._changed:
@@ -304,12 +304,12 @@ class DirectPublisher:
     def _renew(self) -> None:
         """Renew the leases, unless that was just done."""
         now = time.monotonic()
-        if now < self._renewed + outbox.RENEW:
+        if now < self._renewed + outbox_rows.RENEW:
             return
         self._renewed = now
         with suppress(Exception):
             for parcel in self._hand:
-                outbox.renew(parcel.alias, parcel.rows)
+                outbox_rows.renew(parcel.alias, parcel.rows)
         connections.close_all()
 
     def _try_again_to_settle(self) -> None:
@@ -317,10 +317,10 @@ class DirectPublisher:
             unsettled, self._unsettled = self._unsettled, []
         for alias, answers, since in unsettled:
             try:
-                outbox.settle(alias, answers, self.settings)
+                outbox_rows.settle(alias, answers, self.settings)
             except Exception as exc:  # noqa: BLE001 - it is tried again
                 connections[alias].close()
-                if time.monotonic() < since + outbox.LEASE:
+                if time.monotonic() < since + outbox_rows.LEASE:
                     with self._changed:
                         self._unsettled.append((alias, answers, since))
                 else:

@@ -39,9 +39,9 @@ from ..message import decoding, encoding
 from ..message.headers import check_headers
 from ..message.types import Message
 from ..signals import event_published, event_unrouted
-from . import outbox
+from . import outbox_rows
 from .direct_publisher import DirectPublisher, get_direct_publisher
-from .outbox import Row
+from .outbox_rows import Row
 
 logger = logging.getLogger(__name__)
 
@@ -332,7 +332,7 @@ class AfterCommit:
 def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options) -> None:
     """Write messages into the outbox, and see that they are published after the commit."""
     ours = get_direct_publisher(settings)
-    alias = outbox.alias_for(settings, options.using)
+    alias = outbox_rows.alias_for(settings, options.using)
     connection = connections[alias]
     before = _pending_in_transaction(connection)
     if not isinstance(before, AfterCommit) or before.courier is not ours:
@@ -343,7 +343,7 @@ def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options
     size = sum(len(message.body) for message in messages) + (before.size if before else 0)
     held = not by_hand and kept + len(messages) <= KEPT and size <= KEPT_BYTES
     began = time.monotonic()
-    rows = outbox.insert(messages, alias=alias, service=settings.service, held=held)
+    rows = outbox_rows.insert(messages, alias=alias, service=settings.service, held=held)
     if not held:
         return
     if before is not None:

@@ -30,13 +30,13 @@ from ..exceptions import (
 )
 from ..service_loop import ServiceLoop
 from ..signals import event_postponed, event_published, event_unrouted
-from . import outbox
-from .outbox import Answer, Row
+from . import outbox_rows
+from .outbox_rows import Answer, Row
 
 logger = logging.getLogger(__name__)
 
 #: Rows that a relay takes at a time, and publishes in one window.
-BATCH: Final = outbox.CLAIM_ROWS
+BATCH: Final = outbox_rows.CLAIM_ROWS
 #: Seconds between looks into an outbox that has nothing due.
 INTERVAL: Final = 1.0
 #: Seconds between looks into a database that has no outbox and need not have one.
@@ -224,7 +224,7 @@ class Relay:
         try:
             wait = 0.0 if self._once() else INTERVAL
         except DatabaseError as exc:
-            if self.needed or not outbox.no_table(exc):
+            if self.needed or not outbox_rows.no_table(exc):
                 raise
             connections[self.alias].close()
             wait = ELSEWHERE
@@ -234,7 +234,7 @@ class Relay:
         """Publish what is due, at most so much; returns whether there was anything."""
         connections[self.alias].close_if_unusable_or_obsolete()
         self._note()
-        if not outbox.due(self.alias, self.settings.service):
+        if not outbox_rows.due(self.alias, self.settings.service):
             return False
         check_commits(self.alias)
         # Before anything is taken: rows that cannot be published stay as they are.
@@ -245,11 +245,13 @@ class Relay:
         again = self._claim(ALONE, failed=True)
         self._publish_alone(again)
         # Those that could not be read were due too.
-        return bool(fresh or again) or outbox.due(self.alias, self.settings.service)
+        return bool(fresh or again) or outbox_rows.due(self.alias, self.settings.service)
 
     def _claim(self, limit: int, *, failed: bool) -> list[Row]:
         self._renewed = time.monotonic()
-        self._hand = outbox.claim(self.alias, self.settings.service, limit=limit, failed=failed)
+        self._hand = outbox_rows.claim(
+            self.alias, self.settings.service, limit=limit, failed=failed
+        )
         return self._hand
 
     def _publish(self, rows: Sequence[Row]) -> None:
@@ -273,18 +275,18 @@ class Relay:
         """
         for index, row in enumerate(rows):
             if self.stop():
-                outbox.release(self.alias, rows[index:])
+                outbox_rows.release(self.alias, rows[index:])
                 # Those before it are confirmed: left behind, they would be published again.
                 break
             try:
                 self._send(self._connected(), [row])
             except BrokerUnavailableError:
-                outbox.release(self.alias, rows[index:])
+                outbox_rows.release(self.alias, rows[index:])
                 self._note()
                 raise
             if isinstance(self._answers[-1].error, PublishTimeoutError):
                 # So that the others do not wait behind each of a hundred such.
-                outbox.release(self.alias, rows[index + 1 :])
+                outbox_rows.release(self.alias, rows[index + 1 :])
                 break
         self._note()
 
@@ -292,7 +294,7 @@ class Relay:
         """Write answers to the database; keep them while it is unreachable."""
         if not self._answers:
             return
-        outbox.settle(self.alias, self._answers, self.settings)
+        outbox_rows.settle(self.alias, self._answers, self.settings)
         answers, self._answers, self._hand = self._answers, [], []
         counts = report_answers(answers, self.settings)
         self.total.add(counts)
@@ -317,7 +319,7 @@ class Relay:
 
     def _tick(self) -> None:
         """Renew leases."""
-        if time.monotonic() >= self._renewed + outbox.RENEW:
+        if time.monotonic() >= self._renewed + outbox_rows.RENEW:
             self._renew()
 
     def _renew(self) -> None:
@@ -325,7 +327,7 @@ class Relay:
             return
         self._renewed = time.monotonic()
         try:
-            outbox.renew(self.alias, self._hand)
+            outbox_rows.renew(self.alias, self._hand)
         except (DatabaseError, InterfaceError) as exc:
             # Nor can another relay take them then.
             logger.warning("leases of the outbox cannot be renewed: %s", exc)

@@ -24,7 +24,7 @@ from ..context import ReceivedEvent
 from ..databases import check_commits
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import RolledBackError
-from ..publish import outbox
+from ..publish import outbox, outbox_rows
 
 if TYPE_CHECKING:
     # Handlers are declared before Django's apps are loaded.
@@ -190,7 +190,7 @@ def databases() -> list[str]:
     own = aliases()
     allowed = (alias for alias in connections if router.allow_migrate_model(alias, InboxEntry))
     others = [alias for alias in allowed if alias not in own]
-    return own + [alias for alias in others if outbox.has_table(alias, InboxEntry)]
+    return own + [alias for alias in others if outbox_rows.has_table(alias, InboxEntry)]
 
 
 def due(*, before: datetime, service: str | None = None) -> int:
@@ -292,5 +292,5 @@ def _open_events() -> list[QuerySet[Any]]:
     from ..models import ArchivedEvent
 
     archive = ArchivedEvent.objects.using(router.db_for_write(ArchivedEvent))
-    outboxes = map(outbox.rows, outbox.tables(get_settings()))
+    outboxes = map(outbox.rows, outbox_rows.tables(get_settings()))
     return [archive.exclude(state="succeeded"), *outboxes]

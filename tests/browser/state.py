@@ -365,7 +365,7 @@ def outbox(now: datetime) -> list[Any]:
     from uuid import uuid4
 
     from django_amqp_events.models import InboxEntry, OutboxEvent
-    from django_amqp_events.publish import outbox
+    from django_amqp_events.publish import outbox_rows
 
     body = b'[[], {"order_id": 4711, "customer": {"name": "Zo\xc3\xab", "country": "XX"}}, {}]'
     envelope = {
@@ -399,7 +399,7 @@ def outbox(now: datetime) -> list[Any]:
     rows = [
         OutboxEvent.objects.create(
             **{
-                "pk": outbox.new_id(),
+                "pk": outbox_rows.new_id(),
                 "service": "billing",
                 "event_id": str(uuid4()),
                 "name": "billing.invoice.sent",

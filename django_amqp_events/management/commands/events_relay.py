@@ -13,7 +13,7 @@ from django.db import connections
 from django_amqp_events import conf
 from django_amqp_events.broker import connection
 from django_amqp_events.management.service_command import Progress, ServiceCommand
-from django_amqp_events.publish import outbox, relay
+from django_amqp_events.publish import outbox_rows, relay
 from django_amqp_events.publish.relay import Relay, RelayCounts
 
 _EPILOG = """
@@ -101,7 +101,7 @@ class Command(ServiceCommand):
                 relayed=progress.add,
                 stop=stop,
             )
-            for alias in chosen or outbox.aliases(settings)
+            for alias in chosen or outbox_rows.aliases(settings)
         ]
         self.tell(f"relaying the outbox of {settings.service}")
         self._run(relays, until_empty=options["until_empty"])

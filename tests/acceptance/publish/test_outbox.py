@@ -48,14 +48,15 @@ app = Celery("outbox", broker=os.environ["URL"], set_as_current=False)
 from django.db import connections, transaction
 from django_amqp_events import Options, conf, publish_event, publish_many
 from django_amqp_events.broker import connection as broker
-from django_amqp_events.publish import direct_publisher, outbox
+from django_amqp_events.publish import direct_publisher, outbox_rows
 from django_amqp_events.publish.relay import Relay
 
 # A machine that is busy confirms late. Where that is not the point, it is waited for.
 direct_publisher.PATIENCE = 30
 
 def lease(seconds):
-    outbox.LEASE, outbox.BEGIN_WITHIN, outbox.RENEW = seconds, seconds / 2, seconds / 6
+    outbox_rows.LEASE = seconds
+    outbox_rows.BEGIN_WITHIN, outbox_rows.RENEW = seconds / 2, seconds / 6
 
 def publish(event_id, **payload):
     publish_event("shop.happened", payload, options=Options(event_id=event_id))
@@ -210,7 +211,7 @@ with open(sys.argv[2], "a") as ledger:
 DYING_RELAY = """
 lease(3)
 calls = 0
-confirmed = outbox.confirmed
+confirmed = outbox_rows.confirmed
 def dying(alias, rows, **options):
     global calls
     calls += 1
@@ -218,7 +219,7 @@ def dying(alias, rows, **options):
         print(" ".join(row.message.event_id for row in rows), flush=True)
         kill()
     confirmed(alias, rows, **options)
-outbox.confirmed = dying
+outbox_rows.confirmed = dying
 relay(size=100)
 """
 
@@ -276,7 +277,7 @@ with ours._changed:
         os._exit(0)
 wait(pid)
 publish("parent-2")
-assert not outbox.rows("default").exists()
+assert not outbox_rows.rows("default").exists()
 """
     proxy = wire.proxy()
     ended(start(code, url=proxy.url))

@@ -137,8 +137,8 @@ def test_none_where_none_is_wanted(core, fresh_eyes):
 LEFT = """
 from datetime import UTC, datetime
 from django_amqp_events.message import encoding
-from django_amqp_events.publish import outbox
-outbox.insert([
+from django_amqp_events.publish import outbox_rows
+outbox_rows.insert([
     encoding.event_message(
         exchange="events", name="core.act.once", event_id="left", service="core",
         body=encoding.encode_payload("e", {"plan": ["ok"]}), published_at=datetime.now(UTC),

@@ -24,8 +24,8 @@ from django_amqp_events.archive import replay
 from django_amqp_events.conf import get_settings
 from django_amqp_events.exceptions import PublishTimeoutError
 from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent
-from django_amqp_events.publish import outbox, publisher
-from django_amqp_events.publish.outbox import Answer, Row
+from django_amqp_events.publish import outbox, outbox_rows, publisher
+from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import Relay, RelayCounts
 from django_amqp_events.reasons import Reason
 from django_amqp_events.testing import override_events
@@ -75,7 +75,8 @@ def leave(count: int = 1, **columns: Any) -> list[OutboxEvent]:
         for n in range(count)
     ]
     made = [
-        row.id for row in outbox.insert(messages, alias=ALIAS, service=settings.service, held=False)
+        row.id
+        for row in outbox_rows.insert(messages, alias=ALIAS, service=settings.service, held=False)
     ]
     failed = {"attempts": 1, "error": "no queue is bound", "due_at": Now() + timedelta(hours=1)}
     table().filter(pk__in=made).update(**{**failed, **columns})
@@ -213,22 +214,22 @@ def test_race_publishes_or_discards_each_event_once(wire: Wire) -> None:
 def test_late_confirm_does_not_restore_a_discarded_row(wire: Wire, by_a_relay: bool) -> None:
     [row] = leave(1, due_at=Now(), attempts=0)
     if by_a_relay:
-        held = outbox.claim(ALIAS, "shop", limit=1, failed=False)
+        held = outbox_rows.claim(ALIAS, "shop", limit=1, failed=False)
     else:
-        held = [Row(row.pk, outbox._message(row.event_id, NAME, "", row.envelope, b""))]
-        table().update(due_at=Now() + timedelta(seconds=outbox.LEASE))
+        held = [Row(row.pk, outbox_rows._message(row.event_id, NAME, "", row.envelope, b""))]
+        table().update(due_at=Now() + timedelta(seconds=outbox_rows.LEASE))
     assert outbox.discard([row.pk], alias=ALIAS) == 0, "it is in hand"
     # Whoever has it stood still for longer than its lease.
     table().update(due_at=Now() - timedelta(seconds=1))
     assert outbox.discard([row.pk], alias=ALIAS, by="ada", reason="x") == 1
     before = table().values().get()
-    outbox.failed(ALIAS, [Answer(held[0], PublishTimeoutError("late"))])
-    outbox.release(ALIAS, held)
-    outbox.renew(ALIAS, held)
+    outbox_rows.failed(ALIAS, [Answer(held[0], PublishTimeoutError("late"))])
+    outbox_rows.release(ALIAS, held)
+    outbox_rows.renew(ALIAS, held)
     assert table().values().get() == before
     assert relay() == RelayCounts()
     # A confirmed row is published, whatever action followed.
-    outbox.confirmed(ALIAS, held)
+    outbox_rows.confirmed(ALIAS, held)
     assert not table().exists()
 
 
@@ -274,7 +275,7 @@ def test_pages_on_each_database(wire: Wire, ada: Client) -> None:
 def test_each_database_that_has_an_outbox_has_its_list(wire: Wire, ada: Client) -> None:
     [here] = leave()
     copied = table().values().get()
-    there = OutboxEvent(**{**copied, "id": outbox.new_id()})
+    there = OutboxEvent(**{**copied, "id": outbox_rows.new_id()})
     address = "/admin/django_amqp_events/outboxevent/"
     with routed_by():
         try:
@@ -396,10 +397,10 @@ def test_discarded_events_of_the_outbox_go_when_they_are_old(books: None) -> Non
         for service in ("billing", "shop"):
             table().create(
                 **{**fields, "service": service, "event_id": name, "discard_reason": "x"},
-                pk=outbox.new_id(),
+                pk=outbox_rows.new_id(),
                 discarded_at=Now() - timedelta(days=days),
             )
-    table().create(pk=outbox.new_id(), **{**fields, "event_id": "waits"})
+    table().create(pk=outbox_rows.new_id(), **{**fields, "event_id": "waits"})
     before = table().count()
     assert "outbox     1 discarded event would be deleted, kept 90d" in prune("--dry-run")
     assert table().count() == before

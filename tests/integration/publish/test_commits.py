@@ -15,7 +15,7 @@ from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.message.encoding import event_message
 from django_amqp_events.models import InboxEntry, State
-from django_amqp_events.publish.outbox import insert, rows
+from django_amqp_events.publish.outbox_rows import insert, rows
 from django_amqp_events.publish.relay import Relay
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import once

@@ -35,8 +35,8 @@ from django_amqp_events import (
 from django_amqp_events.conf import get_settings
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import direct_publisher as courier_module
-from django_amqp_events.publish import outbox
-from django_amqp_events.publish.outbox import Answer, Row
+from django_amqp_events.publish import outbox, outbox_rows
+from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import OutboxChannel, Relay, RelayCounts
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
 from django_amqp_events.testing import override_events
@@ -91,14 +91,14 @@ def lease(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     """Shorten leases."""
 
     def shorten(seconds: float) -> None:
-        monkeypatch.setattr(outbox, "LEASE", seconds)
-        monkeypatch.setattr(outbox, "BEGIN_WITHIN", seconds / 2)
-        monkeypatch.setattr(outbox, "RENEW", seconds / 6)
-        outbox._statement.cache_clear()
+        monkeypatch.setattr(outbox_rows, "LEASE", seconds)
+        monkeypatch.setattr(outbox_rows, "BEGIN_WITHIN", seconds / 2)
+        monkeypatch.setattr(outbox_rows, "RENEW", seconds / 6)
+        outbox_rows._statement.cache_clear()
 
     yield shorten
     monkeypatch.undo()
-    outbox._statement.cache_clear()
+    outbox_rows._statement.cache_clear()
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def leave(count: int = 1, name: str = NAME, **options: Any) -> list[str]:
         _message(settings, name, {"n": n}, Options(**options), settings_now(), validate=True)
         for n in range(count)
     ]
-    outbox.insert(messages, alias=ALIAS, service="shop")
+    outbox_rows.insert(messages, alias=ALIAS, service="shop")
     make_due()
     return [message.event_id for message in messages]
 
@@ -194,7 +194,7 @@ def test_the_same_message_by_both_ways(wire: Wire):
 
 def test_many_are_one_statement(wire: Wire, archive_database: Database):
     connection = connections[ALIAS]
-    most = outbox._statement_size(connection)
+    most = outbox_rows._statement_size(connection)
     with CaptureQueriesContext(connection) as queries, transaction.atomic(using=ALIAS):
         publish_many(NAME, [{"n": n} for n in range(60)])
     inserts = [query for query in queries if "INSERT" in query["sql"]]
@@ -208,7 +208,7 @@ def test_many_are_one_statement(wire: Wire, archive_database: Database):
 
 
 def test_ids_are_in_order_and_never_alike():
-    ids = [outbox.new_id() for _ in range(20_000)]
+    ids = [outbox_rows.new_id() for _ in range(20_000)]
     assert ids == sorted(set(ids))
     assert {(each.version, each.variant) for each in ids} == {(7, "specified in RFC 4122")}
 
@@ -342,14 +342,14 @@ def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
     assert setting() == "on"
     assert not table().exists()
     leave()
-    taken = outbox.claim(ALIAS, "shop", limit=1, failed=False)
+    taken = outbox_rows.claim(ALIAS, "shop", limit=1, failed=False)
     with CaptureQueriesContext(connection) as queries, rollback():
-        outbox.confirmed(ALIAS, taken, wait=False)
+        outbox_rows.confirmed(ALIAS, taken, wait=False)
         assert setting() == "on"
         assert not table().exists()
     with CaptureQueriesContext(connection) as queries_of_relay:
         # A relay leases up to 900 rows.
-        outbox.confirmed(ALIAS, taken)
+        outbox_rows.confirmed(ALIAS, taken)
     assert lazily not in str([*queries, *queries_of_relay])
     with override_events(FAST_PATHS=[]), CaptureQueriesContext(connection) as queries:
         publish_event(NAME, {})
@@ -556,7 +556,7 @@ def test_clocks_of_hosts_do_not_matter(
     rows = table().annotate(at=Now())
     left = [(row.due_at - row.at).total_seconds() for row in rows]
     assert len(left) == 2
-    assert all(outbox.LEASE / 2 < seconds <= outbox.LEASE for seconds in left)
+    assert all(outbox_rows.LEASE / 2 < seconds <= outbox_rows.LEASE for seconds in left)
     assert relay() == RelayCounts()
     proxy.release()
     until(lambda: not table().exists(), "both are published")
@@ -743,7 +743,7 @@ def test_untouched_row_becomes_overdue(wire: Wire):
 
 def test_endless_lease_is_reported(wire: Wire):
     leave(2)
-    assert len(outbox.claim(ALIAS, "shop", limit=2, failed=False)) == 2
+    assert len(outbox_rows.claim(ALIAS, "shop", limit=2, failed=False)) == 2
     state = outbox.count_pending(ALIAS, "shop")
     assert (state.held, state.stuck, state.severity) == (2, 0, "ok")
     table().update(created_at=Now() - timedelta(seconds=outbox.STUCK + 1))
@@ -776,28 +776,28 @@ def test_a_lease_is_renewed_before_a_connection_is_made(
     monkeypatch.setattr(OutboxChannel, "connect", connecting)
     assert relay() == RelayCounts(published=3)
     assert left
-    assert min(left) > outbox.LEASE - 5
+    assert min(left) > outbox_rows.LEASE - 5
 
 
 def test_expired_lease_is_taken_over(wire: Wire, lease: Callable[[float], None]):
     lease(0.5)
     left = leave(3)
-    taken = outbox.claim(ALIAS, "shop", limit=10, failed=False)
+    taken = outbox_rows.claim(ALIAS, "shop", limit=10, failed=False)
     assert [row.message.event_id for row in taken] == left
-    assert outbox.claim(ALIAS, "shop", limit=10, failed=False) == []
-    until(lambda: outbox.due(ALIAS, "shop"), "its lease is over")
+    assert outbox_rows.claim(ALIAS, "shop", limit=10, failed=False) == []
+    until(lambda: outbox_rows.due(ALIAS, "shop"), "its lease is over")
     lease(60.0)
-    again = outbox.claim(ALIAS, "shop", limit=10, failed=False)
+    again = outbox_rows.claim(ALIAS, "shop", limit=10, failed=False)
     assert [row.id for row in again] == [row.id for row in taken]
     # It was only slow: its late updates touch no row leased by another relay.
     before = list(table().values_list("pk", "claim", "due_at", "attempts"))
-    outbox.release(ALIAS, taken)
-    outbox.renew(ALIAS, taken)
-    outbox.failed(ALIAS, [Answer(row, PublishTimeoutError("late")) for row in taken])
+    outbox_rows.release(ALIAS, taken)
+    outbox_rows.renew(ALIAS, taken)
+    outbox_rows.failed(ALIAS, [Answer(row, PublishTimeoutError("late")) for row in taken])
     assert list(table().values_list("pk", "claim", "due_at", "attempts")) == before
     # But what it says is confirmed, is.
-    outbox.confirmed(ALIAS, taken[:1])
-    outbox.release(ALIAS, again)
+    outbox_rows.confirmed(ALIAS, taken[:1])
+    outbox_rows.release(ALIAS, again)
     assert relay() == RelayCounts(published=2)
     assert wire.ids() == left[1:]
 
@@ -852,14 +852,14 @@ def test_the_database_goes_and_comes(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """It is killed between the confirms of a batch and the deletion of its rows."""
-    delete, calls = outbox.confirmed, itertools.count()
+    delete, calls = outbox_rows.confirmed, itertools.count()
 
     def killing(*args: Any, **options: Any) -> None:
         if next(calls) == 4:
             private_postgres.kill()
         delete(*args, **options)
 
-    monkeypatch.setattr(outbox, "confirmed", killing)
+    monkeypatch.setattr(outbox_rows, "confirmed", killing)
     with (
         django_db_blocker.unblock(),
         archive_in("postgresql", postgres_settings(private_postgres)) as database,

@@ -23,7 +23,7 @@ from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.message import encoding
 from django_amqp_events.models import ArchivedEvent, InboxEntry
-from django_amqp_events.publish import outbox
+from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import once
 from tests.conftest import Database
@@ -289,9 +289,9 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
             service="billing",
             published_at=now,
         )
-        (held,) = outbox.insert([message], alias=ALIAS, service="billing")
+        (held,) = outbox_rows.insert([message], alias=ALIAS, service="billing")
         refused = PublishNackedError("no", event_id=event.id, event_name=event.name)
-        outbox.failed(ALIAS, [outbox.Answer(held, refused)])
+        outbox_rows.failed(ALIAS, [outbox_rows.Answer(held, refused)])
         if standing == "discarded":
             assert outbox.discard([held.id], alias=ALIAS) == 1
         old = now - timedelta(days=40)
@@ -300,7 +300,7 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
         assert (pruned.outbox, pruned.inbox) == (0, 1)
         assert run(books, event) is None
         assert run(books, other) == "done"
-        outbox.confirmed(ALIAS, [held])
+        outbox_rows.confirmed(ALIAS, [held])
         assert once.prune(before=now - timedelta(days=31)) == 1
 
 

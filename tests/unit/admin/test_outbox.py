@@ -23,7 +23,7 @@ from django_amqp_events.admin import OutboxEventAdmin, lists
 from django_amqp_events.admin import outbox as pages
 from django_amqp_events.admin.actions import encode_selection
 from django_amqp_events.models import InboxEntry, Moment, OutboxEvent
-from django_amqp_events.publish import outbox
+from django_amqp_events.publish import outbox, outbox_rows
 
 from . import admin_world as world
 from .admin_world import Page, client_of
@@ -92,7 +92,7 @@ def make(*, due: float = 300, **more: Any) -> OutboxEvent:
     body = more.pop("body", BODY)
     row = OutboxEvent.objects.create(
         **{
-            "pk": outbox.new_id(),
+            "pk": outbox_rows.new_id(),
             "service": "billing",
             "event_id": str(uuid4()),
             "name": "shop.order.created",

@@ -36,7 +36,7 @@ from django_amqp_events.models import (
     Snapshot,
     State,
 )
-from django_amqp_events.publish import outbox
+from django_amqp_events.publish import outbox_rows
 
 from ..admin import admin_world as world
 from ..admin.admin_world import add_replay, client_of, make
@@ -73,8 +73,9 @@ def fill(number: int) -> None:
             event=row, at=datetime.now(UTC), action="replay", by="ada", replay=replay
         )
         OutboxEvent.objects.create(
-            pk=outbox.new_id(), service="billing", event_id=str(uuid4()), name=f"shop.order.{n}",
-            exchange="events", envelope="{}", body=b"x", size=1, created_at=Now(), due_at=Now(),
+            pk=outbox_rows.new_id(), service="billing", event_id=str(uuid4()),
+            name=f"shop.order.{n}", exchange="events", envelope="{}", body=b"x", size=1,
+            created_at=Now(), due_at=Now(),
             attempts=n % 2, **({"discarded_at": Now()} if n % 3 == 0 else {}),
         )  # fmt: skip
         InboxEntry.objects.create(

@@ -29,13 +29,9 @@ from django_amqp_events import (
 from django_amqp_events.conf import Settings
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import OutboxEvent
-from django_amqp_events.publish import outbox
-from django_amqp_events.publish.outbox import (
-    Answer,
-    OutboxStatus,
-    Row,
-    UnreachableOutbox,
-)
+from django_amqp_events.publish import outbox, outbox_rows
+from django_amqp_events.publish.outbox import OutboxStatus, UnreachableOutbox
+from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.testing import capture_events, memory_events, override_events
 
 NAME = "shop.order.created"
@@ -54,8 +50,8 @@ MESSAGE = Message(exchange="events", routing_key=NAME, body=b"", headers={}, pro
     ],
 )
 def test_delays(error: type[PublishError], delays: list[float]):
-    assert [outbox.delay(error("no"), n) for n in range(len(delays))] == delays
-    assert outbox.delay(error("no"), 2**31) == delays[-1]
+    assert [outbox_rows.delay(error("no"), n) for n in range(len(delays))] == delays
+    assert outbox_rows.delay(error("no"), 2**31) == delays[-1]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +59,7 @@ def test_delays(error: type[PublishError], delays: list[float]):
 )
 def test_broker_answers_map_to_states(unrouted: Any, done: bool):
     settings = Settings(unrouted=unrouted)
-    row = Row(outbox.new_id(), MESSAGE)
+    row = Row(outbox_rows.new_id(), MESSAGE)
     assert Answer(row, None).done(settings)
     assert Answer(row, UnroutableError("nobody")).done(settings) is done
     assert not Answer(row, PublishNackedError("full")).done(settings)
@@ -75,7 +71,7 @@ def test_ids_of_many_threads():
     found: list[UUID] = []
 
     def work() -> None:
-        mine = [outbox.new_id() for _ in range(5000)]
+        mine = [outbox_rows.new_id() for _ in range(5000)]
         assert mine == sorted(mine)
         found.extend(mine)
 
@@ -89,9 +85,9 @@ def test_ids_of_many_threads():
 
 
 def test_ids_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch):
-    before = outbox.new_id()
+    before = outbox_rows.new_id()
     monkeypatch.setattr("time.time_ns", lambda: 10**18)
-    assert outbox.new_id() > before
+    assert outbox_rows.new_id() > before
 
 
 def test_words():
@@ -123,7 +119,7 @@ def test_words():
     assert OutboxStatus(alias="default", total=1).meaning == "due, for a relay"
     row = OutboxEvent(attempts=2, error="it is <b>full</b>")
     assert outbox.describe_row(row) == "failed 2 times: it is <b>full</b>"
-    assert "relay" in outbox.describe_row(OutboxEvent(claim=outbox.new_id()))
+    assert "relay" in outbox.describe_row(OutboxEvent(claim=outbox_rows.new_id()))
     assert "not confirmed" in outbox.describe_row(OutboxEvent())
 
 

@@ -69,7 +69,7 @@ def arm() -> None:
     from django_amqp_events.archive import replay, states
     from django_amqp_events.broker.batch_reader import BatchReader
     from django_amqp_events.broker.confirms import ConfirmChannel
-    from django_amqp_events.publish import outbox
+    from django_amqp_events.publish import outbox_rows
     from django_amqp_events.publish.direct_publisher import DirectPublisher
 
     def of_the_event(name: str) -> Callable[..., None]:
@@ -115,7 +115,10 @@ def arm() -> None:
 
     first(DirectPublisher, "deliver", "committed", committed)
     first(
-        outbox, "confirmed", "relayed", lambda _, done, **o: [row.message.event_id for row in done]
+        outbox_rows,
+        "confirmed",
+        "relayed",
+        lambda _, done, **o: [row.message.event_id for row in done],
     )
     first(
         BatchReader, "ack", "mirrored",
@@ -144,9 +147,11 @@ def _shorten(seconds: float) -> None:
     from django.conf import settings
 
     from django_amqp_events.archive import mirror, replay
-    from django_amqp_events.publish import outbox
+    from django_amqp_events.publish import outbox_rows
 
-    outbox.LEASE, outbox.BEGIN_WITHIN, outbox.RENEW = seconds, seconds / 2, seconds / 6  # type: ignore[misc]
+    outbox_rows.LEASE = seconds  # type: ignore[misc]
+    outbox_rows.BEGIN_WITHIN = seconds / 2  # type: ignore[misc]
+    outbox_rows.RENEW = seconds / 6  # type: ignore[misc]
     # All of it: three confirm time-outs are added.
     confirms: float = 3 * settings.AMQP_EVENTS["CONFIRM_TIMEOUT"]  # type: ignore[assignment]
     replay.LEASE = seconds - confirms  # type: ignore[misc]
@@ -156,7 +161,7 @@ def _shorten(seconds: float) -> None:
 def _notice(seconds: int) -> None:
     """Shorten the heartbeats of the mirror and the retry interval of the relay."""
     from django_amqp_events.broker import batch_reader
-    from django_amqp_events.publish import outbox
+    from django_amqp_events.publish import outbox_rows
 
     batch_reader.HEARTBEAT = seconds  # type: ignore[misc]
-    outbox._CONNECTION_LOST = (1.0, 2.0, 10.0)  # type: ignore[misc]
+    outbox_rows._CONNECTION_LOST = (1.0, 2.0, 10.0)  # type: ignore[misc]
