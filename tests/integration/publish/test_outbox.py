@@ -714,9 +714,11 @@ def test_a_bad_event_does_not_reach_the_caller(wire: Wire, caplog: pytest.LogCap
 def test_stopped_relay_records_confirms(wire: Wire):
     left = leave(4)
     table().update(attempts=1)
-    made = Relay(app=wire_module.app, settings=get_settings(), alias=ALIAS)
-    # Told to stop as soon as RabbitMQ has confirmed two of them.
-    made.stop = lambda: len(made._answers) >= 2 or made.total.published >= 2
+
+    def two_are_confirmed() -> bool:
+        return len(made._answers) >= 2 or made.total.published >= 2
+
+    made = Relay(app=wire_module.app, settings=get_settings(), alias=ALIAS, stop=two_are_confirmed)
     assert made.run() == RelayCounts(published=2)
     assert table().count() == 2
     make_due()
