@@ -59,8 +59,8 @@ BackendName = Literal["amqp", "memory", "inline"]
 TopologyMode = Literal["verify", "auto", "external"]
 
 PUBLISH_MODES: Final = get_args(PublishMode)
-#: What is done faster than in the plain way through py-amqp and Celery.
-FAST_PATHS: Final = ("frames", "reads", "acks", "deletes", "chunks")
+#: Optional ways that are faster than those of py-amqp, Celery and the database.
+FAST_PATHS: Final = ("reads", "acks", "deletes", "chunks")
 
 
 # -- readers of single keys ---------------------------------------------------------------

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from django.db import InterfaceError, OperationalError, connections
 
-from ..broker.connection import describe_message
+from ..broker.publish_errors import describe_message
 from ..broker.topology import Names
 from ..conf import Settings, get_settings
 from ..databases import error_line

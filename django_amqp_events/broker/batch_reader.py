@@ -18,7 +18,7 @@ from celery import Celery
 
 from ..exceptions import BrokerUnavailableError, TopologyError
 from ..message.types import Received
-from . import connection
+from . import amqp_internals, connection
 from .delivery_headers import HeaderReader
 from .fast.frame_reader import FrameReader
 
@@ -86,8 +86,8 @@ class BatchReader:
             self._channel = self._amqp.channel()
             # It decodes text bodies otherwise.
             self._channel.auto_decode = False
-            self._frames = HeaderReader(self._channel, quick="frames" in fast_paths)
-            if "reads" in fast_paths and FrameReader.possible(self._channel):
+            self._frames = HeaderReader(self._channel)
+            if "reads" in fast_paths and amqp_internals.can_read_frames():
                 FrameReader(self._channel, self._frames)
             self._channel.queue_declare(queue, passive=True)
             self._consume()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -10,7 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from amqp import exceptions as amqp_errors
-from celery import Celery, current_app
+from celery import Celery
+from celery.app import app_or_default
 from django.utils.module_loading import import_string
 from kombu import Connection
 
@@ -18,17 +18,11 @@ from ..conf import Settings
 from ..exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
-    ExchangeMissingError,
-    MessageTooLargeError,
-    PublishError,
-    PublishInterruptedError,
-    PublishRefusedError,
-    PublishTimeoutError,
 )
-from ..message.types import Message
+from . import amqp_internals
 
-#: What py-amqp and the sockets below it raise. Anything else comes from elsewhere, such as
-#: Celery's SoftTimeLimitExceeded out of a signal handler, and is not the broker's failure.
+#: Errors that py-amqp and its sockets raise. Others come from elsewhere, such as Celery's
+#: SoftTimeLimitExceeded from a signal handler, and are not the broker's failure.
 AMQP_ERRORS = (
     amqp_errors.AMQPError,
     OSError,
@@ -41,22 +35,9 @@ AMQP_ERRORS = (
 )
 
 
-#: The broker's answers that blame the publish itself; it took nothing of it.
-_REFUSALS = (
-    amqp_errors.AccessRefused,
-    amqp_errors.PreconditionFailed,
-    amqp_errors.ContentTooLarge,
-    amqp_errors.ResourceLocked,
-    amqp_errors.FrameError,
-    amqp_errors.FrameSyntaxError,
-    amqp_errors.NotAllowed,
-    amqp_errors.AMQPNotImplementedError,
-)
-
-
 def current_celery_app() -> Celery:
-    """Return the current Celery app itself: the proxy has another identity in each thread."""
-    app: Celery = current_app._get_current_object()  # noqa: SLF001 - Celery has no other way
+    """Return the current Celery app and not its proxy, whose identity differs by thread."""
+    app: Celery = app_or_default()
     return app
 
 
@@ -73,8 +54,8 @@ def celery_app(settings: Settings) -> Celery:
     """Return the project's Celery app: ``CELERY_APP``, or the current one.
 
     Raises:
-        ConfigurationError: ``CELERY_APP`` cannot be imported or is no Celery app, or there is
-            no current one: Celery would make one of its own, with a broker on localhost.
+        ConfigurationError: ``CELERY_APP`` cannot be imported or is not a Celery app, or the
+            current app is Celery's default, whose broker is on localhost.
     """
     if not settings.celery_app:
         app = current_celery_app()
@@ -101,12 +82,12 @@ def celery_app(settings: Settings) -> Celery:
 
 
 def broker_urls(option: str | Sequence[str] | None) -> Sequence[str]:
-    """Return the brokers that a URL option of Celery names, at least one: ``""`` is the default."""
+    """Return the brokers in a URL option of Celery; ``[""]``, the default, if it names none."""
     return option.split(";") if isinstance(option, str) else option or [""]
 
 
 def build_connection(app: Celery, **options: Any) -> Connection:
-    """Return a connection for writing that is not open yet.
+    """Return an unopened connection for publishing.
 
     Raises:
         ConfigurationError: the broker URL is not RabbitMQ's.
@@ -115,7 +96,7 @@ def build_connection(app: Celery, **options: Any) -> Connection:
         connection: Connection = app.connection_for_write(**options)
         driver = connection.transport.driver_name
     except Exception as exc:
-        # kombu imports the transport here, and says AttributeError where its library is missing.
+        # kombu imports the transport here, and raises AttributeError if its library is missing.
         raise ConfigurationError(
             f"the transport of the broker URL cannot be used ({type(exc).__name__}: {exc}); events "
             f"need RabbitMQ (amqp://…) and py-amqp"
@@ -132,18 +113,18 @@ def login_refusal(exc: BaseException) -> str | None:
     if isinstance(exc, amqp_errors.AccessRefused):
         return (
             "RabbitMQ refuses the login; check user and password in the broker URL, and that the "
-            "user may log in from this machine (guest may from localhost alone)"
+            "user may log in from this machine (guest may only connect from localhost)"
         )
     if isinstance(exc, amqp_errors.NotAllowed):
         return (
-            "RabbitMQ does not open the vhost; check its name in the broker URL, that there is "
-            "one, that the user has permissions on it, and that no limit of connections is reached"
+            "RabbitMQ does not open the vhost; check that the vhost in the broker URL exists, that "
+            "the user has permissions on it, and that no connection limit is reached"
         )
     return None
 
 
 def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connection:
-    """Open a connection for writing, each of the broker's addresses tried once.
+    """Open a connection for publishing; try each of the broker's addresses once.
 
     Args:
         timeout: seconds for connecting, shared by the addresses, and for any single read or
@@ -151,16 +132,17 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
 
     Raises:
         BrokerUnavailableError: no address answered, or the login was refused.
-        ConfigurationError: the broker URL is not RabbitMQ's.
+        ConfigurationError: the broker URL is not RabbitMQ's, or py-amqp is not supported.
     """
+    amqp_internals.check()
     options: dict[str, Any] = {
-        # Confirms are matched here, by delivery tag.
+        # ConfirmChannel matches confirms by delivery tag.
         "confirm_publish": False,
         "write_timeout": timeout,
         **transport_options,
     }
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # py-amqp sets one second: a broker that reads nothing for longer would lose connections.
+        # py-amqp's default, 1 s, would end connections to a broker that is slow to read.
         options["socket_settings"] = {
             socket.TCP_USER_TIMEOUT: int(timeout * 1000),
             **(app.conf.broker_transport_options.get("socket_settings") or {}),
@@ -177,7 +159,7 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
             reraise_as_library_errors=False,
             timeout=timeout,
         )
-        # py-amqp waits for ever for answers such as that to opening a channel.
+        # Otherwise py-amqp waits forever for answers, such as that to opening a channel.
         connection.connection.transport.sock.settimeout(timeout)
     except AMQP_ERRORS as exc:
         close_socket(connection)
@@ -190,7 +172,7 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
 
 @contextmanager
 def connection(app: Celery, *, timeout: float) -> Iterator[Connection]:
-    """Open a connection for the time of a block."""
+    """Open a connection for a block."""
     conn = connect(app, timeout=timeout)
     try:
         yield conn
@@ -202,76 +184,7 @@ def close_socket(conn: Connection) -> None:
     """Close the socket without the closing handshake, which could wait for a dead broker."""
     with suppress(Exception):
         if conn.connected:
-            # TLS has a closing handshake as well.
+            # TLS has a closing handshake too.
             conn.connection.transport.sock.settimeout(0)
     with suppress(Exception):
         conn.collect()
-
-
-def describe_message(message: Message) -> str:
-    """Name a message, as the errors of publishing do."""
-    return f"{message.name or message.routing_key!r} ({message.event_id or 'no id'})"
-
-
-def message_id_of(properties: Any) -> str:
-    return str(properties.get("message_id", ""))
-
-
-def unavailable_errors(messages: Sequence[Message], why: str) -> list[PublishError | None]:
-    return [
-        BrokerUnavailableError(
-            f"{describe_message(message)} was not published: {why}",
-            event_id=message.event_id,
-            event_name=message.name,
-        )
-        for message in messages
-    ]
-
-
-def _blames(text: str, message: Message, alone: bool) -> bool:
-    """Return True if the broker's reply text is about this message."""
-    if alone:
-        return True
-    if size := re.search(r"message size \d+ is larger than .*?(\d+)", text):
-        return len(message.body) > int(size[1])
-    if topic := re.search(r"topic '(.*)' in exchange '(.*)' in", text):
-        return (message.routing_key, message.exchange) == topic.groups()
-    return f"exchange '{message.exchange}'" in text
-
-
-def publish_error(message: Message, exc: Exception, blocked: str, alone: bool) -> PublishError:
-    """Name what an exception says about a message that was on its way.
-
-    Args:
-        alone: no other message was; else the exception may be about another one.
-    """
-    ids = {"event_id": message.event_id, "event_name": message.name}
-    what = describe_message(message)
-    if isinstance(exc, TimeoutError):
-        why = f" (RabbitMQ blocks publishers: {blocked})" if blocked else ""
-        return PublishTimeoutError(
-            f"no confirm for {what} in time{why}: it may be stored; repeat with the same event id",
-            **ids,
-        )
-    text = str(getattr(exc, "reply_text", "") or exc)
-    if isinstance(exc, (amqp_errors.NotFound, *_REFUSALS)) and _blames(text, message, alone):
-        if isinstance(exc, amqp_errors.NotFound):
-            return ExchangeMissingError(
-                f"{text}: {what} was not published; run `manage.py events_declare`, or publish it "
-                f"again if EXCHANGE has another name by now",
-                **ids,
-            )
-        if isinstance(exc, amqp_errors.ContentTooLarge) or "message size" in text:
-            return MessageTooLargeError(
-                f"{text}: {what} was not published; publish a reference to the data", **ids
-            )
-        return PublishRefusedError(
-            f"RabbitMQ refused {what} ({exc.reply_code}: {text}); check the user's permissions "
-            f"and the broker's log",
-            **ids,
-        )
-    return PublishInterruptedError(
-        f"the connection broke before {what} was confirmed ({type(exc).__name__}: {exc}): it "
-        f"may be stored; repeat with the same event id",
-        **ids,
-    )

@@ -9,7 +9,6 @@ where one delivery is in hand. Frames: https://www.rabbitmq.com/resources/specs/
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Final
 
 from amqp import Channel
@@ -24,20 +23,6 @@ DELIVER: Final = b"\x00\x3c\x00\x3c"
 #: Class, weight and body size stand before the properties.
 _PROPERTIES: Final = 12
 _NO_PROPERTIES: Final = b"\x00\x00"
-#: expiration, timestamp, type, user_id, app_id, cluster_id, and what no message has.
-_UNUSUAL: Final = 0x0100 | 0x007F
-_LONG_TEXT: Final = ord("S")
-_BOOLEAN: Final = ord("t")
-#: Whole numbers, as py-amqp reads them.
-_NUMBERS: Final = {
-    ord("I"): struct.Struct(">i"),
-    ord("l"): struct.Struct(">q"),
-    ord("L"): struct.Struct(">q"),
-}
-_unpack_short: Final = struct.Struct(">H").unpack_from
-_unpack_long: Final = struct.Struct(">I").unpack_from
-#: Short texts behind the priority, in their order.
-_SHORT_TEXTS: Final = ((0x0400, "correlation_id"), (0x0200, "reply_to"), (0x0080, "message_id"))
 
 
 class HeaderReader:
@@ -45,14 +30,12 @@ class HeaderReader:
 
     Args:
         channel: an open channel that does nothing but consume.
-        quick: try :func:`quick_properties` first.
     """
 
-    def __init__(self, channel: Channel, *, quick: bool = False) -> None:
+    def __init__(self, channel: Channel) -> None:
         connection = channel.connection
         self._channel = channel.channel_id
         self.header = b""
-        self._quick = quick
         self._read = connection.on_inbound_frame
         connection.on_inbound_frame = self._on_frame
 
@@ -64,8 +47,6 @@ class HeaderReader:
             ``event-unreadable``, and a sentence that says why.
         """
         try:
-            if self._quick and (quick := quick_properties(self.header)) is not None:
-                return quick, ""
             found: dict[str, Any] = decode_properties_basic(self.header, _PROPERTIES)[0]
             if not too_deep(found.get("application_headers") or {}):
                 return found, ""
@@ -87,75 +68,6 @@ class HeaderReader:
             elif kind == METHOD and payload[:4] == DELIVER:
                 frame = kind, channel, _readable(payload)
         return self._read(frame)
-
-
-def quick_properties(header: bytes) -> dict[str, Any] | None:
-    """Decode a content header as those of events nearly always are, in a third of the time.
-
-    Returns:
-        exactly what py-amqp's ``decode_properties_basic`` does; ``None`` where there is anything
-        but texts, whole numbers and booleans in the headers, or a property that no event has.
-    """
-    try:
-        (flags,) = _unpack_short(header, _PROPERTIES)
-        if flags & _UNUSUAL:
-            return None
-        found: dict[str, Any] = {}
-        at = _PROPERTIES + 2
-        if flags & 0x8000:
-            found["content_type"], at = _short_text(header, at)
-        if flags & 0x4000:
-            found["content_encoding"], at = _short_text(header, at)
-        if flags & 0x2000:
-            end = at + 4 + _unpack_long(header, at)[0]
-            headers = _quick_table(header, at + 4, end)
-            if headers is None:
-                return None
-            found["application_headers"], at = headers, end
-        if flags & 0x1000:
-            found["delivery_mode"] = header[at]
-            at += 1
-        if flags & 0x0800:
-            found["priority"] = header[at]
-            at += 1
-        for flag, name in _SHORT_TEXTS:
-            if flags & flag:
-                found[name], at = _short_text(header, at)
-    except (IndexError, UnicodeDecodeError, struct.error):
-        return None
-    return found if at == len(header) else None
-
-
-def _quick_table(header: bytes, at: int, end: int) -> dict[str, Any] | None:
-    table: dict[str, Any] = {}
-    while at < end:
-        start = at + 1
-        at = start + header[at]
-        key = header[start:at].decode()
-        kind = header[at]
-        if kind == _LONG_TEXT:
-            start = at + 5
-            at = start + _unpack_long(header, at + 1)[0]
-            if at > end:
-                return None
-            table[key] = header[start:at].decode()
-        elif (number := _NUMBERS.get(kind)) is not None:
-            (table[key],) = number.unpack_from(header, at + 1)
-            at += 1 + number.size
-        elif kind == _BOOLEAN:
-            table[key] = header[at + 1] != 0
-            at += 2
-        else:
-            return None
-    return table if at == end else None
-
-
-def _short_text(header: bytes, at: int) -> tuple[str, int]:
-    start = at + 1
-    end = start + header[at]
-    if end > len(header):
-        raise IndexError
-    return header[start:end].decode(), end
 
 
 def _readable(deliver: bytes) -> bytes:

@@ -15,7 +15,8 @@ from ..conf import Settings
 from ..exceptions import PublishError
 from ..message.types import Message
 from .confirms import ConfirmChannel
-from .connection import celery_app, unavailable_errors
+from .connection import celery_app
+from .publish_errors import unavailable_errors
 
 
 class PublisherPool:

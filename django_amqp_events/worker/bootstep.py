@@ -19,6 +19,7 @@ from celery.utils.functional import noop
 from celery.worker import state
 from kombu.message import Message as KombuMessage
 
+from ..broker import amqp_internals
 from ..broker.connection import close_socket
 from ..broker.delivery_headers import HeaderReader
 from ..broker.fast.frame_reader import FrameReader
@@ -246,9 +247,8 @@ class EventStep(bootsteps.StartStopStep):
         self.channel = connection.channel()
         # Keep the body byte for byte.
         self.channel.auto_decode = False
-        fast_paths = self.settings.fast_paths
-        self.frames = HeaderReader(self.channel, quick="frames" in fast_paths)
-        if "reads" in fast_paths and FrameReader.possible(self.channel):
+        self.frames = HeaderReader(self.channel)
+        if "reads" in self.settings.fast_paths and amqp_internals.can_read_frames():
             self.inbound = FrameReader(
                 self.channel,
                 self.frames,

@@ -29,6 +29,7 @@ from celery import Celery, bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.utils import text
 
+from ..broker import amqp_internals
 from ..broker.connection import celery_app
 from ..conf import get_settings, load
 from ..declare.registry import get_registry
@@ -130,6 +131,7 @@ def read_queue_options(instance: Any) -> None:
 
 
 def _check_libraries() -> None:
+    amqp_internals.check()
     celery_internals.check()
     billiard_internals.check()
 

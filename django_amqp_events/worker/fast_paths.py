@@ -10,6 +10,7 @@ from typing import Any
 
 from celery.app.trace import TraceInfo
 
+from ..broker import amqp_internals
 from ..broker.private_names import available
 from ..conf import Settings
 from . import celery_internals
@@ -21,9 +22,7 @@ from .request import Chunking
 
 def acks(settings: Settings, errors: tuple[type[BaseException], ...]) -> Acks:
     """Return what writes acks."""
-    batched = "acks" in settings.fast_paths and available(
-        "amqp", "acknowledging in batches", batched_acks.NAMES
-    )
+    batched = "acks" in settings.fast_paths and amqp_internals.can_batch_acks()
     return batched_acks.BatchedAcks(errors) if batched else Acks(errors)
 
 

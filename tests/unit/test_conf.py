@@ -97,7 +97,7 @@ def test_every_key_is_read() -> None:
         "ALERTS": {"MAIL": True, "GROWTH": 7, "MIRROR_LAG": timedelta(minutes=1), "STALE": None},
         "EDITING": True,
         "REDACT": "project.privacy.redact",
-        "FAST_PATHS": ["frames"],
+        "FAST_PATHS": ["reads"],
     }
     assert set(raw) == set(conf.KEYS)
     settings, problems = parse(raw)
@@ -126,7 +126,7 @@ def test_every_key_is_read() -> None:
         alerts=AlertSettings(mail=True, growth=7, mirror_lag=60, stale=None),
         editing=True,
         redact="project.privacy.redact",
-        fast_paths=frozenset({"frames"}),
+        fast_paths=frozenset({"reads"}),
     )
 
 
@@ -258,9 +258,9 @@ def test_an_unknown_key_like_none_names_them_all() -> None:
         {"RETENTION": {"DISCARDED": timedelta(days=-1)}},
         {"RETENTION": {"DISCARDED": timedelta.max}},
         {"FAST_PATHS": None},
-        {"FAST_PATHS": "frames"},
-        {"FAST_PATHS": {"frames": True}},
-        {"FAST_PATHS": ["frames", "faster"]},
+        {"FAST_PATHS": "reads"},
+        {"FAST_PATHS": {"reads": True}},
+        {"FAST_PATHS": ["reads", "frames"]},
         {"FAST_PATHS": [5]},
         {"RENAMED_HANDLERS": None},
         {"RENAMED_HANDLERS": ["billing.old", "billing.new"]},

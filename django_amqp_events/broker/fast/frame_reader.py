@@ -139,14 +139,6 @@ class FrameReader:
         self._empty = False
         connection.blocking_read = self.read
 
-    @staticmethod
-    def possible(channel: Channel) -> bool:
-        """Return True if this release of py-amqp has the names that the reader needs."""
-        connection = channel.connection
-        return hasattr(connection, "_transport") and all(
-            hasattr(connection.transport, name) for name in ("_read_buffer", "_quick_recv")
-        )
-
     def read(self, timeout: float | None = None) -> bool:
         """Deal with what comes next, in place of py-amqp's ``Connection.blocking_read``.
 
@@ -342,7 +334,7 @@ class FrameReader:
                 piece: bytes = transport.sock.recv(PIECE, socket.MSG_DONTWAIT)
             else:
                 with transport.having_timeout(timeout):
-                    piece = transport._quick_recv(PIECE)  # noqa: SLF001 - TLS, or the socket's
+                    piece = transport.sock.recv(PIECE)
         except TimeoutError:
             raise
         except OSError as exc:

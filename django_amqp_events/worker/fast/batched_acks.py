@@ -15,19 +15,9 @@ from typing import Final
 from amqp.exceptions import RecoverableConnectionError
 from kombu.message import Message
 
-from ...broker.private_names import PrivateName
 from ..acks import Acks
 
 logger = logging.getLogger(__name__)
-
-#: Undocumented names of py-amqp that write a frame without its own, slower, framing.
-NAMES: Final = (
-    PrivateName("amqp.channel:Channel.connection", "write acks"),
-    PrivateName("amqp.channel:Channel.channel_id", "write acks"),
-    PrivateName("amqp.connection:Connection.transport", "write acks"),
-    PrivateName("amqp.connection:Connection.bytes_sent", "write acks"),
-    PrivateName("amqp.transport:_AbstractTransport.write", "write acks"),
-)
 
 #: A frame with basic.ack: type, channel, size, class, method, delivery tag, multiple, end of frame.
 #: https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 2.3.5 and 4.2.3

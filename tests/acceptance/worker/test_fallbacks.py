@@ -15,8 +15,9 @@ from ..harness import Archive, Eyes, Service, until
 
 ACT = "core.act"
 QUEUE = "core.testproject.act"
-#: In celery_internals and billiard_internals.
+#: In amqp_internals, celery_internals and billiard_internals.
 FEATURES = (
+    "FRAME_READER",
     "BATCHED_ACKS",
     "CHUNKS",
     "QUIET_RETRIES",
@@ -25,7 +26,7 @@ FEATURES = (
     "KEEP_RESULTS",
     "FINISH_WRITES",
 )
-FOUND_AT_START = FEATURES[:4]
+FOUND_AT_START = FEATURES[:5]
 
 
 @pytest.mark.parametrize("name", ["_announce_revoked", "_context"])

@@ -1,4 +1,4 @@
-"""The fast path "frames": what arrives and what is answered is as without it."""
+"""Messages are written together: they arrive as py-amqp writes them, each with its answer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
+import amqp
 import pytest
-from amqp.method_framing import frame_writer
 
 from django_amqp_events import (
     BrokerUnavailableError,
@@ -36,8 +36,6 @@ from ..wire import (
 )
 
 NAME = "shop.order.created"
-
-both = pytest.mark.parametrize("ways", [["frames"], []], ids=["frames", "plain"])
 
 
 @pytest.fixture
@@ -67,6 +65,14 @@ def waiting(wire: Wire) -> int:
     return count
 
 
+def arrived(wire: Wire, number: int) -> list[tuple[bytes, dict[str, Any], str]]:
+    """Take messages out of the queue, without what the queue adds to them."""
+    taken = wire.take(about=number)
+    for message in taken:
+        (message.properties.get("application_headers") or {}).pop("x-delivery-count", None)
+    return [(bytes(m.body or b""), m.properties, m.delivery_info["routing_key"]) for m in taken]
+
+
 def kinds(results: list[PublishError | None]) -> list[type]:
     return [type(result) for result in results]
 
@@ -79,13 +85,6 @@ def publishing(wire: Wire, messages: list[Message]) -> tuple[threading.Thread, l
     )
     thread.start()
     return thread, results
-
-
-def test_it_can_be_switched_off(wire: Wire):
-    for ways in (["frames"], [], ["acks"]):
-        wire.configure(FAST_PATHS=ways)
-        publish_many(NAME, [{}])
-        assert (wire.pool._idle[0]._encoder is not None) is ("frames" in ways)
 
 
 def test_the_same_messages_arrive(wire: Wire):
@@ -104,39 +103,33 @@ def test_the_same_messages_arrive(wire: Wire):
         *(event(wire, b"z" * n) for n in range(0, 130_000, 10_000)),
         *(event(wire, str(n).encode()) for n in range(300)),
     ]
-    seen = []
-    for ways in (["frames"], []):
-        wire.configure(FAST_PATHS=ways)
-        assert wire.pool.publish(given, mandatory=True) == [None] * len(given)
-        taken = wire.take(about=len(given))
-        for message in taken:
-            # The quorum queue's.
-            (message.properties.get("application_headers") or {}).pop("x-delivery-count", None)
-        seen.append(
-            [
-                (bytes(m.body or b""), m.properties, m.delivery_info["routing_key"])
-                for m in taken
-            ]
-        )  # fmt: skip
-    assert seen[0] == seen[1]
+    assert wire.pool.publish(given, mandatory=True) == [None] * len(given)
+    ours = arrived(wire, len(given))
+    for message in given:
+        wire.channel.basic_publish(
+            amqp.Message(
+                message.body,
+                application_headers=dict(message.headers),
+                **dict(message.properties),
+            ),
+            wire.exchange,
+            message.routing_key,
+        )
+    assert arrived(wire, len(given)) == ours
     if version_of(wire.channel.connection.server_properties) >= (4, 3):
         # By strict priority, 4 without one: docs/topology.md.
         given.sort(key=lambda message: message.properties.get("priority", 4), reverse=True)
-    assert [body for body, *_ in seen[0]] == [message.body for message in given]
+    assert [body for body, *_ in ours] == [message.body for message in given]
 
 
-@both
-def test_publish_many(wire: Wire, ways: list[str]):
-    wire.configure(FAST_PATHS=ways)
+def test_publish_many(wire: Wire):
     ids = publish_many(NAME, [{"n": n} for n in range(2500)])
     assert [message.properties["message_id"] for message in wire.take(about=2500)] == ids
 
 
-@both
-def test_one_in_the_middle_of_a_window_is_unroutable(wire: Wire, ways: list[str]):
+def test_one_in_the_middle_of_a_window_is_unroutable(wire: Wire):
     wire.unbind()
     wire.channel.queue_bind(wire.queue, wire.exchange, NAME)
-    wire.configure(FAST_PATHS=ways)
     messages = [event(wire) for _ in range(300)]
     for index in (0, 100, 101, 299):
         messages[index] = event(wire, routing_key="nobody.is.bound")
@@ -146,14 +139,12 @@ def test_one_in_the_middle_of_a_window_is_unroutable(wire: Wire, ways: list[str]
     assert len(wire.take(about=296)) == 296
 
 
-@both
-def test_one_in_the_middle_of_a_window_is_refused(wire: Wire, ways: list[str]):
+def test_one_in_the_middle_of_a_window_is_refused(wire: Wire):
     """Through a full queue, and through an unwritable header."""
     full = f"{wire.exchange}.full"
     # A quorum queue's limit is not exact.
     limited = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
     wire.declare(full, "full", **limited)
-    wire.configure(FAST_PATHS=ways)
     assert wire.pool.publish([event(wire, routing_key="full")], mandatory=True) == [None]
     messages = [event(wire) for _ in range(200)]
     messages[90] = event(wire, routing_key="full")
@@ -165,10 +156,8 @@ def test_one_in_the_middle_of_a_window_is_refused(wire: Wire, ways: list[str]):
     wire.channel.queue_delete(full)
 
 
-@both
-def test_the_first_message_does_not_wait_for_the_others(wire: Wire, ways: list[str]):
+def test_the_first_message_does_not_wait_for_the_others(wire: Wire):
     """It lies with the broker before the second is even looked at."""
-    wire.configure(FAST_PATHS=ways)
     pool = wire.pool
     assert pool.publish([event(wire)], mandatory=True) == [None]
     (channel,) = pool._idle
@@ -185,11 +174,10 @@ def test_the_first_message_does_not_wait_for_the_others(wire: Wire, ways: list[s
     assert seen[:2] == [0, 1]
 
 
-@both
-def test_cut_in_the_middle_of_a_write(wire: Wire, ways: list[str], monkeypatch: Any):
+def test_cut_in_the_middle_of_a_write(wire: Wire, monkeypatch: Any):
     """Messages written to the socket are unknown; unwritten ones are not published."""
     proxy = wire.proxy()
-    wire.configure(url=proxy.url, FAST_PATHS=ways, CONFIRM_TIMEOUT=5)
+    wire.configure(url=proxy.url, CONFIRM_TIMEOUT=5)
     assert wire.pool.publish([event(wire)], mandatory=True) == [None]
     wire.take()
     (channel,) = wire.pool._idle
@@ -205,9 +193,6 @@ def test_cut_in_the_middle_of_a_write(wire: Wire, ways: list[str], monkeypatch: 
         raise ConnectionResetError("cut")
 
     monkeypatch.setattr(channel._transport, "write", write)
-    if not ways:
-        # py-amqp keeps the function.
-        channel._amqp.frame_writer = frame_writer(channel._amqp, channel._transport)
     messages = [event(wire, b"x" * 1000) for _ in range(400)]
     results = wire.pool.publish(messages, mandatory=True)
     known = [result.published if result else True for result in results]
@@ -215,12 +200,9 @@ def test_cut_in_the_middle_of_a_write(wire: Wire, ways: list[str], monkeypatch: 
     assert kinds(results[:started]) == [PublishInterruptedError] * started
     assert kinds(results[started:]) == [BrokerUnavailableError] * (400 - started)
     assert channel.broken
-    if ways:
-        # The first alone, then two writes of GATHER bytes.
-        assert writes[0] < 2000
-        assert all(GATHER <= size < GATHER + 2000 for size in writes[1:])
-    else:
-        assert started == 3
+    # The first alone, then two writes of GATHER bytes.
+    assert writes[0] < 2000
+    assert all(GATHER <= size < GATHER + 2000 for size in writes[1:])
     until(lambda: all(link.closed for link in proxy.links), "the connection is gone")
     stored = set(wire.ids())
     # The half that arrived is in the queue, and nothing that was said not to be.
@@ -228,10 +210,9 @@ def test_cut_in_the_middle_of_a_write(wire: Wire, ways: list[str], monkeypatch: 
     assert not stored & {message.event_id for message in messages[started:]}
 
 
-@both
-def test_negative_confirms_of_a_joined_write(wire: Wire, ways: list[str]):
+def test_negative_confirms_of_a_joined_write(wire: Wire):
     proxy = wire.proxy()
-    wire.configure(url=proxy.url, FAST_PATHS=ways)
+    wire.configure(url=proxy.url)
     proxy.hold = {ACK, NACK}
     thread, results = publishing(wire, [event(wire) for _ in range(50)])
     # All are with the broker; their answers are written here.
@@ -246,10 +227,9 @@ def test_negative_confirms_of_a_joined_write(wire: Wire, ways: list[str]):
     assert kinds(results) == expected
 
 
-@both
-def test_writing_resumes_after_connection_blocked(wire: Wire, ways: list[str]):
+def test_writing_resumes_after_connection_blocked(wire: Wire):
     proxy = wire.proxy()
-    wire.configure(url=proxy.url, FAST_PATHS=ways)
+    wire.configure(url=proxy.url)
     pool = wire.pool
     assert pool.publish([event(wire)], mandatory=True) == [None]
     (channel,) = pool._idle

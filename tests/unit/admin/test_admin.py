@@ -31,7 +31,7 @@ from django_amqp_events.admin import (
 )
 from django_amqp_events.archive import eligibility, replay, states
 from django_amqp_events.archive.groups import failure_groups
-from django_amqp_events.broker.connection import unavailable_errors
+from django_amqp_events.broker.publish_errors import unavailable_errors
 from django_amqp_events.conf import get_settings
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import BrokerUnavailableError, UnroutableError

@@ -373,14 +373,6 @@ def test_deliveries_behind_an_error() -> None:
         assert not it.hub.turn()
 
 
-@pytest.mark.parametrize("name", ["_read_buffer", "_quick_recv"])
-def test_a_release_of_py_amqp_that_reads_in_another_way(name: str) -> None:
-    with reading() as it:
-        assert FrameReader.possible(it.channel)
-        delattr(it.connection.transport, name)
-        assert not FrameReader.possible(it.channel)
-
-
 def test_buffered_bytes_of_py_amqp_come_first() -> None:
     with reading() as it:
         first = b"".join(delivery(tag=1))

@@ -1,4 +1,4 @@
-"""The private names of Celery and billiard: probes, and what their uses rely on."""
+"""The private names of py-amqp, Celery and billiard: probes, and what their uses rely on."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from kombu.asynchronous import Hub
 from kombu.message import Message
 from vine import promise
 
-from django_amqp_events.broker import private_names
+from django_amqp_events.broker import amqp_internals, private_names
 from django_amqp_events.broker.private_names import PrivateName
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.worker import billiard_internals, celery_internals
 from django_amqp_events.worker.celery_internals import AckCallback, event_loop_is_busy
-from django_amqp_events.worker.fast import batched_acks
 
-MODULES = (celery_internals, billiard_internals)
+MODULES = (amqp_internals, celery_internals, billiard_internals)
 REQUIRED = [(module, name) for module in MODULES for name in module.REQUIRED]
 OPTIONAL = [
     name
     for module, features in (
         (celery_internals, ("CHUNKS", "QUIET_RETRIES", "ACKS_WHILE_STOPPING", "COLD_SHUTDOWN")),
         (billiard_internals, ("KEEP_RESULTS", "FINISH_WRITES")),
+        (amqp_internals, ("FRAME_READER", "BATCHED_ACKS")),
     )
     for feature in features
     for name in getattr(module, feature)
-] + list(batched_acks.NAMES)
+]
 NAMES = [name for _, name in REQUIRED] + OPTIONAL
 
 
@@ -55,8 +55,8 @@ def changed(*parameters: str) -> Any:
 
 def test_the_installed_libraries_have_all_names() -> None:
     assert not [problem for name in NAMES if (problem := name.problem())]
-    celery_internals.check()
-    billiard_internals.check()
+    for module in MODULES:
+        module.check()
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: name.path)
@@ -81,6 +81,7 @@ def test_a_worker_does_not_start_without_a_name_that_it_needs(
 ) -> None:
     renamed = dataclasses.replace(name, path=f"{name.path}_renamed")
     monkeypatch.setattr(module, "REQUIRED", (renamed,))
+    amqp_internals.check.cache_clear()
     with pytest.raises(ConfigurationError, match="does not exist, which is needed to"):
         module.check()
 

@@ -47,28 +47,24 @@ add_options(app)
 
 
 def _change_libraries() -> None:
-    """Do without private names of Celery and billiard.
+    """Do without private names of py-amqp, Celery and billiard.
 
     ``TESTPROJECT_RENAMED`` is a method of Celery's Request that a newer version has renamed;
     ``TESTPROJECT_WITHOUT`` is a list of names in ``*_internals`` whose probe is to fail.
     """
     from celery.worker.request import Request
 
+    from django_amqp_events.broker import amqp_internals
     from django_amqp_events.broker.private_names import PrivateName
     from django_amqp_events.worker import billiard_internals, celery_internals
-    from django_amqp_events.worker.fast import batched_acks
 
     if renamed := os.environ.get("TESTPROJECT_RENAMED"):
         setattr(Request, f"{renamed}_renamed", getattr(Request, renamed))
         delattr(Request, renamed)
     for feature in os.environ.get("TESTPROJECT_WITHOUT", "").split():
-        if feature == "BATCHED_ACKS":
-            module, name = batched_acks, "NAMES"
-        else:
-            modules = billiard_internals, celery_internals
-            (module,) = (module for module in modules if hasattr(module, feature))
-            name = feature
-        setattr(module, name, (PrivateName(f"celery:{feature}", "test it"),))
+        modules = amqp_internals, billiard_internals, celery_internals
+        (module,) = (module for module in modules if hasattr(module, feature))
+        setattr(module, feature, (PrivateName(f"celery:{feature}", "test it"),))
 
 
 _change_libraries()
