@@ -251,12 +251,10 @@ class MemoryBackend:
         request = {
             **celery_headers(reading, payload),
             "delivery_info": delivery_info(reading.received),
+            "hostname": self.worker,
         }
-        body = [list(payload.args), dict(payload.kwargs), {}]
         with _savepoints():
-            return trace_here(
-                app.tasks[handler.name], request, body, now=self.now, worker=self.worker
-            )
+            return trace_here(app.tasks[handler.name], request, now=self.now)
 
     def _settle(self, world: _World, stored: Stored, reading: Reading, verdict: Verdict) -> None:
         if verdict.kind == "requeue":

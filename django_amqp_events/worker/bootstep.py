@@ -16,7 +16,6 @@ from celery import bootsteps
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import WorkerShutdown
 from celery.utils.functional import noop
-from celery.worker import state
 from kombu.message import Message as KombuMessage
 
 from ..broker import amqp_internals
@@ -30,6 +29,7 @@ from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError
 from ..message.types import Payload, Received
 from . import fast_paths
+from .celery_internals import shutdown_requested
 from .cold_shutdown import ColdShutdown
 from .delivery import Delivery
 from .dispatch import HOLDABLE, Dispatcher, celery_headers, delivery_info
@@ -428,7 +428,7 @@ class EventStep(bootsteps.StartStopStep):
         Celery's other steps stop before this one, and while they wait for RabbitMQ's answers
         further deliveries arrive, which a solo worker would run.
         """
-        return self._stopping or state.should_stop is not None or state.should_terminate is not None
+        return self._stopping or shutdown_requested()
 
     def _receive(self, queue: str, raw: Any) -> None:
         info = raw.delivery_info
@@ -486,17 +486,18 @@ class EventStep(bootsteps.StartStopStep):
             return  # RabbitMQ delivers it again
         received = delivery.received
         fresh = received.exchange == self.names.events and not received.redelivered
+        headers = celery_headers(delivery, payload)
         message = EventMessage.build(
             delivery,
             settler=self.settler,
             chunks=self.chunks if fresh else None,
-            headers=celery_headers(delivery, payload),
+            headers=headers,
             delivery_info=delivery_info(received),
         )
         _, handler = delivery.known
         self.c.strategies[handler.name](
             message,
-            [list(payload.args), dict(payload.kwargs), {}],
+            [headers["args"], headers["kwargs"], {}],
             # Celery's ack and reject; a verdict settles an event.
             noop,
             noop,

@@ -13,6 +13,7 @@ from typing import Any, Final
 from weakref import ref
 
 from celery.app import trace
+from celery.app.trace import TraceInfo
 from celery.worker import state
 from celery.worker.request import Request
 from kombu.asynchronous.hub import Hub
@@ -20,6 +21,21 @@ from kombu.message import Message
 from kombu.utils import eventio
 
 from ..broker.private_names import PrivateName, available, require
+
+__all__ = [
+    "AckCallback",
+    "SettledRequest",
+    "TraceInfo",
+    "apply_rate_limit",
+    "build_tracer",
+    "check",
+    "event_loop_is_busy",
+    "log_retry",
+    "runs_acks_while_stopping",
+    "shutdown_requested",
+    "state",
+    "waiting_for_a_process",
+]
 
 _REQUEST: Final = "celery.worker.request:Request"
 _CONSUMER: Final = "celery.worker.consumer.consumer:Consumer"
@@ -84,17 +100,13 @@ REQUIRED: Final = (
     PrivateName("celery.app.trace:build_tracer", _TRACE,
                 ("name", "task", "loader", "hostname", "store_errors", "Info", "eager",
                  "propagate", "app")),
-    # Celery puts the second in place of the first when it starts, so their parameters differ.
-    PrivateName("celery.app.trace:trace_task_ret", _TRACE),
-    PrivateName("celery.app.trace:fast_trace_task", _TRACE,
-                ("task", "uuid", "request", "body", "content_type", "content_encoding")),
 )  # fmt: skip
 
 CHUNKS: Final = (
     PrivateName("kombu.asynchronous.semaphore:LaxBoundedSemaphore._waiting", "share processes"),
 )
 QUIET_RETRIES: Final = (
-    PrivateName("celery.app.trace:TraceInfo.handle_retry", "skip a traceback that nobody reads",
+    PrivateName("celery.app.trace:TraceInfo.handle_retry", "skip the traceback of a retry",
                 ("self", "task", "req", "store_errors", "kwargs"), overridden=True),
     PrivateName("celery.app.trace:get_task_name", "log a retry", ("request", "default")),
     PrivateName("celery.app.trace:info", "log a retry", ("fmt", "context")),
@@ -181,6 +193,11 @@ class SettledRequest(Request):
         self.send_event("task-cancelled")
 
 
+def shutdown_requested() -> bool:
+    """Return True if a signal or remote control has asked the worker to stop."""
+    return state.should_stop is not None or state.should_terminate is not None
+
+
 def apply_rate_limit(consumer: Any, request: Request, bucket: Any) -> None:
     """Hand a request to the pool when its task's rate limit allows."""
     consumer._limit_task(request, bucket, 1)  # noqa: SLF001
@@ -232,7 +249,19 @@ def runs_acks_while_stopping() -> bool:
     return available("celery", "acknowledging while the pool stops", ACKS_WHILE_STOPPING)
 
 
-def trace_task(app: Any, name: str, task_id: str, request: dict[str, Any], body: Any) -> Any:
-    """Run a task under the tracer of its class (``__trace__``) and return the outcome."""
-    run = trace.fast_trace_task if app.use_fast_trace_task else trace.trace_task_ret
-    return run(name, task_id, request, body, None, None)[1]
+def build_tracer(app: Any, task: Any, hostname: str | None = None, *, eager: bool = False) -> Any:
+    """Return a tracer for a task.
+
+    It is called with the task's id, arguments, keyword arguments and request, and returns a tuple:
+    the outcome, and in a failed run a :class:`TraceInfo`.
+    """
+    # Looked up at each call, since error trackers replace it.
+    return trace.build_tracer(
+        task.name, task, app.loader, hostname, Info=task.trace_info, eager=eager, app=app
+    )
+
+
+def log_retry(task: Any, request: Any, reason: str) -> None:
+    """Log a retry as Celery's tracer does."""
+    name = trace.get_task_name(request, task.name)
+    trace.info(trace.LOG_RETRY, {"id": request.id, "name": name, "exc": reason})

@@ -15,9 +15,9 @@ from typing import Any, Final
 from amqp.exceptions import AccessRefused
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
-from celery.worker.state import maybe_shutdown
 
 from ..broker.connection import broker_urls, login_refusal
+from .celery_internals import state
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,6 @@ class Login(bootsteps.StartStopStep):
         logger.error("%s; the next try is in %g s", refused, self._pause)
         until = now + self._pause
         while monotonic() < until:
-            maybe_shutdown()
+            state.maybe_shutdown()
             sleep(STOP_CHECK)
         self._pause, self._last = min(2 * self._pause, PAUSE[1]), monotonic()

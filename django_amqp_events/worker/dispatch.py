@@ -143,8 +143,12 @@ def delivery_info(received: Received) -> dict[str, Any]:
 
 
 def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
-    """Return the headers of the message that Celery receives; none is the publisher's."""
+    """Return the headers of the message that Celery receives; none is the publisher's.
+
+    They are the fields of the task's request as well.
+    """
     event, handler = reading.known
+    args, kwargs = list(payload.args), dict(payload.kwargs)
     size = len(reading.received.body)
     return {
         "lang": "py",
@@ -153,8 +157,11 @@ def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
         "root_id": event.correlation_id,
         "parent_id": event.causation_id,
         "retries": reading.progress.attempt - 1,
-        "argsrepr": _representation(list(payload.args), size),
-        "kwargsrepr": _representation(dict(payload.kwargs), size),
+        "args": args,
+        "kwargs": kwargs,
+        "argsrepr": _representation(args, size),
+        "kwargsrepr": _representation(kwargs, size),
+        "is_eager": False,
         "origin": event.service,
         "ignore_result": handler.ignore_result,
         "amqp_event": event,

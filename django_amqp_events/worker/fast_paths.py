@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery.app.trace import TraceInfo
-
 from ..broker import amqp_internals
 from ..broker.private_names import available
 from ..conf import Settings
 from . import celery_internals
 from .acks import Acks
+from .celery_internals import TraceInfo
 from .fast import batched_acks, chunks
 from .fast.quiet_retries import QuietRetries
 from .request import Chunking

@@ -11,13 +11,13 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from celery import Celery, bootsteps
-from celery.worker import state
 from click import Option
 from django.db import close_old_connections
 
 from .. import signals
 from ..conf import get_settings
 from ..declare.registry import Handler
+from .celery_internals import state
 from .request import EventRequest
 from .settlement import HOLD
 

@@ -10,13 +10,12 @@ from typing import Any, Protocol
 from celery import signals
 from celery.exceptions import TaskRevokedError, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.platforms import signals as signal_names
-from celery.worker import state
 from kombu.message import Message
 
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
 from ..message.text import printable
 from .billiard_internals import TERM_SIGNAME, ExceptionInfo, keep_result, unwrapped
-from .celery_internals import SettledRequest, apply_rate_limit
+from .celery_internals import SettledRequest, apply_rate_limit, state
 from .delivery import Delivery
 from .settlement import Settler
 from .task import HandlerRun
@@ -24,7 +23,7 @@ from .tracing import trace_event
 from .verdict import REQUEUE, Verdict, describe
 
 #: Arguments of :func:`trace_event`.
-Job = tuple[str, str, dict[str, Any], Any, bool]
+Job = tuple[dict[str, Any], bool]
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +90,7 @@ class EventRequest(SettledRequest):
     @property
     def job(self) -> Job:
         """The arguments of :func:`trace_event`."""
-        tracebacks = bool(self.eventer and self.eventer.enabled)
-        return self.type, self.id, self.request_dict, self.body, tracebacks
+        return self.request_dict, bool(self.eventer and self.eventer.enabled)
 
     def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
         if self.revoked():

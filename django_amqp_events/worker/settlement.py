@@ -23,7 +23,6 @@ from typing import Any, Final
 from celery import Celery
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
-from celery.worker import state
 from django.db import close_old_connections
 
 from ..broker.confirms import WINDOW, ConfirmChannel
@@ -32,7 +31,7 @@ from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
 from ..message import headers
 from ..message.types import Message
 from .acks import Acks
-from .celery_internals import AckCallback, runs_acks_while_stopping
+from .celery_internals import AckCallback, runs_acks_while_stopping, shutdown_requested
 from .delivery import Delivery
 from .outgoing import OutgoingMessages, announce
 from .verdict import REQUEUE, Verdict
@@ -146,8 +145,7 @@ class Settler:
         deadline = time.monotonic() + SETTLE_TIMEOUT
         with self._answered:
             while delivery in self._open and (left := deadline - time.monotonic()) > 0:
-                if (self._ending or state.should_stop is not None
-                        or state.should_terminate is not None):  # fmt: skip
+                if self._ending or shutdown_requested():
                     return
                 self._answered.wait(min(left, 0.1))
 

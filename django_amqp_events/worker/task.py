@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final
 
 from asgiref.sync import async_to_sync
 from celery import Celery, Task
-from celery.app.trace import TraceInfo
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 
 from ..broker.connection import current_celery_app
@@ -24,6 +23,7 @@ from ..exceptions import ConfigurationError, DirectCallError
 from . import once
 from .billiard_internals import terminated_by_signal
 from .binding import bind
+from .celery_internals import TraceInfo
 from .verdict import HANDLED, Unsupported, Verdict, decide
 
 #: Attributes that configuration and ``task_annotations`` must not change: each would let Celery

@@ -12,22 +12,20 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from celery.app import trace
 from celery.exceptions import Retry
 
 from ..broker.connection import current_celery_app
 from .billiard_internals import ExceptionInfo, terminated_by_signal, unwrapped
-from .celery_internals import trace_task
+from .celery_internals import build_tracer
 from .task import PROCESS_EXITS, HandlerRun, HandlerTask
 from .verdict import HANDLED, Verdict
 
 
-def trace_event(
-    name: str, task_id: str, request: dict[str, Any], body: Any, tracebacks: bool = False
-) -> Verdict | ExceptionInfo:
+def trace_event(request: dict[str, Any], tracebacks: bool = False) -> Verdict | ExceptionInfo:
     """Run a handler in the pool and return its verdict; the pool calls this function.
 
     Args:
+        request: fields of the task's request.
         tracebacks: whether the failure of a retry has a traceback, for Celery's task events.
 
     Returns:
@@ -36,26 +34,17 @@ def trace_event(
     """
     try:
         app = current_celery_app()
-        task: HandlerTask = app.tasks[name]
+        task: HandlerTask = app.tasks[request["task"]]
         if task.__trace__ is None or task.__trace__ is not task.amqp_tracer:
-            # Celery builds one in each pool process and for each connection, and error trackers
-            # replace `build_tracer`.
-            task.amqp_tracer = task.__trace__ = trace.build_tracer(
-                name, task, app.loader, request.get("hostname"), Info=task.trace_info, app=app
-            )
-        run = HandlerRun(tracebacks=tracebacks)
-        return _verdict(task, request, run, lambda: trace_task(app, name, task_id, request, body))
+            # Celery builds one in each pool process and for each connection.
+            task.amqp_tracer = task.__trace__ = build_tracer(app, task, request.get("hostname"))
+        return _verdict(task, task.__trace__, request, HandlerRun(tracebacks=tracebacks))
     except Exception:  # noqa: BLE001 - it is returned
         return ExceptionInfo()
 
 
 def trace_here(
-    task: HandlerTask,
-    request: dict[str, Any],
-    body: Any,
-    *,
-    now: Callable[[], datetime],
-    worker: str,
+    task: HandlerTask, request: dict[str, Any], *, now: Callable[[], datetime]
 ) -> Verdict:
     """Run a handler in this process, without a worker, and return its verdict.
 
@@ -63,22 +52,21 @@ def trace_here(
 
     Args:
         now: returns the time, so that a test's clock decides when a retry is due.
-        worker: name of the worker that the handler sees.
     """
-    args, kwargs, _ = body
-    request.update(args=args, kwargs=kwargs, hostname=worker, is_eager=False, ignore_result=True)
+    request["ignore_result"] = True
     run = HandlerRun(now, stores_failure=False, exits=(*PROCESS_EXITS, KeyboardInterrupt))
-    tracer = trace.build_tracer(task.name, task, eager=True, app=task.app)
-    return _verdict(task, request, run, lambda: tracer(request["id"], args, kwargs, request)[0])
+    return _verdict(task, build_tracer(task.app, task, eager=True), request, run)
 
 
 def _verdict(
-    task: HandlerTask, request: dict[str, Any], run: HandlerRun, traced: Callable[[], Any]
+    task: HandlerTask, tracer: Callable[..., Any], request: dict[str, Any], run: HandlerRun
 ) -> Verdict:
     request["amqp_run"] = run
     error: BaseException | None = None
     try:
-        error = unwrapped(getattr(traced(), "exception", None))
+        outcome, info, *_ = tracer(request["id"], request["args"], request["kwargs"], request)
+        if info is not None:  # the run has failed
+            error = unwrapped(getattr(outcome, "exception", None))
     except run.exits:
         raise
     except BaseException as exc:

@@ -25,10 +25,9 @@ from itertools import count
 from typing import Any, Final
 
 from celery.concurrency.prefork import TaskPool
-from celery.worker import state
 
 from ..billiard_internals import ExceptionInfo
-from ..celery_internals import waiting_for_a_process
+from ..celery_internals import state, waiting_for_a_process
 from ..request import EventRequest, Job
 from ..tracing import trace_event
 from ..verdict import HANDLED, REQUEUE, Verdict

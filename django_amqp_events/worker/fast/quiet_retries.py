@@ -1,4 +1,4 @@
-"""Skip the traceback of a retry that nobody reads.
+"""Skip the traceback of a retry that no result, signal or hook receives.
 
 Celery's tracer copies and formats it, which takes as long as the rest of a run.
 """
@@ -9,26 +9,21 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from celery import Task, signals
-from celery.app import trace
 
 from ..billiard_internals import ExceptionWithTraceback
+from ..celery_internals import TraceInfo, log_retry
 
 #: Celery's own; some monitoring agents replace it.
 _ON_RETRY: Final = Task.on_retry
 
 
-class QuietRetries(trace.TraceInfo):
+class QuietRetries(TraceInfo):
     """Celery's handling of a failed run, without the traceback of a retry."""
 
     def handle_retry(self, task: Any, req: Any, **kwargs: Any) -> Any:
         if not is_unread(task):
             return super().handle_retry(task, req, **kwargs)
-        context = {
-            "id": req.id,
-            "name": trace.get_task_name(req, task.name),
-            "exc": str(self.retval),
-        }
-        trace.info(trace.LOG_RETRY, context)
+        log_retry(task, req, str(self.retval))
         return SimpleNamespace(exception=ExceptionWithTraceback(self.retval, ""))
 
 

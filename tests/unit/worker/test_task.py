@@ -81,10 +81,12 @@ def run(task_id: str, *, redelivered: bool) -> str:
         "id": task_id,
         "task": HANDLER.name,
         "amqp_event": ReceivedEvent(id="1", name="shop.order.created"),
+        "args": [],
+        "kwargs": {"order_id": 7},
         "delivery_info": {"redelivered": redelivered},
         "ignore_result": False,
     }
-    return trace_event(HANDLER.name, task_id, request, [[], {"order_id": 7}, {}]).kind
+    return trace_event(request).kind
 
 
 def test_a_redelivered_success_is_handled_without_a_second_run(app: Celery) -> None:
@@ -156,10 +158,12 @@ def answer_of(
         "id": task_id,
         "task": handler.name,
         "amqp_event": ReceivedEvent(id="1", name="shop.order.created"),
+        "args": [],
+        "kwargs": payload,
         "delivery_info": {},
         "ignore_result": True,
     }
-    return trace_event(handler.name, task_id, request, [[], payload, {}], watched)
+    return trace_event(request, watched)
 
 
 def sold_out(**payload: object) -> None:
@@ -214,7 +218,7 @@ def test_an_error_of_ours_is_an_answer(app: Celery, monkeypatch: pytest.MonkeyPa
     answer = answer_of(app, sold_out, {}, ignore_result=True)
     assert isinstance(answer, ExceptionInfo)
     assert answer.type is TypeError
-    answer = trace_event("shop.unknown", "1", {}, [[], {}, {}])
+    answer = trace_event({"task": "shop.unknown"})
     assert isinstance(answer, ExceptionInfo)
     assert answer.type is app.tasks.NotRegistered
 
