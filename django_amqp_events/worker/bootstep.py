@@ -32,7 +32,7 @@ from . import fast_paths
 from .celery_internals import shutdown_requested
 from .cold_shutdown import ColdShutdown
 from .delivery import Delivery
-from .dispatch import HOLDABLE, Dispatcher, celery_headers, delivery_info
+from .dispatch import HOLDABLE, Dispatcher
 from .outgoing import OutgoingMessages
 from .request import Chunking, EventMessage
 from .settlement import Settler
@@ -486,16 +486,9 @@ class EventStep(bootsteps.StartStopStep):
             return  # RabbitMQ delivers it again
         received = delivery.received
         fresh = received.exchange == self.names.events and not received.redelivered
-        headers = celery_headers(delivery, payload)
-        message = EventMessage.build(
-            delivery,
-            settler=self.settler,
-            chunks=self.chunks if fresh else None,
-            headers=headers,
-            delivery_info=delivery_info(received),
-        )
-        _, handler = delivery.known
-        self.c.strategies[handler.name](
+        message = EventMessage(delivery, payload, self.settler, self.chunks if fresh else None)
+        headers = message.headers
+        self.c.strategies[headers["task"]](
             message,
             [headers["args"], headers["kwargs"], {}],
             # Celery's ack and reject; a verdict settles an event.

@@ -76,18 +76,6 @@ def become(step: type[EventStep]) -> None:
     _step = step
 
 
-def step_class(
-    selected: frozenset[str] | None, excluded: frozenset[str], *, unsupported: str = ""
-) -> type[EventStep]:
-    """Return the step class for a choice of queues.
-
-    Args:
-        unsupported: why this worker's pool cannot handle events, if so.
-    """
-    choice = {"selected": selected, "excluded": excluded, "unsupported": unsupported}
-    return type(_step.__name__, (_step,), choice)
-
-
 def _concerns(app: Celery) -> bool:
     """Return True if workers of *app* handle this service's events."""
     settings, problems = load()
@@ -166,7 +154,8 @@ def install(worker: Any) -> None:
         steps.discard(step)
     # Without a queue too: remote control may add one of ours, and Celery would declare it with
     # arguments of its own, again after each lost connection.
-    steps.add(step_class(selected, excluded, unsupported=unsupported))
+    choice = {"selected": selected, "excluded": excluded, "unsupported": unsupported}
+    steps.add(type(_step.__name__, (_step,), choice))
     steps.add(Watch)
     steps.add(Login)
     cold_shutdown.connect()

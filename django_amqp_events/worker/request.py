@@ -14,9 +14,11 @@ from kombu.message import Message
 
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
 from ..message.text import printable
+from ..message.types import Payload
 from .billiard_internals import TERM_SIGNAME, ExceptionInfo, keep_result, unwrapped
 from .celery_internals import SettledRequest, apply_rate_limit, state
 from .delivery import Delivery
+from .dispatch import celery_headers, delivery_info
 from .settlement import Settler
 from .task import HandlerRun
 from .tracing import trace_event
@@ -31,7 +33,6 @@ logger = logging.getLogger(__name__)
 class Chunking(Protocol):
     """Hands several events to a pool process at once; see ``fast/chunks.py``."""
 
-    #: Numbers of pool jobs and of events in them.
     submitted: dict[str, int]
 
     def begin(self) -> None: ...
@@ -43,37 +44,26 @@ class Chunking(Protocol):
 
 
 class EventMessage(Message):
-    """The message that Celery receives; it has none of the publisher's headers.
+    """The message that Celery receives; it has none of the publisher's headers and no body.
 
     Attributes:
         chunks: what hands the event to the pool together with others, ``None`` if it goes alone.
     """
 
-    delivery: Delivery
-    settler: Settler
-    chunks: Chunking | None = None
-
-    @classmethod
-    def build(
-        cls,
-        delivery: Delivery,
-        *,
-        settler: Settler,
-        chunks: Chunking | None,
-        headers: dict[str, Any],
-        delivery_info: dict[str, Any],
-    ) -> EventMessage:
-        """Return the message of *delivery*, without a body: its payload is decoded already."""
-        message = cls(
+    def __init__(
+        self, delivery: Delivery, payload: Payload, settler: Settler, chunks: Chunking | None
+    ) -> None:
+        super().__init__(
             channel=delivery.message.channel,
             delivery_tag=delivery.message.delivery_tag,
             content_type=CONTENT_TYPE,
             content_encoding=CONTENT_ENCODING,
-            delivery_info=delivery_info,
-            headers=headers,
+            delivery_info=delivery_info(delivery.received),
+            headers=celery_headers(delivery, payload),
         )
-        message.delivery, message.settler, message.chunks = delivery, settler, chunks
-        return message
+        self.delivery = delivery
+        self.settler = settler
+        self.chunks = chunks
 
 
 class EventRequest(SettledRequest):

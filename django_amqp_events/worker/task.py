@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, ClassVar, Final
@@ -27,8 +28,8 @@ from .celery_internals import TraceInfo
 from .verdict import HANDLED, Unsupported, Verdict, decide
 
 #: Attributes that configuration and ``task_annotations`` must not change: each would let Celery
-#: settle a delivery by itself. EventRequest ignores them, but Celery's consumer reads them when a
-#: connection is lost, and people read them when they inspect the task.
+#: settle a delivery. EventRequest ignores them, but Celery's consumer reads them when a connection
+#: is lost.
 PINNED: Final[Mapping[str, Any]] = {
     "acks_late": True,
     "acks_on_failure_or_timeout": False,
@@ -48,35 +49,25 @@ PROCESS_EXITS: Final = (WorkerShutdown, WorkerTerminate)
 
 
 def utc_now() -> datetime:
-    """Return the time of the wall clock."""
     return datetime.now(UTC)
 
 
+@dataclass(slots=True, kw_only=True)
 class HandlerRun:
     """One run of a handler and, when it has ended, its verdict.
 
-    Args:
+    Attributes:
         now: returns the time; retries are due from there.
         stores_failure: whether the result backend stores a failure if it ignores successes.
         exits: exceptions that pass through without a verdict.
         tracebacks: whether the failure of a retry has a traceback.
     """
 
-    __slots__ = ("exits", "now", "stores_failure", "tracebacks", "verdict")
-
-    def __init__(
-        self,
-        now: Callable[[], datetime] = utc_now,
-        *,
-        stores_failure: bool = True,
-        exits: tuple[type[BaseException], ...] = PROCESS_EXITS,
-        tracebacks: bool = False,
-    ) -> None:
-        self.now = now
-        self.stores_failure = stores_failure
-        self.exits = exits
-        self.tracebacks = tracebacks
-        self.verdict: Verdict | None = None
+    now: Callable[[], datetime] = utc_now
+    stores_failure: bool = True
+    exits: tuple[type[BaseException], ...] = PROCESS_EXITS
+    tracebacks: bool = False
+    verdict: Verdict | None = None
 
     def decide(self, exc: BaseException, policy: RetryPolicy, attempt: int) -> Verdict:
         """Return the verdict for an exception that this run raised."""
@@ -165,16 +156,15 @@ class HandlerTask(Task):
         if verdict.kind == "retry":
             run.stores_failure = False
             traced = Retry(exc=cause, when=verdict.due_at)
-            return traced
-        if verdict.kind == "handled":
+        elif verdict.kind == "handled":
             traced = Ignore()
-            return traced
-        if verdict.kind == "requeue":
+        elif verdict.kind == "requeue":
             traced = exc if isinstance(exc, Reject) else Reject(exc, requeue=True)
-            return traced
-        if isinstance(cause, Exception) and not isinstance(cause, (Retry, Reject, Ignore)):
-            return cause
-        return HandlerFailed(f"{type(cause).__name__}: {cause}")
+        elif isinstance(cause, Exception) and not isinstance(cause, (Retry, Reject, Ignore)):
+            traced = cause
+        else:
+            traced = HandlerFailed(f"{type(cause).__name__}: {cause}")
+        return traced
 
     def _call(self, /, *args: Any, **kwargs: Any) -> Any:
         handler = self.handler

@@ -35,10 +35,12 @@ def trace_event(request: dict[str, Any], tracebacks: bool = False) -> Verdict | 
     try:
         app = current_celery_app()
         task: HandlerTask = app.tasks[request["task"]]
-        if task.__trace__ is None or task.__trace__ is not task.amqp_tracer:
+        tracer: Callable[..., Any] | None = task.__trace__
+        if tracer is None or tracer is not task.amqp_tracer:
             # Celery builds one in each pool process and for each connection.
-            task.amqp_tracer = task.__trace__ = build_tracer(app, task, request.get("hostname"))
-        return _verdict(task, task.__trace__, request, HandlerRun(tracebacks=tracebacks))
+            tracer = build_tracer(app, task, request.get("hostname"))
+            task.amqp_tracer = task.__trace__ = tracer
+        return _verdict(task, tracer, request, HandlerRun(tracebacks=tracebacks))
     except Exception:  # noqa: BLE001 - it is returned
         return ExceptionInfo()
 
@@ -54,7 +56,7 @@ def trace_here(
         now: returns the time, so that a test's clock decides when a retry is due.
     """
     request["ignore_result"] = True
-    run = HandlerRun(now, stores_failure=False, exits=(*PROCESS_EXITS, KeyboardInterrupt))
+    run = HandlerRun(now=now, stores_failure=False, exits=(*PROCESS_EXITS, KeyboardInterrupt))
     return _verdict(task, build_tracer(task.app, task, eager=True), request, run)
 
 
