@@ -73,13 +73,7 @@ class EventStep(bootsteps.StartStopStep):
     #: Whether each event goes to the pool alone.
     alone: bool = False
 
-    settings: Settings
-    registry: Registry
-    names: Names
-    queues: set[str]
-    dispatcher: Dispatcher
     settler: Settler
-    frames: HeaderReader
     chunks: Chunking | None = None
     inbound: FrameReader | None = None
 
@@ -192,8 +186,11 @@ class EventStep(bootsteps.StartStopStep):
         channel, connection = self.channel, c.connection
         # After a lost connection the event loop does not run until there is another.
         ColdShutdown.begin_waiting()
-        if connection is None:
-            self._drop_task_events(c)
+        events = c.event_dispatcher
+        if connection is None and events is not None and events.connection is not None:
+            # Celery closes it before it opens a new one, and waits without limit for an answer of
+            # an unreachable broker (celery/worker/consumer/events.py).
+            close_socket(events.connection)
         if channel is None or channel.connection is None or connection is None:
             return
         tags = list(self._tags.values())
@@ -207,17 +204,6 @@ class EventStep(bootsteps.StartStopStep):
             logger.info("the consumers were not cancelled, because the channel is closed: %s", exc)
 
     terminate = stop
-
-    @staticmethod
-    def _drop_task_events(c: Any) -> None:
-        """Drop the connection of Celery's task events after ours was lost.
-
-        Celery closes it before it opens a new one, and waits without limit for an answer of an
-        unreachable broker (celery/worker/consumer/events.py).
-        """
-        dispatcher = c.event_dispatcher
-        if dispatcher is not None and dispatcher.connection is not None:
-            close_socket(dispatcher.connection)
 
     def _close_inbound(self) -> None:
         if self.inbound is not None:

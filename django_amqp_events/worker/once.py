@@ -43,7 +43,7 @@ _NAMESPACE: Final = UUID("0f5c3a4e-9c53-4b44-8f4c-0d1b6a2f7c11")
 
 
 class _Known(Exception):
-    """The event is handled already; ends the transaction before it has changed anything."""
+    """End the transaction before it has changed anything: the event is handled already."""
 
 
 def inbox_key(service: str, handler: str, event: ReceivedEvent) -> UUID:
@@ -109,13 +109,12 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
         return None
 
 
-# Without the ORM, which takes several times as long to build these two statements, for each event,
-# as the database takes to run them.
-
-
 @lru_cache(maxsize=32)
 def _statements(_vendor: str, alias: str) -> tuple[str, str]:
-    """Return an INSERT of a row, and a SELECT of one by its id."""
+    """Return an INSERT of a row, and a SELECT of one by its id.
+
+    The ORM takes several times as long to build them as the database takes to run them.
+    """
     from ..models import InboxEntry
 
     quote = connections[alias].ops.quote_name
@@ -195,57 +194,47 @@ def databases() -> list[str]:
 
 def due(*, before: datetime, service: str | None = None) -> int:
     """Return the number of rows that :func:`prune` would delete."""
-    return sum(
-        len(gone)
-        for alias in databases()
-        for gone in _pages(_rows(alias, service), before, lambda: CHUNK)
-    )
+    found = (_pages(_rows(alias, service), before, CHUNK) for alias in databases())
+    return sum(len(gone) for pages in found for gone in pages)
 
 
 def prune(
     *,
     before: datetime,
-    limit: int | None = None,
     service: str | None = None,
-    batch_size: int | None = None,
+    batch_size: int = CHUNK,
     progress: Callable[[int], object] = bool,
     stop: Callable[[], bool] = bool,
 ) -> int:
-    """Delete old rows, except those of events that are in the archive or the outbox.
+    """Delete old rows and return their number.
 
     A row must outlive everything that may deliver its event again: queues, delays, the archive,
     from which it may be replayed, and this service's own outbox (:func:`_open_events`).
 
     Args:
-        before: aware, at least :func:`keep` ago.
-        limit: largest number of rows, over all databases.
+        before: aware, at least :func:`minimum_retention` ago.
         service: whose rows; this service's by default.
-        batch_size: largest number of rows in a transaction, :data:`CHUNK` by default.
+        batch_size: largest number of rows in a transaction.
         progress: called after each transaction with the number of deleted rows so far.
         stop: called before each transaction; True ends.
-
-    Returns:
-        the number of deleted rows.
 
     Raises:
         ValueError: *before* is too late.
     """
-    latest = datetime.now(UTC) - minimum_retention()
+    retention = minimum_retention()
+    latest = datetime.now(UTC) - retention
     if before > latest:
         raise ValueError(
-            f"inbox rows are kept for at least {minimum_retention()}, since their events may be "
-            f"delivered again "
-            f"until then. before= is {before}, and must not be later than {latest}"
+            f"inbox rows are kept for at least {retention}, since their events may be delivered "
+            f"again until then. before= is {before}, and must not be later than {latest}"
         )
-    total, most = 0, batch_size or CHUNK
-
-    def size() -> int:
-        return 0 if stop() else most if limit is None else min(most, limit - total)
-
+    total = 0
     for alias in databases():
         check_commits(alias)
         rows = _rows(alias, service)
-        for gone in _pages(rows, before, size):
+        for gone in _pages(rows, before, batch_size):
+            if stop():
+                return total
             total += rows.filter(pk__in=gone).delete()[0]
             progress(total)
     return total
@@ -257,20 +246,11 @@ def _rows(alias: str, service: str | None) -> QuerySet[InboxEntry]:
     return InboxEntry.objects.using(alias).filter(service=service or get_settings().service)
 
 
-def _pages(
-    rows: QuerySet[InboxEntry], before: datetime, size: Callable[[], int]
-) -> Iterator[list[UUID]]:
-    """Return the ids of rows that can be deleted, oldest first, page by page.
-
-    Args:
-        size: returns the size of the next page; 0 ends.
-    """
+def _pages(rows: QuerySet[InboxEntry], before: datetime, size: int) -> Iterator[list[UUID]]:
+    """Return the ids of rows that can be deleted, oldest first, page by page."""
     open_events = _open_events()
     page = rows.filter(handled_at__lt=before).order_by("handled_at", "pk")
-    while wanted := size():
-        found = list(page.values_list("pk", "event_id", "handled_at")[:wanted])
-        if not found:
-            break
+    while found := list(page.values_list("pk", "event_id", "handled_at")[:size]):
         kept: set[str] = set()
         for events in open_events:
             ids = {row[1] for row in found} - kept

@@ -1,14 +1,14 @@
-"""Several events in one job of a pool process, since a job costs more than a short handler.
+"""Give a pool process several events in one job, since a job costs more than a short handler.
 
-The process runs them one after another. Before each but the first it takes a token, and it reports
-each that was handled; the first one that was not ends the chunk. So the worker knows of each event
-whether it is settled, running or not begun. If the process ends, the running event is settled as
-lost. Events that are not begun go to another process then, and also when a run takes long: the
-worker takes the tokens that are left. An event goes alone if it was delivered before, is a retry or
-replay, has a time limit, or if its handler takes longer than a job costs.
+The process runs them one after another. It takes a token before each but the first, reports each
+handled event, and ends the chunk at the first that was not handled. So the worker knows whether an
+event is settled, running or not begun. If the process ends, the running event is settled as lost.
+The events that have not begun go to another process, then and also when a run takes long: the
+worker takes the remaining tokens. An event has a job of its own if it was delivered before, is a
+retry or replay, has a time limit, or if its handler takes longer than a job costs.
 
-Tokens and reports are bytes in pipes that the processes inherit. A read gives each token to one
-reader only, whatever ends the others, which a lock in shared memory does not.
+Tokens and reports are bytes in pipes that the processes inherit. One reader receives each token,
+even if another is killed meanwhile; a lock in shared memory does not guarantee that.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ logger = logging.getLogger(__name__)
 MAX_EVENTS: Final = 16
 #: Longest time in seconds that the events of a chunk may take together, by their averages.
 MAX_SECONDS: Final = 0.05
-#: Approximate cost of one pool job, in seconds. Events that take less wait for further ones, while
-#: a process is busy.
+#: Approximate cost of one pool job, in seconds. While a process is busy, events that take less
+#: together wait for more.
 JOB_SECONDS: Final = 0.001
-#: Longest time in seconds that they wait; twice that if other jobs are submitted meanwhile.
+#: Longest wait in seconds; twice that if other jobs are submitted meanwhile.
 MAX_DELAY: Final = 0.01
 #: Longest average run in seconds of a handler whose events share a chunk.
 MAX_AVERAGE: Final = 0.01
-#: Shortest run in seconds after which the events behind it go to another process.
+#: Run in seconds after which the events behind it go to another process.
 SLOW_RUN: Final = 0.05
 #: Seconds between two reads of the reports; most chunks end before the first.
 REPORT_INTERVAL: Final = 0.02
 #: Weight of the last run in the average.
 AVERAGE_WEIGHT: Final = 0.2
 
-#: Chunk, index of the event, seconds: written at once, since it is shorter than PIPE_BUF.
+#: Chunk, index of the event, seconds; atomic, since it is shorter than PIPE_BUF (pipe(7)).
 _REPORT: Final = struct.Struct("=QHd")
 
 #: The pipe of a chunk with one event, which needs no tokens.
@@ -60,20 +60,15 @@ NO_TOKENS: Final = -1
 
 Pipe = tuple[int, int]
 
-#: Reading and writing end of the reports of this worker's pool, once they are open.
 _reports: Pipe = (-1, -1)
-#: The pipes for tokens, one for each chunk that can run at the same time.
+#: One for each chunk that can run at the same time.
 _tokens: list[Pipe] = []
 #: Process id of the worker's main process.
 _main = 0
 
 
 def open_pipes(processes: int) -> None:
-    """Open the pipes that the processes of the pool inherit; call it before the pool starts.
-
-    Args:
-        processes: largest number of processes in the pool.
-    """
+    """Open the pipes for a pool of at most so many processes, which inherit them."""
     global _reports, _main  # noqa: PLW0603 - one process is one worker
     if _reports[0] < 0:
         _reports = os.pipe()
@@ -87,7 +82,7 @@ def open_pipes(processes: int) -> None:
 
 
 def _take_tokens(pipe: int, number: int) -> bytes:
-    """Take up to *number* tokens of a chunk and return them."""
+    """Return up to *number* tokens of a chunk."""
     try:
         return os.read(_tokens[pipe][0], number)
     except BlockingIOError:
@@ -95,7 +90,7 @@ def _take_tokens(pipe: int, number: int) -> bytes:
 
 
 def _put_tokens(pipe: int, number: int, token: int) -> None:
-    """Put the tokens of a chunk into a pipe, after removing those of an earlier one."""
+    """Replace the tokens in a pipe."""
     while _take_tokens(pipe, MAX_EVENTS):
         pass
     os.write(_tokens[pipe][1], bytes([token] * number))
@@ -104,13 +99,13 @@ def _put_tokens(pipe: int, number: int, token: int) -> None:
 def run(
     number: int, pipe: int, token: int, jobs: Sequence[Job]
 ) -> tuple[int, Verdict | ExceptionInfo | None, float]:
-    """Run the events of a chunk; the pool calls this function in a process.
+    """Run the events of a chunk in a pool process.
 
     Args:
         number: of the chunk, for its reports.
         pipe: index of the pipe with its tokens.
-        token: its tokens. Others belong to a later connection, on which RabbitMQ has delivered
-            the events of this chunk again.
+        token: value of its tokens. A different one belongs to a later connection, on which
+            RabbitMQ has delivered the events of this chunk again.
 
     Returns:
         the number of handled events, the verdict of the next one if it was not handled, and the
@@ -137,12 +132,9 @@ class Chunk:
     """Events that were submitted to the pool as one job.
 
     Attributes:
-        pipe: index of the pipe with its tokens.
-        settled: number of events that have a verdict.
-        begun: number of events that are known to have begun.
-        since: monotonic time at which the running event was first known to run; ``None`` before
-            the first.
-        accepted: process id and time of the first run; ``None`` before it.
+        settled, begun: numbers of events that have a verdict, and that are known to have begun.
+        since: monotonic time since which the running event is known to run.
+        accepted: process id and time of the first run.
     """
 
     __slots__ = ("accepted", "begun", "job", "pipe", "requests", "settled", "since")
@@ -157,7 +149,7 @@ class Chunk:
 
     @property
     def left(self) -> int:
-        """The number of events without a verdict."""
+        """Number of events without a verdict."""
         return len(self.requests) - self.settled
 
     @property
@@ -180,9 +172,6 @@ class Chunk:
 class Chunks:
     """Submit fresh events to a prefork pool in chunks; used in the worker's main thread.
 
-    Args:
-        consumer: Celery's consumer.
-
     Attributes:
         submitted: numbers of pool jobs and of events in them.
     """
@@ -190,7 +179,7 @@ class Chunks:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._worker = worker = consumer.controller
-        # A semaphore of free processes, which Celery's own tasks wait for as well.
+        # A semaphore, which ordinary tasks acquire as well.
         self._processes_free = worker.semaphore
         self._pending: deque[EventRequest] = deque()
         self._numbers = count(1)
@@ -230,7 +219,7 @@ class Chunks:
         )
 
     def begin(self) -> None:
-        """Start, at first or after a lost connection, whose deliveries are void."""
+        """Start at first, and after a lost connection, whose deliveries are void."""
         self._thread = threading.get_ident()
         self.stop()
         self._stopped = False
@@ -238,8 +227,8 @@ class Chunks:
         self._request_scheduled = self._delayed = self._overdue = self._reports_scheduled = False
         self._connections += 1
         self._requested = self._surplus = 0
-        # Running events end in their processes, but their deliveries are lost. Celery's pool
-        # reports nothing of a job that no process had begun (AsynPool.flush).
+        # Their processes still run them, but the deliveries are lost. Celery's pool reports
+        # nothing of a job that no process had begun (AsynPool.flush).
         self._chunks.clear()
         # A process that still runs one of these chunks finds no token of its own.
         self._free_pipes = list(range(len(_tokens)))
@@ -254,9 +243,9 @@ class Chunks:
         return max(1, number)
 
     def stop(self) -> None:
-        """Keep events from beginning that have not begun: RabbitMQ delivers them again.
+        """Begin no further events, which RabbitMQ delivers again, and settle those that ended.
 
-        Events that have ended are settled: a process reports one before it takes the next token.
+        A process reports an event before it takes the token of the next one.
         """
         self._stopped = True
         for pipe in range(len(_tokens)):
@@ -265,7 +254,7 @@ class Chunks:
             self.read_reports()
 
     def is_running(self, request: EventRequest) -> bool:
-        """Return True if a process runs this event and has no other event behind it."""
+        """Return True if a process runs this event and no other waits behind it."""
         for chunk in self._chunks.values():
             if request in chunk.requests:
                 self._split(chunk)
@@ -274,15 +263,10 @@ class Chunks:
 
     @property
     def _in_other_thread(self) -> bool:
-        """Whether Celery runs this timer in another thread, as while a pool shuts down."""
+        """Whether Celery runs this timer in another thread, as it does while a pool stops."""
         return threading.get_ident() != self._thread
 
-    def accepts(self, request: EventRequest) -> bool:
-        """Return True if an event may share a chunk."""
-        return request.task.time_limit is None and request.task.soft_time_limit is None
-
     def add(self, request: EventRequest) -> None:
-        """Submit an event soon, together with others that arrive by then."""
         self._pending.append(request)
         self._schedule_request()
 
@@ -294,10 +278,10 @@ class Chunks:
             self._consumer.timer.call_after(0, self._request_processes)
 
     def _request_processes(self) -> None:
-        """Request free processes, if the pending events are worth a job by now.
+        """Request free processes if the pending events are worth a job.
 
-        A process is requested for each event, as for ordinary tasks, which would be preferred
-        otherwise. Requests for events that went along with others are surplus.
+        Each event requests one, as each ordinary task does; otherwise those tasks would be
+        preferred. The requests of events that shared a chunk are surplus.
         """
         self._request_scheduled = False
         if self._stopped or self._in_other_thread:
@@ -306,7 +290,7 @@ class Chunks:
             if self._should_wait():
                 if not self._delayed:
                     self._delayed = True
-                    # The busy processes may run something slow, so do not wait for their end.
+                    # Not until a chunk ends, since it may be slow.
                     again = partial(self._end_delay, self.submitted["jobs"])
                     self._consumer.timer.call_after(MAX_DELAY, again)
                 return
@@ -315,7 +299,7 @@ class Chunks:
             self._processes_free.acquire(start)
 
     def _release(self) -> None:
-        """Give a free process to the next request, in a loop instead of recursively."""
+        """Give a free process to the next request; the loop replaces a deep recursion."""
         self._to_release += 1
         if self._releasing:
             return
@@ -327,18 +311,13 @@ class Chunks:
         finally:
             self._releasing = False
 
-    @property
-    def _no_task_waits(self) -> bool:
-        """Whether no ordinary task waits for a process."""
-        return waiting_for_a_process(self._worker) <= self._requested
-
     def _end_delay(self, jobs: int) -> None:
         self._delayed = False
         self._overdue = jobs == self.submitted["jobs"]
         self._request_processes()
 
     def _should_wait(self) -> bool:
-        """Return True if the pending events are not worth a job yet; a chunk's end asks again."""
+        """Return True if the pending events are not worth a job yet."""
         if self._overdue or not self._chunks:
             return False
         running = sum(chunk.left for chunk in self._chunks.values())
@@ -352,7 +331,7 @@ class Chunks:
         return True
 
     def _start(self, connection: int) -> None:
-        """Submit a share of the pending events to a free process, if they are worth a job now."""
+        """Submit a share of the pending events to a free process, if they are worth a job."""
         if connection != self._connections:
             self._release()
             return
@@ -361,7 +340,8 @@ class Chunks:
             self._surplus -= 1
             self._release()
             return
-        if self._stopped or (self._should_wait() and self._no_task_waits):
+        task_waits = waiting_for_a_process(self._worker) > self._requested
+        if self._stopped or (self._should_wait() and not task_waits):
             self._release()
             self._schedule_request()
             return
@@ -398,7 +378,7 @@ class Chunks:
             self._schedule_request()
             return
         if job is None:
-            return  # the pool is closed; RabbitMQ delivers them again when the channel closes
+            return  # the pool is closed; RabbitMQ delivers them again
         chunk.job = job
         requests[0].pool_result = job  # for keep_results
         self._chunks[number] = chunk
@@ -432,7 +412,7 @@ class Chunks:
     # -- from the pool --------------------------------------------------------------------
 
     def _schedule_reports(self) -> None:
-        """Schedule a read of the reports, unless each process has one event only."""
+        """Schedule a read of the reports, unless each process has a single event."""
         if not self._reports_scheduled and any(
             chunk.needs_reports for chunk in self._chunks.values()
         ):
@@ -453,9 +433,8 @@ class Chunks:
             self._schedule_reports()
 
     def _split(self, chunk: Chunk) -> None:
-        """Submit the events that are not begun to others, and record which one runs."""
+        """Submit the events that have not begun to other processes, and record which one runs."""
         self._reclaim(chunk)
-        # A process reports an event before it takes the token of the next one.
         self.read_reports()
         if chunk.left == 1:
             chunk.begin(chunk.settled)
@@ -476,7 +455,7 @@ class Chunks:
             except BlockingIOError:
                 break
             self._reported.extend(_REPORT.iter_unpack(raw))
-        # In a queue: an error with one of them must not lose the others.
+        # An error with one report must not lose the others.
         while self._reported:
             number, index, seconds = self._reported.popleft()
             chunk = self._chunks.get(number)
@@ -491,7 +470,7 @@ class Chunks:
     def _on_returned(
         self, number: int, chunk: Chunk, found: tuple[int, Verdict | ExceptionInfo | None, float]
     ) -> None:
-        """Settle a chunk whose process has reached its end or an event that was not handled."""
+        """Settle a chunk after its last event or one that was not handled."""
         handled, verdict, seconds = found
         self.read_reports()
         self._end(number)
@@ -501,10 +480,10 @@ class Chunks:
             chunk.settled = handled + 1
             self._forget_duration(chunk.requests[handled])
             chunk.requests[handled].on_success(verdict)
-        self._resubmit_rest(chunk)
+        self._put_first(chunk.requests[chunk.settled :])
 
     def _on_lost(self, number: int, chunk: Chunk, exc_info: ExceptionInfo) -> None:
-        """Settle a chunk whose process has ended; the first event without a report was running."""
+        """Settle a chunk whose process was lost; the first event without a report was running."""
         if number in self._chunks:
             self._reclaim(chunk)
         self.read_reports()
@@ -514,20 +493,20 @@ class Chunks:
             chunk.settled += 1
             self._forget_duration(lost)
             lost.on_failure(exc_info)
-        self._resubmit_rest(chunk)
+        self._put_first(chunk.requests[chunk.settled :])
 
     def _forget_duration(self, failed: EventRequest) -> None:
-        """Run the next event of a handler alone, since a failure ends a chunk.
+        """Run the handler's next event alone.
 
-        While a service that a handler needs is down, each event behind a failed one would be
-        submitted several times.
+        A failure ends a chunk, so while a service that the handler needs is down, the events
+        behind it would be submitted several times.
         """
         self._average_seconds.pop(failed.name, None)
 
     def _handled(self, chunk: Chunk, until: int, seconds: float) -> None:
         while chunk.settled < until:
             request = chunk.requests[chunk.settled]
-            # Its process runs another event already.
+            # The process already runs another event.
             request.keep_running()
             chunk.begin(chunk.settled)
             chunk.settled += 1
@@ -546,14 +525,8 @@ class Chunks:
         if chunk.pipe != NO_TOKENS:
             self._free_pipes.append(chunk.pipe)
 
-    def _resubmit_rest(self, chunk: Chunk) -> None:
-        """Make the events pending again that have not begun, and request processes."""
-        self._put_first(chunk.requests[chunk.settled :])
-        if self._pending:
-            self._schedule_request()
-
     def _put_first(self, requests: Sequence[EventRequest]) -> None:
         """Make events pending, before all others."""
-        if requests:
-            self._pending.extendleft(reversed(requests))
+        self._pending.extendleft(reversed(requests))
+        if self._pending:
             self._schedule_request()
