@@ -1,4 +1,4 @@
-"""Consume the handlers' queues beside Celery's own and give each delivery to Celery as a task."""
+"""Consume the handlers' queues beside Celery's own, and give each delivery to Celery as a task."""
 
 from __future__ import annotations
 
@@ -49,24 +49,25 @@ DRAIN_TIMEOUT: Final = 20.0
 class EventStep(bootsteps.StartStopStep):
     """A bootstep that consumes the queues of this service's handlers.
 
-    It starts to consume when the event loop runs: in ``start()`` deliveries would arrive while
-    later steps wait for their channels, and crash the worker. ``stop()`` only cancels the
+    Consuming begins when the event loop runs: deliveries that arrive during ``start()``, while
+    later steps wait for their channels, would crash the worker. ``stop()`` only cancels the
     consumers, so that running events can be acked while the pool stops; ``shutdown()`` closes the
     channel.
     """
 
-    # Control too, for a fixed order: steps that require only Tasks start in any order, and a worker
-    # without permissions would report one error or the other.
+    # Control too, for a fixed order: otherwise the error that a worker without permissions reports
+    # would vary.
     requires = (
         "celery.worker.consumer.tasks:Tasks",
         "celery.worker.consumer.control:Control",
     )
     label = "AMQP events"
 
-    #: Queues to consume, ``None`` for the queues of all handlers; set by ``bootstrap``.
+    # Set by ``bootstrap``.
+    #: Queues to consume, ``None`` for those of all handlers.
     selected: frozenset[str] | None = None
     excluded: frozenset[str] = frozenset()
-    #: Why this worker's pool cannot handle events; then it consumes none of our queues.
+    #: Why this worker's pool cannot handle events, if so.
     unsupported: str = ""
 
     settler_class: type[Settler] = Settler
@@ -87,9 +88,9 @@ class EventStep(bootsteps.StartStopStep):
         self._numbers = count(1)
         self._pending: deque[str] = deque()
         self._missing: dict[str, float] = {}
-        # Queues that exist according to the check of the topology at the start.
+        # Queues that the check of the topology has found.
         self._known_to_exist: set[str] = set()
-        # Queues that RabbitMQ did not let this worker consume.
+        # Queues that this worker may not consume.
         self._refused: set[str] = set()
         self._before_lost = c.on_connection_error_after_connected
         c.on_connection_error_after_connected = self._lost
@@ -164,7 +165,7 @@ class EventStep(bootsteps.StartStopStep):
         self._prepared = True
 
     def _check_topology(self, c: Any, topology: Topology) -> None:
-        """Check or declare the topology as ``TOPOLOGY`` says; a wrong one would lose events."""
+        """Check or declare the topology, as ``TOPOLOGY`` says; a wrong one would lose events."""
         try:
             report = startup.prepare(c.app, self.settings, topology)
         except AmqpEventsError as exc:
@@ -255,7 +256,7 @@ class EventStep(bootsteps.StartStopStep):
 
     @property
     def prefetch_count(self) -> int:
-        """Prefetch count of each queue: small, so that a worker that dies redelivers few events."""
+        """Prefetch count of each queue; small, so that a killed worker redelivers few events."""
         budget = self.c.initial_prefetch_count or 4 * max(1, self.c.pool.num_processes)
         return max(1, int(budget) // max(1, len(self.queues)))
 
@@ -263,15 +264,15 @@ class EventStep(bootsteps.StartStopStep):
         return self._stopping or self._connection is not connection
 
     def _next(self, connection: Any) -> None:
-        """Consume one queue, and schedule the next, so that ordinary tasks run in between."""
+        """Consume one queue and schedule the next, so that ordinary tasks run in between."""
         if self._stale(connection) or not self._pending:
             return
         queue = self._pending.popleft()
         if queue in self.queues and queue not in self._tags:
             self._consume(connection, queue)
         if self._pending:
-            # Not call_soon: while the loop runs such callbacks, a new one waits for the next poll,
-            # a second or more for each queue in an idle worker.
+            # Not call_soon, which runs after the next poll: in an idle worker a second or more
+            # for each queue.
             self.c.timer.call_after(0, self._turn, (connection,))
 
     def _turn(self, connection: Any) -> None:
@@ -287,21 +288,21 @@ class EventStep(bootsteps.StartStopStep):
         elif problem := self._problem(connection, queue):
             self._retry_later(connection, queue, problem)
             return
-        # The number first keeps tags different when long names are cut.
+        # The number keeps cut tags different.
         tag = self._tags[queue] = f"{next(self._numbers)}:{self.c.hostname}:{queue}"[:60]
         self.channel.basic_consume(
             queue,
             consumer_tag=tag,
             callback=partial(self._receive, queue),
             on_cancel=partial(self._cancelled, connection, queue),
-            # RabbitMQ closes the channel if it refuses, so there is no answer to wait for.
+            # If RabbitMQ refuses, it closes the channel.
             nowait=True,
         )
         if self._missing.pop(queue, None) is not None:
             logger.info("queue %r exists now, consuming it", queue)
 
     def _problem(self, connection: Any, queue: str) -> str:
-        """Return why a queue cannot be consumed, checked on a channel that an error may close."""
+        """Return why a queue cannot be consumed; checked on a channel that an error may close."""
         if self._probe is None or self._probe.connection is None:
             self._probe = connection.channel()
         try:
@@ -310,8 +311,7 @@ class EventStep(bootsteps.StartStopStep):
                 self._try_to_read(queue)
         except NotFound as exc:
             if exc.method_sig != spec.Queue.Declare:
-                # RabbitMQ closed the consuming channel meanwhile; Celery connects again.
-                raise
+                raise  # RabbitMQ closed the consuming channel meanwhile; Celery reconnects
             # py-amqp has opened the probe's channel again.
             return "is missing, so its events are not handled. Run `manage.py events_declare`"
         except AccessRefused as exc:
@@ -324,7 +324,7 @@ class EventStep(bootsteps.StartStopStep):
         return ""
 
     def _try_to_read(self, queue: str) -> None:
-        """Consume for a moment; RabbitMQ requeues what arrives when the channel closes."""
+        """Consume for a moment; RabbitMQ requeues a delivery when the channel closes."""
         self._probe.basic_qos(0, 1, False)
         self._probe.basic_cancel(self._probe.basic_consume(queue, callback=bool))
         self._probe.close()
@@ -332,10 +332,10 @@ class EventStep(bootsteps.StartStopStep):
         self._refused.discard(queue)
 
     def _lost(self, exc: Exception) -> None:
-        """Record a queue that RabbitMQ does not let this worker consume, which closes the channel.
+        """Record a queue that this worker may not consume; its refusal closes the channel.
 
-        Without that, each attempt would redeliver the events of the other queues, up to the
-        delivery limit.
+        Otherwise each attempt would redeliver the events of the other queues, up to the delivery
+        limit.
         """
         self._before_lost(exc)
         if not self._prepared or not isinstance(exc, AccessRefused):
@@ -369,8 +369,8 @@ class EventStep(bootsteps.StartStopStep):
     def _replace_remote_control(self, c: Any) -> None:
         """Handle ``add_consumer`` and ``cancel_consumer`` of remote control for our queues.
 
-        Celery would declare the queue with arguments of its own; RabbitMQ answers with 406 and the
-        connection is lost.
+        Celery would declare the queue with arguments of its own. RabbitMQ refuses that with 406,
+        and Celery connects again.
         """
         add, cancel = c.add_task_queue, c.cancel_task_queue
         known = self.known(self.settings, self.registry)
@@ -397,8 +397,8 @@ class EventStep(bootsteps.StartStopStep):
             self.queues.discard(queue)
             tag = self._tags.pop(queue, None)
             if tag is not None:
-                # Without waiting: remote control swallows exceptions, such as that RabbitMQ has
-                # closed the channel, and the worker would stop consuming.
+                # An answer might be an error, which remote control swallows: RabbitMQ has closed
+                # the channel, and the worker would stop consuming.
                 self.channel.basic_cancel(tag, nowait=True)
             logger.info("no longer consuming %r by remote control", queue)
 
@@ -411,8 +411,8 @@ class EventStep(bootsteps.StartStopStep):
     def _is_stopping(self) -> bool:
         """Whether no run may begin any more.
 
-        Celery's other steps stop before this one, and while they wait for RabbitMQ's answers
-        further deliveries arrive, which a solo worker would run.
+        Celery's other steps stop first. While they wait for RabbitMQ's answers, further deliveries
+        arrive, which a solo worker would run.
         """
         return self._stopping or shutdown_requested()
 
@@ -441,7 +441,7 @@ class EventStep(bootsteps.StartStopStep):
         self._guarded(self._dispatch, delivery)
 
     def _guarded(self, step: Callable[..., None], delivery: Delivery, *args: Any) -> None:
-        """Call *step*; requeue the delivery if a bug of ours raises, so that the worker continues.
+        """Call *step*; requeue the delivery if a bug of ours raises.
 
         Past the delivery limit RabbitMQ moves it to the graveyard.
         """

@@ -1,11 +1,10 @@
 """Carry out verdicts: publish the message, wait for its confirm, then ack the delivery.
 
-A thread publishes, on a connection of its own: publishing on the consuming connection would receive
-further deliveries while it waits for a confirm. The main thread, which owns the consuming channel,
-writes acks and rejects. In a solo or thread pool the next run begins only when the last event is
-settled, because a run may end the worker, and an event that is not acked runs again. A publish that
-fails is repeated without running the handler again; the delivery is held until shortly before
-RabbitMQ's consumer timeout.
+A thread publishes, on a connection of its own: the consuming connection would receive further
+deliveries while it waits for a confirm. The main thread, which owns the consuming channel, writes
+acks and rejects. In a solo or thread pool the next run begins when the last event is settled: a run
+may end the worker, and an event that is not acked runs again. A failed publish is repeated without
+running the handler again, until shortly before RabbitMQ's consumer timeout.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 HOLD: Final = 25 * 60.0
 #: Shortest and longest delay in seconds before a failed publish is repeated; it doubles each time.
 BACKOFF: Final = (0.5, 30.0)
-#: Longest time in seconds that the next run waits until the last event is settled.
+#: Longest time in seconds that a run waits for the settlement of the last event.
 SETTLE_TIMEOUT: Final = 2.0
 #: Seconds after which a flush is requested again: an event loop that has ended drops callbacks.
 FLUSH_TIMEOUT: Final = 1.0
@@ -98,26 +97,24 @@ class Settler:
         self._done: deque[tuple[Delivery, bool]] = deque()
         # The last publish timed out, so it is not known whether RabbitMQ accepts messages.
         self._may_be_blocked = False
-        # Deliveries with a verdict and without an ack, if runs wait for that; without those whose
-        # publish has failed.
+        # Deliveries with a verdict and without an ack that runs wait for.
         self._open: set[Delivery] = set()
-        self._inline = self._threads = self._waited_for = self._ending = False
+        self._inline = self._threads = self._ending = False
 
     # -- from the worker ------------------------------------------------------------------
 
     def runs_in(self, pool: Any) -> None:
-        """Set the pool; in a solo or thread pool a run waits until the last event is settled."""
+        """Set the pool; in a solo or thread pool a run waits for the last settlement."""
         self._inline = isinstance(pool, SoloPool)
         self._threads = isinstance(pool, ThreadPool)
-        self._waited_for = self._inline or self._threads
 
     def begin(self) -> None:
-        """Start, at first or after a lost connection."""
+        """Start at first, and after a lost connection."""
         self._ending = False
         self._flush_requested = None
 
     def end(self) -> None:
-        """End the waiting of runs, since the main thread waits for them before it writes acks."""
+        """Let runs wait no longer, since the main thread waits for them before it writes acks."""
         with self._answered:
             self._ending = True
             self._answered.notify_all()
@@ -125,8 +122,8 @@ class Settler:
     def catch_up(self) -> None:
         """Write the acks of settled events before a solo worker runs anything else.
 
-        If the next message is there already, Celery's loop runs it first. That run may take an
-        hour or end the process, with messages published and their deliveries not acked.
+        Celery's loop would first run the next message if it has arrived. That run may take an hour
+        or end the process, while the messages are published and their deliveries not acked.
         """
         if not self._inline:
             return
@@ -162,8 +159,8 @@ class Settler:
             try:
                 message = self.copies.build(delivery, verdict, datetime.now(UTC))
             except Exception:
-                # A bug of ours; without a settlement the delivery would count against the
-                # prefetch count until the worker ends.
+                # A bug of ours. An unsettled delivery would occupy the prefetch count until the
+                # worker ends.
                 logger.exception("%s is requeued: its message cannot be built", delivery.title)
                 self._answer(delivery, ack=False)
                 return
@@ -173,11 +170,11 @@ class Settler:
                 self._add(Job(delivery, verdict, message))
 
     def unanswered(self, delivery: Delivery, exc: BaseException) -> Verdict:
-        """Return the verdict for a delivery whose run ended without one: requeue it."""
+        """Return the verdict for a delivery whose run ended without one."""
         return REQUEUE
 
     def timed_out(self, delivery: Delivery, exc: BaseException) -> Verdict | None:
-        """Return the verdict after a time limit, ``None`` if the handler's policy decides."""
+        """Return the verdict after a hard time limit, ``None`` if the handler's policy decides."""
         return None
 
     def postpone(self, delivery: Delivery) -> None:
@@ -223,14 +220,12 @@ class Settler:
 
     def _answer(self, *deliveries: Delivery, ack: bool) -> None:
         """Have the main thread ack or reject deliveries, all that are ready at once."""
-        if self._waited_for:
-            with self._answered:
+        with self._answered:
+            if self._inline or self._threads:
                 self._open.update(deliveries)
-                self._done.extend((delivery, ack) for delivery in deliveries)
-                if self._inline:
-                    self._answered.notify_all()
-        else:
             self._done.extend((delivery, ack) for delivery in deliveries)
+            if self._inline:
+                self._answered.notify_all()
         now, requested = time.monotonic(), self._flush_requested
         if requested is None or now > requested + FLUSH_TIMEOUT:
             self._flush_requested = now
@@ -238,10 +233,9 @@ class Settler:
 
     def _close(self, *deliveries: Delivery) -> None:
         """Release the runs that wait for these deliveries."""
-        if self._waited_for:
-            with self._answered:
-                self._open.difference_update(deliveries)
-                self._answered.notify_all()
+        with self._answered:
+            self._open.difference_update(deliveries)
+            self._answered.notify_all()
 
     def _log_lost(self, delivery: Delivery) -> None:
         logger.info(
@@ -253,7 +247,7 @@ class Settler:
 
     def _add(self, job: Job) -> None:
         with self._wake:
-            if self._waited_for:
+            if self._inline or self._threads:
                 self._open.add(job.delivery)
             self._jobs.append(job)
             self._wake.notify_all()
