@@ -1,6 +1,6 @@
 """Install the event steps in a Celery worker, on Celery's own signals.
 
-Nothing is changed on Celery's modules and classes. What is replaced on the instances of a worker:
+Celery's modules and classes stay as they are. What is replaced on the instances of a worker:
 
 - ``WorkController.setup_queues`` (here): takes the handlers' queues out of ``-Q`` and ``-X``, since
   Celery would declare them with arguments of its own.
@@ -8,9 +8,9 @@ Nothing is changed on Celery's modules and classes. What is replaced on the inst
   control.
 - ``Consumer.on_connection_error_before_connected`` (``connection_errors``) and
   ``Consumer.on_connection_error_after_connected`` (``connection_errors``, ``bootstep``): wait
-  longer after a refusal, and record which queue was refused. Both call Celery's own first.
+  longer after a refusal, and record the refused queue. Both call Celery's own first.
 - The handlers of SIGQUIT and, with ``REMAP_SIGTERM``, SIGTERM (``cold_shutdown``): call Celery's
-  own when the event loop is between two callbacks.
+  own between two callbacks of the event loop.
 - ``Task.__trace__`` of a handler's task (``tracing``): a tracer that handles retries faster.
 - ``ApplyResult.discard`` of a job that a pool process has received, while the worker stops
   (``billiard_internals``): keeps its result.
@@ -57,21 +57,19 @@ class Handover(bootsteps.StartStopStep):
         # Autoscaling may start more processes than the concurrency.
         processes = max(parent.concurrency, getattr(parent, "max_concurrency", 0) or 0)
         fast_paths.open_chunk_pipes(get_settings(), processes)
-        # A garbage collection writes to each page with objects, and each pool process would copy
-        # the memory that it shares with this one.
-        # https://docs.python.org/3/library/gc.html#gc.freeze
+        # A garbage collection in a pool process would copy the memory that it shares with this
+        # one: https://docs.python.org/3/library/gc.html#gc.freeze
         gc.freeze()
 
     def close(self, parent: Any) -> None:
         keep_results()
 
 
-#: The step for the worker of this process.
 _step: type[EventStep] = EventStep
 
 
 def become(step: type[EventStep]) -> None:
-    """Set the step for the worker of this process: the reaper's."""
+    """Set the step for the worker of this process."""
     global _step  # noqa: PLW0603 - one process is one worker; Celery's signals have no argument
     _step = step
 
@@ -152,8 +150,7 @@ def install(worker: Any) -> None:
     steps = app.steps["consumer"]
     for step in [step for step in steps if issubclass(step, EventStep)]:
         steps.discard(step)
-    # Without a queue too: remote control may add one of ours, and Celery would declare it with
-    # arguments of its own, again after each lost connection.
+    # Without a queue too, since remote control may add one of ours.
     choice = {"selected": selected, "excluded": excluded, "unsupported": unsupported}
     steps.add(type(_step.__name__, (_step,), choice))
     steps.add(Watch)

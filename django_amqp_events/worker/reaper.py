@@ -2,9 +2,9 @@
 
 An event is in the graveyard because its deliveries ended without a settlement: it killed its
 worker, or was prefetched by a worker that another event killed. A Celery worker with one process
-and a prefetch count of one runs it, so time limits, results and signals work as usual. An event
-that kills the process twice is archived. If it kills the reaper itself, RabbitMQ moves it to the
-queue ``dead``, from which it is archived undecoded; if even that fails, to the abyss.
+and a prefetch count of one runs it. An event that kills the process twice is archived. If it kills
+the reaper itself, RabbitMQ moves it to the queue ``dead``, from which it is archived undecoded; if
+that fails too, to the abyss.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
-#: Number of processes that an event may kill when it runs alone.
+#: Number of processes that an event may kill when run alone.
 DEATHS: Final = 2
 #: Seconds between two checks whether ``dead`` is empty.
 CHECK_INTERVAL: Final = 0.2
-#: Seconds to wait for its first message even if RabbitMQ reports it empty, as it does of a busy
-#: quorum queue.
+#: Seconds to wait for its first message, since RabbitMQ reports a busy quorum queue as empty.
 FIRST_TIMEOUT: Final = 1.0
 #: Seconds to wait for each further message.
 NEXT_TIMEOUT: Final = 10.0
@@ -62,24 +61,18 @@ class Isolation(Settler):
         if self._deaths[key] < DEATHS:
             logger.warning("%s killed its process; it is run alone once more", delivery.title)
             return REQUEUE
-        times = self._deaths.pop(key)
-        return Verdict(
-            kind="archive",
-            reason="poison",
-            detail=f"run alone, it ended its process {times} times",
-            failure=Failure(exception=type(exc).__qualname__, message=str(exc)),
-        )
+        return _poison(f"run alone, it ended its process {self._deaths.pop(key)} times", exc)
 
     def timed_out(self, delivery: Delivery, exc: BaseException) -> Verdict | None:
         _, handler = delivery.known
         if self.app.tasks[handler.name].time_limit != self.time_limit:
             return None
-        return Verdict(
-            kind="archive",
-            reason="poison",
-            detail=f"run alone, it had not ended after {self.time_limit:g} seconds",
-            failure=Failure(exception=type(exc).__qualname__, message=str(exc)),
-        )
+        return _poison(f"run alone, it had not ended after {self.time_limit:g} seconds", exc)
+
+
+def _poison(detail: str, exc: BaseException | None = None) -> Verdict:
+    failure = Failure(exception=type(exc).__qualname__, message=str(exc)) if exc else None
+    return Verdict(kind="archive", reason="poison", detail=detail, failure=failure)
 
 
 def _key(delivery: Delivery) -> tuple[str, ...]:
@@ -97,8 +90,8 @@ class ReaperStep(EventStep):
 
     #: Time limit in seconds of a handler without one, below RabbitMQ's consumer timeout.
     time_limit: float = HOLD
-    #: Messages of ``dead`` that are not archived yet. Another reaper may have received some, so
-    #: they are waited for until a time (monotonic), and in any case until another.
+    #: Messages of ``dead`` that are not archived yet, and until when they are waited for
+    #: (monotonic), since another reaper may have received some.
     _left = 0
     _next_deadline = 0.0
     _first_deadline = 0.0
@@ -110,8 +103,7 @@ class ReaperStep(EventStep):
 
     @staticmethod
     def home(names: Names) -> str:
-        # So that a retry runs alone as well.
-        return names.graveyard
+        return names.graveyard  # a retry runs alone as well
 
     @property
     def prefetch_count(self) -> int:
@@ -123,8 +115,8 @@ class ReaperStep(EventStep):
         for name in self.registry.handlers:
             task = c.app.tasks[name]
             if task.time_limit is None and c.app.conf.task_time_limit is None:
-                # An event may be here because its run exceeded the consumer timeout. Without a
-                # limit it would block the others until then, each time.
+                # A run that exceeds the consumer timeout would block the other events until then,
+                # each time.
                 task.time_limit = self.time_limit
 
     def _next(self, connection: Any) -> None:
@@ -177,16 +169,12 @@ class ReaperStep(EventStep):
             logger.warning("a message in %r has invalid headers: %s", self.names.dead, exc.detail)
         self.settler.settle(
             delivery,
-            Verdict(
-                kind="archive",
-                reason="poison",
-                detail="each worker that received it ended without settling it, also the reaper",
-            ),
+            _poison("each worker that received it ended without settling it, also the reaper"),
         )
         self._left -= 1
 
     def _original(self, received: Received) -> Received:
-        """Return a message as it was in its handler's queue, by RabbitMQ's headers on its death."""
+        """Return a message as it was in its handler's queue, by RabbitMQ's record of its death."""
         death = received.death_in(received.routing_key)
         if death is not None:
             keys = death.get("routing-keys")
@@ -198,7 +186,7 @@ class ReaperStep(EventStep):
                 else received.routing_key,
             )  # fmt: skip
         if received.exchange == self.names.return_:
-            # A retry that returned to the graveyard; one of our headers has its handler's name.
+            # A retry that returned to the graveyard; one of our headers names its handler.
             name = received.headers.get(headers.EVENT_HANDLER)
             handler = self.registry.handlers.get(name) if isinstance(name, str) else None
             if handler is not None:
