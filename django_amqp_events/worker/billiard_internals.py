@@ -8,22 +8,12 @@ from __future__ import annotations
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import Any, Final
 
-from billiard.common import TERM_SIGNAME
-from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from billiard.common import TERM_SIGNAME as TERM_SIGNAME
+from billiard.einfo import ExceptionInfo as ExceptionInfo
+from billiard.einfo import ExceptionWithTraceback as ExceptionWithTraceback
 from celery.concurrency import asynpool
 
 from ..broker.private_names import PrivateName, available, require
-
-__all__ = [
-    "TERM_SIGNAME",
-    "ExceptionInfo",
-    "ExceptionWithTraceback",
-    "check",
-    "finish_writes",
-    "keep_result",
-    "terminated_by_signal",
-    "unwrapped",
-]
 
 _FAILURES: Final = "return a failure from a pool process"
 

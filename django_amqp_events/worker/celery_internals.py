@@ -13,29 +13,14 @@ from typing import Any, Final
 from weakref import ref
 
 from celery.app import trace
-from celery.app.trace import TraceInfo
-from celery.worker import state
+from celery.app.trace import TraceInfo as TraceInfo
+from celery.worker import state as state
 from celery.worker.request import Request
 from kombu.asynchronous.hub import Hub
 from kombu.message import Message
 from kombu.utils import eventio
 
 from ..broker.private_names import PrivateName, available, require
-
-__all__ = [
-    "AckCallback",
-    "SettledRequest",
-    "TraceInfo",
-    "apply_rate_limit",
-    "build_tracer",
-    "check",
-    "event_loop_is_busy",
-    "log_retry",
-    "runs_acks_while_stopping",
-    "shutdown_requested",
-    "state",
-    "waiting_for_a_process",
-]
 
 _REQUEST: Final = "celery.worker.request:Request"
 _CONSUMER: Final = "celery.worker.consumer.consumer:Consumer"

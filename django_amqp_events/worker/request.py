@@ -52,7 +52,7 @@ class EventMessage(Message):
     def __init__(
         self, delivery: Delivery, payload: Payload, settler: Settler, chunks: Chunking | None
     ) -> None:
-        super().__init__(
+        super().__init__(  # type: ignore[no-untyped-call]
             channel=delivery.message.channel,
             delivery_tag=delivery.message.delivery_tag,
             content_type=CONTENT_TYPE,
