@@ -14,8 +14,6 @@ CHECKS: Final = "amqp_events"
 
 
 class DjangoAmqpEventsConfig(AppConfig):
-    """Registers; it queries nothing, connects to nothing and patches nothing."""
-
     name = "django_amqp_events"
     verbose_name = _("AMQP events")
     default_auto_field = "django.db.models.BigAutoField"
@@ -28,13 +26,13 @@ class DjangoAmqpEventsConfig(AppConfig):
         register(_check, CHECKS)
         register(_check_deployment, CHECKS, deploy=True)
         settings, _problems = conf.load()
-        # Without a service there is nobody to handle anything, and the checks say so.
+        # Without a service nothing is published or handled, which the checks report.
         if settings.service:
             discover(settings.autodiscover)
         celery_signals.connect()
 
 
-# Web servers and workers run no checks: what these need is imported when they run.
+# Web servers and workers run no checks, so their modules are imported when they run.
 def _check(**kwargs: Any) -> list[CheckMessage]:
     from . import checks
 
@@ -48,15 +46,12 @@ def _check_deployment(**kwargs: Any) -> list[CheckMessage]:
 
 
 def discover(names: tuple[str, ...]) -> None:
-    """Import the modules of these names from each installed app, where there are any.
-
-    Whatever such a module raises goes through, with a note that tells who imported it.
-    """
+    """Import the modules of these names from each installed app, if they exist."""
     try:
         autodiscover_modules(*names)
     except Exception as exc:
         exc.add_note(
-            f"django_amqp_events was importing the modules {', '.join(names)} of each installed "
-            f'app. If this one is none of its business, list others in AMQP_EVENTS["AUTODISCOVER"].'
+            f"django_amqp_events imports the modules {', '.join(names)} of each installed app. If "
+            f"this one declares no events, set AMQP_EVENTS['AUTODISCOVER'] to other names."
         )
         raise

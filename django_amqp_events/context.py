@@ -1,4 +1,4 @@
-"""The event that is being handled here and now."""
+"""The event that a handler is running for."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class ReceivedEvent:
     """The event that a handler receives.
 
     Attributes:
-        id: the publisher's event id; the same in every handler, attempt and replay.
+        id: the publisher's event id, the same in every handler, attempt and replay.
         name: the event's name, ``shop.order.created``.
-        service: the publishing service, ``""`` where the publisher does not say.
-        published_at: when it was published, aware; ``None`` where the publisher does not say.
-        due_at: when this attempt was due, aware; ``None`` on a first attempt.
+        service: the publishing service; ``""`` if unknown.
+        published_at: the time of the publish, aware; ``None`` if unknown.
+        due_at: the time at which this attempt was due, aware; ``None`` on a first attempt.
         attempt: 1 on the first run, counted per event and handler.
-        replay_id: set when a person or a program replayed it from the archive.
-        replay_forced: that replay was asked for although the one before may have run.
-        correlation_id: id shared by everything that came from one cause.
+        replay_id: set if the event was replayed from the archive.
+        replay_forced: the replay was forced although an earlier one may have run.
+        correlation_id: id shared by all events of one cause.
         causation_id: id of the event whose handler published this one.
-        headers: the publisher's other headers (tracing and the like).
+        headers: the publisher's other headers, such as those of tracing.
     """
 
     id: str
@@ -40,8 +40,8 @@ class ReceivedEvent:
     headers: Mapping[str, Any] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Each event travels to a pool's process. Dataclasses by themselves look their fields up
-        # at both ends, and an aware datetime takes as long as all the rest.
+        # Each event is pickled for a pool process. The default of dataclasses looks up the fields
+        # at both ends, and an aware datetime takes as long as all the other fields.
         published_at, due_at = self.published_at, self.due_at
         return _event, (
             self.id,
@@ -82,15 +82,15 @@ _current: ContextVar[ReceivedEvent | None] = ContextVar("amqp_event", default=No
 
 
 def current_event() -> ReceivedEvent | None:
-    """Return the event that is being handled, or ``None`` outside of a handler."""
+    """Return the event that the handler is running for, or ``None`` outside of a handler."""
     return _current.get()
 
 
-class handling:  # noqa: N801 - it is called as a function is
-    """Make *event* the current one for the time of a handler's run.
+class handling:  # noqa: N801 - used like a function
+    """Make *event* the current one while a handler runs.
 
-    Not by contextlib, which writes the traceback into what is raised: an exception that is a
-    frozen dataclass refuses that, and another error would go on in its place.
+    contextlib would assign the traceback to an exception, which one that is a frozen dataclass
+    refuses with another error.
     """
 
     __slots__ = ("_event", "_token")

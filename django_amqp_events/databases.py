@@ -28,20 +28,15 @@ def error_line(exc: BaseException) -> str:
 
 
 def check_commits(alias: str) -> None:
-    """Refuse to write where ``atomic()`` commits nothing; makes no query.
-
-    Raises:
-        ConfigurationError: autocommit is off; names the remedy.
-    """
+    """Raise ConfigurationError if ``atomic()`` would commit nothing; makes no query."""
     connection = connections[alias]
-    # A transaction that is open, as of a TestCase, is its owner's.
+    # An open transaction, such as that of a TestCase, is committed by its owner.
     if connection.in_atomic_block:
         return
-    # Django sets it on a connection when that is made.
-    made = connection.connection is not None
-    if not (connection.autocommit if made else connection.settings_dict["AUTOCOMMIT"]):
+    # Django sets connection.autocommit when it connects.
+    connected = connection.connection is not None
+    if not (connection.autocommit if connected else connection.settings_dict["AUTOCOMMIT"]):
         raise ConfigurationError(
-            f"autocommit is off on the database {alias!r}, where transaction.atomic() then commits "
-            f"nothing: what is written there is rolled back when the connection closes, so nothing "
-            f"was done. Take AUTOCOMMIT out of its entry in DATABASES"
+            f"autocommit is off on the database {alias!r}, so transaction.atomic() commits nothing "
+            f"and nothing was done. Remove AUTOCOMMIT from its entry in DATABASES"
         )

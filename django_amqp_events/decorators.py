@@ -1,4 +1,4 @@
-"""``@event`` and ``@handler``: what a user writes beside the code."""
+"""The decorators ``@event`` and ``@handler``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Publishable(Declared, Generic[P]):
     def using(self, **options: Unpack[OptionWords]) -> Publishable[P]:
         """Return the same event with options; see :class:`publisher.Options`.
 
-        Options go in front, so that they never meet names of the payload::
+        Options have a call of their own, so that they cannot collide with names of the payload::
 
             order_created.using(mode="immediate", event_id=…).publish(order_id=1)
         """
@@ -71,7 +71,7 @@ class Publishable(Declared, Generic[P]):
             return Publishable(self.name, self.contract, Options(**{**given, **options}))
         except TypeError as exc:
             raise ConfigurationError(
-                f"event {self.name!r}: {exc}; options are {', '.join(Options.__dataclass_fields__)}"
+                f"event {self.name!r}: {exc}. Options are {', '.join(Options.__dataclass_fields__)}"
             ) from exc
 
     def publish(self, /, *args: P.args, **payload: P.kwargs) -> str:
@@ -84,20 +84,18 @@ class Publishable(Declared, Generic[P]):
         if self.contract is not None:
             full = contracts.bind_contract(self.name, self.contract, payload, *args)
         elif args:
-            raise DirectCallError(
-                f"event {self.name!r} has no contract, so its payload is given by name"
-            )
+            raise DirectCallError(f"event {self.name!r} has no contract. Pass its payload by name")
         return publisher.publish_event(self.name, full, options=self.options, validate=False)
 
     async def apublish(self, /, *args: P.args, **payload: P.kwargs) -> str:
         """Validate and publish from asynchronous code.
 
-        It runs in a thread: with ``outbox`` and ``on_commit`` in the thread of Django's
-        synchronous code, so that it sees the transaction; with ``immediate`` in any thread,
-        because all synchronous code of the process would wait for its confirm.
+        With ``outbox`` and ``on_commit`` it runs in the thread of Django's synchronous code, so
+        that it sees the transaction; with ``immediate`` in any thread, since otherwise all
+        synchronous code of the process would wait for the confirm.
         """
         immediate = (self.options.mode or get_settings().publish) == "immediate"
-        # A partial, because a payload may have names of sync_to_async's own.
+        # A partial, because names of the payload could be parameters of sync_to_async.
         publish = functools.partial(self.publish, *args, **payload)
         return await sync_to_async(publish, thread_sensitive=not immediate)()
 
@@ -128,7 +126,7 @@ class Event(Publishable[P]):
     """A declared event. Calling it publishes it."""
 
     def __init__(self, name: str, contract: Callable[P, Any]) -> None:
-        # First, because it copies the function's attributes, whatever their names.
+        # First, because it copies the function's attributes, which could be ours.
         functools.update_wrapper(self, contract)
         super().__init__(name, contract)
 
@@ -141,29 +139,29 @@ class Event(Publishable[P]):
     def handler(
         self, target: Callable[..., Any] | None = None, /, *, name: str = "", **options: Any
     ) -> Any:
-        """Declare a handler of this event; options as in :func:`handler`."""
+        """Declare a handler of this event, with the options of :func:`handler`."""
         decorate = handler(self, name=name, **options)
         return decorate if target is None else decorate(target)
 
 
 def event(name: str) -> Callable[[Callable[P, Any]], Event[P]]:
-    """Declare an event: the function's signature and body validate its payload.
+    """Declare an event whose payload the function's signature and body validate.
 
-    A service that only handles the event may declare it too.
+    A service that only handles the event can declare it too.
 
     Args:
         name: the event's full name, such as ``"shop.order.created"``.
     """
     if not isinstance(name, str):
         raise ConfigurationError(
-            f"@event needs the event's name, as in @event('shop.order.created'), not {name!r}"
+            f"@event got {name!r} instead of a name. Write @event('shop.order.created')"
         )
 
     def declare(contract: Callable[P, Any]) -> Event[P]:
         if inspect.iscoroutinefunction(contract):
             raise ConfigurationError(
-                f"the contract of {name!r} is {dotted(contract)}, which is async; its body would "
-                f"never run: write it as an ordinary function"
+                f"{dotted(contract)}, the contract of event {name!r}, is async, so its body would "
+                f"never run. Write an ordinary function"
             )
         declarations.add_event(
             EventDeclaration(name=name, contract=contract, source=dotted(contract))
@@ -174,7 +172,7 @@ def event(name: str) -> Callable[[Callable[P, Any]], Event[P]]:
 
 
 class HandlerFunction(Declared, Generic[P, R]):
-    """A declared handler. Calling it, and :meth:`apply`, run the function here and now."""
+    """A declared handler. Calling it runs the function in this process."""
 
     def __init__(self, declaration: HandlerDeclaration) -> None:
         self._declaration = declaration
@@ -210,7 +208,7 @@ class HandlerFunction(Declared, Generic[P, R]):
 
 
 class Decorator(Protocol):
-    """Makes a handler of a function; a Celery task class stays what it is."""
+    """Turns a function into a handler; returns a Celery task class unchanged."""
 
     @overload
     def __call__(self, target: type[C], /) -> type[C]: ...  # type: ignore[overload-overlap]
@@ -219,31 +217,27 @@ class Decorator(Protocol):
 
 
 def handler(*events: str | Publishable[Any], name: str = "", **options: Any) -> Decorator:
-    """Declare a handler: of one event, of several, or of topic patterns.
+    """Declare a handler of one or several events, or of topic patterns.
 
-    Options are those of ``HANDLERS`` in lower case: ``max_retries``, ``retry_backoff``,
-    ``retry_backoff_max``, ``retry_jitter``, ``default_retry_delay``, ``autoretry_for``,
-    ``dont_autoretry_for``, ``time_limit``, ``soft_time_limit``, ``rate_limit``,
-    ``ignore_result``, ``queue``, ``strict``, ``bind``, ``once``, ``using``.
-
-    A function becomes a :class:`HandlerFunction`; a Celery task class stays what it is.
+    It returns a :class:`HandlerFunction`, or a Celery task class unchanged.
 
     Args:
         events: names, patterns such as ``"shop.order.*"``, or declared events.
         name: the handler's name, ``app_label.function`` by default.
+        options: those of ``HANDLERS`` in docs/settings.md, in lower case.
     """
     if not events or not all(isinstance(item, (str, Publishable)) for item in events):
         raise ConfigurationError(
-            "@handler needs event names or patterns, as in @handler('shop.order.*'); without an "
-            "event write @some_event.handler"
+            "@handler got no event names or patterns. Write @handler('shop.order.*'), or "
+            "@order_created.handler with a declared event"
         )
     names = tuple(item.name if isinstance(item, Publishable) else item for item in events)
 
     def declare(target: Callable[..., Any]) -> Any:
         if isinstance(target, HandlerFunction):
             raise ConfigurationError(
-                f"{dotted(target)} is a handler already; give all its events to one decorator, "
-                f"as in @handler('shop.order.created', 'shop.order.paid')"
+                f"{dotted(target)} is already a handler. Pass all its events to one decorator, as "
+                f"in @handler('shop.order.created', 'shop.order.paid')"
             )
         declaration = HandlerDeclaration(
             target=target, name=name, options={**options, "events": names}

@@ -1,7 +1,4 @@
-"""Everything that this package raises, under one root.
-
-Each message says what happened, to which event, handler or queue, and what to do next.
-Control-flow exceptions, which are not failures, have a root of their own.
+"""The exceptions of this package; each message says what happened and what to do next.
 
 ::
 
@@ -41,11 +38,11 @@ class AmqpEventsError(Exception):
 
 
 class ConfigurationError(AmqpEventsError, ImproperlyConfigured):
-    """``AMQP_EVENTS`` or a declaration is wrong; ``manage.py check`` lists everything."""
+    """``AMQP_EVENTS`` or a declaration is invalid; ``manage.py check`` lists all errors."""
 
 
 class OutboxError(ConfigurationError):
-    """The outbox cannot take the event as things are: no table, or the wrong transaction."""
+    """The outbox cannot store the event: it has no table, or the transaction is wrong."""
 
 
 class InvalidEventError(AmqpEventsError, ValueError):
@@ -65,52 +62,44 @@ class InvalidEditError(InvalidEventError):
 
 
 class AppendOnlyError(AmqpEventsError, TypeError):
-    """A row of the audit cannot be changed or deleted."""
+    """A row of the audit log cannot be changed or deleted."""
 
     @classmethod
     def of(cls, model: str) -> AppendOnlyError:
-        """Return the error of a model's rows."""
         return cls(
-            f"rows of {model} are added and never changed: they say who did what. Only "
-            f"`manage.py events_prune` deletes them, together with their event"
+            f"{model} is part of the audit log and cannot be changed. `manage.py events_prune` "
+            f"deletes it with its event"
         )
 
 
 class DirectCallError(AmqpEventsError, TypeError):
-    """A handler was run in a way that would go round settlement; publish its event instead."""
+    """A handler or an event was called like a Celery task."""
 
     @classmethod
     def of(cls, handler: str) -> DirectCallError:
-        """Return the error of a handler that was run like an ordinary task."""
         return cls(
-            f"handler {handler!r} was called as a Celery task, which would go round its retries "
-            f"and its archive; publish its event instead, or call it as a function to run it here"
+            f"handler {handler!r} was called as a Celery task, which would bypass its retries and "
+            f"the archive. Publish its event instead, or call it as a function to run it here"
         )
 
     @classmethod
     def of_event(cls, event: str) -> DirectCallError:
-        """Return the error of an event that was called like a task."""
         return cls(
-            f"event {event!r} is no Celery task: call it, or its publish(), with the payload by "
-            f"name; its handlers run in workers"
+            f"event {event!r} was called as a Celery task. Call it, or its publish(), with the "
+            f"payload by name; its handlers run in workers"
         )
 
 
 class RolledBackError(AmqpEventsError):
-    """A handler with ``once`` returned, and its transaction cannot be committed any more.
-
-    A database error was swallowed inside of it: all that the handler wrote is rolled back. Put
-    the statement that may fail into a block of its own, ``transaction.atomic(using=…)``.
-    """
+    """A handler with ``once`` swallowed a database error, so its transaction is rolled back."""
 
     @classmethod
     def of(cls, handler: str, event_id: str, alias: str) -> RolledBackError:
-        """Return the error of a handler and the event that it was run for."""
         return cls(
-            f"handler {handler!r} has returned for event {event_id!r}, but a database error was "
-            f"swallowed inside its transaction on {alias!r} (or something else has ended that): "
-            f"everything it wrote there is rolled back. Put the statement that may fail into a "
-            f"block of its own, `with transaction.atomic(using={alias!r})`, inside the try"
+            f"handler {handler!r} returned for event {event_id!r}, but its transaction on "
+            f"{alias!r} is rolled back, because a database error in it was swallowed or other code "
+            f"ended it. Put the statement that may fail inside the try into its own "
+            f"`with transaction.atomic(using={alias!r})`"
         )
 
 
@@ -119,22 +108,21 @@ class TopologyError(AmqpEventsError):
 
 
 class TopologyDriftError(TopologyError):
-    """The broker has something else than is declared; run ``manage.py events_declare``."""
+    """The broker differs from what is declared; run ``manage.py events_declare``."""
 
 
 class BrokerRequirementError(TopologyError):
-    """The broker lacks something that nothing-is-lost rests on, such as a feature flag."""
+    """The broker lacks a requirement of lossless queues, such as a feature flag."""
 
 
 class PublishError(AmqpEventsError):
     """A publish was not confirmed.
 
     Attributes:
-        event_id: the id under which a repeat is safe: pass it as ``using(event_id=…)``.
+        event_id: publish again with ``using(event_id=…)`` to repeat safely.
         event_name: the event, or the routing key of an internal copy.
-        errors: after ``publish_many``: every event that failed, by its event id.
-        published: ``False`` when the message is surely in no queue, ``None`` when that is
-            not known (a queue may hold it), ``True`` never.
+        errors: after ``publish_many``, the failed events by id.
+        published: ``False`` if the message is certainly in no queue, ``None`` if it may be in one.
     """
 
     published: bool | None = None
@@ -162,23 +150,19 @@ class BrokerUnavailableError(PublishError):
 
 
 class PublishTimeoutError(PublishError):
-    """No confirm came in time; whether the event was stored is not known."""
+    """No confirm came in time; the event may be stored."""
 
 
 class PublishInterruptedError(PublishError):
-    """The connection broke before the confirm; whether the event was stored is not known."""
+    """The connection broke before the confirm; the event may be stored."""
 
 
 class PublishNackedError(PublishError):
-    """The broker refused responsibility.
-
-    One queue that refuses nacks the publisher although other queues may have taken the
-    message, so a repeat can double it there: repeat under the same event id.
-    """
+    """The broker refused the message for at least one queue; others may have stored it."""
 
 
 class PublishRefusedError(PublishError):
-    """The broker closed the channel or connection over this publish (permission, frame size)."""
+    """The broker closed the channel or connection because of the publish (permissions, size)."""
 
     published = False
 
@@ -196,18 +180,14 @@ class ExchangeMissingError(PublishError):
 
 
 class UnroutableError(PublishError):
-    """No queue is bound for this routing key, and policy says that this is an error."""
+    """No queue is bound for this routing key, and ``UNROUTED`` makes that an error."""
 
     published = False
 
 
 class ControlFlow(Exception):
-    """Root of exceptions that steer and are not errors."""
+    """Root of exceptions that control the flow and are not errors."""
 
 
 class Malformed(ControlFlow):
-    """A delivery cannot be understood; it is archived with ``reason`` and its raw bytes."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__(detail)
-        self.detail = detail
+    """A delivery cannot be decoded; it is archived with its raw bytes and this text."""

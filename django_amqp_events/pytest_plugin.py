@@ -1,7 +1,6 @@
-"""pytest fixtures: ``captured_events`` and ``memory_events``; see docs/testing.md.
+"""The pytest fixtures ``captured_events`` and ``memory_events``; see docs/testing.md.
 
-Loaded by pytest wherever django_amqp_events is installed; nothing of it is imported before a
-test asks for a fixture.
+pytest loads this module wherever django_amqp_events is installed, so the fixtures import the rest.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def captured_events() -> Iterator[CapturedEvents]:
-    """The events that the test publishes; none of them reaches a broker."""
+    """The events that the test publishes, which reach no broker."""
     from .testing import capture_events
 
     with capture_events() as events:

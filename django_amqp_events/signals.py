@@ -1,28 +1,28 @@
-"""Signals, in the past tense: each is sent after the fact, with ``sender`` the service's name.
+"""Signals in the past tense, sent after the fact with the service's name as ``sender``.
 
 ``event_published``
-    ``event_id``, ``name``, after the confirm. With the outbox it is sent in the process that got
-    the confirm: the publisher, in another thread where it took long, or a relay.
+    ``event_id``, ``name``: RabbitMQ has confirmed the event. With the outbox it is sent in the
+    process that received the confirm: the publisher, possibly in another thread, or a relay.
 ``event_postponed``
-    ``event_id``, ``name``, ``error`` (text): committed to the outbox, and not published yet. A
-    relay tries it again; ``event_published`` follows, in the relay's process.
+    ``event_id``, ``name``, ``error`` (text): committed to the outbox, but not published yet. A
+    relay tries again; ``event_published`` follows in the relay's process.
 ``event_unrouted``
     ``event_id``, ``name``: confirmed, but no queue was bound for it (``UNROUTED``).
 ``event_retried``
     ``handler``, ``event`` (:class:`~django_amqp_events.ReceivedEvent`), ``exception`` (text),
-    ``due_at``; sent in the worker's main process once the broker confirmed the delayed copy.
+    ``due_at``; sent in the worker's main process after the broker confirmed the delayed copy.
 ``event_archived``
     ``handler`` (``None`` for an unreadable message), ``event`` (or ``None``), ``reason``,
-    ``exception``; sent in the worker's main process once the broker confirmed the archive copy.
+    ``exception``; sent in the worker's main process after the broker confirmed the archive copy.
 ``event_skipped``
-    ``handler``, ``event``: a handler with ``once`` had handled it already; sent where handlers run.
+    ``handler``, ``event``: a handler with ``once`` has already handled it; sent where handlers run.
 ``event_hanging``
-    ``handler``, ``event``, ``seconds`` that it has been running, ``pid`` of the process; sent in
-    the worker's main process, by a thread that watches; again each time the seconds have doubled.
+    ``handler``, ``event``, ``seconds`` that the handler has been running, ``pid`` of the process;
+    sent by a thread of the worker's main process, again each time the seconds have doubled.
 ``alert_raised``, ``alert_ended``
-    ``kind``, ``key``, ``text``, ``since``; sent once where a trouble begins and once where it is
-    over, by whoever saw it first: ``events_mirror``, its thread that takes the figures, or
-    ``events_alerts``. docs/alerts.md lists the kinds.
+    ``kind``, ``key``, ``text``, ``since``; sent once when an alert begins and once when it ends, by
+    the process that notices it first: ``events_mirror`` or ``events_alerts``. docs/alerts.md lists
+    the kinds.
 """
 
 from __future__ import annotations

@@ -308,7 +308,7 @@ class RecoveredCopies:
         try:
             event, progress, handler = self._whose(came, names)
         except Malformed as exc:
-            detail = f"{detail}; {exc.detail}"
+            detail = f"{detail}; {exc}"
             return reason, self._copy(came, reason, detail, min(at, now))
         return reason, self._copy(came, reason, detail, min(at, now), event, progress, handler)
 

@@ -3,52 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from ..exceptions import InvalidEventError
 from .declarations import dotted
 
-#: Names and contracts that are remembered at most: some are made at run time.
+#: Limit of the names and contracts in memory, since some are made at run time.
 REMEMBERED: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """The signature of a contract, read once.
+    """The signature of a contract; the fast way needs ``positional`` and ``keyword_only`` only."""
 
-    Attributes:
-        contract: kept, so that no other one gets its identity.
-        required: names without a default.
-        defaults: by name and in order; ``None`` where the signature has more than plain names.
-        positional, keyword_only: the names, as the contract is called with them.
-    """
-
-    contract: Callable[..., Any]
     signature: inspect.Signature
     required: frozenset[str]
+    #: By name and in order; ``None`` if the signature has ``/``, ``*args`` or ``**kwargs``.
     defaults: Mapping[str, Any] | None
     positional: Sequence[str]
     keyword_only: Sequence[str]
 
     def filled(self, payload: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a payload with its defaults; ``None`` where it is more than plain or wrong."""
+        """Return a payload with its defaults; ``None`` if it needs the slow way or is invalid."""
         if self.defaults is None:
             return None
         full = {**self.defaults, **payload}
-        # One more than there are is surplus.
-        return full if len(full) == len(self.defaults) and payload.keys() >= self.required else None
+        valid = len(full) == len(self.defaults) and payload.keys() >= self.required
+        return full if valid else None
 
 
-#: By identity: a contract may be any callable, hashable or not.
-_forms: dict[int, _Form] = {}
-
-
+@lru_cache(maxsize=REMEMBERED)
 def _form(contract: Callable[..., Any]) -> _Form:
-    form = _forms.get(id(contract))
-    if form is not None and form.contract is contract:
-        return form
     signature = inspect.signature(contract)
     parameters = signature.parameters.values()
     kinds = {
@@ -56,8 +44,7 @@ def _form(contract: Callable[..., Any]) -> _Form:
         for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     }
     plain = sum(map(len, kinds.values())) == len(parameters)
-    form = _Form(
-        contract=contract,
+    return _Form(
         signature=signature,
         required=frozenset(
             each.name for each in parameters if each.default is inspect.Parameter.empty
@@ -66,10 +53,6 @@ def _form(contract: Callable[..., Any]) -> _Form:
         positional=kinds[inspect.Parameter.POSITIONAL_OR_KEYWORD],
         keyword_only=kinds[inspect.Parameter.KEYWORD_ONLY],
     )
-    if len(_forms) >= REMEMBERED:
-        _forms.clear()
-    _forms[id(contract)] = form
-    return form
 
 
 def bind_contract(
@@ -81,9 +64,11 @@ def bind_contract(
         the payload with the contract's defaults filled in.
 
     Raises:
-        InvalidEventError: the arguments do not fit. Whatever the body raises goes through.
+        InvalidEventError: the arguments do not match the signature. What the body raises goes
+            through.
     """
-    form = _form(contract)
+    # A callable object need not be hashable.
+    form = (_form if isinstance(contract, Hashable) else _form.__wrapped__)(contract)
     if not args and type(payload) is dict and (full := form.filled(payload)) is not None:
         contract(
             *[full[parameter] for parameter in form.positional],
@@ -92,8 +77,8 @@ def bind_contract(
         return full
     if not hasattr(payload, "keys"):
         raise InvalidEventError(
-            f"a payload of event {name!r} is a {type(payload).__name__} ({payload!r:.80}); it is "
-            f"a dict with names as keys"
+            f"a payload of event {name!r} is a {type(payload).__name__} ({payload!r:.80}). Use a "
+            f"dict with the arguments by name"
         )
     signature = form.signature
     try:
@@ -101,8 +86,8 @@ def bind_contract(
     except TypeError as exc:
         by_name = args and isinstance(args[0], Mapping)
         raise InvalidEventError(
-            f"event {name!r} does not fit its contract: {exc}; it is {dotted(contract)}{signature}"
-            + ("; give the payload by name, as in publish(**payload)" if by_name else "")
+            f"event {name!r} does not match its contract {dotted(contract)}{signature}: {exc}"
+            + (". Pass the payload by name, as in publish(**payload)" if by_name else "")
         ) from exc
     bound.apply_defaults()
     contract(*bound.args, **bound.kwargs)
@@ -114,7 +99,8 @@ def bind_contract(
         elif parameter.kind is parameter.VAR_POSITIONAL:
             if value:
                 raise InvalidEventError(
-                    f"event {name!r} was given {len(value)} arguments without a name"
+                    f"event {name!r} was published with {len(value)} unnamed arguments. Pass the "
+                    f"payload by name"
                 )
         else:
             full[parameter.name] = value

@@ -24,9 +24,9 @@ class HandlerDeclaration:
     """A handler declared by ``@handler``, before settings are merged over it.
 
     Attributes:
-        name: as given; ``""`` stands for ``app_label.function``.
         target: the function or the Celery task class.
-        options: only those given, lower-case.
+        name: ``""`` stands for ``app_label.function``.
+        options: without the defaults.
     """
 
     target: Callable[..., Any]
@@ -36,6 +36,9 @@ class HandlerDeclaration:
     @property
     def source(self) -> str:
         return dotted(self.target)
+
+
+Snapshot = tuple[tuple[EventDeclaration, ...], tuple[HandlerDeclaration, ...]]
 
 
 class Declared:
@@ -54,7 +57,7 @@ class _Declarations:
         self._lock = threading.Lock()
         self.events: list[EventDeclaration] = []
         self.handlers: list[HandlerDeclaration] = []
-        #: Called after each change; the registry of this process forgets what it has built.
+        #: Called after each change, so that the registry is built again.
         self.listeners: list[Callable[[], object]] = []
 
     def _changed(self) -> None:
@@ -71,13 +74,11 @@ class _Declarations:
             self.handlers.append(declaration)
         self._changed()
 
-    def snapshot(self) -> tuple[tuple[EventDeclaration, ...], tuple[HandlerDeclaration, ...]]:
+    def snapshot(self) -> Snapshot:
         with self._lock:
             return tuple(self.events), tuple(self.handlers)
 
-    def restore(
-        self, state: tuple[tuple[EventDeclaration, ...], tuple[HandlerDeclaration, ...]]
-    ) -> None:
+    def restore(self, state: Snapshot) -> None:
         with self._lock:
             self.events, self.handlers = list(state[0]), list(state[1])
         self._changed()
@@ -92,7 +93,7 @@ def dotted(target: Any) -> str:
 
 
 def default_name(target: Callable[..., Any]) -> str:
-    """Return ``app_label.function``; without an app, the first package is the label."""
+    """Return ``app_label.function``; outside of an app, the top-level package is the label."""
     module = getattr(target, "__module__", "") or ""
     config = apps.get_containing_app_config(module) if apps.apps_ready else None
     label = config.label if config else module.partition(".")[0]

@@ -6,8 +6,6 @@ from functools import cache
 
 from .. import conf
 
-# -- patterns -----------------------------------------------------------------------------
-
 
 def pattern_matches(pattern: str, name: str) -> bool:
     """Return True if a topic pattern matches an event name, by RabbitMQ's rules."""
@@ -17,10 +15,10 @@ def pattern_matches(pattern: str, name: str) -> bool:
 def patterns_overlap(first: str, second: str, *, literal: bool = False) -> bool:
     """Return True if an event name can match both patterns.
 
-    ``*`` stands for one word, ``#`` for any number of words, none included.
+    ``*`` stands for one word, ``#`` for any number of words, including zero.
 
     Args:
-        literal: take *second* as a name, in which ``*`` and ``#`` mean nothing.
+        literal: *second* is a name, in which ``*`` and ``#`` have no meaning.
     """
     if not _wild(first) and (literal or not _wild(second)):
         return first == second
@@ -51,9 +49,9 @@ def _wild(pattern: str) -> bool:
 def pattern_problem(pattern: object) -> str | None:
     """Return what is wrong with an event name or topic pattern, ``None`` if it is valid."""
     if not isinstance(pattern, str) or not pattern:
-        return "it is not a text"
+        return "it is not a string, or empty"
     if len(pattern.encode("utf-8", "surrogatepass")) > conf.MAX_NAME:
-        return f"it takes more than AMQP's {conf.MAX_NAME} bytes"
+        return f"it is longer than AMQP's limit of {conf.MAX_NAME} bytes"
     for word in pattern.split("."):
         if not word:
             return "it has an empty word between dots"

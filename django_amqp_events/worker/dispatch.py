@@ -87,7 +87,7 @@ class Dispatcher:
             event = self.identify(reading)
             payload = decoding.decode(reading.received, self.settings.max_body)
         except Malformed as exc:
-            return Verdict(kind="archive", reason="malformed", detail=exc.detail)
+            return Verdict(kind="archive", reason="malformed", detail=str(exc))
         if reading.handler is None:
             wanted = reading.progress.handler or f"event {event.name!r}"
             detail = f"no handler for {wanted} on the queue {reading.received.queue!r}"

@@ -166,7 +166,7 @@ class ReaperStep(EventStep):
         try:
             self.dispatcher.identify(delivery)
         except Malformed as exc:
-            logger.warning("a message in %r has invalid headers: %s", self.names.dead, exc.detail)
+            logger.warning("a message in %r has invalid headers: %s", self.names.dead, exc)
         self.settler.settle(
             delivery,
             _poison("each worker that received it ended without settling it, also the reaper"),

@@ -93,7 +93,7 @@ def test_failing_module_names_its_importer(project: Path, line: str) -> None:
     assert done.returncode == 1
     assert "no_such_module" in done.stderr or "ZeroDivisionError" in done.stderr
     assert "shop/events.py" in done.stderr
-    assert 'AMQP_EVENTS["AUTODISCOVER"]' in done.stderr
+    assert "AMQP_EVENTS['AUTODISCOVER']" in done.stderr
 
 
 def test_manage_py_check_with_a_tag(project: Path) -> None:

@@ -219,7 +219,7 @@ def test_contract_validates_an_edit() -> None:
     row = make(b'[[], {"order_id": 7}, {}]', name="shop.order.paid")
     why = "The event's contract rejects it: ValueError: there is no such country."
     assert why in problems(row, {"order_id": 7, "country": "XX"})
-    assert "does not fit its contract" in problems(row, {"order_id": 7, "county": "FR"})
+    assert "does not match its contract" in problems(row, {"order_id": 7, "county": "FR"})
     assert draft(row, {"order_id": 8, "country": "FR"}).notes == ()
 
 
@@ -517,7 +517,7 @@ def test_revisions_and_decisions_are_added_and_never_changed() -> None:
             lambda model=model: model.objects.update(reason="another"),
             lambda model=model, row=row: model.objects.bulk_update([row], ["reason"]),
         ):
-            with pytest.raises(AppendOnlyError, match=f"rows of {model.__name__} are added"):
+            with pytest.raises(AppendOnlyError, match=f"{model.__name__} is part of the audit log"):
                 change()
         assert model.objects.get().reason == "no such country"
 

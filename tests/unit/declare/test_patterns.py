@@ -76,9 +76,9 @@ def test_good_patterns(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
-        (None, "not a text"),
-        (5, "not a text"),
-        ("", "not a text"),
+        (None, "not a string"),
+        (5, "not a string"),
+        ("", "empty"),
         ("x" * 256, "255 bytes"),
         ("ä" * 128, "255 bytes"),
         ("shop..created", "empty word"),

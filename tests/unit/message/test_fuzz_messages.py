@@ -284,7 +284,7 @@ def identified(
         return decoding.identify(delivery, trusted=trusted)
     except Malformed as exc:
         malformed = exc
-    assert 0 < len(malformed.detail) < 1000
+    assert 0 < len(str(malformed)) < 1000
     return None, Progress()
 
 
@@ -338,7 +338,7 @@ def test_a_body_is_read_or_malformed(delivery: Received) -> None:
     except Malformed as exc:
         malformed = exc
         payload = Payload(args=[], kwargs={})
-    assert malformed is None or 0 < len(malformed.detail) < 1000
+    assert malformed is None or 0 < len(str(malformed)) < 1000
     assert isinstance(payload.args, list)
     assert isinstance(payload.kwargs, dict)
     pickle.loads(pickle.dumps(payload))  # noqa: S301

@@ -615,7 +615,7 @@ def test_malformed_identities(headers: dict[str, Any], reason: str) -> None:
     received = delivered()
     with pytest.raises(Malformed, match=reason) as info:
         identify(replace(received, headers={**received.headers, **headers}), trusted=True)
-    assert len(info.value.detail) < 300
+    assert len(str(info.value)) < 300
 
 
 @pytest.mark.parametrize(
