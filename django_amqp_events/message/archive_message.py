@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from hashlib import blake2b, sha256
@@ -62,19 +63,18 @@ class Archived:
     Attributes:
         reason: one word; see :func:`build`.
         detail: one sentence for a person.
-        handler: the handler's name, ``None`` where nobody was found.
-        event: who it is, ``None`` where that could not be read.
-        exception: dotted class name of what was raised last, ``""`` where nothing was.
-        message: text of that exception.
-        traceback: its traceback, bounded.
-        attempts: how many times the handler was tried.
+        handler: ``None`` if no handler was found.
+        event: its identity, ``None`` if that cannot be decoded.
+        exception: dotted class name of the last exception, ``""`` without one.
+        message, traceback: of that exception, bounded.
+        attempts: number of attempts.
         history: per attempt: attempt, time, worker, exception and first line.
         first_failed_at, last_failed_at: aware.
-        queue: where it was last, ``""`` where that is not known.
+        queue: the last queue, ``""`` if unknown.
         frames: of the traceback, innermost last: ``file``, ``line``, ``function``, ``module``.
         body, headers: raw, as they came to the handler's queue.
-        text: the ``event-archive`` header as it is in the message.
-        document: the same, read.
+        text: the ``event-archive`` header.
+        document: the same, decoded.
     """
 
     reason: str
@@ -99,7 +99,7 @@ class Archived:
 
     @property
     def payload(self) -> Mapping[str, Any] | None:
-        """Its arguments by name, ``None`` where the body cannot be read; read anew each time."""
+        """The arguments by name, ``None`` if the body cannot be decoded; decoded at each access."""
         received = Received(
             queue=self.queue,
             exchange="",
@@ -126,10 +126,10 @@ class Archived:
         return ""
 
     def identity(self, service: str, salt: str = "") -> UUID:
-        """Return the id of the event, handler and body, the same however often it is read.
+        """Return an id of the event, handler and body that is the same at each read.
 
-        Two events that a publisher gave one id are told apart by their names and bodies. A message
-        without an id is told by all that is in it; of two that are alike *salt* makes two.
+        Events with the same id are told apart by name and body. A message without an id is told by
+        its whole content; *salt* tells two of the same content apart.
         """
         place = self.handler or f"queue {self.queue}"
         who: tuple[str, ...]
@@ -140,7 +140,7 @@ class Archived:
         return _uuid(service, place, sha256(self.body).hexdigest(), *who)
 
     def occurrence(self, identity: UUID) -> UUID:
-        """Return the id of this very failure, the same however often the message is read."""
+        """Return an id of this failure that is the same at each read of the message."""
         replay_id = self.event.replay_id if self.event else None
         return _uuid(identity.hex, replay_id or "", str(self.attempts), self.text)
 
@@ -151,7 +151,7 @@ class Outcome:
 
     Attributes:
         outcome: ``succeeded``.
-        event: the event that was replayed; its ``replay_id`` says by which replay.
+        event: the replayed event; its ``replay_id`` is that of the replay.
     """
 
     outcome: str
@@ -175,14 +175,14 @@ def build(
     handler: str | None = None,
     failure: Failure | None = None,
 ) -> Message:
-    """Build the archive message: the body and headers as they came, plus ``event-archive``.
+    """Build an archive message: the body and headers as they came, plus ``event-archive``.
 
     Args:
         reason: one word: ``failed``, ``exhausted``, ``arguments``, ``malformed``,
             ``unknown``, ``revoked``, ``unsupported``, ``poison``.
         detail: one sentence for a person.
-        event, progress, handler, failure: as far as they are known.
-        service: the service whose archive it is.
+        event, progress, handler, failure: if known.
+        service: the service that owns the archive.
     """
     progress = progress or Progress()
     stamp = utc_text(at)
@@ -257,7 +257,7 @@ def build_outcome(
     at: datetime,
     worker: str,
 ) -> Message:
-    """Build the report that a replay ended well; it travels in the archive queue."""
+    """Build the report of a replay that succeeded; it travels in the archive queue."""
     outcome_header = {
         "version": FORMAT,
         "outcome": outcome,
@@ -289,11 +289,10 @@ def build_outcome(
 def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
     """Join the original headers and the archive header below :data:`MAX_HEADERS` bytes.
 
-    The traceback is cut first, then the message's history, the frames, the deaths; then the
-    largest of the publisher's headers go, then the words, and at last the headers that say who it
-    is. What was cut is named in ``cut``.
+    The traceback is cut first, then the history, the frames and the deaths; then the publisher's
+    largest headers, the texts, and at last the identity headers. ``cut`` names all of these.
     """
-    # Summed once: a publisher may send tens of thousands of headers.
+    # Summed once, since a publisher may set tens of thousands of headers.
     sizes = {key: table_size({key: value}) for key, value in kept.items()}
     total = sum(sizes.values())
 
@@ -319,7 +318,7 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
         nonlocal total
         if not names or room() >= 0:
             return
-        # First, since it takes room itself.
+        # First, since it needs room itself.
         cut("headers")
         missing = -room()
         for key in sorted(names, key=lambda name: -sizes[name]):
@@ -331,18 +330,18 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
 
     drop([key for key in kept if key not in IDENTITY_HEADERS])
     if room() < 0:
-        # Only text that JSON writes with 12 bytes a character comes here.
+        # Only for text that JSON writes with 12 bytes a character.
         archive["detail"] = cut_middle(archive["detail"], 500)
         if archive["exception"]:
             archive["exception"]["message"] = cut_middle(archive["exception"]["message"], 500)
         cut("words")
-    # Who it is goes last: among thousands of small headers the id may be the largest.
+    # Last, since among thousands of small headers the id may be the largest.
     drop(list(kept))
     return {**kept, EVENT_ARCHIVE: compact_json(archive)}
 
 
 def read(received: Received) -> Archived | Outcome:
-    """Read a message of the archive queue; whatever it is, something is returned."""
+    """Read a message of the archive queue; any message has a result."""
     if received.unreadable:
         return Archived(
             reason="unreadable",
@@ -350,9 +349,9 @@ def read(received: Received) -> Archived | Outcome:
             body=received.body,
             headers=dict(received.headers),
         )
-    event = _event(received)
+    event, progress = _identify(received)
     outcome = _document(received, EVENT_OUTCOME)
-    # Whatever has a body is kept: such a header may be a publisher's.
+    # A message with a body is no outcome: a publisher may set this header.
     if outcome and event is not None and not received.body:
         return Outcome(
             outcome=_text(outcome.get("outcome")) or "",
@@ -370,7 +369,7 @@ def read(received: Received) -> Archived | Outcome:
     content_type = _text(received.properties.get("content_type")) or ""
     content_encoding = _text(received.properties.get("content_encoding")) or ""
     if not document:
-        # The alternate exchange brought it here just as it was in its delay queue.
+        # The alternate exchange routed it here, unchanged, from its delay queue.
         handler = _text(headers.get(EVENT_HANDLER))
         return Archived(
             reason="unknown",
@@ -380,14 +379,14 @@ def read(received: Received) -> Archived | Outcome:
             handler=handler,
             event=event,
             attempts=event.attempt if event else 1,
-            history=_history(received),
+            history=progress.history,
             body=received.body,
             headers=headers,
             content_type=content_type,
             content_encoding=content_encoding,
         )
     if event is not None:
-        # The publisher's headers are in the message as they came: only the document's count.
+        # The headers are the publisher's, so only the document counts.
         event = replace(
             event,
             name=_text(document.get("event_name")) or event.name,
@@ -427,28 +426,17 @@ def _document(received: Received, header: str) -> Mapping[str, Any] | None:
         document = json.loads(value)
     except (ValueError, RecursionError):
         return None
-    # Anybody who may publish to the archive's exchange can write anything here.
+    # Any client with write permission on the archive's exchange can publish anything.
     if not isinstance(document, dict) or too_deep(document):
         return None
     return document
 
 
-def _event(received: Received) -> ReceivedEvent | None:
-    try:
-        return decoding.identify(received, trusted=True)[0]
-    except Malformed:
-        pass
-    try:
-        return decoding.identify(received, trusted=False)[0]
-    except Malformed:
-        return None
-
-
-def _history(received: Received) -> tuple[Mapping[str, Any], ...]:
-    try:
-        return decoding.identify(received, trusted=True)[1].history
-    except Malformed:
-        return ()
+def _identify(received: Received) -> tuple[ReceivedEvent | None, Progress]:
+    for trusted in (True, False):
+        with suppress(Malformed):
+            return decoding.identify(received, trusted=trusted)
+    return None, Progress()
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -461,9 +449,9 @@ def _mappings(value: object) -> tuple[Mapping[str, Any], ...]:
 
 
 def _lasting(headers: Mapping[str, Any]) -> str:
-    """Write headers without what the broker changes from delivery to delivery.
+    """Return headers as text without what RabbitMQ changes between deliveries.
 
-    With its counts come new places in the table, so this is what is in them, in no order.
+    RabbitMQ's counts change the order of the table, so the result is sorted.
     """
     raw = headers.get(EVENT_UNREADABLE)
     if isinstance(raw, bytes):
@@ -472,14 +460,14 @@ def _lasting(headers: Mapping[str, Any]) -> str:
 
 
 def _uncounted(raw: bytes) -> tuple[bytes, ...]:
-    """Cut encoded properties up, without the counts of deliveries and the table's length.
+    """Split encoded properties, and drop delivery counts and the header table's length.
 
     Properties: https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.6.1.
     """
     try:
         (flags,) = struct.unpack_from(">H", raw)
         at = 2
-        for flag in (0x8000, 0x4000):  # content type, content encoding: short texts
+        for flag in (0x8000, 0x4000):  # content type and encoding: short strings
             at += 1 + raw[at] if flags & flag else 0
         table = b""
         end = at
@@ -489,12 +477,12 @@ def _uncounted(raw: bytes) -> tuple[bytes, ...]:
             table = _COUNT.sub(b"", raw[at + 4 : end])
     except (struct.error, IndexError):
         return (raw,)
-    # A message without headers gets a table for the counts.
+    # RabbitMQ adds a table for its counts to a message without headers.
     return (struct.pack(">H", flags & ~0x2000), raw[2:at], table, raw[end:])
 
 
 def _uuid(*parts: str) -> UUID:
-    # JSON, so that no text can be cut in another place than it was joined.
+    # JSON keeps the boundaries of the parts.
     return UUID(bytes=blake2b(json.dumps(parts).encode(), digest_size=16).digest())
 
 

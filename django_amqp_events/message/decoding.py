@@ -1,4 +1,4 @@
-"""Read an event from a delivery."""
+"""Decode an event from a delivery."""
 
 from __future__ import annotations
 
@@ -38,18 +38,15 @@ from .text import (
 )
 from .types import Payload, Progress, Received
 
-#: Longest event id or correlation id that is believed.
+#: Longest accepted identity header, in characters.
 MAX_ID: Final = 255
 
 
-# -- reading ------------------------------------------------------------------------------
-
-
 def decode(received: Received, max_body: int) -> Payload:
-    """Read the body of a delivery.
+    """Decode the body of a delivery.
 
     Raises:
-        Malformed: with what is wrong; the body is not decoded above *max_body* bytes.
+        Malformed: the body is longer than *max_body* bytes, or not an event's.
     """
     if len(received.body) > max_body:
         raise Malformed(f"the body has {len(received.body)} bytes, MAX_BODY is {max_body}")
@@ -65,15 +62,15 @@ def decode(received: Received, max_body: int) -> Payload:
 
 
 def decode_body(raw: bytes) -> Payload:
-    """Read a body that is JSON in UTF-8.
+    """Decode a body that is JSON in UTF-8.
 
     Raises:
-        Malformed: with what is wrong.
+        Malformed: it is not Celery's ``[args, kwargs, embed]``.
     """
     try:
         body = _decode(raw.decode("utf-8"))
     except (ValueError, RecursionError) as exc:
-        raise Malformed(f"the body is no JSON in UTF-8: {exc}") from exc
+        raise Malformed(f"the body is not JSON in UTF-8: {exc}") from exc
     if not isinstance(body, list) or len(body) != 3:
         raise Malformed("the body is not [args, kwargs, embed] (Celery's protocol 2)")
     args, kwargs, embed = body
@@ -87,8 +84,8 @@ def decode_body(raw: bytes) -> Payload:
 
 
 def _plain(value: dict[str, Any]) -> Any:
-    # kombu's encoder, used by plain Celery publishers, wraps dates, Decimal and UUID; a
-    # handler gets the same plain text whoever published.
+    # kombu's encoder, used by plain Celery publishers, wraps dates, Decimal and UUID. A handler
+    # gets the same plain text from every publisher.
     if len(value) == 2 and "__type__" in value and "__value__" in value:
         wrapped = value["__value__"]
         if value["__type__"] == "uuid" and isinstance(wrapped, dict):
@@ -97,17 +94,16 @@ def _plain(value: dict[str, Any]) -> Any:
     return value
 
 
-#: Made once: json.loads() with a hook makes one for each call.
+#: json.loads() with a hook would create a decoder for each call.
 _decode: Final = json.JSONDecoder(object_hook=_plain).decode
 
 
 def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progress]:
-    """Read who an event is and how far it has come.
+    """Decode an event's identity and its progress.
 
     Args:
-        trusted: the delivery came back to this service (its return or replay exchange, or
-            a dead letter), so our own progress headers are believed. A publisher could
-            write anything in them.
+        trusted: the delivery returned to this service (its return or replay exchange, or a dead
+            letter), so its progress headers count. A publisher could set them to anything.
 
     Raises:
         Malformed: there is no event id or no name, or an identity header has a wrong type.
@@ -117,7 +113,7 @@ def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progr
     if not event_id:
         raise Malformed("the message has neither an event-id nor a Celery task id")
     key = _identity({"routing-key": received.event_key}, "routing-key")
-    # What a retry could not carry back would be another event then.
+    # A retry arrives under its handler's key, and its name must stay the same.
     name = (_identity(headers, EVENT_NAME) if trusted else key) or _identity(headers, "task") or key
     if not name:
         raise Malformed("the message has neither a routing key nor a Celery task name")
@@ -158,7 +154,7 @@ def _identity(headers: Mapping[str, Any], key: str) -> str:
     if not value.isascii() and has_surrogates(value):
         raise Malformed(f"the {key} header is {value!r:.80}, which has a lone surrogate")
     if "\0" in value and key in IDENTITY_HEADERS and key not in (EVENT_NAME, "task"):
-        # PostgreSQL keeps none: a replay would come with another id than the event had.
+        # PostgreSQL stores none, so a replay would have another id than the event.
         raise Malformed(f"the {key} header is {value!r:.80}, which has a NUL")
     return value
 
@@ -170,7 +166,7 @@ def _history(value: object) -> tuple[Mapping[str, Any], ...]:
         entries = json.loads(value)
     except (ValueError, RecursionError):
         return ()
-    # Once more: what came as characters leaves as escapes, up to six times as long.
+    # Measured again: a retry writes characters as escapes, up to six times as long.
     if (
         not isinstance(entries, list)
         or too_deep(entries)

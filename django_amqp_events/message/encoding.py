@@ -1,8 +1,9 @@
-"""Build the message of a new event."""
+"""Build the messages of new events, retries and replays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -42,20 +43,19 @@ from .types import Failure, Message, Progress, Received, task_id
 MAX_HISTORY_ENTRIES: Final = 20
 MAX_HISTORY_BYTES: Final = 8_000
 
-# One for all: it keeps nothing between two calls.
 _ENCODER: Final = DjangoJSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def encode_payload(name: str, payload: Mapping[str, Any], args: Sequence[Any] = ()) -> bytes:
-    """Write an event's payload as the body of a message.
+    """Encode an event's payload as the body of a message.
 
-    Values are written by Django's JSON encoder (ISO 8601, Decimal and UUID as strings).
+    Django's JSON encoder writes the values (ISO 8601; Decimal and UUID as strings).
 
     Args:
-        args: values without a name, which a plain Celery publisher may have sent.
+        args: positional values, which a plain Celery publisher may have sent.
 
     Raises:
-        InvalidEventError: the payload is no JSON.
+        InvalidEventError: a value is not one of JSON.
     """
     try:
         body = _ENCODER.encode([list(args), payload, {}]).encode()
@@ -81,7 +81,7 @@ def event_message(
     causation_id: str | None = None,
     headers: Mapping[str, Any] | None = None,
 ) -> Message:
-    """Build the message of a new event."""
+    """Build the messages of new events, retries and replays."""
     ours: dict[str, Any] = {
         "lang": "py",
         "task": name,
@@ -116,7 +116,7 @@ def add_to_history(
 ) -> tuple[Mapping[str, Any], ...]:
     """Return the history with this attempt's failure added, bounded in entries and bytes.
 
-    The first entry is kept for ever (since when does it fail?), the oldest after it go.
+    The first entry stays, since it tells when the failures began; the oldest after it go first.
     """
     entry = {
         "attempt": progress.attempt,
@@ -141,17 +141,21 @@ def retry_message(
     routing_key: str,
     handler: str,
     attempt: int,
-    due_at: datetime,
+    due_at: datetime | None,
     replay_id: str | None,
     history: tuple[Mapping[str, Any], ...],
 ) -> Message:
-    """Build the clean copy that waits in a delay queue: the raw body, rebuilt headers."""
+    """Build the message of a later attempt: the raw body with rebuilt headers.
+
+    RabbitMQ up to 3.13 would drop a message that kept its x-death as a cycle behind a delay queue.
+    """
     headers: dict[str, Any] = {
         **identity_headers(event),
         EVENT_HANDLER: handler,
         EVENT_ATTEMPT: attempt,
-        EVENT_DUE_AT: utc_text(due_at),
     }
+    if due_at is not None:
+        headers[EVENT_DUE_AT] = utc_text(due_at)
     if replay_id:
         headers[EVENT_REPLAY_ID] = replay_id
     if replay_id and event.replay_forced:
@@ -183,30 +187,15 @@ def replay_message(
     replay_id: str,
     forced: bool = False,
 ) -> Message:
-    """Build the message of a replay: the raw body, a first attempt, the replay's id.
-
-    It is made of rebuilt headers only, so nothing of the broker's goes along: a copy that kept
-    its x-death would be dropped as a cycle behind a delay queue (RabbitMQ up to 3.13).
-    """
-    return Message(
+    """Build the message of a replay: a first attempt with the replay's id."""
+    return retry_message(
+        received,
+        replace(event, replay_forced=forced),
         exchange=exchange,
         routing_key=routing_key,
-        body=received.body,
-        headers=with_publisher_headers(
-            {
-                **identity_headers(event),
-                EVENT_HANDLER: handler,
-                EVENT_ATTEMPT: 1,
-                EVENT_REPLAY_ID: replay_id,
-                **({EVENT_REPLAY_FORCED: True} if forced else {}),
-            },
-            received.headers,
-        ),
-        properties=basic_properties(
-            task_id(event.service, event.id, handler, replay_id),
-            content_type=received.properties.get("content_type"),
-            content_encoding=received.properties.get("content_encoding"),
-        ),
-        event_id=event.id,
-        name=event.name,
+        handler=handler,
+        attempt=1,
+        due_at=None,
+        replay_id=replay_id,
+        history=(),
     )

@@ -1,4 +1,4 @@
-"""Names of the headers on the wire, and which of them a copy carries."""
+"""Headers on the wire, and the ones that a copy of a message carries."""
 
 from __future__ import annotations
 
@@ -16,105 +16,52 @@ from .types import Message
 
 #: Version of the event message and of the archive message.
 FORMAT: Final = 1
-
-
 CONTENT_TYPE: Final = "application/json"
-
-
 CONTENT_ENCODING: Final = "utf-8"
 
-
-# Identity: written by the publisher, believed on every delivery.
+# Identity: set by the publisher and trusted on every delivery.
 EVENT_FORMAT: Final = "event-format"
-
-
 EVENT_ID: Final = "event-id"
-
-
 EVENT_NAME: Final = "event-name"
-
-
 EVENT_SERVICE: Final = "event-service"
-
-
 EVENT_PUBLISHED_AT: Final = "event-published-at"
-
-
 EVENT_CORRELATION_ID: Final = "event-correlation-id"
-
-
 EVENT_CAUSATION_ID: Final = "event-causation-id"
 
-
-# Progress: written by this service's workers, believed only on what came back to them.
+# Progress: set by this service's workers and trusted only on deliveries that return to them.
 EVENT_HANDLER: Final = "event-handler"
-
-
 EVENT_ATTEMPT: Final = "event-attempt"
-
-
 EVENT_DUE_AT: Final = "event-due-at"
-
-
 EVENT_REPLAY_ID: Final = "event-replay-id"
-
-
 EVENT_REPLAY_FORCED: Final = "event-replay-forced"
-
-
 EVENT_HISTORY: Final = "event-history"
 
-
+# Documents of messages in the archive queue.
 EVENT_ARCHIVE: Final = "event-archive"
-
-
 EVENT_OUTCOME: Final = "event-outcome"
-
-
-#: Headers and properties as bytes, in an archive message, where they could not be read.
+#: Headers and properties that cannot be decoded, as bytes.
 EVENT_UNREADABLE: Final = "event-unreadable"
 
-
-_PROGRESS = frozenset(
-    {
-        EVENT_HANDLER, EVENT_ATTEMPT, EVENT_DUE_AT, EVENT_REPLAY_ID, EVENT_REPLAY_FORCED,
-        EVENT_HISTORY,
-    }
-)  # fmt: skip
-
-
-IDENTITY_HEADERS = frozenset(
+_EVENT_IDENTITY = frozenset(
     {
         EVENT_ID, EVENT_NAME, EVENT_SERVICE, EVENT_PUBLISHED_AT, EVENT_CORRELATION_ID,
-        EVENT_CAUSATION_ID, "id", "task",
+        EVENT_CAUSATION_ID,
     }
 )  # fmt: skip
+IDENTITY_HEADERS = _EVENT_IDENTITY | {"id", "task"}
+_OURS = _EVENT_IDENTITY | {
+    EVENT_FORMAT, EVENT_HANDLER, EVENT_ATTEMPT, EVENT_DUE_AT, EVENT_REPLAY_ID, EVENT_REPLAY_FORCED,
+    EVENT_HISTORY, EVENT_ARCHIVE, EVENT_OUTCOME, EVENT_UNREADABLE,
+}  # fmt: skip
 
-
-_OURS = _PROGRESS | {
-    EVENT_FORMAT,
-    EVENT_ID,
-    EVENT_NAME,
-    EVENT_SERVICE,
-    EVENT_PUBLISHED_AT,
-    EVENT_CORRELATION_ID,
-    EVENT_CAUSATION_ID,
-    EVENT_ARCHIVE,
-    EVENT_OUTCOME,
-    EVENT_UNREADABLE,
-}
-
-
-#: Headers that the broker writes and interprets; a copy must not carry them: up to 3.13 a
-#: republished x-death is believed, and CC routes the copy to another handler as well.
+#: Headers that RabbitMQ sets and interprets. A copy must not carry them: up to 3.13 a republished
+#: x-death is believed, and CC routes the copy to another handler as well.
 _BROKER_HEADER = re.compile(
     r"^(x-death|x-(first|last)-death-.*|x-delivery-count|x-acquired-count|CC|BCC|x-delay|"
     r"x-opt-.*|x-received-from|x-match.*)$",
     re.IGNORECASE,
 )
-
-
-#: Celery's headers; an event's copy gets fresh ones.
+#: Celery's headers; a copy of an event gets its own.
 _CELERY_HEADERS = frozenset(
     {
         "lang", "task", "id", "shadow", "eta", "expires", "group", "group_index", "retries",
@@ -123,27 +70,26 @@ _CELERY_HEADERS = frozenset(
     }
 )  # fmt: skip
 
-
-#: All headers of a copy together stay below this many bytes; RabbitMQ's frame_max is 128 kB
-#: and a larger header frame closes the connection (501).
+#: Largest size in bytes of a copy's headers: RabbitMQ's frame_max is 128 KiB, and a larger header
+#: frame closes the connection (501).
 MAX_HEADERS: Final = 60_000
 
 
 def is_broker_header(key: object) -> bool:
-    """Return True if the broker sets this header, so that it can change on redelivery."""
+    """Return True if RabbitMQ sets this header, so that it can change on redelivery."""
     return isinstance(key, str) and _BROKER_HEADER.match(key) is not None
 
 
 def check_headers(name: str, headers: Mapping[str, Any]) -> None:
-    """Refuse headers that a publisher may not set.
+    """Check the headers of a publisher.
 
     Raises:
-        InvalidEventError: names the header and the reason.
+        InvalidEventError: a header's name or value is not allowed.
     """
     for key, value in headers.items():
         if not isinstance(key, str) or not key or has_surrogates(key) or len(key.encode()) > 128:
             raise InvalidEventError(
-                f"header {key!r} of event {name!r}: a header's name is text of 1 to 128 bytes"
+                f"the name of header {key!r} of event {name!r} is not text of 1 to 128 bytes"
             )
         if key.startswith("event-") or key in _CELERY_HEADERS or _BROKER_HEADER.match(key):
             raise InvalidEventError(
@@ -152,8 +98,8 @@ def check_headers(name: str, headers: Mapping[str, Any]) -> None:
             )
         if not isinstance(value, (str, int, float, bool)):
             raise InvalidEventError(
-                f"header {key!r} of event {name!r} is a {type(value).__name__}; a header is "
-                f"text, a number or a boolean"
+                f"header {key!r} of event {name!r} is a {type(value).__name__}; use text, a number "
+                f"or a boolean"
             )
         if (isinstance(value, str) and has_surrogates(value)) or (
             isinstance(value, int) and not -(2**63) <= value < 2**63
@@ -165,7 +111,7 @@ def check_headers(name: str, headers: Mapping[str, Any]) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             # RabbitMQ answers with an internal error and closes the connection.
             raise InvalidEventError(
-                f"header {key!r} of event {name!r} is {value!r}; a number is a finite one"
+                f"header {key!r} of event {name!r} is {value!r}; use a finite number"
             )
     if table_size(headers) > MAX_HEADERS // 2:
         raise InvalidEventError(
@@ -175,7 +121,7 @@ def check_headers(name: str, headers: Mapping[str, Any]) -> None:
 
 
 def publisher_headers(headers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
-    """Yield the publisher's own headers: tracing and the like."""
+    """Yield the publisher's own headers, such as those of tracing."""
     for key, value in headers.items():
         if (
             isinstance(key, str)
@@ -221,7 +167,7 @@ def basic_properties(
 
 
 def with_publisher_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the publisher's headers to ours, the smallest first, as far as they fit."""
+    """Return our headers and those of the publisher, the smallest first, that fit."""
     room = MAX_HEADERS - table_size(ours)
     kept: dict[str, Any] = {}
     for key, value in sorted(
@@ -236,7 +182,7 @@ def with_publisher_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> d
 
 
 def table_size(value: object) -> int:
-    """Estimate the bytes of a header table on the wire, from above."""
+    """Return an upper estimate of a header table's bytes on the wire."""
     if isinstance(value, str):
         return len(value.encode("utf-8", "surrogatepass")) + 5
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -251,7 +197,8 @@ def table_size(value: object) -> int:
 def without_publisher_headers(message: Message) -> Message:
     """Return the message with our headers and Celery's identity only.
 
-    Of those only what a table holds without doubt; an archive message says what is gone.
+    Values that py-amqp may fail to encode are dropped too. An archive message reports that in
+    ``cut``.
     """
     kept = {
         key: value
@@ -260,6 +207,7 @@ def without_publisher_headers(message: Message) -> Message:
     }
     if EVENT_ARCHIVE in kept and len(kept) < len(message.headers):
         archive = json.loads(str(kept[EVENT_ARCHIVE]))
-        archive["cut"] = [*archive["cut"], *({"headers"} - set(archive["cut"]))]
+        if "headers" not in archive["cut"]:
+            archive["cut"].append("headers")
         kept[EVENT_ARCHIVE] = compact_json(archive)
     return replace(message, headers=kept)

@@ -1,4 +1,4 @@
-"""Text and times as messages carry them: bounded, and safe to log."""
+"""Text and times of messages: bounded, and safe to log."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-#: Deepest nesting of payloads and headers: what is deeper cannot be pickled for a pool's process
-#: (RecursionError, out of which a slot of the pool would not come back).
+#: Deepest nesting of payloads and headers. Deeper ones cannot be pickled for a pool process: a
+#: RecursionError would leak the pool's slot.
 MAX_DEPTH: Final = 200
-
 
 _CUT = "\n… cut by django_amqp_events …\n"
 
@@ -27,7 +26,7 @@ def parse_moment(value: object) -> datetime | None:
         return None
     try:
         moment = datetime.fromisoformat(value)
-        # At once: a publisher's 0001-01-01T00:00+14:00 has no time in UTC.
+        # Here, since a publisher's 0001-01-01T00:00+14:00 has no time in UTC.
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
@@ -49,7 +48,7 @@ def too_deep(value: Mapping[str, Any] | Sequence[Any]) -> bool:
 
 
 def count_brackets(body: bytes) -> int:
-    """Return what the nesting cannot exceed, so that few bodies are looked through."""
+    """Return an upper bound of a body's nesting, so that few bodies need :func:`too_deep`."""
     return body.count(b"[") + body.count(b"{")
 
 
@@ -58,7 +57,7 @@ def has_surrogates(text: str) -> bool:
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """Cut the middle out of *text*; the ends of a traceback say most."""
+    """Cut the middle out of *text*; the ends of a traceback matter most."""
     if len(text) <= limit:
         return text
     if limit <= 2 * len(_CUT):
@@ -68,25 +67,20 @@ def cut_middle(text: str, limit: int) -> str:
 
 
 def routing_key_text(text: str) -> str:
-    """Cut text to what a routing key has room for; a forged x-death can be longer."""
+    """Cut text to the size of a routing key; a forged x-death can be longer."""
     raw = text.encode("utf-8", "surrogatepass")
     return text if len(raw) <= 255 else raw[:255].decode("utf-8", "ignore")
 
 
 def printable(text: str) -> str:
-    """Write a publisher's words for a log: no line of its own, nothing that a terminal obeys."""
+    """Escape a publisher's text for a log: no line breaks and no terminal control characters."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def compact_json(value: object) -> str:
-    # ASCII: a lone surrogate in an exception's text must not stop the message from leaving.
+    # ASCII: a lone surrogate in an exception's text must not fail the publish.
     return json.dumps(value, separators=(",", ":"), default=str)
 
 
 def as_text(value: object) -> str | None:
     return None if value is None else str(value)[:500]
-
-
-def as_texts(value: object) -> list[str | None]:
-    # Before the first death an x-death is whatever a publisher wrote.
-    return [as_text(item) for item in value[:8]] if isinstance(value, list) else []

@@ -1,38 +1,32 @@
-"""Messages to publish and deliveries received, as data."""
+"""Messages to publish, deliveries, and what is read from them, as plain data."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha1
 from typing import Any, Final
 from uuid import UUID
 
-from .text import (
-    as_text,
-    as_texts,
-    parse_moment,
-    utc_text,
-)
+from .text import as_text, parse_moment, utc_text
 
 #: Celery's native delayed delivery puts 28 one-bit words before the routing key
 #: (kombu.transport.native_delayed_delivery.calculate_routing_key).
-_DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
-
+_DELAY_PREFIX: Final = re.compile(r"^(?:[01]\.){28}")
 
 _NAMESPACE: Final = UUID("6c0cf4a6-5d5b-5b0e-9d0f-0f3f0c1f5b58")
 
 
 def task_id(source: str, event_id: str, handler: str, replay_id: str | None) -> str:
-    """Return the id of one handler's run of one event, the same on every attempt.
+    """Return Celery's task id for one handler and event, the same on every attempt.
 
-    Several handlers share a published id, and Celery's worker state and results are keyed
-    by task id, so each (source, event id, handler, replay) has an id of its own.
+    Several handlers share a published id, and Celery keys its worker state and results by task
+    id, so each (source, event id, handler, replay) has its own.
     """
     name = "\0".join((source, event_id, handler, replay_id or ""))
-    # RFC 9562's UUID of version 5, as uuid.uuid5() makes it in three times the time.
+    # A UUID of version 5 (RFC 9562); uuid.uuid5() takes three times as long.
     digest = bytearray(sha1(_NAMESPACE.bytes + name.encode(), usedforsecurity=False).digest()[:16])
     digest[6] = digest[6] & 0x0F | 0x50
     digest[8] = digest[8] & 0x3F | 0x80
@@ -45,11 +39,8 @@ class Message:
     """A message to be published.
 
     Attributes:
-        exchange, routing_key: where it goes.
-        body: bytes as they go on the wire.
-        headers: AMQP headers; values are strings, numbers, or what came from the broker.
-        properties: AMQP basic properties; always persistent.
-        event_id, name: who it is, for errors and logs.
+        headers, properties: of AMQP; always persistent.
+        event_id, name: of the event, for errors and logs.
     """
 
     exchange: str
@@ -67,8 +58,7 @@ class Failure:
 
     Attributes:
         exception: dotted class name.
-        message: text of the exception, bounded.
-        traceback: formatted traceback, bounded; ``""`` where there is none.
+        traceback: formatted; ``""`` if there is none.
         frames: innermost last; each ``{"file", "line", "function", "module"}``.
     """
 
@@ -87,12 +77,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A delivery as it came from the broker, nothing believed yet.
+    """A delivery from the broker that is not validated.
 
     Attributes:
         queue: the queue that it was consumed from.
         exchange, routing_key, redelivered: the broker's delivery info.
-        unreadable: why its headers and properties could not be read, ``""`` where they could.
+        unreadable: why its headers and properties cannot be decoded, ``""`` if they can.
     """
 
     queue: str
@@ -106,12 +96,12 @@ class Received:
 
     @property
     def event_key(self) -> str:
-        """Routing key without the prefix that Celery's native delayed delivery leaves."""
+        """The routing key without the prefix of Celery's native delayed delivery."""
         return _DELAY_PREFIX.sub("", self.routing_key)
 
     @property
     def deaths(self) -> list[dict[str, Any]]:
-        """The broker's own death history, reduced to JSON types; not always newest first."""
+        """The broker's death history (``x-death``) as JSON types; not always newest first."""
         return [
             {
                 "queue": as_text(death.get("queue")),
@@ -119,23 +109,18 @@ class Received:
                 "at": _death_time(death.get("time")),
                 "count": death.get("count") if isinstance(death.get("count"), int) else None,
                 "exchange": as_text(death.get("exchange")),
-                "routing_keys": as_texts(death.get("routing-keys")),
+                "routing_keys": [as_text(key) for key in _list(death.get("routing-keys"))[:8]],
             }
-            for death in self._x_death[:16]
+            for death in _list(self.headers.get("x-death"))[:16]
             if isinstance(death, Mapping)
         ]
 
     def death_in(self, queue: str) -> Mapping[str, Any] | None:
         """Return RabbitMQ's record of the message's death in a queue, ``None`` without one."""
-        for death in self._x_death:
+        for death in _list(self.headers.get("x-death")):
             if isinstance(death, Mapping) and death.get("queue") == queue:
                 return death
         return None
-
-    @property
-    def _x_death(self) -> list[Any]:
-        deaths = self.headers.get("x-death")
-        return deaths if isinstance(deaths, list) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +148,13 @@ class Payload:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def redirect(message: Message, *, exchange: str, routing_key: str) -> Message:
-    """Return the same message for another exchange or key."""
-    return replace(message, exchange=exchange, routing_key=routing_key)
+def _list(value: object) -> list[Any]:
+    # Before the first death, x-death is any value that a publisher chose.
+    return value if isinstance(value, list) else []
 
 
 def _death_time(value: object) -> str | None:
-    """Write the broker's time of a death; py-amqp reads AMQP's seconds as UTC, naive."""
+    """Return the time of a death as text; py-amqp reads AMQP's seconds as naive UTC."""
     if not isinstance(value, datetime):
         return None
     try:
