@@ -34,6 +34,7 @@ from celery import Celery
 
 from ...conf import Settings
 from ...exceptions import BrokerUnavailableError, TopologyError
+from ...message.headers import is_broker_header
 from ...message.types import Message
 from .. import confirms, connection
 from ..topology import (
@@ -50,10 +51,9 @@ from .management_api import ManagementApi
 POLL: Final = 0.5
 #: Messages of a shadow that are moved at a time.
 BATCH: Final = 100
-# A copy that kept these would be believed by RabbitMQ (x-death up to 3.13), be routed to others
-# as well (CC), or be refused (another user's user_id).
-_BROKER_HEADERS = ("x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-")
-_PROPERTIES = (
+#: Properties of a moved message. RabbitMQ would refuse a ``user_id`` of another user, and an
+#: ``expiration`` would end an event that has waited long enough.
+_PROPERTIES: Final = (
     "content_type",
     "content_encoding",
     "correlation_id",
@@ -364,11 +364,7 @@ class Replacement:
             exchange=origin if origin in (names.return_, names.replay) else fanout,
             routing_key=message.delivery_info["routing_key"],
             body=body.encode() if isinstance(body, str) else bytes(body),
-            headers={
-                key: value
-                for key, value in headers.items()
-                if key not in ("CC", "BCC") and not key.startswith(_BROKER_HEADERS)
-            },
+            headers={key: value for key, value in headers.items() if not is_broker_header(key)},
             properties={**properties, "delivery_mode": 2},
             event_id=str(headers.get("event-id") or headers.get("id") or ""),
             name=message.delivery_info["routing_key"],

@@ -549,10 +549,18 @@ class TestRecreating:
                         "billing.send_invoice",
                         headers={
                             "event-attempt": 3,
+                            "traceparent": "00-5-5-01",
                             "CC": ["billing.book"],
+                            "BCC": ["billing.book"],
                             "x-death": [{"count": 1}],
+                            "x-first-death-queue": "elsewhere",
+                            "x-opt-annotation": 1,
+                            "x-received-from": [{"uri": "amqp://elsewhere"}],
                         },
                         expiration="100000",
+                        message_id="id",
+                        priority=3,
+                        type="kept",
                     )
 
         with billing.active():
@@ -566,8 +574,10 @@ class TestRecreating:
         for message in messages:
             # Only this delivery's own count is there.
             assert message.headers.pop("x-delivery-count", 0) == 0
-            assert message.headers == {"event-attempt": 3}
-            assert "expiration" not in message.properties
+            # As in a worker's copy of a message: the publisher's headers, none of the broker's.
+            assert message.headers == {"event-attempt": 3, "traceparent": "00-5-5-01"}
+            properties = ("message_id", "priority", "type", "expiration")
+            assert [message.properties.get(name) for name in properties] == ["id", 3, "kept", None]
 
     @pytest.mark.parametrize("crash", ["_unbind", "_drop", "drain", "_move"])
     def test_crash_is_repaired_by_the_next_run(self, billing, crash, monkeypatch):
