@@ -1,10 +1,8 @@
-"""For the tests of projects that publish and handle events; none of it needs a broker.
+"""Tools for the tests of projects; they need no broker. docs/testing.md has examples.
 
-:func:`capture_events`   what does this code publish?
-:func:`memory_events`    what do the handlers make of it, retries and all?
-:class:`override_events` other settings and declarations, for a block or a test
-
-Examples are in docs/testing.md.
+:func:`capture_events`   capture the events that code publishes
+:func:`memory_events`    run the handlers on a broker in memory, with retries and archive
+:class:`override_events` change settings and declarations
 """
 
 from __future__ import annotations
@@ -13,13 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from django.conf import settings as django_settings
 from django.test.utils import TestContextDecorator, override_settings
 
 from .conf import SETTING, PublishMode, get_settings
-from .declare.declarations import HandlerDeclaration, declarations, default_name
+from .declare.declarations import (
+    EventDeclaration,
+    HandlerDeclaration,
+    declarations,
+    default_name,
+)
 from .declare.patterns import pattern_matches
 from .decorators import HandlerFunction, Publishable
 from .exceptions import ConfigurationError, PublishError
@@ -28,6 +31,8 @@ from .message import decoding
 from .message.archive_message import Archived, Outcome
 from .message.types import Message, Received
 from .publish.publisher import PendingPublish, divert
+
+D = TypeVar("D", EventDeclaration, HandlerDeclaration)
 
 __all__ = [
     "Archived",
@@ -48,16 +53,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedEvent:
-    """An event that was published while events were captured.
+    """An event published while events were captured; see also ReceivedEvent.
 
     Attributes:
-        name: its full name.
-        payload: its arguments by name, as a handler would get them: what JSON makes of them.
-        event_id: what ``publish`` returned.
+        payload: the arguments by name as a handler receives them, decoded from JSON.
         mode: ``outbox``, ``on_commit`` or ``immediate``.
-        headers: the headers given with ``using(headers=…)``.
-        correlation_id, causation_id: see :class:`~django_amqp_events.ReceivedEvent`.
-        published_at: when it was published, aware.
+        headers: the headers of ``using(headers=…)``.
+        published_at: aware.
     """
 
     name: str
@@ -71,31 +73,29 @@ class CapturedEvent:
 
 
 class CapturedEvents(Sequence[CapturedEvent]):
-    """The events captured so far, in the order of the calls that published them.
+    """The events captured so far, in the order of the publishing calls.
 
-    An event that waits for a commit is among them as long as its savepoint is not rolled back.
+    An event that waits for a commit is included unless its savepoint is rolled back.
     """
 
     def __init__(self) -> None:
         self._pending: list[PendingPublish] = []
 
-    # The backend: it accepts everything, and what was published is known by its `Pending`.
-
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool
     ) -> Sequence[PublishError | None]:
-        """Accept *messages* without publishing them."""
+        """Confirm *messages*; the captured events come from ``_watch``."""
         return [None] * len(messages)
 
     def now(self) -> datetime:
-        """Return the time of the wall clock."""
+        """Return the current time."""
         return datetime.now(UTC)
 
     def _watch(self, pending: PendingPublish) -> None:
         self._pending.append(pending)
 
     def _settle(self) -> None:
-        """Drop what was rolled back; the list does not change any more."""
+        """Drop the events that were rolled back, and freeze the list."""
         self._pending = [item for item in self._pending if item.called or item.waiting]
         for item in self._pending:
             item.called = True
@@ -140,22 +140,22 @@ class CapturedEvents(Sequence[CapturedEvent]):
         return [event for event in self if pattern_matches(pattern, event.name)]
 
     def one(self, name: str | Publishable[...] = "#") -> CapturedEvent:
-        """Return the only event (of a name, a pattern or a declared event).
+        """Return the only event of a name, a pattern or a declared event.
 
         Raises:
-            AssertionError: there are none or several; says what was captured.
+            AssertionError: there is not exactly one; the message lists the captured events.
         """
         found = self.named(name)
         if len(found) != 1:
             wanted = name.name if isinstance(name, Publishable) else name
             raise AssertionError(
-                f"{len(found)} events named {wanted!r} were published, not one; captured: "
+                f"{len(found)} events named {wanted!r} were published instead of one; captured: "
                 f"{', '.join(self.names) or 'nothing'}"
             )
         return found[0]
 
     def clear(self) -> None:
-        """Forget what was captured so far."""
+        """Remove the events captured so far."""
         self._pending.clear()
 
 
@@ -183,11 +183,11 @@ def _captured(message: Message, mode: PublishMode) -> CapturedEvent:
 
 @contextmanager
 def capture_events() -> Iterator[CapturedEvents]:
-    """Keep everything that is published in the block from any broker, and tell what it was.
+    """Capture the events published in the block instead of sending them to a broker.
 
-    Validation goes on as ever. In ``outbox`` and ``on_commit`` mode an event counts as published
-    when its transaction commits or, inside Django's ``TestCase``, as long as no savepoint around it
-    was rolled back. Blocks may be nested: the inner one captures.
+    Payloads are validated as usual. In ``outbox`` and ``on_commit`` mode an event counts as
+    published when its transaction commits or, inside Django's ``TestCase``, unless a savepoint
+    around it is rolled back. Blocks can be nested: the inner one captures.
 
     Example::
 
@@ -197,7 +197,7 @@ def capture_events() -> Iterator[CapturedEvents]:
     """
     captured = CapturedEvents()
     try:
-        with divert(captured, captured._watch):  # noqa: SLF001 - a backend in disguise
+        with divert(captured, captured._watch):  # noqa: SLF001 - of this module
             yield captured
     finally:
         captured._settle()  # noqa: SLF001
@@ -208,14 +208,14 @@ def capture_events() -> Iterator[CapturedEvents]:
 
 @contextmanager
 def memory_events(start: datetime | None = None) -> Iterator[MemoryBackend]:
-    """Publish to a broker in memory and handle events there, with a clock of the test's own.
+    """Publish to a broker in memory and handle events there, with its own clock.
 
-    Handlers run when :meth:`~MemoryBackend.run` or :meth:`~MemoryBackend.advance` is called,
-    and then as in a worker: arguments, retries, archive. Inside Django's ``TestCase``, events
-    that wait only for its commit, which never comes, are published by both.
+    :meth:`~MemoryBackend.run` and :meth:`~MemoryBackend.advance` run the handlers as a worker
+    does, with retries and archive. They first publish the events that wait only for the commit of
+    Django's ``TestCase``, which never happens.
 
     Args:
-        start: where the clock starts, aware; the present by default.
+        start: the clock's first time, aware; now by default.
 
     Example::
 
@@ -236,12 +236,11 @@ def memory_events(start: datetime | None = None) -> Iterator[MemoryBackend]:
 class override_events(TestContextDecorator):  # noqa: N801 - used like override_settings
     """Change keys of ``AMQP_EVENTS`` for a block, a test or a ``TestCase`` class.
 
-    Keys replace those of the setting, the others stay. Whatever ``@event`` and ``@handler``
-    declare meanwhile is forgotten at the end.
+    Other keys keep their value. Events and handlers declared meanwhile are removed at the end.
 
     Args:
-        handlers: only these of the declared handlers exist: functions, task classes or names.
-        events: only these of the declared events have their contract: events or names.
+        handlers: the declared handlers to keep: functions, task classes or names.
+        events: the declared events to keep: events or names.
         keys: keys of ``AMQP_EVENTS``, such as ``UNROUTED="raise"``.
 
     Example::
@@ -261,8 +260,8 @@ class override_events(TestContextDecorator):  # noqa: N801 - used like override_
         lower = [key for key in keys if key != key.upper()]
         if lower:
             raise ConfigurationError(
-                f"override_events() got {', '.join(map(repr, lower))}; keys of AMQP_EVENTS are "
-                f"upper case"
+                f"override_events() got {', '.join(map(repr, lower))}. Write the keys of "
+                f"AMQP_EVENTS in upper case"
             )
         self.handlers = None if handlers is None else list(handlers)
         self.events = None if events is None else list(events)
@@ -270,60 +269,53 @@ class override_events(TestContextDecorator):  # noqa: N801 - used like override_
         self._undo: list[Callable[[], None]] = []
 
     def enable(self) -> None:
-        """Begin."""
+        """Apply the changes."""
         state = declarations.snapshot()
+        events, handlers = state
         raw = {**(getattr(django_settings, SETTING, None) or {}), **self.keys}
-        kept_events, kept_handlers = state
         if self.handlers is not None:
-            names = {_handler_name(item) for item in self.handlers}
-            kept_handlers = tuple(item for item in kept_handlers if _handler_name(item) in names)
-            known = {*map(_handler_name, kept_handlers), *raw.get("HANDLERS", {})}
-            _refuse_unknown("handlers", names - known)
-            raw["HANDLERS"] = {
-                name: options
-                for name, options in raw.get("HANDLERS", {}).items()
-                if name in names or "HANDLERS" in self.keys
-            }
+            handlers = self._keep("HANDLERS", self.handlers, handlers, raw)
         if self.events is not None:
-            names = {item.name if isinstance(item, Publishable) else item for item in self.events}
-            kept_events = tuple(item for item in kept_events if item.name in names)
-            known = {*(item.name for item in kept_events), *raw.get("EVENTS", {})}
-            _refuse_unknown("events", names - known)
-            raw["EVENTS"] = {
-                name: options
-                for name, options in raw.get("EVENTS", {}).items()
-                if name in names or "EVENTS" in self.keys
-            }
+            events = self._keep("EVENTS", self.events, events, raw)
         override = override_settings(**{SETTING: raw})
 
         def undo() -> None:
             override.disable()
             declarations.restore(state)
 
-        declarations.restore((kept_events, kept_handlers))
+        declarations.restore((events, handlers))
         self._undo.append(undo)
         override.enable()
 
+    def _keep(
+        self, key: str, chosen: Iterable[Any], declared: tuple[D, ...], raw: dict[str, Any]
+    ) -> tuple[D, ...]:
+        """Return the chosen declarations, and keep the chosen entries of a key of *raw*."""
+        names = set(map(_name, chosen))
+        kept = tuple(item for item in declared if _name(item) in names)
+        entries = raw.get(key, {})
+        if unknown := names - {*map(_name, kept), *entries}:
+            raise ConfigurationError(
+                f"override_events({key.lower()}=…) names {', '.join(sorted(unknown))}, which is "
+                f"not declared. Import the module that declares it, or correct the name"
+            )
+        raw[key] = {
+            name: options for name, options in entries.items() if name in names or key in self.keys
+        }
+        return kept
+
     def disable(self) -> None:
-        """End."""
+        """Undo the changes."""
         self._undo.pop()()
 
 
-def _handler_name(item: Any) -> str:
+def _name(item: Any) -> str:
+    """Return the name of an event or a handler, however it is given."""
     if isinstance(item, str):
         return item
-    if isinstance(item, HandlerFunction):
+    if isinstance(item, (Publishable, HandlerFunction, EventDeclaration)):
         return item.name
     if isinstance(item, HandlerDeclaration):
         return item.name or default_name(item.target)
     declared = next((one for one in declarations.snapshot()[1] if one.target is item), None)
-    return _handler_name(declared) if declared else default_name(item)
-
-
-def _refuse_unknown(what: str, names: Iterable[object]) -> None:
-    unknown = sorted(map(str, names))
-    if unknown:
-        raise ConfigurationError(
-            f"override_events({what}=…) names {', '.join(unknown)}, which nobody declares; import "
-            f"the module that does, or correct the name"
-        )
+    return _name(declared) if declared else default_name(item)

@@ -62,5 +62,11 @@ def pattern_problem(pattern: object) -> str | None:
     return None
 
 
+def full_name_problem(name: object) -> str | None:
+    """Return what is wrong with a name without ``*`` and ``#``, ``None`` if it is valid."""
+    wrong = pattern_problem(name)
+    return wrong or ("it has * or # as a word" if is_pattern(str(name)) else None)
+
+
 def is_pattern(name: str) -> bool:
     return any(word in ("*", "#") for word in name.split("."))

@@ -32,12 +32,7 @@ from .declarations import (
     default_name,
     dotted,
 )
-from .patterns import (
-    is_pattern,
-    pattern_matches,
-    pattern_problem,
-    patterns_overlap,
-)
+from .patterns import full_name_problem, pattern_matches, pattern_problem, patterns_overlap
 from .retry_policy import RetryPolicy
 
 
@@ -158,11 +153,13 @@ class _Builder:
     def events(self, declared: Iterable[EventDeclaration]) -> dict[str, EventType]:
         found: dict[str, EventType] = {}
         for event in declared:
-            self.check_event_name(event.name, event.source or event.name)
+            self.check_name(
+                "E006", event.source or "@event", event.name, full_name_problem(event.name)
+            )
             self.add_event(found, event.name, event.contract)
         for name, options in self.settings.events.items():
             where = f"AMQP_EVENTS['EVENTS'][{name!r}]"
-            self.check_event_name(name, where)
+            self.check_name("E006", where, name, full_name_problem(name))
             contract = options.get("contract")
             if contract is None:
                 found.setdefault(name, EventType(name=name))
@@ -185,14 +182,11 @@ class _Builder:
         else:
             found[name] = EventType(name=name, contract=contract)
 
-    def check_event_name(self, name: str, where: str) -> None:
-        wrong = pattern_problem(name)
-        if wrong is None and is_pattern(name):
-            wrong = "an event has a full name, without * and #"
+    def check_name(self, code: str, where: str, name: object, wrong: str | None) -> None:
         if wrong:
             self.report(
-                "E006",
-                f"{where}: {name!r:.80} is not a valid event name: {wrong}.",
+                code,
+                f"{where}: {name!r:.80} is not a valid name: {wrong}.",
                 "Use words separated by dots, such as shop.order.created.",
             )
 
@@ -251,24 +245,11 @@ class _Builder:
         before = len(self.problems)
         where = f"Handler {name!r} ({dotted(target)})"
         values = self.read(options, where)
-        if (
-            any(char.isspace() or ord(char) < 32 or char == ":" for char in name)
-            or is_pattern(name)
-            or not all(name.split("."))
-        ):
-            self.report(
-                "E004",
-                f"{where}: the name has a colon, a space, a control character, an empty word, * "
-                f"or #.",
-                "Use words of letters, digits, - and _, separated by dots.",
-            )
+        wrong = "a name has no colon" if ":" in name else full_name_problem(name)
+        self.check_name("E004", where, name, wrong)
         queue = values.pop("queue", None) or name
-        if not isinstance(queue, str) or ":" in queue or not queue.strip():
-            self.report(
-                "E004",
-                f"{where}: queue is {queue!r:.80}, which is not a valid name.",
-                "Use a string without a colon.",
-            )
+        if queue is not name and (not isinstance(queue, str) or ":" in queue or not queue.strip()):
+            self.check_name("E004", where, queue, "a queue is a string without a colon")
             queue = name
         namespace = f"{self.settings.prefix}{self.settings.service}."
         for full in {namespace + queue, namespace + name}:
@@ -277,21 +258,14 @@ class _Builder:
         patterns = tuple(getattr(event, "name", event) for event in events)
         if not patterns:
             self.report(
-                "E006", f"{where} names no events.", "Name event names or topic patterns to handle."
+                "E006", f"{where} names no events.", "Add the event names or topic patterns."
             )
         for pattern in patterns:
-            if problem := pattern_problem(pattern):
-                self.report(
-                    "E006",
-                    f"{where}: {pattern!r:.80} is not a valid event name or pattern: {problem}.",
-                    "Use words separated by dots; * and # stand for whole words.",
-                )
+            self.check_name("E006", where, pattern, pattern_problem(pattern))
         if not callable(target):
             self.report(
                 "E007", f"{where} is not callable.", "Use a function or a Celery task class."
             )
-        for done in ("enabled", "handler"):
-            values.pop(done, None)
         if any(problem.is_error for problem in self.problems[before:]):
             return None
         return Handler(
@@ -323,6 +297,8 @@ class _Builder:
                 f"{where}: soft_time_limit ({soft} s) is not below time_limit ({hard} s).",
                 "Lower soft_time_limit, so that the handler can stop before it is killed.",
             )
+        for unused in ("enabled", "handler"):
+            values.pop(unused, None)
         policy = {key: values.pop(key) for key in POLICY_OPTIONS if key in values}
         try:
             values["policy"] = RetryPolicy(**policy)

@@ -26,7 +26,7 @@ from ..conf import (
 )
 from ..context import current_event
 from ..declare.contracts import REMEMBERED, bind_contract
-from ..declare.patterns import is_pattern, pattern_problem
+from ..declare.patterns import full_name_problem
 from ..declare.registry import get_registry
 from ..exceptions import (
     ConfigurationError,
@@ -369,11 +369,11 @@ _valid_names: set[str] = set()
 def _check_name(name: str) -> None:
     if isinstance(name, str) and name in _valid_names:
         return
-    wrong = pattern_problem(name)
-    if wrong or is_pattern(name):
+    wrong = full_name_problem(name)
+    if wrong:
         raise InvalidEventError(
-            f"{name!r:.80} is no event name: {wrong or 'it has * or # in it'}; use words with "
-            f"dots between them, such as shop.order.created"
+            f"{name!r:.80} is no event name: {wrong}; use words with dots between them, such as "
+            f"shop.order.created"
         )
     if len(_valid_names) >= REMEMBERED:
         _valid_names.clear()

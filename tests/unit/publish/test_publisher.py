@@ -272,9 +272,9 @@ def test_bind_contract():
             raise LookupError("of the body")
 
     assert bind_contract("e", contract, {"c": 5, "d": 6}, 1) == {"a": 1, "b": 2, "c": 5, "d": 6}
-    with pytest.raises(InvalidEventError, match="1 arguments without a name"):
+    with pytest.raises(InvalidEventError, match="1 unnamed arguments"):
         bind_contract("e", contract, {}, 1, 2, 3)
-    with pytest.raises(InvalidEventError, match="does not fit"):
+    with pytest.raises(InvalidEventError, match="does not match"):
         bind_contract("e", contract, {"b": 1})
     with pytest.raises(LookupError, match="of the body"):
         bind_contract("e", contract, {}, 0)
@@ -359,7 +359,7 @@ def test_names_are_refused_as_before_however_many_are_published(outcomes: Outcom
 
 
 def test_a_contract_without_a_name():
-    with pytest.raises(InvalidEventError, match="does not fit"):
+    with pytest.raises(InvalidEventError, match="does not match"):
         bind_contract("e", partial(lambda a, b: None, 1), {"c": 1})
 
 
