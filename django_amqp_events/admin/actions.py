@@ -28,8 +28,9 @@ from ..archive.eligibility import Skipped
 from ..archive.replay import Report
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
+from ..templatetags.amqp_events import line, text
 from .base import M, Pages, non_atomic
-from .formatting import counted, line, number, text
+from .formatting import counted, number
 
 #: Events that one action can take.
 LIMIT: Final = 2_000

@@ -18,9 +18,9 @@ from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
 from ..models import Replay, Revision, State, visible
 from ..reasons import Reason
+from ..templatetags.amqp_events import line
 from .actions import DISCARD, DISCARDED, RESTORE, Action, Preview, Rows, by_reason, log
 from .filters import handler_of, settings_and_registry
-from .formatting import line
 
 
 def _preview_change(action: Action, seen: Seen, rows: Rows) -> Preview:

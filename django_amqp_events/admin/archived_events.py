@@ -28,7 +28,6 @@ from ..archive.selection import parse_uuid
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
 from ..models import (
-    ArchiveAction,
     ArchivedEvent,
     FailureGroup,
     GroupAction,
@@ -37,11 +36,12 @@ from ..models import (
     State,
     visible,
 )
-from ..reasons import Reason, stored
+from ..reasons import Reason
+from ..templatetags.amqp_events import TEXT, line, text
 from . import formatting
 from .actions import Action, in_list
 from .archived_event_actions import ACTIONS
-from .base import ago, as_file, head_of, permission_check
+from .base import ago, alias_of, as_file, head_of, permission_check
 from .editing import EditingPages
 from .filters import (
     EventFilter,
@@ -52,7 +52,7 @@ from .filters import (
     handler_of,
     settings_and_registry,
 )
-from .formatting import counted, line, number
+from .formatting import counted, number
 from .lists import ExceptionFilter, HandlerFilter, IndexedList
 from .replay_batches import begin, freeze
 
@@ -170,7 +170,7 @@ class ArchivedEventAdmin(EditingPages):
         return super().changelist_view(request, context)
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
-        """Return all that the list's filters find, a JSON document a line."""
+        """Return the events of the filtered list, one JSON document per line."""
         if not self.has_view_permission(request) or not self.has_export_permission(request):
             raise PermissionDenied
         try:
@@ -399,24 +399,21 @@ class ArchivedEventAdmin(EditingPages):
         return self._render(request, "detail", title, context)
 
     def _about(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, Any]:
-        """Everything but payload and headers."""
-        using = event._state.db  # noqa: SLF001 - Django's own way to say where a row is from
+        """Return everything but payload and headers."""
+        using = alias_of(event)
         failures = list(event.failure_set.using(using).order_by("-failed_at", "-pk")[:FAILURES])
         made = event.replay_set.using(using).select_related("revision").defer("revision__body")
         replays = list(made.order_by("-number")[:REPLAYS])
         actions = list(event.action_set.using(using).order_by("-at", "-pk")[:REPLAYS])
-        # The last failure that counted is the one that the row tells of.
+        # The row describes the last failure that took effect.
         last = next((each for each in failures if not each.late), None)
         if last is None:
-            counted = event.failure_set.using(using).filter(late=False)
-            last = counted.order_by("-failed_at", "-pk").first()
+            effective = event.failure_set.using(using).filter(late=False)
+            last = effective.order_by("-failed_at", "-pk").first()
         document = last.about if last is not None else {}
         kind, message = formatting.exception(document)
-        numbers = {each.pk: each.number for each in replays}
-        failed = next((each for each in replays if last and each.pk == last.replay_id), None)
-        ids = {event.task_id: None, **{each.task_id: each for each in replays}}
-        tasks = self._tasks(request, list(ids))
-        now = datetime.now(UTC)
+        by_id = {each.pk: each for each in replays}
+        tasks = self._tasks(request, [event.task_id, *(each.task_id for each in replays)])
         meaning, remedy = formatting.STATES.get(event.state, ("", ""))
         if event.state == State.DISCARDED and actions and formatting.resolved(actions[0]):
             meaning, remedy = formatting.RESOLVED
@@ -425,35 +422,29 @@ class ArchivedEventAdmin(EditingPages):
             "remedy": remedy,
             "note": self._note(event),
             "overdue": self._overdue(event),
-            "since": formatting.age(event.state_since, now),
-            "age": formatting.age(event.last_failed_at, now),
-            "error": visible(stored(event.error), formatting.TEXT),
-            "failure": last,
-            "failed": formatting.replayed(failed) if failed is not None else None,
-            "exception": kind or line(event.exception, formatting.TEXT),
-            "message": message or visible(event.message, formatting.TEXT),
-            "detail": visible(event.detail, formatting.TEXT),
+            "now": datetime.now(UTC),
+            "failed": by_id.get(last.replay_id) if last and last.replay_id else None,
+            "exception": kind or line(event.exception, TEXT),
+            "message": message or visible(event.message, TEXT),
             "traceback": formatting.fold_traceback(document.get("traceback")),
             "frames": formatting.frames(document),
             "deaths": formatting.deaths(document),
-            "cut": [line(each) for each in _texts(document.get("cut"))],
+            "cut": _texts(document.get("cut")),
             "facts": self._facts(request, event),
             "attempts": [
-                (attempt, numbers.get(each.replay_id) if each.replay_id else None)
+                (attempt, by_id.get(each.replay_id) if each.replay_id else None)
                 for each in reversed(failures)
                 for attempt in formatting.attempts(each)
             ],
-            "steps": formatting.timeline(event, reversed(failures), replays[::-1],
-            reversed(actions)),
+            "steps": formatting.timeline(event, failures[::-1], replays[::-1], actions[::-1]),
             "more_failures": len(failures) == FAILURES,
-            "audit": _audit(actions, replays),
+            "audit": [
+                (each, by_id.get(each.replay_id) if each.replay_id else None) for each in actions
+            ],
             "more_audit": len(actions) == REPLAYS,
-            "replays": [(formatting.replayed(each), tasks.get(each.task_id)) for each in replays],
-            "location": line(event.location, formatting.TEXT),
-            "reason": line(event.reason),
+            "replays": [(each, tasks.get(each.task_id)) for each in replays],
             "task": tasks.get(event.task_id),
-            "task_id": event.task_id,
-        }  # fmt: skip
+        }
 
     def _facts(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[str, str, str]]:
         """Return the event's identifiers: label, value, and the URL of events that share it."""
@@ -478,14 +469,14 @@ class ArchivedEventAdmin(EditingPages):
         )
 
     def _group(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[str, str, str]]:
-        """Name the group of failures that it belongs to, for who may see those."""
+        """Return the failure group, for users who may see it."""
         url = self._group_url(event.group_id)
         if not url or event.group is None:
             return []
         pages = self.admin_site.get_model_admin(FailureGroup)
         if not pages.has_view_permission(request, event.group):
             return []
-        return [(_("Failures like it"), formatting.text(event.group), url)]
+        return [(_("Failures like it"), text(event.group), url)]
 
     def _group_url(self, pk: UUID | None) -> str:
         return self._url_of(FailureGroup, "change", pk) if pk is not None else ""
@@ -493,71 +484,59 @@ class ArchivedEventAdmin(EditingPages):
     def _related(
         self, request: HttpRequest, event: ArchivedEvent, filters: str
     ) -> list[dict[str, Any]]:
-        """Return the same event at other handlers, and what came of the same cause."""
+        """Return the same event at other handlers, and events of the same cause."""
         now = datetime.now(UTC)
-        groups = []
         rows = self.get_queryset(request).exclude(pk=event.pk).order_by("-last_failed_at", "-pk")
-        for title, column in (
-            (_("The same event id"), "event_id"),
-            (_("The same correlation id"), "correlation_id"),
+        of_event = rows.filter(event_id=event.event_id)
+        of_cause = rows.filter(correlation_id=event.correlation_id)
+        of_cause = of_cause.exclude(event_id=event.event_id)
+        groups = []
+        for title, value, found in (
+            (_("The same event id"), event.event_id, of_event),
+            (_("The same correlation id"), event.correlation_id, of_cause),
         ):
-            value = getattr(event, column)
-            found = rows.filter(**{column: value})
-            if column == "correlation_id":
-                found = found.exclude(event_id=event.event_id)
-            events = list(found[:RELATED]) if value else []
-            if events:
-                groups.append(
-                    {
-                        "title": title,
-                        "url": self._url("changelist", q=value),
-                        "events": [
-                            {
-                                "name": line(each.name),
-                                "handler": line(each.handler) or _("none"),
-                                "state": each.state,
-                                "words": line(each.get_state_display()),
-                                "age": ago(each.last_failed_at, now),
-                                "failure": formatting.exception_line(each.exception, each.message)
-                                or line(each.reason),
-                                "url": self._url("change", each.pk, filters=filters),
-                            }
-                            for each in events
-                        ],
-                    }
+            events = [
+                (
+                    each,
+                    self._url("change", each.pk, filters=filters),
+                    ago(each.last_failed_at, now),
+                    formatting.exception_line(each.exception, each.message) or line(each.reason),
                 )
+                for each in (found[:RELATED] if value else ())
+            ]
+            if events:
+                url = self._url("changelist", q=value)
+                groups.append({"title": title, "url": url, "events": events})
         return groups
 
     def _content(
         self, request: HttpRequest, event: ArchivedEvent, *, readable: bool
     ) -> dict[str, Any]:
-        """Payload and headers, for those who may see them; redacted where there is a hook."""
+        """Return payload and headers for users who may see them; redacted if there is a hook."""
         if not readable:
             return {"readable": False}
-        head = _head(event)
-        whole = event.body_size <= formatting.SHOWN
         raw = self.has_raw_permission(request)
         payload, cut, problem = "", False, ""
-        if whole:
+        if event.body_size > formatting.SHOWN:
+            problem = _("The payload is too long to decode here.")
+            if raw:
+                problem = _(
+                    "The payload is too long to decode here. This is the start of the raw body."
+                )
+        else:
             try:
                 found = event.payload
-            except Exception:  # noqa: BLE001 - headers that cannot be read
+            except Exception:  # noqa: BLE001 - invalid headers
                 found = None
             if found is not None:
                 safe = redaction.redact(event.name, found)
-                problem = formatting.text(safe.problem, formatting.TEXT)
+                problem = text(safe.problem, TEXT)
                 if safe.payload is not None:
                     payload, cut = formatting.pretty(dict(safe.payload))
-            elif not raw:
-                problem = _("The payload cannot be decoded, so it cannot be redacted.")
-            else:
+            elif raw:
                 problem = _("The payload cannot be decoded. This is the raw body.")
-        elif raw:
-            problem = _(
-                "The payload is too long to decode here. This is the start of the raw body."
-            )
-        else:
-            problem = _("The payload is too long to decode here.")
+            else:
+                problem = _("The payload cannot be decoded, so it cannot be redacted.")
         headers, headers_note = formatting.headers(event)
         return {
             "readable": True,
@@ -566,7 +545,7 @@ class ArchivedEventAdmin(EditingPages):
             "problem": problem,
             "redacted": redaction.has_hook(),
             "raw": raw,
-            "body": formatting.body(head, event.body_size) if raw else None,
+            "body": formatting.body(_head(event), event.body_size) if raw else None,
             "headers": headers,
             "headers_note": headers_note,
             "types": [line(t) for t in (event.content_type, event.content_encoding) if t],
@@ -598,12 +577,10 @@ class ArchivedEventAdmin(EditingPages):
             where = Reason.of(exc)
         if not isinstance(where, Reason):
             return ""
-        return _("It cannot be replayed: %(why)s") % {
-            "why": formatting.text(where, formatting.TEXT)
-        }
+        return _("It cannot be replayed: %(why)s") % {"why": text(where, TEXT)}
 
     def _tasks(self, request: HttpRequest, ids: list[str]) -> dict[str, dict[str, str]]:
-        """Return the stored results of django-celery-results that there are, with their pages."""
+        """Return status and URL of results that django-celery-results has stored."""
         if not apps.is_installed("django_celery_results"):
             return {}
         model: Any = apps.get_model("django_celery_results", "TaskResult")
@@ -642,27 +619,8 @@ def _head(event: ArchivedEvent) -> bytes:
     return bytes(getattr(event, "head", None) or b"")
 
 
-def _audit(actions: list[ArchiveAction], replays: list[Replay]) -> list[dict[str, Any]]:
-    """Return what was decided, newest first."""
-    by_id = {each.pk: each for each in replays}
-    found = []
-    for each in actions:
-        made = by_id.get(each.replay_id) if each.replay_id is not None else None
-        found.append(
-            {
-                "at": each.at,
-                "by": line(each.by) or _("none"),
-                "what": line(each.get_action_display()),
-                "reason": visible(each.reason, formatting.TEXT),
-                "replay": made.number if made else 0,
-                "revision": made.revision.number if made and made.revision else 0,
-            }
-        )
-    return found
-
-
 def _texts(value: object) -> Sequence[object]:
     return value[:20] if isinstance(value, list) else ()
 
 
-__all__ = ["ArchiveList", "ArchivedEventAdmin"]
+__all__ = ["ArchivedEventAdmin"]

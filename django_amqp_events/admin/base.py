@@ -27,7 +27,8 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
 from ..archive.selection import parse_uuid, starts_with
-from .formatting import SHOWN, age, line
+from ..templatetags.amqp_events import age, line
+from .formatting import SHOWN
 from .lists import CAP, CappedPaginator, IndexedList
 
 M = TypeVar("M", bound=Model)

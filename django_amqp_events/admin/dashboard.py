@@ -1,7 +1,7 @@
 """The dashboard: status, topology and retry schedules; read-only.
 
-The pages read the database alone. What they show of the broker was seen by
-:mod:`django_amqp_events.monitor.snapshots`, and they say how long ago.
+The pages read only the database. Broker data comes from the snapshots of
+:mod:`django_amqp_events.monitor.snapshots`, and the pages show its age.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern
 from django.utils.formats import date_format, localize
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
@@ -25,7 +24,6 @@ from ..broker import topology
 from ..broker.topology import Queue, Topology
 from ..declare.registry import Registry
 from ..models import (
-    Alert,
     ArchiveAction,
     ArchivedEvent,
     Dashboard,
@@ -34,7 +32,7 @@ from ..models import (
     visible,
 )
 from ..monitor import alerts, snapshots, statistics
-from ..reasons import stored
+from ..templatetags.amqp_events import TEXT, age, line, text
 from . import charts
 from .base import Pages
 from .charts import (
@@ -44,51 +42,41 @@ from .charts import (
     Row,
 )
 from .filters import overdue, settings_and_registry
-from .formatting import (
-    TEXT,
-    age,
-    line,
-    text,
-)
 from .formatting import number as formatted
 from .lists import count
 from .replay_batches import bar, titled
 
-#: Seconds after which the newest snapshot is called stale: two have not come.
+#: Seconds after which the newest snapshot is stale: two are missing.
 STALE: Final = 3 * snapshots.EVERY
 #: Decisions, alerts and queues that the page shows.
 AUDIT: Final = 20
 ALERTS: Final = 50
 QUEUES: Final = 200
-#: Batches under way that it shows.
+#: Batches in progress that it shows.
 BATCHES: Final = 10
 #: Points of the backlog's curve.
 POINTS: Final = 96
 #: Events that are counted as overdue at most.
 OVERDUE: Final = 1_000
-_TEMPLATES: Final = "admin/django_amqp_events/dashboard"
 
 
 class DashboardAdmin(Pages[Dashboard]):
-    """Three pages for those with the permission ``view_dashboard``.
+    """Three pages for users with the permission ``view_dashboard``.
 
     For an admin site of your own, register :class:`django_amqp_events.models.Dashboard` with this
     class or a subclass.
     """
 
+    folder = "dashboard"
+
     def has_view_permission(self, request: HttpRequest, obj: Dashboard | None = None) -> bool:
         return self._granted(request, "view_dashboard")
 
     def get_urls(self) -> list[URLPattern]:
-        name = f"{self.opts.app_label}_{self.opts.model_name}"
-        pages = {
-            "changelist": ("", self.changelist_view),
-            "topology": ("topology/", self.topology_view),
-            "retries": ("retries/", self.retries_view),
-        }
         return [
-            path(address, self.admin_site.admin_view(view), name=f"{name}_{page}")
-            for page, (address, view) in pages.items()
+            self._path("", self.changelist_view, "changelist"),
+            self._path("topology/", self.topology_view, "topology"),
+            self._path("retries/", self.retries_view, "retries"),
         ]
 
     def changelist_view(
@@ -104,11 +92,14 @@ class DashboardAdmin(Pages[Dashboard]):
         declared = topology.build(*found) if found else None
         series = statistics.hourly_series(now)
         late = count(event_states.rows().filter(overdue(now)), OVERDUE)
-        lasting = list(alerts.open_alerts(service)[:ALERTS])
         queues = _queues(seen, declared)
         context = {
             "tiles": self._tiles(request, standing, seen, late, now),
-            "alerts": [_alert(each, now) for each in lasting],
+            "now": now,
+            "alerts": [
+                (each, alerts.title(each), alerts.alert_text(each))
+                for each in alerts.open_alerts(service)[:ALERTS]
+            ],
             "queues": [each for each in queues if not each["dull"]][:QUEUES],
             "dull": sum(each["dull"] for each in queues),
             "drift": seen.drift(now),
@@ -117,7 +108,7 @@ class DashboardAdmin(Pages[Dashboard]):
                 for each in seen.newest.get("outbox", ())
                 if each.get("severity") != "ok"
             ],
-            "audit": self._audit(request, now),
+            "audit": self._audit(request),
             "pictures": [
                 _throughput(series),
                 _backlog(service, now),
@@ -133,10 +124,10 @@ class DashboardAdmin(Pages[Dashboard]):
             "batches": self._batches(request),
             **(extra_context or {}),
         }
-        return self._page(request, "dashboard", _("Dashboard"), seen, context)
+        return self._page(request, "changelist", seen, context)
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
-        """Exchanges, queues, bindings, and how deep the queues are."""
+        """Show exchanges, queues, bindings and the lengths of queues."""
         self._check(request)
         found = settings_and_registry()
         seen = _Seen.of(found[0].service if found else "", datetime.now(UTC))
@@ -152,7 +143,7 @@ class DashboardAdmin(Pages[Dashboard]):
             "drift": seen.drift(datetime.now(UTC)),
             "configured": found is not None,
         }
-        return self._page(request, "topology", _("Topology"), seen, context)
+        return self._page(request, "topology", seen, context)
 
     def retries_view(self, request: HttpRequest) -> HttpResponse:
         """Show the retry schedule of each handler."""
@@ -162,7 +153,7 @@ class DashboardAdmin(Pages[Dashboard]):
             "handlers": _schedules(found[1])[:QUEUES] if found else [],
             "configured": found is not None,
         }
-        return self._page(request, "retries", _("Retries"), None, context)
+        return self._page(request, "retries", None, context)
 
     # -- helpers
 
@@ -171,35 +162,21 @@ class DashboardAdmin(Pages[Dashboard]):
             raise PermissionDenied
 
     def _page(
-        self,
-        request: HttpRequest,
-        name: str,
-        title: str,
-        seen: _Seen | None,
-        context: Mapping[str, Any],
+        self, request: HttpRequest, name: str, seen: _Seen | None, context: Mapping[str, Any]
     ) -> HttpResponse:
-        tabs = (
-            ("changelist", _("Dashboard")),
-            ("topology", _("Topology")),
-            ("retries", _("Retries")),
-        )
-        here = "changelist" if name == "dashboard" else name
-        request.current_app = self.admin_site.name
-        return TemplateResponse(
-            request,
-            f"{_TEMPLATES}/{name}.html",
-            {
-                **self.admin_site.each_context(request),
-                "title": title,
-                "subtitle": None,
-                "opts": self.opts,
-                "media": self.media,
-                "tabs": [(self._url(tab), label, tab == here) for tab, label in tabs],
-                "notes": seen.notes if seen else [],
-                "taken": seen.at if seen else None,
-                **context,
-            },
-        )
+        titles = {
+            "changelist": _("Dashboard"),
+            "topology": _("Topology"),
+            "retries": _("Retries"),
+        }
+        context = {
+            "tabs": [(self._url(tab), title, tab == name) for tab, title in titles.items()],
+            "notes": seen.notes if seen else [],
+            "taken": seen.at if seen else None,
+            **context,
+        }
+        template = "dashboard" if name == "changelist" else name
+        return self._render(request, template, titles[name], context)
 
     def _tiles(
         self,
@@ -213,12 +190,11 @@ class DashboardAdmin(Pages[Dashboard]):
         lags = [each["lag"] for each in seen.newest.get("outbox", ()) if "lag" in each]
         waiting = sum(each.get("total", 0) for each in seen.newest.get("outbox", ()))
         mirror = seen.document.get("mirror", {})
-        listed = self._archive_url(request)
-        archived = f"{listed}?state=archived" if listed else ""
+        archive = self._url_of(ArchivedEvent, "changelist") if self._sees_events(request) else ""
         number, cap = standing.open, standing.open if standing.capped else None
         counted = seen.newest.get("archive", {})
         if standing.capped and counted.get("open", 0) > number:
-            # Whoever takes snapshots has the time to count further.
+            # A snapshot counts further than a page.
             number = counted["open"]
             cap = number if counted.get("capped") else None
 
@@ -232,7 +208,7 @@ class DashboardAdmin(Pages[Dashboard]):
                 _("Open"),
                 _capped(number, cap),
                 _("archived, no decision yet"),
-                archived,
+                f"{archive}?state=archived" if archive else "",
                 "error" if standing.open else "ok",
             ),
             tile(_("New in 1 h"), _capped(standing.new_hour, statistics.READ)),
@@ -252,7 +228,7 @@ class DashboardAdmin(Pages[Dashboard]):
                 _("Overdue"),
                 _capped(late, OVERDUE),
                 _("replays without an outcome"),
-                f"{listed}?state=overdue" if listed else "",
+                f"{archive}?state=overdue" if archive else "",
                 "warning" if late else "ok",
             ),
             tile(
@@ -269,62 +245,39 @@ class DashboardAdmin(Pages[Dashboard]):
             ),
         ]
 
-    def _archive_url(self, request: HttpRequest) -> str:
-        """Return the address of the archive's list, ``""`` for who may not see it here."""
+    def _sees_events(self, request: HttpRequest) -> bool:
+        """Return True if this site shows archived events to this user."""
         if not self.admin_site.is_registered(ArchivedEvent):
-            return ""
-        if not self.admin_site.get_model_admin(ArchivedEvent).has_view_permission(request):
-            return ""
-        name = f"admin:{self.opts.app_label}_archivedevent_changelist"
-        return reverse(name, current_app=self.admin_site.name)
+            return False
+        return self.admin_site.get_model_admin(ArchivedEvent).has_view_permission(request)
 
-    def _batches(self, request: HttpRequest) -> list[dict[str, Any]]:
-        """Return the replay batches that are under way, for who may see them here."""
-        if not self._archive_url(request) or not self.admin_site.is_registered(ReplayBatch):
+    def _batches(self, request: HttpRequest) -> list[tuple[Any, ...]]:
+        """Return the batches in progress, their titles and bars, for users who may see them."""
+        if not self._sees_events(request) or not self.admin_site.is_registered(ReplayBatch):
             return []
         if not self.admin_site.get_model_admin(ReplayBatch).has_view_permission(request):
             return []
-        change = f"admin:{self.opts.app_label}_replaybatch_change"
         states = (ReplayBatch.State.RUNNING, ReplayBatch.State.PAUSED)
+        found = batch_states.rows().filter(state__in=states).defer("plan", "criteria")
         return [
-            {
-                "name": _("%(title)s (%(id)s)")
+            (
+                each,
+                _("%(title)s (%(id)s)")
                 % {"title": titled(each) or _("replay batch"), "id": str(each.pk)[:8]},
-                "state": each.get_state_display(),
-                "bar": bar(each),
-                "through": each.through,
-                "total": each.total,
-                "note": visible(stored(each.note), TEXT),
-                "url": reverse(change, args=[each.pk], current_app=self.admin_site.name),
-            }
-            for each in batch_states.rows()
-            .filter(state__in=states)
-            .defer("plan", "criteria")[:BATCHES]
+                bar(each),
+            )
+            for each in found[:BATCHES]
         ]
 
-    def _audit(self, request: HttpRequest, now: datetime) -> list[dict[str, Any]] | None:
-        """Return the newest decisions about events that this user may see here."""
-        if not self._archive_url(request):
+    def _audit(self, request: HttpRequest) -> list[tuple[Any, ...]] | None:
+        """Return the newest actions on events that this user may see, ``None`` for no events."""
+        if not self._sees_events(request):
             return None
         pages = self.admin_site.get_model_admin(ArchivedEvent)
         actions = list(ArchiveAction.objects.using(event_states.database()).order_by("-pk")[:AUDIT])
         rows = pages.get_queryset(request).filter(pk__in=[each.event_id for each in actions])
         events = {row.pk: row for row in rows.only("name", "handler", "event_id")}
-        change = f"admin:{self.opts.app_label}_archivedevent_change"
-        return [
-            {
-                "at": each.at,
-                "ago": age(each.at, now),
-                "action": each.get_action_display(),
-                "by": line(each.by) or _("none"),
-                "reason": line(each.reason),
-                "event": line(events[each.event_id].name),
-                "handler": line(events[each.event_id].handler) or _("none"),
-                "url": reverse(change, args=[each.event_id], current_app=self.admin_site.name),
-            }
-            for each in actions
-            if each.event_id in events
-        ]
+        return [(each, events[each.event_id]) for each in actions if each.event_id in events]
 
 
 class _Seen:
@@ -333,7 +286,7 @@ class _Seen:
     Attributes:
         newest, document: what they hold; ``{}`` where there is none.
         at: when the broker was seen.
-        notes: what of it is not so any more, a sentence each.
+        notes: what is outdated.
     """
 
     def __init__(self, newest: Snapshot | None, seen: Snapshot | None, now: datetime) -> None:
@@ -400,10 +353,10 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
     consumed = seen.document.get("consumed", {})
     queues = []
     for name in dict.fromkeys([*wanted, *found]):
-        figures_ = found.get(name, {})
+        figures = found.get(name, {})
         queue = wanted.get(name)
-        role = queue.role if queue else str(figures_.get("role", ""))
-        severity = figures_.get("severity", "unknown")
+        role = queue.role if queue else str(figures.get("role", ""))
+        severity = figures.get("severity", "unknown")
         drift = drifted.get(name, "")
         at = consumed.get(name)
         queues.append(
@@ -411,12 +364,12 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
                 "name": line(name, 300),
                 "role": role,
                 "severity": severity,
-                "meaning": visible(figures_.get("meaning", _("not read yet")), TEXT),
-                "ready": figures_.get("ready"),
-                "unacked": figures_.get("unacked"),
-                "consumers": figures_.get("consumers"),
-                "published": figures_.get("published"),
-                "delivered": figures_.get("delivered"),
+                "meaning": visible(figures.get("meaning", _("not read yet")), TEXT),
+                "ready": figures.get("ready"),
+                "unacked": figures.get("unacked"),
+                "consumers": figures.get("consumers"),
+                "published": figures.get("published"),
+                "delivered": figures.get("delivered"),
                 "consumed": datetime.fromisoformat(at) if at else None,
                 "limit": _limit(queue) if queue else "",
                 "drift": visible(drift, TEXT),
@@ -424,7 +377,7 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
                 "dull": role == "delay"
                 and severity in ("ok", "unknown")
                 and not drift
-                and not (figures_.get("ready") or figures_.get("total")),
+                and not (figures.get("ready") or figures.get("total")),
             }
         )
     # Handlers first; what has no role is not declared any more.
@@ -566,15 +519,6 @@ def _schedules(registry: Registry) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-def _alert(alert: Alert, now: datetime) -> dict[str, Any]:
-    return {
-        "title": alerts.title(alert),
-        "text": alerts.alert_text(alert),
-        "since": alert.since,
-        "ago": age(alert.since, now),
-    }
 
 
 def _capped(number: int, cap: int | None) -> str:

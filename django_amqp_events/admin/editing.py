@@ -31,10 +31,10 @@ from ..models import (
     visible,
 )
 from ..reasons import Reason
+from ..templatetags.amqp_events import TEXT, line, text
 from . import formatting
 from .actions import ActionPages, log
 from .base import alias_of, as_file, head_of, non_atomic, permission_check
-from .formatting import line
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
 REVISIONS = 20
@@ -104,9 +104,7 @@ class EditingPages(ActionPages[ArchivedEvent]):
         except AmqpEventsError as exc:
             where = Reason.of(exc)
         if isinstance(where, Reason):
-            return None, _("It cannot be edited: %(why)s") % {
-                "why": formatting.text(where, formatting.TEXT)
-            }
+            return None, _("It cannot be edited: %(why)s") % {"why": text(where, TEXT)}
         url = self._url("edit", event.pk, filters=filters, version=str(event.version))
         return {"label": label, "name": "edit", "url": url}, ""
 
@@ -115,8 +113,8 @@ class EditingPages(ActionPages[ArchivedEvent]):
             return Reason("body-too-large-for-page", size=event.body_size, pk=event.pk)
         return eligibility.edit_target(event, version)
 
-    def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[dict[str, Any]]:
-        """Return the newest revisions, newest first, with what they change, in one query."""
+    def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[Any, ...]]:
+        """Return the newest revisions, their URLs and changes, in one query."""
         head = head_of("body", formatting.SHOWN + 1)
         found = event.revision_set.using(alias_of(event)).defer("body").annotate(head=head)
         revisions = list(found.order_by("-number")[:REVISIONS])
@@ -126,17 +124,13 @@ class EditingPages(ActionPages[ArchivedEvent]):
             each.body = bytes(getattr(each, "head", None) or b"")
         by_number = {each.number: each for each in revisions}
         return [
-            {
-                "number": each.number,
-                "base": each.base,
-                "at": each.at,
-                "by": line(each.by),
-                "reason": visible(each.reason, formatting.TEXT),
-                "url": self._url("revision", event.pk, each.number) if raw else "",
-                "diff": self._changes(event, each, by_number.get(each.base))
+            (
+                each,
+                self._url("revision", event.pk, each.number) if raw else "",
+                self._changes(event, each, by_number.get(each.base))
                 if readable and number < DIFFS
                 else None,
-            }
+            )
             for number, each in enumerate(revisions)
         ]
 
@@ -150,7 +144,7 @@ class EditingPages(ActionPages[ArchivedEvent]):
                 return {"lines": [], "problem": _("The payload is too long to show here.")}
             found = redaction.redact(event.name, each.payload or {})
             if found.payload is None:
-                return {"lines": [], "problem": formatting.text(found.problem)}
+                return {"lines": [], "problem": text(found.problem)}
             sides.append(_written(found.payload))
         lines = editing.diff(*sides)
         problem = "" if lines else _("Only redacted values or number formats differ.")
@@ -187,9 +181,7 @@ class EditingPages(ActionPages[ArchivedEvent]):
         except AmqpEventsError as exc:
             where = Reason.of(exc)
         if isinstance(where, Reason) or version is None:
-            messages.error(
-                request, _("Nothing was published: %(why)s") % {"why": formatting.text(where)}
-            )
+            messages.error(request, _("Nothing was published: %(why)s") % {"why": text(where)})
             return self._redirect(request, "change", pk)
         found = event.revision_set.using(alias_of(event)).order_by("-number")
         revisions = list(found[:REVISIONS])
@@ -203,7 +195,7 @@ class EditingPages(ActionPages[ArchivedEvent]):
             draft = editing.draft(event, where.handler, payload, get_settings(), get_registry())
         except InvalidEditError as exc:
             for problem in exc.problems:
-                form.add_error("payload", formatting.text(problem, formatting.TEXT))
+                form.add_error("payload", text(problem, TEXT))
             return self._editor(request, context, form)
         if step == "review":
             form = EditForm(initial={"payload": request.POST["payload"]})
@@ -229,30 +221,25 @@ class EditingPages(ActionPages[ArchivedEvent]):
         if base not in by_number:
             base = 0
 
-        def start(number: int) -> str:
-            return self._url(
-                "edit", event.pk, filters=filters, version=str(event.version), base=str(number)
+        starts = [
+            (
+                by_number.get(number),
+                self._url(
+                    "edit",
+                    event.pk,
+                    filters=filters,
+                    version=str(event.version),
+                    base=str(number),
+                ),
             )
-
-        own = {"label": _("the original payload"), "number": 0}
-        starts = [own] + [
-            {
-                "number": each.number,
-                "label": _("revision %(number)s by %(by)s, %(at)s")
-                % {
-                    "number": each.number,
-                    "by": line(each.by) or "?",
-                    "at": f"{localtime(each.at):%Y-%m-%d %H:%M}",
-                },
-            }
-            for each in revisions
+            for number in (0, *by_number)
         ]
         return {
             "event": event,
             "where": where,
             "base": base,
             "start": by_number.get(base),
-            "starts": [{**each, "url": start(int(str(each["number"])))} for each in starts],
+            "starts": starts,
             "locked": _locked(event, where),
             "warnings": _warnings(event, where),
             "action_url": self._url("edit", event.pk, filters=filters),
@@ -289,7 +276,7 @@ class EditingPages(ActionPages[ArchivedEvent]):
         context = {
             **context,
             "form": form,
-            "notes": [formatting.text(each, formatting.TEXT) for each in draft.notes],
+            "notes": [text(each, TEXT) for each in draft.notes],
             "own": own,
             "since": None
             if start is None
@@ -396,7 +383,7 @@ def _lines(lines: list[editing.Line]) -> list[dict[str, str]]:
     return [
         {
             "kind": each.kind,
-            "text": visible(each.text, formatting.TEXT),
+            "text": visible(each.text, TEXT),
             "css": classes.get(each.kind, ""),
         }
         for each in lines
@@ -415,10 +402,10 @@ def _tell(request: HttpRequest, report: replay.Report) -> None:
         )
     for each in report.returned:
         told = _("Not published; the edit is kept: %(why)s")
-        messages.error(request, told % {"why": formatting.text(each.why, 500)})
+        messages.error(request, told % {"why": text(each.why, 500)})
     for each in report.skipped:
         told = _("Nothing was published: %(why)s")
-        messages.warning(request, told % {"why": formatting.text(each.why, 500)})
+        messages.warning(request, told % {"why": text(each.why, 500)})
     if report.stopped and not report.returned:
         told = _("Publishing stopped: %(why)s")
-        messages.error(request, told % {"why": formatting.text(report.stopped, 500)})
+        messages.error(request, told % {"why": text(report.stopped, 500)})

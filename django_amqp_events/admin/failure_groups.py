@@ -25,12 +25,12 @@ from ..archive import states
 from ..archive.groups import failure_groups, group_counts
 from ..archive.selection import parse_uuid
 from ..models import LENGTH, ArchivedEvent, FailureGroup, visible
+from ..templatetags.amqp_events import TEXT, line, text
 from . import formatting
 from .archived_event_actions import ACTIONS
 from .archived_events import ArchivedEventAdmin
 from .base import Pages, ago, alias_of, non_atomic, permission_check
 from .charts import sparkline
-from .formatting import line
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
 
 #: Hours that the picture of a group shows.
@@ -322,25 +322,14 @@ class FailureGroupAdmin(Pages[FailureGroup]):
                 (_("Group id"), group.pk),
             ),
             "ticket": _ticket(group),
-            "note": visible(group.note),
-            "assignee": line(group.assignee),
-            "actions": [
-                (
-                    each.at,
-                    each.get_action_display(),
-                    line(each.by),
-                    visible(each.text, formatting.TEXT),
-                    each.events,
-                )
-                for each in actions[:HISTORY]
-            ],
+            "actions": actions[:HISTORY],
             "may_write": self.has_assign_permission(request),
             "form": form or GroupForm(initial={**written, "edits": group.edits}),
             "write_url": self._url("write", group.pk, filters=filters),
             "buttons": self._buttons(request, group, counted.open_now),
             **(extra_context or {}),
         }
-        return self._render(request, "detail", formatting.text(group), context)
+        return self._render(request, "detail", text(group), context)
 
     def _buttons(self, request: HttpRequest, group: FailureGroup, count: int) -> list[Any]:
         """Return what this user can decide about the open events."""
@@ -374,10 +363,8 @@ class FailureGroupAdmin(Pages[FailureGroup]):
             **found,
             "sample": event,
             "sample_url": self._url_of(ArchivedEvent, "change", event.pk),
-            "sample_title": line(event),
-            "exception": kind or line(event.exception, formatting.TEXT),
-            "message": message or visible(event.message, formatting.TEXT),
-            "detail": visible(event.detail, formatting.TEXT),
+            "exception": kind or line(event.exception, TEXT),
+            "message": message or visible(event.message, TEXT),
             "traceback": formatting.fold_traceback(document.get("traceback")),
         }
 

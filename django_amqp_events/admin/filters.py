@@ -17,7 +17,7 @@ from ..conf import Settings, get_settings
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
 from ..models import ArchivedEvent, FailureGroup, State
-from .formatting import line
+from ..templatetags.amqp_events import line
 from .lists import StateFilter, ValueFilter
 
 

@@ -1,16 +1,15 @@
 """Format archived events: text, bytes, tracebacks, timelines. Pure.
 
-Everything here takes what somebody else wrote: a publisher, a handler's exception, anybody who may
-publish to the archive's exchange. Whatever it is, something is returned, bounded, and without
-characters that a page cannot show or that make it lie (controls, bidirectional overrides, lone
-surrogates). Escaping for HTML is the templates' business.
+The values come from publishers, exceptions and anyone who may publish to the archive's exchange.
+Every function returns something for any value: bounded, and without characters that a page cannot
+show or that mislead (controls, bidirectional overrides, lone surrogates). Templates escape it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, pgettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
 from ..archive.replay import RESOLVED as RESOLVED_WORDS
 from ..message.archive_message import INSTALLED
@@ -31,24 +30,14 @@ from ..models import (
     State,
     visible,
 )
-from ..reasons import translated
+from ..templatetags.amqp_events import TEXT, line
 
 #: Bytes of a body that a page shows; the rest is in the download.
 SHOWN: Final = 256 * 1024
-#: Bytes of a body that is no text, shown as a table of hexadecimal numbers.
+#: Bytes of a binary body, shown in hexadecimal.
 HEX: Final = 4 * 1024
-#: Characters of a word in a list, and of a text in a table.
-WORD: Final = 160
-TEXT: Final = 2_000
 #: Headers, frames, attempts and deaths that a page shows of one document.
 ROWS: Final = 200
-#: Units of time, the largest first, and their seconds.
-UNITS: Final[tuple[tuple[Any, int], ...]] = (
-    (pgettext_lazy("days", "d"), 86_400),
-    (pgettext_lazy("hours", "h"), 3_600),
-    (pgettext_lazy("minutes", "min"), 60),
-    (pgettext_lazy("seconds", "s"), 1),
-)
 
 _FILE: Final = re.compile(r'^[\s|+]*File "([^"\n]*)"')
 _INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
@@ -87,11 +76,6 @@ RESOLVED: Final = (
 )
 
 
-def text(value: object, limit: int | None = None) -> str:
-    """Return text with all characters visible; reasons are translated."""
-    return visible(translated(value) if value is not None else "", limit)
-
-
 def number(value: int) -> str:
     """Write a number with the separators of the language: ``2,000``."""
     return number_format(value, force_grouping=True)
@@ -109,11 +93,6 @@ def counted(text: Any, count: int, **values: object) -> str:
     return str(text % {"count": _Count(count), **values})
 
 
-def line(value: object, limit: int = WORD) -> str:
-    """Return text on one line; reasons are translated."""
-    return text(value, limit).replace("\n", " ").replace("\t", " ").strip()
-
-
 def facts(*found: Sequence[Any]) -> list[tuple[str, str, str]]:
     """Return label, value and URL of the facts that have a value; the URL is optional."""
     return [
@@ -121,13 +100,6 @@ def facts(*found: Sequence[Any]) -> list[tuple[str, str, str]]:
         for name, value, *url in found
         if value
     ]
-
-
-def age(then: datetime, now: datetime) -> str:
-    """Write how long ago that was, in one unit: ``3 min``."""
-    seconds = max(0.0, (now - then).total_seconds())
-    unit, size = next((each for each in UNITS if seconds >= each[1]), UNITS[-1])
-    return f"{int(seconds // size)} {unit}"
 
 
 def moment(value: object) -> datetime | None:
@@ -139,39 +111,20 @@ def moment(value: object) -> datetime | None:
 # -- body and headers -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
-    """A body as a page shows it.
-
-    Attributes:
-        text: as text, or as a table of hexadecimal numbers.
-        binary: whether it is that table.
-        shown, size: bytes of it in *text*, and in all.
-    """
-
-    text: str
-    binary: bool
-    shown: int
-    size: int
-
-    @property
-    def cut(self) -> bool:
-        return self.shown < self.size
-
-
-def body(head: bytes, size: int) -> Body:
-    """Show the first bytes of a body of *size* bytes."""
+def body(head: bytes, size: int) -> dict[str, Any]:
+    """Show the first bytes of a body of *size* bytes, in hexadecimal if they are not text."""
     head = head[:SHOWN]
     try:
-        text = head.decode()
+        text, binary = visible(head.decode()), False
     except UnicodeDecodeError as exc:
         # Cut within its last character?
         if len(head) < size and exc.start >= len(head) - 3 and exc.reason.startswith("unexpected"):
-            text = head[: exc.start].decode()
+            text, binary = visible(head[: exc.start].decode()), False
         else:
             head = head[:HEX]
-            return Body(text=hexadecimal(head), binary=True, shown=len(head), size=size)
-    return Body(text=visible(text), binary=False, shown=len(head), size=size)
+            text, binary = hexadecimal(head), True
+    shown = len(head)
+    return {"text": text, "binary": binary, "shown": shown, "size": size, "cut": shown < size}
 
 
 def hexadecimal(data: bytes) -> str:
@@ -202,16 +155,7 @@ def pretty(value: Any, limit: int = 2 * SHOWN) -> tuple[str, bool]:
     return visible("".join(pieces)[:limit]), length > limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """A header, with its type unless it is text."""
-
-    name: str
-    value: str
-    kind: str
-
-
-def headers(event: ArchivedEvent) -> tuple[list[Header], str]:
+def headers(event: ArchivedEvent) -> tuple[list[dict[str, str]], str]:
     """Show the publisher's headers, and what is left out or wrong with them."""
     try:
         found = dict(event.headers)
@@ -229,14 +173,14 @@ def headers(event: ArchivedEvent) -> tuple[list[Header], str]:
     return table(found), rest
 
 
-def table(found: Mapping[Any, Any]) -> list[Header]:
-    """Show headers or properties, as many as a page shows."""
+def table(found: Mapping[Any, Any]) -> list[dict[str, str]]:
+    """Show headers or properties, as many as a page shows, with their types unless text."""
     return [
-        Header(
-            name=line(name),
-            value=header(found[name]),
-            kind="" if isinstance(found[name], str) else type(found[name]).__name__,
-        )
+        {
+            "name": line(name),
+            "value": header(found[name]),
+            "kind": "" if isinstance(found[name], str) else type(found[name]).__name__,
+        }
         for name in sorted(found, key=str)[:ROWS]
     ]
 
@@ -268,21 +212,8 @@ def _plain(value: Any) -> str:
 # -- failures -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Lines of a traceback; those of installed packages are folded.
-
-    Attributes:
-        frames: how many there are in it.
-    """
-
-    text: str
-    installed: bool
-    frames: int
-
-
-def fold_traceback(traceback: object) -> list[Piece]:
-    """Cut a traceback into what is the project's own and what is of installed packages."""
+def fold_traceback(traceback: object) -> list[dict[str, Any]]:
+    """Split a traceback into the project's own lines and those of installed packages."""
     pieces: list[tuple[bool, list[str], int]] = []
     installed = False
     for text in visible(traceback if isinstance(traceback, str) else "").splitlines():
@@ -296,74 +227,45 @@ def fold_traceback(traceback: object) -> list[Piece]:
         lines.append(text)
         pieces[-1] = (kind, lines, frames + bool(found))
     return [
-        Piece(text="\n".join(lines), installed=kind, frames=frames)
+        {"text": "\n".join(lines), "installed": kind, "frames": frames}
         for kind, lines, frames in pieces
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """A frame of a traceback: its location, and whether it is in an installed package."""
-
-    place: str
-    file: str
-    installed: bool
-
-
-def frames(document: Mapping[str, Any]) -> list[Frame]:
+def frames(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Show the frames of a document, innermost last."""
     return [
-        Frame(
-            place=line(f"{each.get('module')}:{each.get('line')} in {each.get('function')}"),
-            file=line(each.get("file") or "", TEXT),
-            installed=bool(INSTALLED.search(str(each.get("file")))),
-        )
+        {
+            "place": line(f"{each.get('module')}:{each.get('line')} in {each.get('function')}"),
+            "file": line(each.get("file") or "", TEXT),
+            "installed": bool(INSTALLED.search(str(each.get("file")))),
+        }
         for each in mappings(document.get("frames"))
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """A failed attempt."""
-
-    number: str
-    at: datetime | None
-    worker: str
-    what: str
-
-
-def attempts(failure: ArchivedFailure) -> list[Attempt]:
-    """Show the attempts that a failure's document remembers, oldest first."""
+def attempts(failure: ArchivedFailure) -> list[dict[str, Any]]:
+    """Show the attempts of a failure's document, oldest first."""
     return [
-        Attempt(
-            number=line(each.get("attempt") if each.get("attempt") is not None else "?", 12),
-            at=moment(each.get("at")),
-            worker=line(each.get("worker") or ""),
-            what=exception_line(each.get("exception"), each.get("message")),
-        )
+        {
+            "number": line(each.get("attempt") if each.get("attempt") is not None else "?", 12),
+            "at": moment(each.get("at")),
+            "worker": line(each.get("worker") or ""),
+            "what": exception_line(each.get("exception"), each.get("message")),
+        }
         for each in mappings(failure.about.get("history"))
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """An entry of the broker's death history."""
-
-    queue: str
-    reason: str
-    at: datetime | None
-    count: str
-
-
-def deaths(document: Mapping[str, Any]) -> list[Death]:
+def deaths(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Show the broker's death history."""
     return [
-        Death(
-            queue=line(each.get("queue") or ""),
-            reason=line(each.get("reason") or ""),
-            at=moment(each.get("at")),
-            count=line("" if each.get("count") is None else each.get("count"), 12),
-        )
+        {
+            "queue": line(each.get("queue") or ""),
+            "reason": line(each.get("reason") or ""),
+            "at": moment(each.get("at")),
+            "count": line("" if each.get("count") is None else each.get("count"), 12),
+        }
         for each in mappings(document.get("deaths"))
     ]
 
@@ -413,68 +315,55 @@ def timeline(
     actions: Iterable[ArchiveAction],
 ) -> list[Step]:
     """Put everything that is known about an event into the order of time."""
-    steps: list[Step] = []
+    steps = []
     numbers = {replay.pk: replay.number for replay in replays}
     if event.published_at is not None:
         steps.append(Step(at=event.published_at, what=_("published"), who=who(event.source)))
     for failure in failures:
         number = numbers.get(failure.replay_id) if failure.replay_id is not None else None
-        for attempt in attempts(failure):
-            steps.append(
-                Step(
-                    at=attempt.at or failure.failed_at,
-                    what=_("attempt %(attempt)s failed") % {"attempt": attempt.number}
-                    if number is None
-                    else _("attempt %(attempt)s of replay %(replay)s failed")
-                    % {"attempt": attempt.number, "replay": number},
-                    who=_("on %(worker)s") % {"worker": attempt.worker} if attempt.worker else "",
-                    note=attempt.what,
-                    kind="bad",
-                )
-            )
-        steps.append(
-            Step(
-                at=failure.failed_at,
-                what=_archived(failure, number),
-                note="" if failure.about.get("history") else exception_line(
-                    failure.exception, failure.message
-                ),
-                kind="bad",
-            )
-        )  # fmt: skip
+        steps += _failed(failure, number)
     steps.append(Step(at=event.mirrored_at, what=_("mirrored into this database")))
     for replay in replays:
         steps += _replayed(replay)
-    for action in actions:
-        # The replay itself says so.
-        edited = action.action == ArchiveAction.Action.EDIT
-        if edited or (action.action == ArchiveAction.Action.REPLAY and action.batch_id is None):
-            continue  # the replay itself says so
-        what, note = action.get_action_display(), action.reason
-        if resolved(action):
-            what, note = (
-                _("marked as resolved"),
-                note.removeprefix(RESOLVED_WORDS).removeprefix(": "),
-            )
-        steps.append(
-            Step(
-                at=action.at,
-                what=what,
-                who=" ".join(
-                    [
-                        *([who(action.by)] if action.by else []),
-                        *(
-                            [_("in batch %(id)s") % {"id": str(action.batch_id)[:8]}]
-                            if action.batch_id
-                            else []
-                        ),
-                    ]
-                ),
-                note=visible(note, TEXT),
-            )
-        )
-    # Sorted stably: what happened at one moment stays in the order that it is told in.
+    steps += filter(None, map(_acted, actions))
+    # Sorted stably: what happened at one moment stays in this order.
     return sorted(steps, key=lambda step: step.at)
+
+
+def _failed(failure: ArchivedFailure, number: int | None) -> Iterator[Step]:
+    """Yield the attempts of the original delivery or of a replay, and the archiving."""
+    for attempt in attempts(failure):
+        values = {"attempt": attempt["number"], "replay": number}
+        yield Step(
+            at=attempt["at"] or failure.failed_at,
+            what=_("attempt %(attempt)s failed") % values
+            if number is None
+            else _("attempt %(attempt)s of replay %(replay)s failed") % values,
+            who=_("on %(worker)s") % {"worker": attempt["worker"]} if attempt["worker"] else "",
+            note=attempt["what"],
+            kind="bad",
+        )
+    told = bool(failure.about.get("history"))
+    yield Step(
+        at=failure.failed_at,
+        what=_archived(failure, number),
+        note="" if told else exception_line(failure.exception, failure.message),
+        kind="bad",
+    )
+
+
+def _acted(action: ArchiveAction) -> Step | None:
+    """Return the step of an action, ``None`` for a replay, which has steps of its own."""
+    edited = action.action == ArchiveAction.Action.EDIT
+    if edited or (action.action == ArchiveAction.Action.REPLAY and action.batch_id is None):
+        return None
+    what, note = action.get_action_display(), action.reason
+    if resolved(action):
+        what = _("marked as resolved")
+        note = note.removeprefix(RESOLVED_WORDS).removeprefix(": ")
+    batch = _("in batch %(id)s") % {"id": str(action.batch_id)[:8]} if action.batch_id else ""
+    by = " ".join(filter(None, (who(action.by), batch)))
+    return Step(at=action.at, what=what, who=by, note=visible(note, TEXT))
 
 
 def who(name: str) -> str:
@@ -499,90 +388,30 @@ def resolved(action: ArchiveAction) -> bool:
     return discarded and action.reason.startswith(RESOLVED_WORDS)
 
 
-def _replayed(replay: Replay) -> list[Step]:
+def _replayed(replay: Replay) -> Iterator[Step]:
     number = {"number": replay.number}
-    steps = [
-        Step(
-            at=replay.requested_at,
-            what=_("replay %(number)s of revision %(revision)s requested")
-            % {**number, "revision": replay.revision.number}
-            if replay.revision
-            else _("replay %(number)s requested") % number,
-            who=who(replay.requested_by),
-            note=visible(replay.reason, TEXT),
-        )
-    ]
-    if replay.published_at is not None:
-        steps.append(
-            Step(
-                at=replay.published_at,
-                what=_("replay %(number)s published to %(handler)s")
-                % {**number, "handler": line(replay.handler)},
-            )
-        )
-    elif replay.error:
-        # The replay has no time of its own for it.
-        steps.append(
-            Step(
-                at=replay.requested_at,
-                what=_outcome(replay),
-                note=visible(replay.error, TEXT),
-                kind="bad",
-            )
-        )
-    if replay.finished_at is not None:
-        good = replay.outcome == Replay.Outcome.SUCCEEDED
-        steps.append(
-            Step(
-                at=replay.finished_at,
-                what=_outcome(replay),
-                kind="good" if good else "bad",
-            )
-        )
-    return steps
-
-
-def _outcome(replay: Replay) -> str:
-    return _("replay %(number)s: %(outcome)s") % {
-        "number": replay.number,
+    yield Step(
+        at=replay.requested_at,
+        what=_("replay %(number)s of revision %(revision)s requested")
+        % {**number, "revision": replay.revision.number}
+        if replay.revision
+        else _("replay %(number)s requested") % number,
+        who=who(replay.requested_by),
+        note=visible(replay.reason, TEXT),
+    )
+    outcome = _("replay %(number)s: %(outcome)s") % {
+        **number,
         "outcome": replay.get_outcome_display(),
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """A replay as a table row; ``revision`` is 0 for the original body."""
-
-    id: str
-    number: int
-    revision: int
-    at: datetime
-    by: str
-    reason: str
-    handler: str
-    outcome: str
-    words: str
-    error: str
-    published_at: datetime | None
-    publishes: int
-    finished_at: datetime | None
-
-
-def replayed(replay: Replay) -> Replayed:
-    """Show a replay."""
-    known = replay.outcome in Replay.Outcome.values
-    return Replayed(
-        id=str(replay.pk),
-        number=replay.number,
-        revision=replay.revision.number if replay.revision else 0,
-        at=replay.requested_at,
-        by=line(replay.requested_by),
-        reason=visible(replay.reason, TEXT),
-        handler=line(replay.handler, TEXT),
-        outcome=replay.outcome if known else "",
-        words=line(replay.get_outcome_display()),
-        error=visible(replay.error, TEXT),
-        published_at=replay.published_at,
-        publishes=replay.publishes,
-        finished_at=replay.finished_at,
-    )
+    if replay.published_at is not None:
+        published = _("replay %(number)s published to %(handler)s")
+        yield Step(
+            at=replay.published_at, what=published % {**number, "handler": line(replay.handler)}
+        )
+    elif replay.error:
+        # The time of the error is not stored.
+        note = visible(replay.error, TEXT)
+        yield Step(at=replay.requested_at, what=outcome, note=note, kind="bad")
+    if replay.finished_at is not None:
+        good = replay.outcome == Replay.Outcome.SUCCEEDED
+        yield Step(at=replay.finished_at, what=outcome, kind="good" if good else "bad")

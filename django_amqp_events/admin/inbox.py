@@ -13,12 +13,12 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import InboxEntry
+from ..templatetags.amqp_events import line
 from ..worker import once
 from . import databases
 from .base import Pages, ago
 from .databases import DatabaseFilter
 from .filters import settings_and_registry
-from .formatting import line
 from .lists import AlwaysChosenFilter, ServiceFilter
 
 

@@ -14,7 +14,8 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
-from .formatting import line, number
+from ..templatetags.amqp_events import line
+from .formatting import number
 
 #: Rows that a list counts and pages through at most.
 CAP: Final = 5_000

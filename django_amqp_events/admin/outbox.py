@@ -32,6 +32,7 @@ from ..models import Moment, OutboxEvent, visible
 from ..publish import outbox
 from ..publish.outbox import RowState
 from ..reasons import Reason
+from ..templatetags.amqp_events import TEXT, age, line
 from . import databases, formatting
 from .actions import (
     DISCARD,
@@ -47,7 +48,7 @@ from .actions import (
 from .base import ago, alias_of, as_file, head_of, permission_check
 from .databases import DatabaseFilter
 from .filters import settings_and_registry
-from .formatting import Step, line
+from .formatting import Step
 from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
 
 #: Rows that an action changes in one transaction at most.
@@ -352,7 +353,7 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
             line(row.event_id),
             line(row.service),
             row.attempts,
-            formatting.age(row.created_at, _now(row)),
+            age(row.created_at, _now(row)),
         )
 
     def done_url(self, request: HttpRequest, action: Action, seen: Seen, back: str) -> str:
@@ -418,10 +419,7 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
             "remedy": remedy,
             "foreign": line(row.service) if foreign else "",
             "again": _ahead(row) if state == "failed" else "",
-            "age": formatting.age(row.created_at, _now(row)),
-            "error": visible(row.error, formatting.TEXT),
-            "reason": visible(row.discard_reason, formatting.TEXT),
-            "by": line(row.discarded_by),
+            "age": age(row.created_at, _now(row)),
             "steps": _timeline(row, state),
             "history_url": self._url("history", row.pk, filters=self._filters(request)),
             "buttons": self._buttons(request, row, 0, offered),
@@ -493,7 +491,7 @@ def _discarded_by(event: OutboxEvent) -> str:
 
 def _ahead(event: OutboxEvent) -> str:
     """Write in how much time it is due."""
-    return formatting.age(_now(event), event.due_at)
+    return age(_now(event), event.due_at)
 
 
 def _envelope(written: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -542,7 +540,7 @@ def _timeline(event: OutboxEvent, stands: RowState) -> list[Step]:
                 at=event.discarded_at,
                 what=_("discarded"),
                 who=formatting.who(event.discarded_by),
-                note=visible(event.discard_reason, formatting.TEXT),
+                note=visible(event.discard_reason, TEXT),
             )
         )
     elif stands == "held":

@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, reverse
 from django.utils import translation
 from django.utils.formats import get_format
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop, ngettext_lazy
@@ -34,11 +34,13 @@ from ..models import (
     visible,
 )
 from ..reasons import stored
+from ..templatetags.amqp_events import age, line, text
 from . import formatting
 from .actions import across
 from .base import Pages, ago
+from .charts import progress
 from .filters import GroupFilter, TimeFilter
-from .formatting import counted, line, number
+from .formatting import counted, number
 from .lists import ValueFilter
 
 #: Events on one page of a batch's events.
@@ -237,30 +239,23 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             "new": new,
             "new_more": new is not None and new > batch_states.COUNTED,
             "bar": bar(batch),
+            "now": now,
             "counts": [
-                (each, each.label, getattr(batch, each.value), self._events(batch, each.value))
+                (each, count, self._url("events", batch.pk, state=each.value))
                 for each in _Event
-                if getattr(batch, each.value)
+                if (count := getattr(batch, each.value))
             ],
-            "counted": formatting.age(batch.counted_at, now) if batch.counted_at else "",
             "idle": batch.state == _State.RUNNING
             and (batch.leased_until is None or batch.leased_until < now),
-            "left": [] if draft else self._left(batch),
-            "left_of": LEFT if batch.skipped + batch.returned + batch.unconfirmed > LEFT else 0,
-            "history": [
-                {
-                    "at": step.at,
-                    "what": step.get_action_display(),
-                    "by": line(step.by) or _("automatic"),
-                    "note": visible(step.note, formatting.TEXT),
-                }
-                for step in history.order_by("-at", "-pk")[:STEPS]
+            "left": []
+            if draft
+            else [
+                (each, _Event(each.state).label, self._event_url(each.first))
+                for each in batch_states.skipped_by_reason(batch.pk, LEFT)
             ],
-            "made_by": line(batch.created_by),
-            "started_by": line(batch.started_by),
+            "left_of": LEFT if batch.skipped + batch.returned + batch.unconfirmed > LEFT else 0,
+            "history": history.order_by("-at", "-pk")[:STEPS],
             "rate": "" if batch.rate is None else _rate(batch.rate),
-            "reason": visible(batch.reason, formatting.TEXT),
-            "note": visible(stored(batch.note), formatting.TEXT),
             "urls": {
                 act: self._url(act, batch.pk)
                 for act in ("start", "look", "pause", "resume", "cancel", "events", "history")
@@ -276,20 +271,6 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             # Only on request: a page that reloads is hard for screen readers.
             response["Refresh"] = str(FOLLOW)
         return response
-
-    def _left(self, batch: ReplayBatch) -> list[dict[str, Any]]:
-        return [
-            {
-                "state": _Event(each.state).label,
-                "why": visible(stored(each.why), 500),
-                "count": each.count,
-                "url": self._event_url(each.first),
-            }
-            for each in batch_states.skipped_by_reason(batch.pk, LEFT)
-        ]
-
-    def _events(self, batch: ReplayBatch, state: str) -> str:
-        return self._url("events", batch.pk, state=state)
 
     def _event_url(self, pk: object) -> str:
         return self._url_of(ArchivedEvent, "change", pk) if pk else ""
@@ -379,7 +360,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             try:
                 return self._act(request, batch, act)
             except AmqpEventsError as exc:
-                messages.error(request, formatting.text(exc, 1_000))
+                messages.error(request, text(exc, 1_000))
         return HttpResponseRedirect(self._url("change", pk))
 
     def _act(self, request: HttpRequest, batch: ReplayBatch, act: str) -> HttpResponse:
@@ -414,24 +395,13 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
 
 
 def bar(batch: ReplayBatch) -> SafeString:
-    """Draw how far a batch is; widths are attributes, so a strict policy lets it be."""
-    parts: list[tuple[str, str, str]] = []
-    at = 0.0
-    for each in _PARTS:
-        width = 100 * getattr(batch, each.value) / batch.total if batch.total else 0.0
-        if width:
-            parts.append((each.value, f"{at:.2f}", f"{width:.2f}"))
-        at += width
-    return format_html(
-        '<svg class="ae-bar" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" '
-        'aria-label="{}">{}</svg>',
-        _("{through} of {total} events finished").format(
-            through=number(batch.through), total=number(batch.total)
-        ),
-        format_html_join(
-            "", '<rect class="ae-part-{}" x="{}" y="0" width="{}" height="6"/>', parts
-        ),
+    """Draw the progress of a batch; widths are attributes, which a strict policy allows."""
+    label = _("{through} of {total} events finished").format(
+        through=number(batch.through), total=number(batch.total)
     )
+    total = batch.total or 1
+    parts = ((f"ae-part-{each.value}", 100 * getattr(batch, each.value) / total) for each in _PARTS)
+    return progress(parts, label)
 
 
 #: Default titles as rows have them; :func:`titled` translates them.
@@ -468,7 +438,7 @@ def _rate(rate: float) -> str:
 
 def _since(value: object, now: datetime) -> str:
     found = formatting.moment(value)
-    return formatting.age(found, now) if found is not None else ""
+    return age(found, now) if found is not None else ""
 
 
 #: Filters of the list, and their fields in a selection.
@@ -530,7 +500,7 @@ def freeze(
         )
         preview.preview_batch(batch)
     except AmqpEventsError as exc:
-        messages.error(request, formatting.text(exc, 1_000))
+        messages.error(request, text(exc, 1_000))
         return None
     if not title:
         batch_states.rows().filter(pk=batch.pk).update(title=_selected(batch.total))

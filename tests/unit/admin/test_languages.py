@@ -18,7 +18,6 @@ from django.urls import reverse
 from django.utils import translation
 from django.utils.translation import gettext, gettext_lazy, override, trans_real
 
-from django_amqp_events.admin import formatting
 from django_amqp_events.archive import states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
@@ -31,6 +30,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.reasons import Reason, stored, translated
+from django_amqp_events.templatetags.amqp_events import text
 
 from . import admin_world as world
 from .admin_world import (
@@ -225,7 +225,7 @@ def test_reasons_are_translated_on_pages() -> None:
         assert translated("archived") == "archived"
         assert stored(str(Reason("deleted"))) == "es gibt dieses Ereignis nicht mehr"
         assert stored("") == ""
-        assert formatting.text(None) == ""
+        assert text(None) == ""
 
 
 def test_an_error_raised_with_a_reason_is_translated() -> None:
