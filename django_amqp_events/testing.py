@@ -32,7 +32,7 @@ from .message.archive_message import Archived, Outcome
 from .message.types import Message, Received
 from .publish.publisher import PendingPublish, divert
 
-D = TypeVar("D", EventDeclaration, HandlerDeclaration)
+D = TypeVar("D", bound=EventDeclaration | HandlerDeclaration)
 
 __all__ = [
     "Archived",
