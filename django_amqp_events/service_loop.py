@@ -23,6 +23,13 @@ POLL_INTERVAL: Final = 0.1
 logger = logging.getLogger(__name__)
 
 
+def sleep(seconds: float, stop: Callable[[], bool]) -> None:
+    """Wait for *seconds*, or until *stop* returns True."""
+    end = time.monotonic() + seconds
+    while not stop() and (left := end - time.monotonic()) > 0:
+        time.sleep(min(POLL_INTERVAL, left))
+
+
 @dataclass(slots=True, kw_only=True)
 class ServiceLoop:
     """Repeats a step until it is stopped; retries it after an error of the broker or database.
@@ -79,9 +86,7 @@ class ServiceLoop:
 
     def sleep(self, seconds: float) -> None:
         """Wait for *seconds*, or until the loop is stopped."""
-        end = time.monotonic() + seconds
-        while not self.stop() and (left := end - time.monotonic()) > 0:
-            time.sleep(min(POLL_INTERVAL, left))
+        sleep(seconds, self.stop)
 
     def _report(self, exc: Exception) -> None:
         text, remedy = error_line(exc), ""
@@ -105,4 +110,4 @@ class ServiceLoop:
         )
 
 
-__all__ = ["ServiceLoop"]
+__all__ = ["ServiceLoop", "sleep"]

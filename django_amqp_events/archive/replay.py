@@ -38,6 +38,7 @@ from ..message.types import Message
 from ..models import Revision, State
 from ..publish import publisher
 from ..reasons import Reason
+from ..service_loop import sleep
 from . import editing, states
 from .eligibility import (
     CHUNK,
@@ -98,12 +99,14 @@ class Report:
 
     Attributes:
         published: confirmed by the broker.
+        replays: ids of the replays of *published*, in the same order.
         returned: back in the archive, because they were not published or not confirmed.
         skipped: not changed.
         stopped: why the rest was not attempted; ``None`` if all events were.
     """
 
     published: list[UUID] = field(default_factory=list)
+    replays: list[UUID] = field(default_factory=list)
     returned: list[Skipped] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     stopped: Reason | None = None
@@ -121,7 +124,8 @@ def replay(
     reason: str = "",
     force: bool = False,
     rate: float | None = None,
-    progress: Callable[[Report], object] | None = None,
+    progress: Callable[[Report], object] = bool,
+    stop: Callable[[], bool] = bool,
     batch: UUID | None = None,
 ) -> Report:
     """Replay archived events, each once however many callers ask for it at a time.
@@ -134,6 +138,7 @@ def replay(
         force: replay events whose replay is overdue instead; their handlers may run twice.
         rate: events per second at most.
         progress: called after each chunk; an exception from it ends the replay.
+        stop: asked before each chunk whether to end.
         batch: the batch that publishes the events.
 
     Raises:
@@ -149,7 +154,10 @@ def replay(
     try:
         for chunk in chunks(seen, size):
             if rate is not None:
-                time.sleep(max(0.0, began + sent / rate - time.monotonic()))
+                sleep(began + sent / rate - time.monotonic(), stop)
+            if stop():
+                report.stopped = Reason("interrupted")
+                break
             targets, skipped = examine_chunk(chunk, settings, registry, force=force)
             report.skipped += skipped
             wanted = {pk: chunk[pk] for pk in targets}
@@ -165,8 +173,7 @@ def replay(
             sent += len(claimed)
             report.skipped += skipped_since(wanted, [each.event.pk for each in claimed])
             _publish(claimed, settings, registry, report)
-            if progress is not None:
-                progress(report)
+            progress(report)
             if report.stopped:
                 break
     except _DATABASE_UNREACHABLE as exc:
@@ -354,6 +361,7 @@ def _publish(
         )
     if confirmed:
         report.published += [each.event.pk for each in confirmed]
+        report.replays += [each.replay.pk for each in confirmed]
         _record(lambda: states.published(confirmed, now=_now()))
     _return_to_archive(back + failed, report)
     if failed and not confirmed and all(each.general for each in failed):
