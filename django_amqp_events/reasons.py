@@ -21,9 +21,9 @@ def _(text: str) -> str:
 TEXTS: Final[Mapping[str, str]] = {
     # An error of the broker, the database or a library, in its own words.
     "error": "%(error)s",
-    "interrupted": "somebody stopped it",
-    "filtered": "the filters leave it out",
-    "overdue": "it is replaying and overdue; --force replays it, and may run it twice",
+    "interrupted": "interrupted",
+    "filtered": "it does not match the filters",
+    "overdue": "its replay is overdue; --force replays it again, and it may be handled twice",
     # -- replay
     "backend": _(
         "a replay needs RabbitMQ, but AMQP_EVENTS['BACKEND'] is %(backend)s; nothing was published"

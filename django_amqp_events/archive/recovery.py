@@ -171,7 +171,7 @@ def recover(
     try:
         while left is None or left > 0:
             if stop():
-                done.stopped = "somebody stopped it"
+                done.stopped = "interrupted"
                 break
             # A large body takes its time, and is no empty queue.
             expected = done.total + len(done.refused) < waiting.ready

@@ -117,7 +117,8 @@ def expand_id(text: str, limit: int = 3) -> list[str]:
     one, so it stands for itself alone.
     """
     digits = text.replace("-", "").lower()
-    if not SHORT <= len(digits) < 32 or set(digits) - set("0123456789abcdef"):
+    bounds = uuid_range(digits)
+    if bounds is None or not SHORT <= len(digits) < 32:
         return []
     if states.rows().filter(event_id=text).exists():
         return [text]
@@ -126,9 +127,16 @@ def expand_id(text: str, limit: int = 3) -> list[str]:
     events = states.rows().filter(starts_with("event_id", dashed) | starts_with("event_id", text))
     events = events.annotate(length=Length("event_id")).filter(length=36).order_by()
     found = list(events.values_list("event_id", flat=True).distinct()[:limit])
-    first, last = (UUID(digits.ljust(32, end)) for end in "0f")
-    rows = states.rows().filter(pk__range=(first, last)).exclude(event_id__in=found)
+    rows = states.rows().filter(pk__range=bounds).exclude(event_id__in=found)
     return found + [str(pk) for pk in rows.order_by().values_list("pk", flat=True)[:limit]]
+
+
+def uuid_range(text: str) -> tuple[UUID, UUID] | None:
+    """Return the first and the last UUID that begin with *text*, or ``None`` if none can."""
+    digits = text.replace("-", "").lower()
+    if len(digits) > 32 or set(digits) - set("0123456789abcdef"):
+        return None
+    return UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
 
 
 def parse_uuid(text: str) -> UUID | None:

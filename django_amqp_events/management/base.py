@@ -1,28 +1,187 @@
-"""The base of the commands about the broker."""
+"""The base of the commands: help, output, exit codes, errors and signals."""
 
 from __future__ import annotations
 
-from argparse import RawDescriptionHelpFormatter
-from typing import Any, ClassVar
+import getpass
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Final
 
-from django.core.management.base import BaseCommand
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    DjangoHelpFormatter,
+    no_translations,
+)
+from django.db import DatabaseError, InterfaceError
+
+from django_amqp_events.databases import error_line, table_missing
+from django_amqp_events.exceptions import AmqpEventsError
+
+#: Version of the document that ``--format json`` prints.
+FORMAT: Final = 1
+#: Seconds between lines of progress.
+PROGRESS: Final = 5.0
+#: Lines of one kind that are printed, unless --verbosity is 2.
+SHOWN: Final = 10
 
 
-class BrokerCommand(BaseCommand):
-    """A command that needs the broker, and neither a database nor the project's other checks.
+class HelpFormatter(DjangoHelpFormatter, RawDescriptionHelpFormatter):
+    """Print the options in Django's order, and the rest as it is written."""
 
-    Attributes:
-        epilog: stands below the options in the help, as it is written.
+
+class EventsCommand(BaseCommand):
+    """A command whose help is its module's docstring: a summary, and what follows the options.
+
+    Subclasses implement :meth:`run`.
     """
 
-    epilog: ClassVar[str] = ""
     requires_system_checks = ()
+    #: Exit code for wrong arguments or settings, and for an unreachable broker or database.
+    error_code: ClassVar[int] = 2
+    as_json = False
+    verbosity = 1
+    stopping = False
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
-        parser = super().create_parser(prog_name, subcommand, epilog=self.epilog, **kwargs)
-
-        class Formatter(RawDescriptionHelpFormatter, parser.formatter_class):  # type: ignore[misc, name-defined]
-            """Print options in Django's order, and the epilog unchanged."""
-
-        parser.formatter_class = Formatter
+        summary, _, details = (self.help or "").partition("\n\n")
+        parser = super().create_parser(
+            prog_name, subcommand, formatter_class=HelpFormatter, epilog=details, **kwargs
+        )
+        parser.description = summary
         return parser
+
+    def add_format(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--format",
+            choices=("text", "json"),
+            default="text",
+            help="Output format (default: text).",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        self.as_json = options.get("format") == "json"
+        self.verbosity = options["verbosity"]
+        self.stopping = False
+        try:
+            code = self.run(options)
+        except (AmqpEventsError, ImproperlyConfigured) as exc:
+            raise self.wrong(str(exc)) from exc
+        except (DatabaseError, InterfaceError) as exc:
+            remedy = (
+                "A table or column is missing: run `manage.py migrate`."
+                if table_missing(exc)
+                else "Completed work is committed; run the command again."
+            )
+            raise self.wrong(f"database error ({error_line(exc)}). {remedy}") from exc
+        if code:
+            sys.exit(code)
+
+    def run(self, options: dict[str, Any]) -> int:
+        """Do the work; return the exit code."""
+        raise NotImplementedError
+
+    def finish(self, code: int, document: Mapping[str, Any], show: Callable[[], object]) -> int:
+        """Print the result: *document*, or whatever *show* prints. Return the exit code."""
+        if self.as_json:
+            whole = {"version": FORMAT, "exit_code": code, **document}
+            self.stdout.write(json.dumps(whole, indent=2))
+        else:
+            show()
+        return code
+
+    def stopped(self) -> bool:
+        """Return True if the command was asked to stop."""
+        return self.stopping
+
+    def wrong(self, text: str) -> CommandError:
+        """Return an error that ends the command with :attr:`error_code`."""
+        return CommandError(text, returncode=self.error_code)
+
+
+class ReportCommand(EventsCommand):
+    """A command that ends with a result, as text or as one JSON document.
+
+    With ``--format json`` only the document goes to stdout, and messages go to stderr.
+    """
+
+    _printed = 0.0
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        self.add_format(parser)
+
+    @no_translations
+    def handle(self, *args: Any, **options: Any) -> None:
+        self._printed = time.monotonic()
+        super().handle(*args, **options)
+
+    def tell(self, text: str, level: int = 1) -> None:
+        """Print a line at this verbosity or a higher one."""
+        if self.verbosity >= level:
+            out = self.stderr if self.as_json else self.stdout
+            out.write(text, self.style.NOTICE if self.as_json else None)
+            out.flush()
+
+    def tell_some(self, lines: list[str], more: str = "  and {} more") -> None:
+        """Print the first lines, or with ``--verbosity 2`` all of them."""
+        shown = len(lines) if self.verbosity > 1 else SHOWN
+        for line in lines[:shown]:
+            self.tell(line)
+        if len(lines) > shown:
+            self.tell(more.format(len(lines) - shown))
+
+    def progress(self, text: str) -> None:
+        """Print a line of progress every few seconds."""
+        if time.monotonic() >= self._printed + PROGRESS:
+            self._printed = time.monotonic()
+            self.tell(text)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let the first Ctrl-C or SIGTERM set :attr:`stopping`, and the second end the command."""
+
+        def stop() -> None:
+            if self.stopping:
+                raise KeyboardInterrupt
+            self.stopping = True
+            self.tell("stopping after the current step; press Ctrl-C again to stop at once", 0)
+
+        with stop_signals(stop):
+            yield
+
+
+@contextmanager
+def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call *stop* at SIGTERM and SIGINT; never outside the main thread, which alone gets them."""
+    main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if main else ()
+    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def requested_by(command: str) -> str:
+    """Return command, user and host for the audit."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        # A container's user may have no name.
+        user = str(os.getuid())
+    return f"{command} ({user}@{socket.gethostname()})"
+
+
+def counted(count: int, noun: str, ending: str = "s") -> str:
+    """Write a count: ``1 event``, ``2 events``."""
+    return f"{count} {noun}" + ("" if count == 1 else ending)

@@ -1,4 +1,4 @@
-"""Worker processes: what all have in common, and those that ``events_worker`` runs beside it."""
+"""Celery worker processes, and the commands that ``events_worker`` runs beside one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,44 +27,39 @@ from django_amqp_events.exceptions import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-#: Seconds before a child that has ended is started again: from the first again once it has lived
-#: for longer than the last.
+#: Delays before a child that ended is restarted; reset once it has run longer than the last.
 BACKOFF: Final = Backoff(1.0, 60.0)
-#: Seconds between looks.
+#: Seconds between checks of the children.
 LOOK: Final = 0.5
-#: Seconds that a child has to end when it is asked to.
+#: Seconds after SIGTERM until a child is killed.
 GRACE: Final = 15.0
-#: Celery's ``broker_connection_max_retries`` where nobody has set it.
+#: Celery's default of ``broker_connection_max_retries``.
 DEFAULT_CONNECTION_RETRIES: Final = 100
-#: Broadcasts between workers: N workers exchange N² messages with no use for events.
+#: Switch off broadcasts that events do not use; N workers would exchange N² messages.
 QUIET: Final = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 
 
 def prepare(app: Celery) -> None:
-    """Set what events ask of the worker that this process is about to be.
-
-    Without the first, a consumer timeout ends the worker (celery#6760); without the second, a run
-    whose connection was lost goes on beside its redelivery; with Celery's default of the third it
-    ends for good when the broker is away for some 50 minutes.
+    """Set the Celery options that events need, for a worker in this process.
 
     Raises:
         ConfigurationError: the broker URL is not RabbitMQ's.
     """
     build_connection(app)
+    # Otherwise a consumer timeout ends the worker (celery#6760).
     app.conf.broker_channel_error_retry = True
+    # Otherwise a handler keeps running beside the redelivery of its event.
     app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
+    # Otherwise the worker ends after RabbitMQ was unreachable for about 50 minutes.
     if app.conf.broker_connection_max_retries == DEFAULT_CONNECTION_RETRIES:
         app.conf.broker_connection_max_retries = math.inf
 
 
 def run_worker(app: Celery, arguments: Sequence[str]) -> int:
-    """Make this process a Celery worker; return its exit code.
+    """Run a Celery worker with the arguments of ``celery worker``; return its exit code.
 
-    ``app.worker_main()`` is the same, and returns nothing: a supervisor that restarts what has
-    failed would take a worker that gave up for one that was asked to end.
-
-    Args:
-        arguments: as behind ``celery worker``.
+    ``app.worker_main()`` does the same but returns nothing, so a supervisor could not distinguish
+    a failed worker from a stopped one.
     """
     app_option = celery_command.params[0]
     default, app_option.default = app_option.default, app
@@ -75,7 +69,7 @@ def run_worker(app: Celery, arguments: Sequence[str]) -> int:
         raise CommandError(f"celery worker: {exc.format_message()}") from exc
     finally:
         app_option.default = default
-    # A step of somebody's own may end it by sys.exit() with a text.
+    # A worker step of the project may call sys.exit() with a text.
     return code if isinstance(code, int) else int(bool(code))
 
 
@@ -90,11 +84,10 @@ class _Child:
 
 
 class Children:
-    """Management commands in processes of their own, watched by a thread.
+    """Management commands in child processes, restarted by a thread when they end.
 
-    Each is told this process's id (``--parent``) and ends when that is gone, however it went.
-    They have process groups of their own: Ctrl-C at a terminal is for the worker, which ends
-    them when it has stopped.
+    Each gets this process's id (``--parent``) and ends with it, even if it is killed. Each has its
+    own process group, so Ctrl-C at a terminal reaches only the worker, which then stops them.
     """
 
     def __init__(self, *commands: Sequence[str]) -> None:
@@ -103,7 +96,7 @@ class Children:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start them all, and look after them from now on."""
+        """Start the children and the thread that restarts them."""
         for child in self._children:
             self._run(child)
         self._thread = threading.Thread(
@@ -112,7 +105,7 @@ class Children:
         self._thread.start()
 
     def stop(self) -> None:
-        """End them all; one that does not is killed. What they had not settled is redelivered."""
+        """Stop the children; RabbitMQ redelivers what they have not settled."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -124,7 +117,7 @@ class Children:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                logger.warning("process %d did not end in %g s and is killed", process.pid, GRACE)
+                logger.warning("killing process %d, which did not stop in %g s", process.pid, GRACE)
                 process.kill()
                 process.wait()
 
@@ -134,7 +127,7 @@ class Children:
                 try:
                     self._look(child)
                 except OSError:
-                    logger.exception("%s cannot be started", child.name)
+                    logger.exception("%s could not be started", child.name)
 
     def _look(self, child: _Child) -> None:
         now = time.monotonic()
@@ -145,7 +138,7 @@ class Children:
             child.failures += 1
             child.due, child.process = now + wait, None
             logger.error(
-                "%s ended with %s; it is started again in %g s",
+                "%s ended with %s; restarting it in %g s",
                 child.name,
                 f"signal {-code}" if code < 0 else f"exit code {code}",
                 wait,
@@ -170,9 +163,9 @@ class Children:
         module = settings.SETTINGS_MODULE
         if not module:
             raise ConfigurationError(
-                f"{name} cannot be started in a process of its own, because the settings of this "
-                f"one are in no module (settings.configure()); give "
-                f"--no-{name.removeprefix('events_')}, and run it yourself"
+                f"{name} cannot run beside the worker, because the settings are not in a module "
+                f"(settings.configure()); give --no-{name.removeprefix('events_')} and run it "
+                f"separately"
             )
         return [
             sys.executable,
@@ -190,10 +183,10 @@ class Children:
 
 
 def _path() -> list[str]:
-    """Return the import path of this process for a child process.
+    """Return the import path for a child process.
 
-    Celery puts the working directory in front. Where that is not where this program was started
-    from, a project's own ``celery.py`` in it would be taken for Celery: it comes last.
+    Celery puts the working directory first. Unless the program lies there, it moves to the end:
+    a project's ``celery.py`` would be imported instead of Celery.
     """
     here, program = Path.cwd(), Path(sys.argv[0]).absolute().parent
     path = [entry for entry in sys.path if entry]
@@ -213,16 +206,3 @@ def follow(parent: int | None) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=look, name="amqp-events-parent", daemon=True).start()
-
-
-@contextmanager
-def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Call *stop* at SIGTERM and SIGINT; outside the main thread, which alone gets them, never."""
-    main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGINT) if main else ()
-    before = {number: signal.signal(number, lambda *_: stop()) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

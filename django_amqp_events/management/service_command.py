@@ -6,55 +6,52 @@ import os
 import threading
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from django.core.management.base import CommandError
-
-from django_amqp_events.exceptions import AmqpEventsError
-from django_amqp_events.management.base import BrokerCommand
-from django_amqp_events.management.processes import stop_signals
+from django_amqp_events.management.base import EventsCommand, stop_signals
 
 #: Seconds between lines of progress, at least.
 PROGRESS: Final = 10.0
 
 
-class ServiceCommand(BrokerCommand):
+class ServiceCommand(EventsCommand):
     """A command that runs until SIGTERM, SIGINT or the end of its parent process.
+
+    Subclasses implement :meth:`serve`.
 
     Attributes:
         name: begins each line of output.
     """
 
+    error_code: ClassVar[int] = 1
     name: ClassVar[str]
+    _parent: int | None = None
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--parent", type=int, help="End when this process is gone.")
+        parser.add_argument("--parent", type=int, metavar="PID", help="End when this process ends.")
 
-    @contextmanager
-    def running(self, options: dict[str, Any]) -> Iterator[None]:
-        """Make :meth:`stopped` return True after a signal, and our errors a CommandError."""
-        self._stopping = False
-        self._parent: int | None = options["parent"]
-        self._quiet = options["verbosity"] < 1
-        try:
-            with stop_signals(self.stop):
-                yield
-        except AmqpEventsError as exc:
-            raise CommandError(str(exc)) from exc
+    def run(self, options: dict[str, Any]) -> int:
+        self._parent = options["parent"]
+        with stop_signals(self.stop):
+            self.serve(options)
+        return 0
+
+    def serve(self, options: dict[str, Any]) -> None:
+        """Work until :meth:`stopped` returns True."""
+        raise NotImplementedError
 
     def stop(self) -> None:
-        self._stopping = True
+        self.stopping = True
 
     def stopped(self) -> bool:
         if self._parent is not None and os.getppid() != self._parent:
-            self._stopping = True
-        return self._stopping
+            self.stopping = True
+        return self.stopping
 
     def tell(self, text: str) -> None:
-        if not self._quiet:
+        if self.verbosity:
             self.stdout.write(f"{self.name}: {text}")
             self.stdout.flush()
 

@@ -18,11 +18,10 @@ of several services, those of the last one, and `Service.active()` switches for 
 
 from __future__ import annotations
 
-import io
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from typing import Any
 import amqp
 import pytest
 from celery import Celery
-from django.core.management import CommandError, call_command
 from django.test import override_settings
 from kombu.utils.url import parse_url
 
@@ -40,6 +38,7 @@ from django_amqp_events.broker.provisioning.management_api import ManagementApi
 from django_amqp_events.broker.topology import Names, Topology, build
 from django_amqp_events.declare.registry import Registry, get_registry
 from tests.celery_app import app as celery_app
+from tests.commands import run_command
 from tests.conftest import (
     Vhost,
     _execute,
@@ -111,17 +110,8 @@ class Service:
 
     def command(self, name: str, *args: str, **options: Any) -> tuple[int, str, str]:
         """Run a management command; its exit code, stdout and stderr."""
-        out, err = io.StringIO(), io.StringIO()
-        code = 0
-        with self.active(), redirect_stderr(err):
-            try:
-                call_command(name, *args, stdout=out, stderr=err, **options)
-            except CommandError as exc:
-                code = exc.returncode
-                err.write(str(exc))
-            except SystemExit as exc:
-                code = exc.code if isinstance(exc.code, int) else 1
-        return code, out.getvalue(), err.getvalue()
+        with self.active():
+            return run_command(name, *args, **options)
 
     # -- raw AMQP
 

@@ -1,103 +1,70 @@
-"""``manage.py events_archive``: archived events into a file, and back into the database."""
+"""Export archived events as JSON lines, or import them.
+
+Each line is one JSON document: the row with its failures, replays, revisions and
+decisions. An import adds the rows with their ids. It publishes nothing, changes
+no existing row, and refuses a row that exists with other content.
+
+If AMQP_EVENTS["REDACT"] is set, an export has redacted payloads and no bodies,
+and cannot be imported; --raw exports everything.
+
+exit codes:
+  0  done; an existing row with the same content is not an error
+  1  lines were refused, or the command was stopped
+  2  nothing was done: wrong arguments or settings, file or database unreachable
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from django_amqp_events.archive import export, redaction
-from django_amqp_events.archive.export import Imported
 from django_amqp_events.archive.selection import Selection
-from django_amqp_events.management import archive
-from django_amqp_events.management.archive import ArchiveCommand, number
+from django_amqp_events.management import arguments
+from django_amqp_events.management.base import ReportCommand, counted
 from django_amqp_events.models import State
 
-#: Lines that are named one by one on the console, unless --verbosity is 2.
-SHOWN = 10
 
-_EPILOG = """
-The file has a JSON document a line: the row with its failures, replays, revisions
-and decisions. An import adds rows as they were, with their ids. It publishes
-nothing, changes no row, and refuses one that is there with other content.
-
-Where AMQP_EVENTS["REDACT"] is set, an export has redacted payloads and no bodies,
-and cannot be imported; --raw has everything.
-
-exit codes:
-  0  done; a row that is there with the very same content is no error
-  1  some lines were refused, or somebody stopped it
-  2  nothing could be done: wrong arguments or settings, file or database away
-"""
-
-
-class Command(ArchiveCommand):
-    """A shell on :mod:`django_amqp_events.archive.export`."""
-
-    help = "Export archived events as JSON lines, or import them back."
-    epilog = _EPILOG
+class Command(ReportCommand):
+    help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("what", choices=("export", "import"), help="Into a file, or back.")
+        parser.add_argument("what", choices=("export", "import"))
         parser.add_argument("file", nargs="?", help="import: the file; - is stdin.")
         parser.add_argument("--output", metavar="FILE", help="export: the file; - is stdout.")
-        parser.add_argument("--raw", action="store_true", help="export: bodies although redacted.")
-        for name, what in (
-            ("handler", "export: of this handler."),
-            ("event", "export: of this event, whole name."),
-            ("exception", "export: whole dotted name, or its last word."),
-            ("reason", "export: archived for this reason."),
-        ):
-            parser.add_argument(
-                f"--{name}", action="append", default=[], metavar=name.upper(), help=what
-            )
-        parser.add_argument("--state", choices=State.values, help="export: in this state.")
-        parser.add_argument("--since", metavar="TIME", help="export: last failed then or later.")
-        parser.add_argument("--until", metavar="TIME", help="export: last failed before.")
         parser.add_argument(
-            "--dry-run", action="store_true", help="import: say what would come, change nothing."
+            "--raw", action="store_true", help="export: include bodies although REDACT is set."
         )
         parser.add_argument(
-            "--format", choices=("text", "json"), default="text", help="Default: text."
+            "--dry-run", action="store_true", help="import: report the result, change nothing."
+        )
+        super().add_arguments(parser)
+        arguments.add_filters(parser, "filters of an export").add_argument(
+            "--state", choices=State.values, help="State of the event."
         )
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        self.prepare(options)
+    def run(self, options: dict[str, Any]) -> int:
         exports = options["what"] == "export"
         if exports and (options["file"] or options["dry_run"]):
-            raise archive.wrong("export takes --output FILE and filters")
+            raise self.wrong("export takes --output FILE and filters")
         if exports and not options["output"]:
-            raise archive.wrong("export needs --output FILE; - is stdout")
+            raise self.wrong("export needs --output FILE; - is stdout")
         if not exports and (not options["file"] or options["output"]):
-            raise archive.wrong("import needs the file: `events_archive import FILE`; - is stdin")
+            raise self.wrong("import needs the file: `events_archive import FILE`; - is stdin")
         with self.interruptible():
-            code = self._export(options) if exports else self._import(options)
-        if code:
-            sys.exit(code)
+            try:
+                return self._export(options) if exports else self._import(options)
+            except (OSError, UnicodeDecodeError) as exc:
+                raise self.wrong(f"{options['output'] or options['file']}: {exc}") from exc
 
-    # -- out
-
-    def _export(self, options: Mapping[str, Any]) -> int:
-        now = datetime.now(UTC)
-        times = {
-            name: None if options[name] is None else archive.moment(f"--{name}", options[name], now)
-            for name in ("since", "until")
-        }
-        wanted = Selection(
-            handlers=options["handler"],
-            events=options["event"],
-            exceptions=options["exception"],
-            reasons=options["reason"],
-            state=State(options["state"]) if options["state"] else None,
-            since=times["since"],
-            until=times["until"],
-        )
+    def _export(self, options: dict[str, Any]) -> int:
+        state = State(options["state"]) if options["state"] else None
+        wanted = Selection(state=state, **arguments.filters(options))
         count = 0
         with _output(options["output"], self.stdout, self.stopped) as out:
             for line in export.export(wanted.queryset(), raw=options["raw"]):
@@ -105,105 +72,68 @@ class Command(ArchiveCommand):
                     break
                 out.write(line)
                 count += 1
-                self.progress(f"{count} exported so far")
+                self.progress(f"{count} exported")
         redacted = redaction.has_hook() and not options["raw"]
-        told = f"{number(count, 'event')} exported" + (", redacted" if redacted else "")
+        summary = f"{counted(count, 'event')} exported" + (", redacted" if redacted else "")
         if self.stopping:
-            told += f"; stopped, and what there is is in {options['output']}.part"
-        ended = "stopped" if self.stopping else "exported"
-        result = {"result": ended, "events": count, "redacted": redacted}
-        return self._end(result, [told], 1 if self.stopping else 0, options)
+            summary += f"; stopped, the incomplete export is in {options['output']}.part"
+        code = 1 if self.stopping else 0
+        if options["output"] == "-":
+            # The export is on stdout.
+            if not self.as_json:
+                self.stderr.write(summary)
+            return code
+        result = "stopped" if self.stopping else "exported"
+        document = {"result": result, "events": count, "redacted": redacted}
+        return self.finish(code, document, lambda: self.tell(summary))
 
-    # -- in
-
-    def _import(self, options: Mapping[str, Any]) -> int:
+    def _import(self, options: dict[str, Any]) -> int:
         dry_run = options["dry_run"]
-        try:
-            with _input(options["file"]) as lines:
-                done = export.import_events(
-                    lines,
-                    dry_run=dry_run,
-                    progress=lambda so_far: self.progress(f"{so_far.done} lines so far"),
-                    stop=self.stopped,
-                )
-        except (OSError, UnicodeDecodeError) as exc:
-            raise archive.wrong(f"{options['file']}: {exc}") from exc
-        code = 1 if done.refused or done.stopped else 0
-        words = "would be imported" if dry_run else "imported"
-        told = [f"{number(done.events, 'event')} {words}, {done.known} known already"]
-        if done.refused:
-            told.append(f"{number(len(done.refused), 'line')} refused")
-            shown = len(done.refused) if self.verbosity > 1 else SHOWN
-            told += [
-                f"  line {each.line} ({each.event or 'no event'}): {each.why}"
-                for each in done.refused[:shown]
-            ]
-            if len(done.refused) > shown:
-                told.append(f"  and {len(done.refused) - shown} more")
-        if done.stopped:
-            told.append("stopped; the rest is not imported, and can be by the same command")
-        return self._end(_document(done, dry_run=dry_run), told, code, options)
+        name = options["file"]
+        with nullcontext(sys.stdin) if name == "-" else Path(name).open(encoding="utf-8") as lines:
+            done = export.import_events(
+                lines,
+                dry_run=dry_run,
+                progress=lambda so_far: self.progress(f"{so_far.done} lines read"),
+                stop=self.stopped,
+            )
 
-    def _end(
-        self, document: dict[str, Any], told: list[str], code: int, options: Mapping[str, Any]
-    ) -> int:
-        # On stdout is the export then.
-        quiet = options["output"] == "-"
-        if self.json and not quiet:
-            document = {"version": archive.FORMAT, **document, "exit_code": code}
-            self.stdout.write(json.dumps(document, indent=2))
-        for line in [] if self.json else told:
-            if quiet:
-                self.stderr.write(line)
-            else:
-                self.tell(line)
-        return code
+        def show() -> None:
+            imported = "would be imported" if dry_run else "imported"
+            self.tell(f"{counted(done.events, 'event')} {imported}, {done.known} already exist")
+            if done.refused:
+                self.tell(f"{counted(len(done.refused), 'line')} refused")
+            self.tell_some(
+                [
+                    f"  line {each.line} ({each.event or 'no event'}): {each.why}"
+                    for each in done.refused
+                ]
+            )
+            if done.stopped:
+                self.tell("stopped; run the same command again to import the rest")
 
-
-def _document(done: Imported, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "result": "stopped" if done.stopped else "counted" if dry_run else "imported",
-        "events": done.events,
-        "known": done.known,
-        "refused": [
-            {"line": each.line, "event": each.event, "why": each.why} for each in done.refused
-        ],
-    }
+        document = {
+            "result": "stopped" if done.stopped else "counted" if dry_run else "imported",
+            "events": done.events,
+            "known": done.known,
+            "refused": [
+                {"line": each.line, "event": each.event, "why": each.why} for each in done.refused
+            ],
+        }
+        return self.finish(1 if done.refused or done.stopped else 0, document, show)
 
 
 @contextmanager
 def _output(name: str, stdout: Any, stopped: Callable[[], bool]) -> Iterator[Any]:
-    """Open the file of an export; it is there under its name when it is whole."""
+    """Open the file of an export; it gets its name when it is complete."""
     if name == "-":
-        yield _Lines(stdout)
+        yield stdout
         return
     path = Path(name)
     part = path.with_name(f"{path.name}.part")
-    try:
-        # Payloads are nobody else's.
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    except OSError as exc:
-        raise archive.wrong(f"--output {name}: {exc}") from exc
+    # Only the user may read payloads.
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as out:
         yield out
     if not stopped():
         part.replace(path)
-
-
-class _Lines:
-    """Django's stdout, which adds an end of line of its own."""
-
-    def __init__(self, stdout: Any) -> None:
-        self._stdout = stdout
-
-    def write(self, line: str) -> None:
-        self._stdout.write(line, ending="")
-
-
-@contextmanager
-def _input(name: str) -> Iterator[IO[str]]:
-    if name == "-":
-        yield sys.stdin
-        return
-    with Path(name).open(encoding="utf-8") as lines:
-        yield lines

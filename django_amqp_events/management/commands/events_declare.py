@@ -1,228 +1,185 @@
-"""``manage.py events_declare``: declare this service's exchanges, queues and bindings."""
+"""Compare the exchanges, queues and bindings of this service with RabbitMQ, and declare them.
+
+If RabbitMQ would refuse a part, nothing is changed.
+
+exit codes:
+  0  the topology is as declared (--check: identical, and all of it was visible)
+  1  drift: something is missing, different or stale (--check), or was refused
+  2  unknown: RabbitMQ or the management API is unreachable, wrong settings;
+     --check: plain AMQP does not show everything (set MANAGEMENT_URL)
+
+examples:
+  manage.py events_declare --dry-run          print the plan
+  manage.py events_declare                    declare
+  manage.py events_declare --check            in a deployment: is anything missing?
+  manage.py events_declare --recreate-empty --wait 120
+                                              after QUEUE_TYPE or ARCHIVE changed
+"""
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
-
-from django.core.management.base import CommandError
 
 from django_amqp_events import conf
 from django_amqp_events.broker import connection, topology
 from django_amqp_events.broker.provisioning import drift, inspection
 from django_amqp_events.broker.provisioning.changes import Applied, apply
 from django_amqp_events.broker.topology import Binding
+from django_amqp_events.checks import project
+from django_amqp_events.checks.settings import check_discovery
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.registry import Handler, Registry
 from django_amqp_events.declare.retry_policy import RetryPolicy
-from django_amqp_events.exceptions import AmqpEventsError
-from django_amqp_events.management.base import BrokerCommand
+from django_amqp_events.management.base import ReportCommand, counted
 
-#: Version of what ``--format json`` prints.
-FORMAT = 1
-
-_EPILOG = """
-exit codes:
-  0  the topology is as declared (with --check: identical, everything seen)
-  1  drift: something is missing, different or stale (--check), or was refused
-  2  it could not be told: broker or management API away, wrong settings; with
-     --check also what plain AMQP cannot see (set MANAGEMENT_URL)
-
-examples:
-  manage.py events_declare --dry-run          what would be done
-  manage.py events_declare                    do it
-  manage.py events_declare --check            for a deployment: is anything missing?
-  manage.py events_declare --recreate-empty --wait 120
-                                              after QUEUE_TYPE or ARCHIVE changed
-"""
+#: A line of the tree, and the lines below it.
+Branch = tuple[str, list[str]]
 
 
-class Command(BrokerCommand):
-    """A shell on :mod:`django_amqp_events.broker.provisioning.inspection`."""
-
-    help = (
-        "Plan and declare the exchanges, queues and bindings of this service on RabbitMQ. Nothing "
-        "is changed where RabbitMQ would refuse a part of it."
-    )
-    epilog = _EPILOG
+class Command(ReportCommand):
+    help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        what = parser.add_mutually_exclusive_group()
-        what.add_argument("--dry-run", action="store_true", help="Print the plan, change nothing.")
-        what.add_argument(
-            "--check",
-            action="store_true",
-            help="Compare only: exit 0 if identical, 1 if not, 2 if it cannot be told.",
-        )
+        mode = parser.add_mutually_exclusive_group()
+        mode.add_argument("--dry-run", action="store_true", help="Print the plan, change nothing.")
+        mode.add_argument("--check", action="store_true", help="Compare only; see the exit codes.")
         parser.add_argument(
             "--delete-stale",
             action="store_true",
-            help="Delete what this service does not declare any more, where the management API "
-            "shows that it is empty and unused.",
+            help="Delete what this service no longer declares, if the management API shows that "
+            "it is empty and unused.",
         )
         parser.add_argument(
             "--recreate-empty",
             action="store_true",
-            help="Delete and declare again queues whose arguments changed, where the management "
-            "API shows that they are empty and unused. Events that come meanwhile are kept.",
+            help="Delete and declare again queues whose arguments changed, if the management API "
+            "shows that they are empty and unused. Events published meanwhile are kept.",
         )
         parser.add_argument(
             "--wait",
             type=float,
             default=0.0,
             metavar="SECONDS",
-            help="Time for a queue that is to be deleted or recreated to be emptied by its "
-            "workers, and for these to be stopped (default: 0).",
+            help="Time for workers to empty a queue that is to be deleted or recreated, and to be "
+            "stopped (default: 0).",
         )
-        parser.add_argument(
-            "--format", choices=("text", "json"), default="text", help="Default: text."
-        )
+        super().add_arguments(parser)
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        self.verbosity: int = options["verbosity"]
-        self.as_json: bool = options["format"] == "json"
-        try:
-            code = self._run(options)
-        except AmqpEventsError as exc:
-            raise CommandError(str(exc), returncode=2) from exc
-        if code:
-            sys.exit(code)
-
-    def _run(self, options: dict[str, Any]) -> int:
-        settings = conf.get_settings()
-        declared = registry.get_registry()
+    def run(self, options: dict[str, Any]) -> int:
+        settings, declared = conf.get_settings(), registry.get_registry()
         wanted = topology.build(settings, declared)
         app = connection.celery_app(settings)
         api = inspection.management(app, settings)
-        report = inspection.inspect(app, settings, wanted, api=api)
+        report = after = inspection.inspect(app, settings, wanted, api=api)
         plan = drift.plan(
             report,
             delete_stale=options["delete_stale"],
             recreate_empty=options["recreate_empty"],
         )
-        changes = bool(plan.steps) and not (options["check"] or options["dry_run"] or plan.refusals)
-        if not self.as_json:
-            self._print_tree(report, declared, before=changes)
+        compare_only = options["check"] or options["dry_run"] or plan.refusals
+        if not self.as_json and self.verbosity:
+            self._show_tree(
+                report, settings, declared, before=bool(plan.steps) and not compare_only
+            )
+        applied: Applied | None = None
         if options["check"]:
-            code = {"identical": 0, "drift": 1, "unknown": 2}[report.result]
-            self._finish(plan, code, report.result)
-            return code
-        if plan.refusals:
-            self._finish(plan, 1, "refused")
-            return 1
-        if options["dry_run"]:
-            self._finish(plan, 0, "planned")
-            return 0
-        applied = apply(
-            app,
-            settings,
-            plan,
-            api=api,
-            progress=self._progress,
-            notice=self._notice,
-            wait=options["wait"],
+            result: str = report.result
+            code = {"identical": 0, "drift": 1, "unknown": 2}[result]
+        elif plan.refusals:
+            result, code = "refused", 1
+        elif options["dry_run"]:
+            result, code = "planned", 0
+        else:
+            applied = apply(
+                app,
+                settings,
+                plan,
+                api=api,
+                progress=self._show_step,
+                notice=self._notice,
+                wait=options["wait"],
+            )
+            # Policies that this user could not read are visible once the queues exist. A binding
+            # that plain AMQP did not show before is not visible now either.
+            if any(step.item.state != "unknown" for step in applied.done):
+                after = inspection.inspect(app, settings, wanted, api=api)
+            code = 1 if applied.refused or after.errors else 0
+            result = "refused" if code else "declared"
+        return self.finish(
+            code,
+            _document(plan, result, applied or Applied(), after),
+            lambda: self._show_result(plan, result, applied, after),
         )
-        # Policies that this user could not read show once the queues are there. A binding that
-        # plain AMQP could not see before cannot be seen after either.
-        changed = any(step.item.state != "unknown" for step in applied.done)
-        after = inspection.inspect(app, settings, wanted, api=api) if changed else report
-        troubles = after.errors
-        code = 1 if applied.refused or troubles else 0
-        self._finish(plan, code, "refused" if code else "declared", applied, after)
-        return code
 
-    # -- text
+    # -- progress
 
-    def _progress(self, step: drift.Step, number: int, total: int) -> None:
-        if self.as_json or self.verbosity < 1:
+    def _show_step(self, step: drift.Step, number: int, total: int) -> None:
+        if self.as_json:
             return
         if self.verbosity > 1 or step.action not in ("declare", "bind"):
-            self.stdout.write(f"  [{number}/{total}] {step}")
+            self.tell(f"  [{number}/{total}] {step}")
         elif number % 200 == 0:
-            self.stdout.write(f"  {number} of {total} steps done")
-            self.stdout.flush()
+            self.tell(f"  {number} of {total} steps done")
 
     def _notice(self, text: str) -> None:
-        if not self.as_json and self.verbosity > 0:
-            self.stdout.write(f"  {text} …")
-            self.stdout.flush()
+        if not self.as_json:
+            self.tell(f"  {text} …")
 
-    def _print_tree(self, report: drift.Report, declared: Registry, *, before: bool) -> None:
-        if self.verbosity < 1:
-            return
-        settings = conf.get_settings()
+    # -- the tree
+
+    def _show_tree(
+        self, report: drift.Report, settings: conf.Settings, declared: Registry, *, before: bool
+    ) -> None:
         names = report.topology.names
-        seen = "management API: exact" if report.exact else "plain AMQP: bindings cannot be seen"
+        source = "management API: exact" if report.exact else "plain AMQP: bindings cannot be seen"
         self.stdout.write(
             self.style.MIGRATE_HEADING(f"{names.prefix}{names.service}")
-            + f" on RabbitMQ {report.version}, vhost {report.vhost!r} ({seen})"
+            + f" on RabbitMQ {report.version}, vhost {report.vhost!r} ({source})"
             + (", before the changes:" if before else "")
         )
-        handlers = declared.by_queue()
-        groups: list[tuple[str, list[str]]] = []
-        belonging: dict[str, list[drift.Item]] = {queue: [] for queue in handlers}
-        for item in report.items:
-            if item.state != "stale" and (home := _home(item)) in belonging:
-                belonging[home].append(item)
-        for queue, of_queue in handlers.items():
-            items = belonging[queue]
-            lines = [*self._handler_lines(of_queue), *self._noteworthy(items)]
-            groups.append((f"{queue}  {self._states(items)}", lines))
-        if not handlers:
-            groups.append(("no handlers: this service only publishes", []))
-        groups += self._infrastructure(report)
         stale = report.having("stale")
+        branches: list[Branch] = [*self._handlers(report, declared), *self._infrastructure(report)]
         if stale:
-            groups.append((self.style.WARNING("stale"), [self._line(item) for item in stale]))
-        for index, (head, lines) in enumerate(groups):
-            last = index == len(groups) - 1
-            self.stdout.write(f"{'└──' if last else '├──'} {head}")
-            for number, line in enumerate(lines):
-                branch = "└──" if number == len(lines) - 1 else "├──"
-                self.stdout.write(f"{'   ' if last else '│  '} {branch} {line}")
-        self._explain_stale(stale, settings, declared)
+            branches.append((self.style.WARNING("stale"), [self._line(item) for item in stale]))
+        for branch, indent, (head, lines) in _drawn(branches):
+            self.stdout.write(f"{branch} {head}")
+            for twig, _, line in _drawn(lines):
+                self.stdout.write(f"{indent} {twig} {line}")
+        if any(item.kind == "queue" and item.role == "handler" for item in stale):
+            for problem in check_discovery(project.Project(settings=settings, registry=declared)):
+                self.stdout.write(self.style.WARNING(f"{problem.message} {problem.hint}"))
+            self.stdout.write(
+                self.style.WARNING(
+                    "A stale queue still receives events, which no handler processes. If its "
+                    "handler was renamed, add it to RENAMED_HANDLERS, stop its old workers and run "
+                    "`manage.py events_recover QUEUE`, then replay the events. --delete-stale "
+                    "deletes stale queues that are empty and unused."
+                )
+            )
         if settings.queue_type == "classic":
             self.stdout.write(
                 self.style.WARNING(
-                    "QUEUE_TYPE is classic: dead letters are moved at most once, and can be lost"
+                    "QUEUE_TYPE is classic: dead letters are moved at most once and can be lost"
                 )
             )
 
-    def _explain_stale(
-        self, stale: Sequence[drift.Item], settings: conf.Settings, declared: Registry
-    ) -> None:
-        """Explain what to do about queues without a handler."""
-        queues = [item for item in stale if item.kind == "queue" and item.role == "handler"]
-        if not queues:
-            return
-        from django_amqp_events.checks import project
-        from django_amqp_events.checks.settings import check_discovery
+    def _handlers(self, report: drift.Report, declared: Registry) -> Iterator[Branch]:
+        by_queue = declared.by_queue()
+        items: dict[str, list[drift.Item]] = {queue: [] for queue in by_queue}
+        for item in report.items:
+            if item.state != "stale" and (queue := _queue_or_name(item)) in items:
+                items[queue].append(item)
+        for queue, handlers in by_queue.items():
+            lines = [*_handler_lines(handlers), *self._noteworthy(items[queue])]
+            yield f"{queue}  {self._summary(items[queue])}", lines
+        if not by_queue:
+            yield "no handlers: this service only publishes", []
 
-        for problem in check_discovery(project.Project(settings=settings, registry=declared)):
-            self.stdout.write(self.style.WARNING(f"{problem.message} {problem.hint}"))
-        self.stdout.write(
-            self.style.WARNING(
-                "A stale queue still gets its events, and nobody handles them. If its handler was "
-                "renamed, name it in RENAMED_HANDLERS, stop its old workers, and run `manage.py "
-                "events_recover QUEUE`: what is in it can be replayed then. --delete-stale deletes "
-                "what is empty and unused."
-            )
-        )
-
-    def _handler_lines(self, handlers: tuple[Handler, ...]) -> list[str]:
-        lines = []
-        for handler in handlers:
-            name = f"{handler.name}: " if len(handlers) > 1 else ""
-            lines.append(f"{name}events   {', '.join(handler.patterns)}")
-            lines.append(f"{name}retries  {describe_schedule(handler.policy)}")
-        return lines
-
-    def _infrastructure(self, report: drift.Report) -> list[tuple[str, list[str]]]:
-        names = report.topology.names
-        groups = []
+    def _infrastructure(self, report: drift.Report) -> Iterator[Branch]:
+        names, delays = report.topology.names, report.topology.delays
         for title, roles in (
             (names.events, {"events"}),
             (f"{names.return_}, {names.replay}", {"return", "replay"}),
@@ -231,17 +188,21 @@ class Command(BrokerCommand):
             (f"{names.graveyard} → dead → abyss", {"graveyard", "dead", "abyss"}),
         ):
             own = {item.name for item in report.items if item.role in roles}
-            # A handler's bindings stand with the handler.
-            items = [item for item in report.items if item.state != "stale" and _home(item) in own]
-            detail = ""
-            if roles == {"delay"}:
-                delays = report.topology.delays
-                detail = f"{len(delays)} delays, {_seconds(delays[0])} to {_seconds(delays[-1])}  "
-            groups.append((f"{title}  {detail}{self._states(items)}", self._noteworthy(items)))
-        return groups
+            # A handler's bindings are printed below the handler.
+            items = [
+                item
+                for item in report.items
+                if item.state != "stale" and _queue_or_name(item) in own
+            ]
+            detail = (
+                f"{len(delays)} delays, {delays[0]} s to {delays[-1]} s  "
+                if "delay" in roles
+                else ""
+            )
+            yield f"{title}  {detail}{self._summary(items)}", self._noteworthy(items)
 
     def _noteworthy(self, items: list[drift.Item]) -> list[str]:
-        """Describe what is not as it should be, unless nothing is there at all."""
+        """Describe the items that need attention, unless all of them are missing."""
         if self.verbosity < 2 and all(item.state == "missing" for item in items):
             return []
         return [
@@ -253,26 +214,26 @@ class Command(BrokerCommand):
         ]
 
     def _line(self, item: drift.Item) -> str:
-        details = "; ".join([*map(str, item.differences), *([item.note] if item.note else [])])
-        return f"{item.kind} {item.name}  {self._state(item.state)}" + (
+        details = "; ".join(filter(None, [*map(str, item.differences), item.note]))
+        return f"{item.kind} {item.name}  {self._styled(item.state)}" + (
             f"  {details}" if details else ""
         )
 
-    def _states(self, items: list[drift.Item]) -> str:
-        """Summarise: one word where all are alike, else how many are what."""
-        order = ("different", "missing", "unknown", "ok")
-        counts = {state: sum(item.state == state for item in items) for state in order}
-        present = [state for state in order if counts[state]]
-        if len(present) == 1:
-            return self._state(present[0])
-        parts = []
-        for state in present:
-            kinds = {item.kind for item in items if item.state == state}
-            what = f" {next(iter(kinds))}{'s' * (counts[state] > 1)}" if len(kinds) == 1 else ""
-            parts.append(f"{counts[state]}{what} {self._state(state)}")
-        return ", ".join(parts)
+    def _summary(self, items: list[drift.Item]) -> str:
+        """Summarize the states: one word if all are alike, else a count of each."""
+        kinds: dict[drift.State, list[str]] = {}
+        for state in ("different", "missing", "unknown", "ok"):
+            if found := [item.kind for item in items if item.state == state]:
+                kinds[state] = list(found)
+        if len(kinds) == 1:
+            return self._styled(next(iter(kinds)))
+        return ", ".join(
+            f"{counted(len(found), found[0]) if len(set(found)) == 1 else len(found)} "
+            f"{self._styled(state)}"
+            for state, found in kinds.items()
+        )
 
-    def _state(self, state: str) -> str:
+    def _styled(self, state: drift.State) -> str:
         style = {
             "ok": self.style.SUCCESS,
             "missing": self.style.WARNING,
@@ -282,79 +243,79 @@ class Command(BrokerCommand):
         }[state]
         return style(state)
 
-    # -- the end
+    # -- the result
 
-    def _finish(
-        self,
-        plan: drift.Plan,
-        code: int,
-        result: str,
-        applied: Applied | None = None,
-        after: drift.Report | None = None,
+    def _show_result(
+        self, plan: drift.Plan, result: str, applied: Applied | None, after: drift.Report
     ) -> None:
-        report = after or plan.report
-        if self.as_json:
-            self.stdout.write(json.dumps(_as_json(plan, code, result, applied, report), indent=2))
-            return
-        for trouble in report.troubles:
+        for trouble in after.troubles:
             style = self.style.ERROR if trouble.severity == "error" else self.style.WARNING
             self.stderr.write(style(str(trouble)))
         if result in ("refused", "drift") and applied is None:
-            errors = {str(trouble) for trouble in report.errors}
-            refusals = [line for line in plan.refusals if line not in errors]
-            for line in refusals:
-                self.stderr.write(self.style.ERROR(line))
+            errors = {str(trouble) for trouble in after.errors}
+            for line in plan.refusals:
+                if line not in errors:
+                    self.stderr.write(self.style.ERROR(line))
         for step, reason in applied.refused if applied else ():
             self.stderr.write(self.style.ERROR(f"did not {step}: {reason}"))
-        if self.verbosity < 1:
-            return
-        self.stdout.write(self._conclusion(plan, result, applied))
+        if self.verbosity:
+            self.stdout.write(self._conclusion(plan, result, applied))
 
     def _conclusion(self, plan: drift.Plan, result: str, applied: Applied | None) -> str:
-        report = plan.report
+        report, good, bad = plan.report, self.style.SUCCESS, self.style.ERROR
+        visible = [step for step in plan.steps if step.item.state != "unknown"]
+        invisible = len(plan.steps) - len(visible)
         if result == "identical":
-            return self.style.SUCCESS("identical")
+            return good("identical")
         if result == "drift":
             counts = ", ".join(
-                f"{len(report.having(state))} {state}"
+                f"{len(found)} {state}"
                 for state in ("missing", "different", "stale")
-                if report.having(state)
+                if (found := report.having(state))
             )
-            return self.style.ERROR(f"drift: {counts or 'see above'}")
+            return bad(f"drift: {counts or 'see above'}")
         if result == "unknown":
-            return self.style.WARNING(
-                "unknown: what can be seen is identical"
-                + ("" if report.exact else "; bindings cannot be seen without MANAGEMENT_URL")
-            )
-        if result == "refused" and applied is None:
-            return self.style.ERROR("refused: nothing was changed")
-        sure = [step for step in plan.steps if step.item.state != "unknown"]
-        unsure = len(plan.steps) - len(sure)
+            hint = "" if report.exact else "; bindings cannot be seen without MANAGEMENT_URL"
+            return self.style.WARNING(f"unknown: the visible part is identical{hint}")
         if result == "planned":
-            for step in sure:
+            for step in visible:
                 self.stdout.write(f"  would {step}")
-            if unsure:
+            if invisible:
                 self.stdout.write(
-                    f"  would bind {unsure} bindings that cannot be seen (nothing happens where "
-                    f"they are there)"
+                    f"  would bind {invisible} bindings that cannot be seen (no effect on those "
+                    f"that exist)"
                 )
-            return f"dry run: {len(sure)} changes planned, nothing was changed"
-        if applied is not None and applied.refused:
-            return self.style.ERROR(
-                f"{len(applied.done)} steps done, {len(applied.refused)} refused"
-            )
+            return f"dry run: {counted(len(visible), 'change')} planned, nothing was changed"
+        if applied is None:
+            return bad("refused: nothing was changed")
+        if applied.refused:
+            return bad(f"{len(applied.done)} steps done, {len(applied.refused)} refused")
         if result == "refused":
-            return self.style.ERROR("declared, but see above")
+            return bad("declared, with the errors above")
         if not plan.steps:
-            return self.style.SUCCESS("nothing to do: identical")
-        changes = "1 change" if len(sure) == 1 else f"{len(sure)} changes"
-        text = f"{changes} made" if sure else "nothing was missing"
-        return self.style.SUCCESS(text + (f", {unsure} bindings made sure of" if unsure else ""))
+            return good("nothing to do: identical")
+        changes = f"{counted(len(visible), 'change')} made" if visible else "nothing was missing"
+        return good(changes + (f", {invisible} bindings declared again" if invisible else ""))
 
 
-def _home(item: drift.Item) -> str:
-    """Return the name that lists an item: its own, or that of its queue."""
+def _drawn(lines: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield each line of a tree after its branch and the indentation of the lines below it."""
+    for line in lines[:-1]:
+        yield "├──", "│  ", line
+    for line in lines[-1:]:
+        yield "└──", "   ", line
+
+
+def _queue_or_name(item: drift.Item) -> str:
+    """Return the name under which an item is printed: a binding's queue, or its own name."""
     return item.entity.queue if isinstance(item.entity, Binding) else item.name
+
+
+def _handler_lines(handlers: tuple[Handler, ...]) -> Iterator[str]:
+    for handler in handlers:
+        name = f"{handler.name}: " if len(handlers) > 1 else ""
+        yield f"{name}events   {', '.join(handler.patterns)}"
+        yield f"{name}retries  {describe_schedule(handler.policy)}"
 
 
 def describe_schedule(policy: RetryPolicy) -> str:
@@ -362,29 +323,21 @@ def describe_schedule(policy: RetryPolicy) -> str:
     if policy.max_retries == 0:
         return "none: the first failure is archived"
     delays = [round(delay) for delay in policy.schedule()]
+    shown = ", ".join(f"{delay} s" for delay in (delays if len(delays) <= 4 else delays[:3]))
     if len(delays) > 4:
-        shown = ", ".join(_seconds(delay) for delay in delays[:3])
         if len(set(delays)) == 1:
-            shown = f"{_seconds(delays[0])} each"
+            shown = f"{delays[0]} s each"
         elif policy.max_retries is None:
-            shown += f" … {_seconds(max(delays))} each from then on"
+            shown += f" … {max(delays)} s for all further retries"
         else:
-            shown += f" … {_seconds(delays[-1])}"
-    else:
-        shown = ", ".join(_seconds(delay) for delay in delays)
-    if policy.max_retries is None:
-        limit = "without end"
-    else:
-        plural = "retry" if policy.max_retries == 1 else "retries"
-        limit = f"max {policy.max_retries} {plural}"
+            shown += f" … {delays[-1]} s"
+    limit = "unlimited retries"
+    if policy.max_retries is not None:
+        limit = f"max {policy.max_retries} {'retry' if policy.max_retries == 1 else 'retries'}"
         if len(delays) == policy.max_retries:
             shown += f", total {_duration(sum(delays))}"
     jitter = "; jitter: a random part of each" if policy.retry_jitter else ""
     return f"{shown}; {limit}{jitter}"
-
-
-def _seconds(seconds: int) -> str:
-    return f"{seconds} s"
 
 
 def _duration(seconds: int) -> str:
@@ -396,65 +349,39 @@ def _duration(seconds: int) -> str:
     return " ".join(parts[:3]) or "0 s"
 
 
-def _ends(item: drift.Item) -> dict[str, str]:
-    """Return what a binding joins."""
-    if not isinstance(item.entity, Binding):
-        return {}
-    return {
-        "exchange": item.entity.exchange,
-        "queue": item.entity.queue,
-        "routing_key": item.entity.routing_key,
-    }
-
-
-def _as_json(
-    plan: drift.Plan,
-    code: int,
-    result: str,
-    applied: Applied | None,
-    report: drift.Report,
+def _document(
+    plan: drift.Plan, result: str, applied: Applied, report: drift.Report
 ) -> dict[str, Any]:
     names = report.topology.names
-
-    def of_step(step: drift.Step) -> dict[str, str]:
-        return {"action": step.action, "kind": step.item.kind, "name": step.item.name}
-
     return {
-        "version": FORMAT,
         "service": names.service,
         "prefix": names.prefix,
         "vhost": report.vhost,
         "broker": report.version,
         "source": "management" if report.exact else "amqp",
         "result": result,
-        "exit_code": code,
-        "items": [
-            {
-                "kind": item.kind,
-                "name": item.name,
-                **_ends(item),
-                "role": item.role,
-                "state": item.state,
-                "differences": [
-                    {
-                        "argument": difference.argument,
-                        "declared": difference.declared,
-                        "found": difference.found,
-                    }
-                    for difference in item.differences
-                ],
-                "note": item.note,
-            }
-            for item in report.items
-        ],
-        "troubles": [
-            {"severity": trouble.severity, "message": trouble.message, "remedy": trouble.remedy}
-            for trouble in report.troubles
-        ],
+        "items": [_item(item) for item in report.items],
+        "troubles": [asdict(trouble) for trouble in report.troubles],
         "refusals": list(plan.refusals),
-        "plan": [of_step(step) for step in plan.steps],
-        "done": [of_step(step) for step in applied.done] if applied else [],
-        "refused": [{**of_step(step), "reason": reason} for step, reason in applied.refused]
-        if applied
-        else [],
+        "plan": [_step(step) for step in plan.steps],
+        "done": [_step(step) for step in applied.done],
+        "refused": [{**_step(step), "reason": reason} for step, reason in applied.refused],
     }
+
+
+def _item(item: drift.Item) -> dict[str, Any]:
+    entity = item.entity
+    ends = ("exchange", "queue", "routing_key") if isinstance(entity, Binding) else ()
+    return {
+        "kind": item.kind,
+        "name": item.name,
+        **{end: getattr(entity, end) for end in ends},
+        "role": item.role,
+        "state": item.state,
+        "differences": [asdict(difference) for difference in item.differences],
+        "note": item.note,
+    }
+
+
+def _step(step: drift.Step) -> dict[str, str]:
+    return {"action": step.action, "kind": step.item.kind, "name": step.item.name}

@@ -1,4 +1,15 @@
-"""``manage.py events_mirror``: copy the archive queue into the database, as it fills."""
+"""Copy the archived events of this service from the archive queue into the database.
+
+The mirror also applies the outcomes of replays, and unless --until-empty is given
+it stores the dashboard's statistics every 30 s. Any number of mirrors may run at
+once; events_worker starts one.
+
+exit codes:
+  0  stopped (SIGTERM, SIGINT); --until-empty: the archive queue is empty
+  1  wrong arguments or settings
+
+While RabbitMQ or the database is unreachable, the command reports it and retries.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +17,6 @@ from argparse import ArgumentParser
 from typing import Any
 
 from celery import Celery
-from django.core.management.base import CommandError
 
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror
@@ -17,51 +27,24 @@ from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import Settings
 from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.management import arguments
 from django_amqp_events.management.service_command import Progress, ServiceCommand
 from django_amqp_events.monitor import snapshots
 from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 
-_EPILOG = """
-exit codes:
-  0  stopped (SIGTERM, SIGINT), or with --until-empty the archive is empty
-  1  AMQP_EVENTS is wrong
-
-It retries while RabbitMQ or the database is unreachable, and reports that.
-Without --until-empty it also stores dashboard statistics every 30 s.
-"""
-
 
 class Command(ServiceCommand):
-    """A shell on :class:`django_amqp_events.archive.mirror.Mirror`."""
-
-    help = (
-        "Copy the archived events of this service into the database, where the admin shows them, "
-        "and apply the outcomes of replays. Any number may run at once."
-    )
-    epilog = _EPILOG
-
+    help = __doc__
     name = "events_mirror"
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
         parser.add_argument(
             "--until-empty", action="store_true", help="End when the archive queue is empty."
         )
-        parser.add_argument(
-            "--batch-size",
-            type=int,
-            default=mirror.BATCH,
-            metavar="N",
-            help=f"Messages in one transaction at most (default: {mirror.BATCH}).",
-        )
+        arguments.add_batch_size(parser, mirror.BATCH, "messages per transaction")
+        super().add_arguments(parser)
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        if not 1 <= options["batch_size"] <= 10_000:
-            raise CommandError("--batch-size is a number from 1 to 10000")
-        with self.running(options):
-            self._mirror(options)
-
-    def _mirror(self, options: dict[str, Any]) -> None:
+    def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
         app = connection.celery_app(settings)
         progress = Progress(self.tell, Counts, str)
@@ -93,8 +76,8 @@ class Command(ServiceCommand):
         try:
             declared = topology.build(settings, registry.get_registry())
         except AmqpEventsError as exc:
-            # The archive is mirrored all the same.
-            self.tell(f"the dashboard gets no statistics: {exc}")
+            # The archive can be mirrored without them.
+            self.tell(f"dashboard statistics are not stored: {exc}")
             return None
         return SnapshotLoop(
             SnapshotTaker(app, settings, declared), every=snapshots.EVERY, tell=self.tell

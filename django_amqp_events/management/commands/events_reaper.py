@@ -1,69 +1,56 @@
-"""``manage.py events_reaper``: runs alone what ended its worker, and archives what is poison."""
+"""Run events whose worker died, one at a time, and archive those that kill their process again.
+
+events_worker starts a reaper; one per service is enough.
+
+exit codes: those of the Celery worker; 1 if it cannot start
+"""
 
 from __future__ import annotations
 
 import os
-import sys
 from argparse import ArgumentParser
-from typing import Any
-
-from django.core.management.base import BaseCommand, CommandError
+from typing import Any, ClassVar
 
 from django_amqp_events.broker.connection import celery_app
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import get_settings
-from django_amqp_events.exceptions import AmqpEventsError
-from django_amqp_events.management.processes import (
-    QUIET,
-    follow,
-    prepare,
-    run_worker,
-)
+from django_amqp_events.management import arguments
+from django_amqp_events.management.base import EventsCommand
+from django_amqp_events.management.processes import QUIET, follow, prepare, run_worker
 from django_amqp_events.worker import bootstrap
 from django_amqp_events.worker.reaper import ReaperStep
 from django_amqp_events.worker.settlement import HOLD
 
 
-class Command(BaseCommand):
-    """Start a Celery worker with one process, for the graveyard."""
-
-    help = (
-        "Run alone the events whose worker ended without an answer, one at a time, and archive "
-        "what ends its process again. Run by events_worker; one for each service is enough. Exit "
-        "code: that of the Celery worker; 1 where it cannot start."
-    )
-    requires_system_checks: tuple[str, ...] = ()
+class Command(EventsCommand):
+    help = __doc__
+    error_code: ClassVar[int] = 1
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("-n", "--hostname", help="name; <service>-reaper-<pid>@%%h by default")
-        parser.add_argument("-l", "--loglevel", default="INFO")
+        parser.add_argument(
+            "-n", "--hostname", help="Worker name (default: <service>-reaper-<pid>@%%h)."
+        )
+        parser.add_argument("-l", "--loglevel", default="INFO", help="Default: %(default)s.")
         parser.add_argument(
             "--time-limit",
-            type=float,
+            type=arguments.positive,
             default=HOLD,
             metavar="SECONDS",
-            help="for handlers without a time limit, below the broker's consumer timeout; "
-            "%(default)g by default. What has not ended by then is archived",
+            help="Time limit of handlers that have none, below RabbitMQ's consumer timeout "
+            "(default: %(default)g). An event that exceeds it is archived.",
         )
-        parser.add_argument("--parent", type=int, help="End when this process is gone.")
+        parser.add_argument("--parent", type=int, metavar="PID", help="End when this process ends.")
 
-    def handle(self, **options: Any) -> None:
-        try:
-            settings = get_settings()
-            app = celery_app(settings)
-            prepare(app)
-        except AmqpEventsError as exc:
-            raise CommandError(str(exc)) from exc
-        if options["time_limit"] <= 0:
-            raise CommandError("--time-limit is a number of seconds above 0")
+    def run(self, options: dict[str, Any]) -> int:
+        settings = get_settings()
+        app = celery_app(settings)
+        prepare(app)
         bootstrap.become(type("ReaperStep", (ReaperStep,), {"time_limit": options["time_limit"]}))
         follow(options["parent"])
         names = Names.of(settings)
         hostname = options["hostname"] or f"{settings.service}-reaper-{os.getpid()}@%h"
-        code = run_worker(
+        return run_worker(
             app,
             [*QUIET, "-Q", f"{names.graveyard},{names.dead}", "-P", "prefork", "-c", "1",
              "-l", options["loglevel"], "--hostname", hostname],
         )  # fmt: skip
-        if code:
-            sys.exit(code)

@@ -404,7 +404,7 @@ def test_discarded_events_of_the_outbox_go_when_they_are_old(books: None) -> Non
     before = table().count()
     assert "outbox     1 discarded event would be deleted, kept 90d" in prune("--dry-run")
     assert table().count() == before
-    assert "outbox     kept for ever" in prune("--discarded", "never")
+    assert "outbox     kept forever" in prune("--discarded", "never")
     assert "outbox     1 discarded event deleted, kept 90d" in prune("--batch-size", "1")
     left = set(table().values_list("service", "event_id"))
     assert left == {("billing", "fresh"), ("billing", "waits"), ("shop", "fresh"), ("shop", "old")}
@@ -445,7 +445,7 @@ def test_the_inbox_is_kept_for_twice_the_longest_schedule(books: None) -> None:
     with pytest.raises(CommandError, match="twice the longest retry schedule"):
         prune("--inbox", "100d")
     assert "inbox      2 rows would be deleted" in prune("--dry-run")
-    assert "inbox      kept for ever" in prune("--inbox", "never")
+    assert "inbox      kept forever" in prune("--inbox", "never")
     assert "inbox      1 row deleted, kept 125d" in prune("--inbox", "125d")
     assert "inbox      1 row deleted" in prune()
     assert "inbox      1 row deleted" in prune("--service", "old")
@@ -477,6 +477,5 @@ def test_a_stop_ends_the_inbox_between_two_batches(books: None) -> None:
 
 @pytest.mark.parametrize("wrong", ["x y", "a.b"])
 def test_events_prune_refuses_an_invalid_service_name(books: None, wrong: str) -> None:
-    with pytest.raises(CommandError, match="a service's name is letters") as caught:
+    with pytest.raises(CommandError, match="a service's name is letters"):
         prune("--service", wrong)
-    assert caught.value.returncode == 2

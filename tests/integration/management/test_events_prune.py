@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from django.db import connections, transaction
 from django.test.utils import CaptureQueriesContext
 from django_celery_results.models import TaskResult
@@ -26,6 +26,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from tests.commands import run_command
 
 from ..conftest import wait_until
 
@@ -36,19 +37,13 @@ NOW = datetime.now(UTC)
 
 
 @pytest.fixture
-def prune(settings, capsys, archive_database):
-    """Run the command; exit code and stdout."""
+def prune(settings, archive_database):
+    """Run the command; its exit code, and its output or its error."""
     settings.AMQP_EVENTS = {"SERVICE": "billing", "AUTODISCOVER": []}
 
     def run(*arguments: str) -> tuple[int, str]:
-        code = 0
-        try:
-            call_command("events_prune", *arguments)
-        except CommandError as exc:
-            return exc.returncode, str(exc)
-        except SystemExit as exc:
-            code = int(exc.code or 0)
-        return code, capsys.readouterr().out
+        code, out, err = run_command("events_prune", *arguments)
+        return code, out or err
 
     return run
 
@@ -161,11 +156,11 @@ def test_replaying_events_are_never_deleted(prune, state):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--succeeded", "30"], "--succeeded is '30'; it is an age such as 90s"),
-        (["--archived=-1d"], "--archived is '-1d'"),
-        (["--discarded", ""], "--discarded is ''"),
-        (["--discarded", "9" * 400 + "d"], "it is an age"),
-        (["--batch-size", "0"], "--batch-size is a number from 1"),
+        (["--succeeded", "30"], "--succeeded: '30' is not an age such as 90s"),
+        (["--archived=-1d"], "--archived: '-1d' is not an age"),
+        (["--discarded", ""], "--discarded: '' is not an age"),
+        (["--discarded", "9" * 400 + "d"], "is not an age"),
+        (["--batch-size", "0"], "--batch-size: 0 is not a number from 1"),
     ],
 )
 def test_wrong_arguments(prune, arguments, text):
@@ -232,7 +227,7 @@ def test_batches_are_transactions_and_ctrl_c_ends_between_them(prune, monkeypatc
     code, out = prune("--batch-size", "3")
     assert seen == [3, 3]
     assert code == 1
-    assert "stopped; 6 are deleted" in out
+    assert "stopped early; 6 rows deleted" in out
     assert ArchivedEvent.objects.count() == 1
 
 

@@ -157,7 +157,10 @@ def test_a_group(billing):
     assert (action.group, action.action, action.events) == (group, "replay", 2)
     assert action.text == "mended"
     assert action.by.startswith("events_replay (")
-    for wrong, text in ((str(uuid4()), "there is no failure group"), ("tax", "it is an id")):
+    for wrong, text in (
+        (str(uuid4()), "there is no failure group"),
+        ("tax", "is not the id of a failure group"),
+    ):
         code, _, err = billing.command("events_replay", "--group", wrong)
         assert code == 2
         assert text in err
@@ -185,7 +188,7 @@ def test_unknown_names_are_reported(billing):
         "events_replay", "--event", "shop.order.create", "--exception", last[:-1]
     )
     assert code == 0
-    assert "no archived event fits" in out
+    assert "no archived event matches" in out
     assert "has the name 'shop.order.create'; did you mean 'shop.order.created'?" in err
     assert f"has the exception {last[:-1]!r}; did you mean" in err
     # Names that some event has, only not now, are no mistake.
@@ -202,12 +205,12 @@ def test_the_beginning_of_an_id(billing):
     mirror_all(billing)
     code, _, err = billing.command("events_replay", "7a3c5d1e")
     assert code == 2
-    assert f"'7a3c5d1e' begins more than one id: {', '.join(ids)}" in err
+    assert f"more than one id begins with '7a3c5d1e': {', '.join(ids)}" in err
     # An id of the publisher's own making is meant as it is written.
     code, _, err = billing.command("events_replay", "20261120", "7a3c5d")
     assert code == 1
     assert "no archived event has the id '20261120'" in err
-    assert "no archived event has the id '7a3c5d'; give the whole id, or its first 8" in err
+    assert "no archived event has the id '7a3c5d'; give the full id, or at least its first 8" in err
     assert states() == [State.ARCHIVED] * 3
     assert billing.command("events_replay", ids[0].replace("-", "").upper()[:-1])[0] == 2
     ArchivedEvent.objects.filter(event_id=ids[1]).delete()
@@ -220,31 +223,31 @@ def test_the_beginning_of_an_id(billing):
 def test_nothing_fits(billing):
     code, out, _ = billing.command("events_replay", "--all")
     assert code == 0
-    assert "no archived event fits" in out
+    assert "no archived event matches" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "say what to replay: ids, filters, or --all"),
-        (["--limit", "3"], "say what to replay"),
-        (["--all", "--event", "a.b"], "--all takes everything"),
-        (["--all", "order-1"], "--all takes everything"),
-        (["--force", "--all"], "--force takes ids"),
+        ([], "choose the events to replay: ids, filters or --all"),
+        (["--limit", "3"], "choose the events to replay"),
+        (["--all", "--event", "a.b"], "--all takes no ids and no filters"),
+        (["--all", "order-1"], "--all takes no ids and no filters"),
+        (["--force", "--all"], "--all: not allowed with argument --force"),
         (["--force", "order-1", "--handler", "book"], "--force takes ids"),
-        (["--since", "yesterday"], "--since is 'yesterday'; it is a time such as 2026-11-20"),
-        (["--since", "9" * 30 + "d"], "it is an age"),
-        (["--since", "0001-01-01T00:00+14:00"], "it is a time"),
+        (["--since", "yesterday"], "--since: 'yesterday' is neither a time such as 2026-11-20"),
+        (["--since", "9" * 30 + "d"], "nor an age such as"),
+        (["--since", "0001-01-01T00:00+14:00"], "is neither a time"),
         (["--since", "1h", "--until", "2h"], "--since is not before --until"),
-        (["--handler", "send_invoce"], "no handler 'send_invoce', nor an event of it; did you"),
+        (["--handler", "send_invoce"], "no handler 'send_invoce' and no event of it; did you"),
         (["--reason", "exausted"], "no reason 'exausted'; did you mean 'exhausted'? Reasons: arg"),
         (["--event", "shop.*"], "'shop.*' is a pattern; give whole names"),
         (["--exception", "*Error"], "'*Error' is a pattern; give whole names"),
-        (["--all", "--rate", "0"], "--rate is a number above 0"),
-        (["--all", "--rate", "nan"], "--rate is a number above 0"),
-        (["--all", "--limit", "0"], "--limit is a number above 0"),
-        (["--all", "--wait", "-1"], "--wait is a number above 0"),
-        (["--all", "--wait", "1", "--dry-run"], "--dry-run publishes nothing"),
+        (["--all", "--rate", "0"], "--rate: 0 is not a number above 0"),
+        (["--all", "--rate", "nan"], "--rate: nan is not a number above 0"),
+        (["--all", "--limit", "0"], "--limit: 0 is not a number from 1"),
+        (["--all", "--wait", "-1"], "--wait: -1 is not a number above 0"),
+        (["--all", "--wait", "1", "--dry-run"], "not allowed with argument --wait"),
     ],
 )
 def test_wrong_arguments_change_nothing(billing, arguments, text):
@@ -314,7 +317,7 @@ def test_ids_excluded_by_filters_are_reported(billing):
     fill(billing, 1)
     code, out, _ = billing.command("events_replay", "order-1", "--handler", "book")
     assert code == 1
-    assert "the filters leave it out" in out
+    assert "it does not match the filters" in out
     assert states() == [State.ARCHIVED]
 
 
@@ -323,15 +326,15 @@ def test_an_event_that_changed_before_its_turn_is_skipped(billing, monkeypatch):
     monkeypatch.setattr(replay, "CHUNK", 1)
     fill(billing, 1, at=datetime.now(UTC) - timedelta(hours=1))
     fill(billing, 2)
-    publish_chunk = replay.replay
+    publish_chunk = replay._publish
 
-    def meanwhile(seen, **options):
-        report = publish_chunk(seen, **options)
+    def meanwhile(*args, **options):
+        claimed = publish_chunk(*args, **options)
         ArchivedEvent.objects.filter(event_id="order-2").update(version=7)
         fill(billing, 3)
-        return report
+        return claimed
 
-    monkeypatch.setattr(replay, "replay", meanwhile)
+    monkeypatch.setattr(replay, "_publish", meanwhile)
     code, out, _ = billing.command("events_replay", "--all", "--format", "json")
     answer = json.loads(out)
     assert code == answer["exit_code"] == 1
@@ -347,7 +350,7 @@ def test_unroutable_event_does_not_stop_the_others(billing):
     code, out, _ = billing.command("events_replay", "--all")
     assert code == 1
     assert "1 of 2 events published" in out
-    assert "1 came back" in out
+    assert "1 returned to the archive" in out
     assert "no queue is bound" in out
     assert states() == [State.REPLAYING, State.ARCHIVED]
 
@@ -393,7 +396,7 @@ def test_force_replays_only_overdue_events(billing):
     long_ago = datetime.now(UTC) - timedelta(days=2)
     ArchivedEvent.objects.filter(event_id="order-1").update(state_since=long_ago)
     out = billing.command("events_replay", "order-1", "order-2")[1]
-    assert "(order-1) for send_invoice: it is replaying and overdue; --force replays it" in out
+    assert "(order-1) for send_invoice: its replay is overdue; --force replays it again" in out
     assert "(order-2) for send_invoice: it is replaying\n" in out
     code, out, _ = billing.command("events_replay", "--force", "order-1", "order-2")
     assert code == 1
@@ -429,9 +432,9 @@ def while_it_waits(monkeypatch):
     waiting = Command._wait
 
     def install(action):
-        def wait(self, seconds, tally):
+        def wait(self, seconds, result):
             action()
-            waiting(self, seconds, tally)
+            waiting(self, seconds, result)
 
         monkeypatch.setattr(Command, "_wait", wait)
 
@@ -472,19 +475,19 @@ def test_wait_ends_without_an_outcome(billing):
 def test_ctrl_c_stops_between_chunks_and_reports(billing, monkeypatch):
     monkeypatch.setattr(replay, "CHUNK", 2)
     fill(billing, *range(1, 7))
-    publish_chunk = replay.replay
+    publish_chunk = replay._publish
 
-    def interrupted(seen, **options):
+    def interrupted(*args, **options):
         os.kill(os.getpid(), signal.SIGINT)
-        return publish_chunk(seen, **options)
+        return publish_chunk(*args, **options)
 
-    monkeypatch.setattr(replay, "replay", interrupted)
+    monkeypatch.setattr(replay, "_publish", interrupted)
     before = signal.getsignal(signal.SIGINT)
     code, out, err = billing.command("events_replay", "--all")
     assert signal.getsignal(signal.SIGINT) is before
     assert code == 1
     assert "2 of 6 events published" in out
-    assert "stopped: somebody stopped it; 4 not replayed" in err
+    assert "stopped: interrupted; 4 not replayed" in err
     assert sorted(states()) == [State.ARCHIVED] * 4 + [State.REPLAYING] * 2
     assert billing.ready("billing.send_invoice") == 2
 
@@ -492,14 +495,14 @@ def test_ctrl_c_stops_between_chunks_and_reports(billing, monkeypatch):
 def test_rate_limit_is_kept_and_interruptible(billing, monkeypatch):
     fill(billing, 1, 2)
     said: list[int] = []
-    publish_chunk = replay.replay
+    publish_chunk = replay._publish
 
-    def counted(seen, **options):
-        said.append(len(seen))
+    def counted(claimed, *args, **options):
+        said.append(len(claimed))
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        return publish_chunk(seen, **options)
+        return publish_chunk(claimed, *args, **options)
 
-    monkeypatch.setattr(replay, "replay", counted)
+    monkeypatch.setattr(replay, "_publish", counted)
     # The second one would have its turn in more than a quarter of an hour.
     code, _, err = billing.command("events_replay", "--all", "--rate", "0.001")
     assert code == 1
@@ -622,7 +625,8 @@ def test_an_event_is_replayed_with_another_payload(editing, tmp_path):
         (["--edit", "order-1", "--payload", "FILE"], "--edit needs a reason: --comment"),
         (["--edit", "order-1", "--payload", "FILE", "--comment", " "], "--edit needs a reason"),
         (["order-2", "--edit", "order-1", "--payload", "FILE"], "--edit takes one id"),
-        (["--edit", "order-1", "--payload", "FILE", "--all"], "--edit takes one id"),
+        (["--edit", "order-1", "--payload", "FILE", "--all"],
+         "--all: not allowed with argument --edit"),
         (["--edit", "order-1", "--payload", "FILE", "--since", "2h"], "--edit takes one id"),
         (["order-1", "--payload", "FILE"], "--payload needs --edit"),
         (["--edit", "order-1", "--payload", "FILE", "--comment", "x", "--background"],

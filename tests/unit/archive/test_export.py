@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.core.management import CommandError, call_command
 
 from django_amqp_events.archive import export, states
 from django_amqp_events.models import (
@@ -26,6 +24,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.publish import publisher
+from tests.commands import run_command
 from tests.conftest import Database
 
 NOW = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
@@ -310,16 +309,7 @@ def test_a_hook_that_fails_hides_the_payload(billing: Any, hook: str) -> None:
 
 
 def command(*arguments: str) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    code = 0
-    try:
-        call_command("events_archive", *arguments, stdout=out, stderr=err)
-    except CommandError as exc:
-        code = exc.returncode
-        err.write(str(exc))
-    except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else 1
-    return code, out.getvalue(), err.getvalue()
+    return run_command("events_archive", *arguments)
 
 
 def test_export_file_is_private(tmp_path: Path) -> None:
@@ -334,9 +324,9 @@ def test_export_file_is_private(tmp_path: Path) -> None:
     before = everything()
     wipe()
     code, out, _ = command("import", str(path), "--dry-run")
-    assert (code, out) == (0, "3 events would be imported, 0 known already\n")
+    assert (code, out) == (0, "3 events would be imported, 0 already exist\n")
     assert not ArchivedEvent.objects.exists()
-    assert command("import", str(path))[:2] == (0, "3 events imported, 0 known already\n")
+    assert command("import", str(path))[:2] == (0, "3 events imported, 0 already exist\n")
     assert everything() == before
     for filters, count in (
         (["--state", "succeeded"], 1),
@@ -358,7 +348,7 @@ def test_refused_rows_are_reported(tmp_path: Path) -> None:
         lines.write("{}\n")
     code, out, _ = command("import", str(path))
     assert code == 1
-    assert "0 events imported, 1 known already" in out
+    assert "0 events imported, 1 already exist" in out
     assert "line 2 (no event): it is no archived event as `events_archive export` writes" in out
     code, out, _ = command("import", str(path), "--format", "json")
     document = json.loads(out)
@@ -374,7 +364,7 @@ def test_refused_rows_are_reported(tmp_path: Path) -> None:
         (["import"], "import needs the file"),
         (["import", "/no/such/file"], "No such file"),
         (["export", "--output", "/no/such/folder/x"], "No such file"),
-        (["export", "--output", "-", "--since", "yesterday"], "--since is 'yesterday'"),
+        (["export", "--output", "-", "--since", "yesterday"], "--since: 'yesterday' is neither"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], text: str) -> None:
@@ -410,6 +400,6 @@ def test_interrupted_export_is_not_accepted(
     path = tmp_path / "events.jsonl"
     code, out, _ = command("export", "--output", str(path))
     assert code == 1
-    assert "1 event exported; stopped, and what there is is in " in out
+    assert "1 event exported; stopped, the incomplete export is in " in out
     assert not path.exists()
     assert len(path.with_name("events.jsonl.part").read_text().splitlines()) == 1

@@ -14,7 +14,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.core.management import CommandError, call_command
 from django.db import connections
 from django.db.models import Sum
 from django.test import override_settings
@@ -35,6 +34,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from tests.commands import run_command
 from tests.integration.archiving import (
     FAILURE,
     archived,
@@ -603,16 +603,13 @@ def test_notes_are_kept_with_their_authors() -> None:
 
 
 @pytest.fixture
-def command(settings: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Run events_groups; returns its exit code and what it said."""
+def command(settings: Any) -> Callable[..., tuple[int, str]]:
+    """Run events_groups; its exit code, and its output or its error."""
     settings.AMQP_EVENTS = {**SETTINGS, "SERVICE": "billing"}
 
     def run(*arguments: str) -> tuple[int, str]:
-        try:
-            call_command("events_groups", *arguments)
-        except CommandError as exc:
-            return exc.returncode, str(exc)
-        return 0, capsys.readouterr().out
+        code, out, err = run_command("events_groups", *arguments)
+        return code, out or err
 
     return run
 
@@ -627,15 +624,15 @@ def test_the_command_shows_groups_with_open_events(command: Any) -> None:
     words = "3 open  send_invoice: billing.errors.TaxError at billing.tax in rate"
     assert command()[1].split("  ", 1) == [str(pk), f"      {words}\n"]
     assert len(command("--all")[1].splitlines()) == 2
-    assert "--limit shows more than 1" in command("--all", "--limit", "1")[1]
+    assert "only the first 1; --limit shows more" in command("--all", "--limit", "1")[1]
     document = json.loads(command("--format", "json")[1])
     [group] = document["groups"]
     assert (group["id"], group["open"], group["frame"]) == (str(pk), 3, "billing.tax in rate")
     assert (document["more"], document["ungrouped"]) == (False, False)
     ArchivedEvent.objects.filter(event_id="9").update(group=None)
-    assert "in no group yet" in command()[1]
+    assert "have no group yet" in command()[1]
     code, out = command("--rebuild", "--batch-size", "2")
-    assert (code, "4 events looked at, 1 put into another group" in out) == (0, True)
+    assert (code, "4 events checked, 1 moved to another group" in out) == (0, True)
     assert json.loads(command("--rebuild", "--format", "json")[1])["moved"] == 0
 
 

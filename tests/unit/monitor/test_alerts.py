@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +11,6 @@ import django
 import pytest
 from django.core import mail
 from django.core.mail.backends.locmem import EmailBackend
-from django.core.management import call_command
 from django.test import override_settings
 
 from django_amqp_events import conf, signals
@@ -22,6 +20,7 @@ from django_amqp_events.models import Alert, FailureGroup, Snapshot
 from django_amqp_events.monitor import alerts, statistics
 from django_amqp_events.monitor.snapshots import SnapshotTaker
 from tests.celery_app import app as celery_app
+from tests.commands import run_command
 
 from ..admin.admin_world import make
 
@@ -352,12 +351,7 @@ def test_failing_notification_stops_nothing(monkeypatch: Any, caplog: Any) -> No
 
 
 def command(*arguments: str) -> tuple[int, str]:
-    out = io.StringIO()
-    try:
-        call_command("events_alerts", *arguments, stdout=out)
-    except SystemExit as exc:
-        return int(str(exc.code)), out.getvalue()
-    return 0, out.getvalue()
+    return run_command("events_alerts", *arguments)[:2]
 
 
 @DATABASES
@@ -379,7 +373,7 @@ def test_missing_snapshots_raise_an_alert(heard: Any, settings: Any) -> None:
     alerts.update_alerts(alerts.evaluate(document(), read()), now=NOW, settings=read())
     assert names(heard)[1:] == [("ended", "stale", "")]
     Snapshot.objects.create(at=datetime.now(UTC), service="billing", document="{}")
-    assert command() == (0, "no alert lasts\n")
+    assert command() == (0, "no open alerts\n")
     settings.AMQP_EVENTS = {"SERVICE": "billing", "ALERTS": {"STALE": None}}
     Snapshot.objects.all().delete()
     assert command()[0] == 0

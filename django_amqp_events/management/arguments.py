@@ -1,0 +1,148 @@
+"""Types of command line arguments, and the filters on archived events."""
+
+from __future__ import annotations
+
+import math
+import re
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from django.utils import timezone
+
+from django_amqp_events import conf
+from django_amqp_events.archive.replay import REASONS
+from django_amqp_events.archive.selection import parse_uuid
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_AGE_MAX: Final = timedelta(days=36_500).total_seconds()
+#: Filters that :class:`~django_amqp_events.archive.selection.Selection` calls by the plural.
+_FILTERS: Final = {
+    "handler": "Handler that failed.",
+    "event": "Full name of the event; patterns are refused.",
+    "exception": "Exception: the dotted name, or its last word; patterns are refused.",
+    "reason": f"Reason for archiving: {', '.join(sorted(REASONS))}.",
+}
+
+
+def add_batch_size(parser: ArgumentParser, default: int, what: str, most: int = 10_000) -> None:
+    parser.add_argument(
+        "--batch-size",
+        type=integer(1, most),
+        default=default,
+        metavar="N",
+        help=f"Maximum {what} (default: %(default)s).",
+    )
+
+
+def add_service(parser: ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--service",
+        type=service,
+        metavar="NAME",
+        help=f"{what} another service name, after this service was renamed.",
+    )
+
+
+def add_filters(parser: ArgumentParser, title: str = "filters") -> Any:
+    """Add the options that :func:`filters` reads; return their group."""
+    group = parser.add_argument_group(title)
+    for name, text in _FILTERS.items():
+        group.add_argument(
+            f"--{name}",
+            action="append",
+            default=[],
+            type=whole_name if name in ("event", "exception") else str,
+            metavar=name.upper(),
+            help=text,
+        )
+    group.add_argument("--since", type=moment, metavar="TIME", help="Last failed then or later.")
+    group.add_argument("--until", type=moment, metavar="TIME", help="Last failed before then.")
+    return group
+
+
+def filters(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the filters that are set, as fields of a selection."""
+    found = {f"{name}s": options[name] for name in _FILTERS}
+    found |= {name: options[name] for name in ("since", "until")}
+    return {name: value for name, value in found.items() if value}
+
+
+def integer(least: int, most: int = 1_000_000_000) -> Callable[[str], int]:
+    """Return a type for whole numbers within limits."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise ArgumentTypeError(f"{text} is not a number from {least} to {most}")
+        return value
+
+    parse.__name__ = "number"  # argparse writes "invalid number value: 'x'"
+    return parse
+
+
+def positive(text: str) -> float:
+    """Read a number above 0 and at most a million."""
+    value = float(text)
+    if not 0 < value <= 1_000_000:
+        raise ArgumentTypeError(f"{text} is not a number above 0 and at most 1000000")
+    return value
+
+
+def age(text: str) -> float:
+    """Read an age in seconds: ``90s``, ``2h``, ``1d12h``."""
+    cleaned = text.strip().lower()
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in _AGE.findall(cleaned))
+    if not cleaned or _AGE.sub("", cleaned) or seconds > _AGE_MAX:
+        raise ArgumentTypeError(f"{text!r} is not an age such as 90s, 45m, 12h, 30d, 8w or 1d12h")
+    return seconds
+
+
+def age_or_never(text: str) -> float:
+    """Read an age in seconds; ``never`` is infinite."""
+    return math.inf if text == "never" else age(text)
+
+
+def moment(text: str) -> datetime:
+    """Read a time: ISO 8601, in the project's time zone unless it has an offset, or an age."""
+    try:
+        return datetime.now(UTC) - timedelta(seconds=age(text))
+    except ArgumentTypeError:
+        pass
+    try:
+        found = datetime.fromisoformat(text.strip())
+        if found.tzinfo is None:
+            found = timezone.make_aware(found)
+        # A time that does not exist in UTC cannot be compared.
+        return found.astimezone(UTC)
+    except (ValueError, OverflowError) as exc:
+        raise ArgumentTypeError(
+            f"{text!r} is neither a time such as 2026-11-20, 2026-11-20T13:30 or "
+            f"2026-11-20T13:30+01:00, nor an age such as 45m, 2h or 3d"
+        ) from exc
+
+
+def service(text: str) -> str:
+    """Read the name of a service."""
+    if not conf.SERVICE.fullmatch(text):
+        raise ArgumentTypeError(f"{text!r:.80}: a service's name is letters, digits, - and _")
+    return text
+
+
+def whole_name(text: str) -> str:
+    """Read a name that is not a pattern."""
+    if "*" in text or "#" in text:
+        raise ArgumentTypeError(f"{text!r} is a pattern; give whole names, one option for each")
+    return text
+
+
+def group_id(text: str) -> UUID:
+    """Read the id of a failure group."""
+    if (found := parse_uuid(text)) is None:
+        raise ArgumentTypeError(
+            f"{text!r:.80} is not the id of a failure group; see `manage.py events_groups`"
+        )
+    return found
