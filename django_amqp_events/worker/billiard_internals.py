@@ -1,6 +1,6 @@
-"""Every private or undocumented name of billiard and of Celery's pool over it that a worker uses.
+"""Every private or undocumented name of billiard, and of Celery's pool on it, that a worker uses.
 
-What is required and what is optional is told apart as in ``celery_internals``.
+Required and optional names are separated as in ``celery_internals``.
 """
 
 from __future__ import annotations
@@ -58,19 +58,18 @@ def unwrapped(exc: Any) -> Any:
 
 
 def terminated_by_signal(exc: BaseException) -> bool:
-    """Return True if billiard's signal handler ends this pool process; that is no verdict.
+    """Return True if billiard's signal handler (``_shutdown_cleanup``) ends this pool process.
 
-    ``billiard.common._shutdown_cleanup`` exits with ``-(256 - signum)``.
+    It exits with ``-(256 - signum)``.
     """
     return isinstance(exc, SystemExit) and isinstance(exc.code, int) and exc.code < -128
 
 
 def keep_result(result: Any) -> None:
-    """Keep the pool from dropping a job that a process has received but not begun.
+    """Keep the result of a job that a process has received but not begun.
 
-    When it stops, Celery's pool drops each job that is not accepted (``AsynPool.flush``), and with
-    it the result, although a process that has received the job runs it to the end. Without these
-    names such an event runs again after the shutdown.
+    A stopping pool drops each job that is not accepted (``AsynPool.flush``), although a process
+    that has received it runs it to the end. Without these names such an event runs again.
     """
     if (
         available("billiard", "keeping the results of handed over events", KEEP_RESULTS)

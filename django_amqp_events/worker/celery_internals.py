@@ -1,8 +1,8 @@
 """Every private or undocumented name of Celery, and of kombu's event loop, that a worker uses.
 
 Correctness depends on the names in :data:`REQUIRED`: a worker does not start without them
-(:func:`check`). A feature that is optional has a tuple of its own, and is switched off with one
-log line. The probes look at existence and parameters; what the names do is tested on real workers.
+(:func:`check`). Each optional feature has a tuple of its own, and is disabled with one log line.
+The probes check existence and parameters; tests on real workers check behaviour.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..broker.private_names import PrivateName, available, require
 _REQUEST: Final = "celery.worker.request:Request"
 _CONSUMER: Final = "celery.worker.consumer.consumer:Consumer"
 
-#: A request for an event is settled by verdicts alone: Celery's own ways to answer would call our
-#: ``acknowledge()``, which does nothing, and hold the delivery until the consumer timeout.
+#: Celery's own ways to settle would call our ``acknowledge()``, which does nothing, and hold the
+#: delivery until the consumer timeout.
 _SETTLE: Final = "settle an event by its verdict only"
 _REVOKE: Final = "archive an event that remote control revokes"
 _CANCEL: Final = "end a run whose connection was lost"
@@ -117,7 +117,7 @@ def check() -> None:
 
 
 class SettledRequest(Request):
-    """Celery's request for a task, with its private members under names of our own."""
+    """Celery's request for a task, with its private members under public names."""
 
     _already_revoked: bool
     _already_cancelled: bool
@@ -135,7 +135,7 @@ class SettledRequest(Request):
 
     @property
     def pool_result(self) -> Any:
-        """The pool's job, ``None`` before there is one and after the pool has dropped it."""
+        """The pool's job, ``None`` before it exists and after the pool has dropped it."""
         return self._apply_result() if self._apply_result is not None else None
 
     @pool_result.setter
@@ -144,7 +144,7 @@ class SettledRequest(Request):
 
     @property
     def terminates_when_accepted(self) -> bool:
-        """Whether remote control wants to end the run's process as soon as it begins."""
+        """Whether the run's process is to be ended as soon as it begins."""
         return self._terminate_on_ack is not None
 
     def terminate_when_accepted(self, pool: Any, signum: Any) -> None:
@@ -196,10 +196,10 @@ def waiting_for_a_process(worker: Any) -> int:
 class AckCallback(Message):
     """A callback of the event loop that Celery also runs while it joins a stopping pool.
 
-    Meanwhile Celery runs a callback only if it is the ``ack_log_error`` of a :class:`Message`
-    (``celery.concurrency.prefork._is_ack_callback``), since any other could hand a delivery to
-    the closed pool. Ours writes acks as well, of all deliveries that are ready, so it is a Message
-    for that test's sake. Without it these acks would wait until the pool has ended.
+    Celery then runs a callback only if it is the ``ack_log_error`` of a :class:`Message`
+    (``celery.concurrency.prefork._is_ack_callback``), since others may hand a delivery to the
+    closed pool. This callback writes acks too, so it is a Message for that check's sake; otherwise
+    these acks would wait until the pool has ended.
     """
 
     def __init__(self, write: Callable[[], None]) -> None:
@@ -211,12 +211,11 @@ class AckCallback(Message):
 
 
 def event_loop_is_busy(frame: FrameType | None) -> bool:
-    """Return True if the event loop was interrupted in a callback and not while it polls.
+    """Return True if a signal has interrupted the event loop in a callback, not in a poll.
 
-    A signal handler has nothing but the stack to tell: the loop (a generator,
-    ``Hub.create_loop``) keeps no state that says whether it polls, and a flag of ours, set by one
-    callback, would not cover the others. An answer of True puts a cold shutdown off until the
-    loop's next turn; without the names the shutdown begins at once, as Celery's does.
+    Only the stack tells: the loop (a generator, ``Hub.create_loop``) keeps no state of whether it
+    polls, and a flag that one callback of ours sets would not cover the others. Without the names
+    a cold shutdown begins at once, as Celery's own does.
     """
     if not available("kombu", "putting a cold shutdown off", COLD_SHUTDOWN):
         return False

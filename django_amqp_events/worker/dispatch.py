@@ -1,6 +1,6 @@
-"""Read a delivery: its event, its handler, and whether it is due. Without broker and worker.
+"""Read a delivery: its event, its handler, and whether it is due.
 
-The worker's consumer and the in-memory broker use the same code.
+The worker and the in-memory broker share this module. Pure.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Reading:
 
 
 class Dispatcher:
-    """Reads deliveries. Pure; the time is an argument."""
+    """Reads the deliveries of a service."""
 
     def __init__(self, settings: Settings, registry: Registry, names: Names) -> None:
         self.settings = settings

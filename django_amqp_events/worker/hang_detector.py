@@ -141,19 +141,15 @@ class Watch(bootsteps.StartStopStep):
             return
         self._reported[request] = 2 * seconds
         event, handler = request.delivery.known
+        pid = request.worker_pid or os.getpid()
         logger.error(
             "%s has not ended after %d s, in process %s. Set timeouts on its calls, or a time "
             "limit on the handler.",
             request.delivery.title,
             seconds,
-            request.worker_pid or os.getpid(),
+            pid,
         )
-        received = signals.event_hanging.send_robust(
-            get_settings().service,
-            handler=handler.name,
-            event=event,
-            seconds=seconds,
-            pid=request.worker_pid or os.getpid(),
-        )
-        if received:
+        if signals.event_hanging.send_robust(
+            get_settings().service, handler=handler.name, event=event, seconds=seconds, pid=pid
+        ):
             close_old_connections()

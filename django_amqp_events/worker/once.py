@@ -1,9 +1,8 @@
 """The inbox: the effects of a handler with ``once`` happen once in the database.
 
-A row states that a handler has handled an event. It is inserted in the transaction of the handler's
-own effects, on the same database, so both commit or neither does. A second delivery finds the row
-and is skipped. One that arrives at the same time waits for the first transaction to end (on SQLite
-for the write lock).
+A row records that a handler has handled an event. It is inserted in the transaction of the
+handler's own effects, so both commit or neither does. A second delivery finds the row and is
+skipped; a concurrent one waits for the first transaction to end (on SQLite for the write lock).
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ def inbox_key(service: str, handler: str, event: ReceivedEvent) -> UUID:
     """Return the primary key of the row of an event and a handler.
 
     It includes the name, since a publisher may use one id for ``order.created`` and ``order.paid``.
-
-    A replay has the key of the event itself: it runs because no earlier run has committed. A forced
-    replay runs although one may have, so it has a key of its own.
+    A replay has the key of its event: it runs if no earlier run has committed. A forced replay runs
+    in any case, so it has a key of its own.
     """
     forced = event.replay_id if event.replay_forced else None
     parts = (service, handler, event.service, event.id, event.name, forced or "")
@@ -144,8 +142,8 @@ def _can_commit(alias: str, pk: UUID) -> bool:
 
     If the handler swallowed a database error, ``atomic()`` rolls back without an exception, and so
     does PostgreSQL's COMMIT. Django knows the first case. Reading the row shows the second, and
-    also a transaction that the handler has ended by hand. (libpq's transaction status does not:
-    another transaction may be open by now.)
+    also a transaction that the handler itself has ended; libpq's transaction status would not,
+    since another transaction may be open by now.
     """
     from ..models import InboxEntry
 
@@ -173,9 +171,8 @@ def aliases(settings: Settings | None = None, registry: Registry | None = None) 
 def minimum_retention(registry: Registry | None = None) -> timedelta:
     """Return the shortest time that rows are kept: twice the longest retry schedule, or 30 days.
 
-    After a row is inserted, only another copy of the event can arrive: a retry, whose attempt finds
-    the row and ends, or one that is still queued. A replay has no such limit, so rows of archived
-    events are kept (:func:`prune`).
+    By then a retry or a queued copy of the event has found the row. A replay has no such limit, so
+    :func:`prune` keeps the rows of archived events.
     """
     handlers = (registry or get_registry()).handlers.values()
     longest = max((h.policy.total() for h in handlers if h.once), default=0.0)
@@ -208,8 +205,8 @@ def prune(
 ) -> int:
     """Delete old rows and return their number.
 
-    A row must outlive everything that may deliver its event again: queues, delays, the archive,
-    from which it may be replayed, and this service's own outbox (:func:`_open_events`).
+    A row must outlive everything that may deliver its event again: queues, delays, the archive and
+    this service's own outbox (:func:`_open_events`).
 
     Args:
         before: aware, at least :func:`minimum_retention` ago.
@@ -266,8 +263,8 @@ def _pages(rows: QuerySet[InboxEntry], before: datetime, size: int) -> Iterator[
 def _open_events() -> list[QuerySet[Any]]:
     """Return the rows whose events may be delivered again: open archived events, all of the outbox.
 
-    An event in the outbox may have reached some of its queues although its publish has failed or
-    it was discarded, so that its handler has handled it. It may be published or restored later.
+    A failed or discarded event in the outbox may have reached some of its queues and been handled,
+    and may be published or restored later.
     """
     from ..models import ArchivedEvent
 

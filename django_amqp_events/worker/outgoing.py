@@ -1,6 +1,6 @@
 """Build the message that a verdict publishes, and announce the verdict.
 
-The worker's settlement and the in-memory broker use the same code. Pure but for log and signals.
+The worker and the in-memory broker share this module. Pure except for the log and signals.
 """
 
 from __future__ import annotations

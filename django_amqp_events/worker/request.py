@@ -109,8 +109,8 @@ class EventRequest(SettledRequest):
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """End the run if the pool can; otherwise it continues and its verdict counts.
 
-        Celery lets the pool's NotImplementedError out of a signal handler, which in a solo worker
-        interrupts the handler of the event and would count as its failure.
+        In a solo worker Celery calls this in a signal handler, where the pool's
+        NotImplementedError would interrupt the running handler and count as its failure.
         """
         try:
             super().cancel(pool, signal, emit_retry)
@@ -254,9 +254,8 @@ class EventRequest(SettledRequest):
 def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
     """Return Celery's execution strategy for a handler (``Task.Strategy``).
 
-    It does what :func:`celery.worker.strategy.default` does, without what an event cannot have
-    (ETA, expiry, protocol 1). Celery's own would subclass our request with an ``on_success`` that
-    acks.
+    Like :func:`celery.worker.strategy.default`, without what an event cannot have (ETA, expiry,
+    protocol 1). Celery's own would give our request an ``on_success`` that acks.
     """
     hostname = consumer.hostname
     eventer = consumer.event_dispatcher

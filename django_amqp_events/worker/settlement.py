@@ -187,8 +187,8 @@ class Settler:
     def drain(self, timeout: float) -> bool:
         """Wait until every message is confirmed, then write the acks; in the main thread only.
 
-        Returns:
-            whether all were confirmed within *timeout* seconds. RabbitMQ delivers the others again.
+        Return False if some were not confirmed within *timeout* seconds; RabbitMQ delivers their
+        events again.
         """
         deadline = time.monotonic() + timeout
         with self._wake:
@@ -328,8 +328,8 @@ class Settler:
             return self._channel
         # RabbitMQ reports an alarm (memory, disk) after the first publish on a connection, and
         # accepts that message when the alarm ends, although its confirm has timed out here. So
-        # after a timeout the channel is tested with a message that is not routed to any queue;
-        # otherwise each repeat would duplicate the event.
+        # after a timeout a message without a queue tests the channel; otherwise each repeat would
+        # duplicate the event.
         test = Message(
             exchange=self.copies.names.replay,
             routing_key="",

@@ -44,7 +44,7 @@ PINNED: Final[Mapping[str, Any]] = {
     "autoretry_for": (),
 }
 
-#: Exceptions that end the process. They are no verdict; RabbitMQ delivers the event again.
+#: Exceptions that end the process without a verdict; RabbitMQ delivers the event again.
 PROCESS_EXITS: Final = (WorkerShutdown, WorkerTerminate)
 
 
@@ -86,7 +86,7 @@ class HandlerTask(Task):
 
     abstract = True
     handler: ClassVar[Handler]
-    #: Our tracer, if ``__trace__`` is not one that Celery has built (``trace_event``).
+    #: The tracer that ``trace_event`` has built; Celery may have replaced it in ``__trace__``.
     amqp_tracer: Callable[..., Any] | None = None
     #: How the tracer handles a failed run; ``bootstrap`` may set a faster one.
     trace_info: ClassVar[type[TraceInfo]] = TraceInfo
@@ -105,9 +105,9 @@ class HandlerTask(Task):
 
     @property
     def store_errors_even_if_ignored(self) -> bool:
-        """Whether a failure is stored although successes are ignored; not for a retry.
+        """Whether a failure is stored although successes are ignored.
 
-        Celery would store RETRY, and nothing replaces it if the successful result is ignored.
+        Not for a retry: no ignored success would replace the state RETRY.
         """
         run = self._current_run
         return run.stores_failure if run is not None else True
@@ -117,7 +117,7 @@ class HandlerTask(Task):
         run: HandlerRun | None = getattr(self.request, "amqp_run", None)
         return run
 
-    # `self` is positional only, here and below: a payload may have a "self".
+    # `self` is positional only, here and below, since a payload may have a key "self".
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         run = self._current_run
         event = self.event
@@ -177,10 +177,10 @@ class HandlerTask(Task):
         return self._outcome(result)
 
     def _outcome(self, result: Any) -> Any:
-        """Return the result, after awaiting it if the handler returned an awaitable.
+        """Return the result, after awaiting an awaitable.
 
         ``Handler.is_async`` does not recognize a coroutine function that is a task class's
-        ``run`` or is behind a decorator or a ``__call__``.
+        ``run``, or behind a decorator or a ``__call__``.
         """
         if inspect.isawaitable(result):
             return async_to_sync(_wait_for)(result)

@@ -1,8 +1,8 @@
 """Run one handler under Celery's tracer and return its verdict.
 
-Celery's tracer sends signals, stores results, logs, and opens and closes Django's database
-connections. Its own outcome is ignored: the verdict is recorded before a result is stored, so a
-result backend that fails changes nothing.
+Celery's tracer sends signals, stores results, logs, and closes Django's database connections. Its
+own outcome is ignored: the verdict is recorded before a result is stored, so a failing result
+backend changes nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def trace_event(request: dict[str, Any], tracebacks: bool = False) -> Verdict | 
         tracebacks: whether the failure of a retry has a traceback, for Celery's task events.
 
     Returns:
-        the verdict, or an error of ours. It is not raised, since a pool of threads would drop it
-        and the delivery would never be settled.
+        the verdict, or an error of ours: a thread pool would drop an exception, and the delivery
+        would never be settled.
     """
     try:
         app = current_celery_app()
@@ -80,9 +80,7 @@ def _verdict(
     verdict = run.verdict
     if verdict is None:
         if error is None:
-            # worker_deduplicate_successful_tasks found the result of an earlier run whose ack
-            # was lost.
-            return HANDLED
+            return HANDLED  # worker_deduplicate_successful_tasks: an earlier run's ack was lost
         # The handler was not reached: before_start or the tracer itself raised.
         verdict = run.decide(error, task.handler.policy, request["amqp_event"].attempt)
     _release_frames(error)
@@ -97,9 +95,8 @@ _TRACEBACK, _CAUSE, _CONTEXT = (
 def _release_frames(error: BaseException | None) -> None:
     """Detach an exception from the frames it passed through, the tracer's among them.
 
-    They refer to the exception and to what Celery and billiard made of it, 2,600 objects for each
-    failure, in a reference cycle. Without this they stay until Python's next full collection, some
-    80 MB later. The verdict keeps text only.
+    They form a reference cycle of 2,600 objects for each failure, which would stay until Python's
+    next full collection, some 80 MB later. The verdict keeps text only.
     """
     seen: set[int] = set()
     remaining = [error]

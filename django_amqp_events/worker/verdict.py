@@ -14,11 +14,11 @@ from celery.exceptions import Ignore, Reject, Retry
 from ..declare.retry_policy import RetryPolicy
 from ..exceptions import ControlFlow
 from ..message.archive_message import MAX_TRACEBACK
+from ..message.text import cut_middle
 from ..message.types import Failure
 
 MAX_FRAMES: Final = 30
 MAX_MESSAGE: Final = 4_000
-_CUT: Final = "\n… cut by django_amqp_events …\n"
 
 Kind = Literal["handled", "retry", "archive", "requeue"]
 
@@ -37,17 +37,13 @@ class Unsupported(ControlFlow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is done with a delivery.
-
-    Plain data, so that a pool process can return it whatever the handler raised.
+    """What is done with a delivery; plain data, which a pool process can always return.
 
     Attributes:
-        kind: ``handled`` and ``requeue`` settle it at once; ``retry`` and ``archive``
-            publish a copy first.
+        kind: ``handled`` and ``requeue`` settle the delivery at once; ``retry`` and ``archive``
+            publish a message first.
         due_at: when the next attempt is due (``retry``).
-        reason: the archive's reason (``archive``).
-        detail: a sentence for a person.
-        failure: what was raised.
+        reason, detail: a word and a sentence for the archive (``archive``).
     """
 
     kind: Kind
@@ -81,7 +77,7 @@ def decide(
         now: aware; the retry is due from here.
         random: a number in [0, 1] for jitter.
         tracebacks: whether the failure of a retry has one. No message carries it, and formatting
-            it takes longer than everything else that is done for a retry.
+            it takes longer than the rest of a retry.
     """
     if isinstance(exc, Reject) and exc.requeue:
         return REQUEUE
@@ -127,11 +123,7 @@ def decide(
 def describe(
     exc: BaseException, tb: TracebackType | None = None, *, traced: bool = True
 ) -> Failure:
-    """Describe an exception as text of limited length, whatever its ``__str__`` does.
-
-    Args:
-        traced: whether to include the traceback.
-    """
+    """Describe an exception as text of limited length, whatever its ``__str__`` does."""
     tb = tb or exc.__traceback__
     cls = type(exc)
     name = cls.__qualname__ if cls.__module__ == "builtins" else (
@@ -156,17 +148,9 @@ def describe(
     return Failure(
         exception=name,
         message=_say(exc)[:MAX_MESSAGE],
-        traceback=_ends(text, MAX_TRACEBACK),
+        traceback=cut_middle(text, MAX_TRACEBACK),
         frames=tuple(frames),
     )
-
-
-def _ends(text: str, limit: int) -> str:
-    """Cut out the middle, so that a long message does not displace the frames before it."""
-    if len(text) <= limit:
-        return text
-    half = (limit - len(_CUT)) // 2
-    return text[:half] + _CUT + text[-half:]
 
 
 def _say(exc: BaseException) -> str:
