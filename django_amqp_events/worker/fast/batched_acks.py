@@ -66,11 +66,10 @@ class BatchedAcks(Acks):
             connection.transport.write(b"".join(frames))
             # py-amqp counts frames here, for its heartbeats.
             connection.bytes_sent += len(frames)
-        except BrokenPipeError:
+        except (BrokenPipeError, *self._errors) as exc:
             logger.critical("could not ack %d deliveries", len(ready), exc_info=True)
-            raise
-        except self._errors:
-            logger.critical("could not ack %d deliveries", len(ready), exc_info=True)
+            if isinstance(exc, BrokenPipeError):
+                raise
         for tag in ready:
             self._open.pop(tag, None)
 

@@ -354,6 +354,7 @@ class Chunks:
             self._release()
             return
         number, chunk = next(self._numbers), Chunk(requests)
+        self._chunks[number] = chunk
         try:
             if len(requests) > 1:
                 chunk.pipe = self._free_pipes.pop()
@@ -370,18 +371,18 @@ class Chunks:
             logger.exception(
                 "%d events could not be submitted to the pool; they are requeued", len(requests)
             )
+            self._end(number)
             for request in requests:
                 state.task_ready(request)
                 request.settler.settle(request.delivery, REQUEUE)
-            self._release_tokens(chunk)
             self._release()
             self._schedule_request()
             return
         if job is None:
+            self._end(number)
             return  # the pool is closed; RabbitMQ delivers them again
         chunk.job = job
         requests[0].pool_result = job  # for keep_results
-        self._chunks[number] = chunk
         self._schedule_reports()
         self.submitted["jobs"] += 1
         self.submitted["events"] += len(requests)
@@ -518,11 +519,7 @@ class Chunks:
 
     def _end(self, number: int) -> None:
         chunk = self._chunks.pop(number, None)
-        if chunk is not None:
-            self._release_tokens(chunk)
-
-    def _release_tokens(self, chunk: Chunk) -> None:
-        if chunk.pipe != NO_TOKENS:
+        if chunk is not None and chunk.pipe != NO_TOKENS:
             self._free_pipes.append(chunk.pipe)
 
     def _put_first(self, requests: Sequence[EventRequest]) -> None:
