@@ -31,8 +31,7 @@ from ..message.types import Payload, Received
 from . import fast_paths
 from .celery_internals import shutdown_requested
 from .cold_shutdown import ColdShutdown
-from .delivery import Delivery
-from .dispatch import HOLDABLE, Dispatcher
+from .dispatch import HOLDABLE, Delivery, Dispatcher
 from .outgoing import OutgoingMessages
 from .request import Chunking, EventMessage
 from .settlement import Settler

@@ -1,6 +1,6 @@
 """Read a delivery: its event, its handler, and whether it is due.
 
-The worker and the in-memory broker share this module. Pure.
+The worker and the in-memory broker share this module, which does no I/O.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+from time import monotonic
 from typing import Any, Final
 
 from celery.utils.saferepr import saferepr
@@ -65,6 +66,26 @@ class Reading:
         """Return the seconds until it is due, 0 or less if it is."""
         due_at = self.progress.due_at
         return 0.0 if due_at is None else (due_at - now).total_seconds()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Delivery(Reading):
+    """A delivery that a worker has received, until it is acked or rejected.
+
+    Attributes:
+        message: kombu's message; acked and rejected in the main thread only.
+        since: monotonic time of receipt; RabbitMQ's consumer timeout runs from there.
+    """
+
+    message: Any
+    since: float = field(default_factory=monotonic)
+    settled: bool = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether its channel is closed, so that RabbitMQ delivers the event again."""
+        channel = self.message.channel
+        return channel is None or channel.connection is None
 
 
 class Dispatcher:

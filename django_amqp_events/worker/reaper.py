@@ -24,7 +24,7 @@ from ..exceptions import Malformed
 from ..message import headers
 from ..message.types import Failure, Received
 from .bootstep import EventStep
-from .delivery import Delivery
+from .dispatch import Delivery
 from .settlement import HOLD, Settler
 from .verdict import REQUEUE, Verdict
 

@@ -17,8 +17,7 @@ from ..message.text import printable
 from ..message.types import Payload
 from .billiard_internals import TERM_SIGNAME, ExceptionInfo, keep_result, unwrapped
 from .celery_internals import SettledRequest, apply_rate_limit, state
-from .delivery import Delivery
-from .dispatch import celery_headers, delivery_info
+from .dispatch import Delivery, celery_headers, delivery_info
 from .settlement import Settler
 from .task import HandlerRun
 from .tracing import trace_event

@@ -31,7 +31,7 @@ from ..message import headers
 from ..message.types import Message
 from .acks import Acks
 from .celery_internals import AckCallback, runs_acks_while_stopping, shutdown_requested
-from .delivery import Delivery
+from .dispatch import Delivery
 from .outgoing import OutgoingMessages, announce
 from .verdict import REQUEUE, Verdict
 
