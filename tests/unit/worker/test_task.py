@@ -100,7 +100,7 @@ def test_a_redelivered_success_is_handled_without_a_second_run(app: Celery) -> N
 def test_a_handler_is_not_run_like_a_task(app: Celery) -> None:
     task = app.tasks[HANDLER.name]
     for call in (task.delay, task.apply_async, task.s(order_id=1).apply_async):
-        with pytest.raises(DirectCallError, match="publish its event"):
+        with pytest.raises(DirectCallError, match="Publish its event"):
             call()
     assert task(order_id=3) is None
     assert calls == [3]
