@@ -66,10 +66,11 @@ class BatchedAcks(Acks):
             connection.transport.write(b"".join(frames))
             # py-amqp counts frames here, for its heartbeats.
             connection.bytes_sent += len(frames)
-        except (BrokenPipeError, *self._errors) as exc:
+        except BrokenPipeError:
             logger.critical("could not ack %d deliveries", len(ready), exc_info=True)
-            if isinstance(exc, BrokenPipeError):
-                raise
+            raise
+        except self._errors:
+            logger.critical("could not ack %d deliveries", len(ready), exc_info=True)
         for tag in ready:
             self._open.pop(tag, None)
 
