@@ -1,0 +1,105 @@
+"""What all commands share: help, documentation, types of arguments."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management.base import BaseCommand
+
+from django_amqp_events.archive.selection import Selection
+from django_amqp_events.management import arguments, commands
+from django_amqp_events.models import State
+from tests.commands import run_command
+
+FOLDER = Path(str(commands.__file__)).parent
+NAMES = sorted(path.stem for path in FOLDER.glob("events_*.py"))
+DOCS = Path(__file__).parents[3] / "docs" / "commands.md"
+
+
+def parser_of(name: str) -> Any:
+    command: BaseCommand = import_module(f"{commands.__name__}.{name}").Command()
+    return command.create_parser("manage.py", name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_has_a_summary_and_exit_codes(name: str) -> None:
+    text = parser_of(name).format_help()
+    summary, _, details = text.partition("\noptions:")
+    assert re.search(r"^[A-Z].*\.$", summary, re.MULTILINE)
+    assert "\nexit codes:" in details
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_is_documented(name: str) -> None:
+    page = DOCS.read_text(encoding="utf-8")
+    section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    everywhere = page.partition("\n## events_declare\n")[0]
+    inherited = {each for action in parser_of_django() for each in action.option_strings}
+    for action in parser_of(name)._actions:
+        for option in set(action.option_strings) - inherited:
+            assert f"`{option}" in section or f"`{option}" in everywhere, option
+
+
+def parser_of_django() -> list[Any]:
+    found: list[Any] = BaseCommand().create_parser("manage.py", "plain")._actions
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (arguments.age, "1d12h", 129_600.0),
+        (arguments.age, " 90S ", 90.0),
+        (arguments.age_or_never, "never", float("inf")),
+        (arguments.integer(1, 10), "10", 10),
+        (arguments.positive, "0.5", 0.5),
+        (arguments.moment, "2026-11-20T13:30+01:00", datetime(2026, 11, 20, 12, 30, tzinfo=UTC)),
+        (arguments.service, "billing-2", "billing-2"),
+        (arguments.whole_name, "shop.order", "shop.order"),
+    ],
+)
+def test_types_read(kind: Callable[[str], object], text: str, value: object) -> None:
+    assert kind(text) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (arguments.age, ""),
+        (arguments.age, "30"),
+        (arguments.age, "9" * 400 + "d"),
+        (arguments.integer(1, 10), "11"),
+        (arguments.positive, "nan"),
+        (arguments.positive, "1e9"),
+        (arguments.moment, "yesterday"),
+        (arguments.service, "a.b"),
+        (arguments.whole_name, "shop.#"),
+        (arguments.group_id, "tax"),
+    ],
+)
+def test_types_refuse(kind: Callable[[str], object], text: str) -> None:
+    with pytest.raises(ArgumentTypeError):
+        kind(text)
+
+
+def test_wrong_arguments_exit_with_2() -> None:
+    code, _, err = run_command("events_mirror", "--batch-size", "0")
+    assert (code, "0 is not a number from 1 to 10000" in err) == (2, True)
+
+
+def test_a_selection_survives_json() -> None:
+    chosen = Selection(
+        handlers=["book"],
+        since=datetime(2026, 3, 1, tzinfo=UTC),
+        groups=[arguments.group_id("6ad5c02e-9d0c-5a43-b2b1-0f4f3d1c9a52")],
+        state=State.DISCARDED,
+    )
+    assert Selection.from_json(chosen.as_json()) == chosen
+    assert Selection().as_json() == {}
