@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
-from uuid import UUID
 
 from django.core.mail import mail_admins
 from django.db import IntegrityError, router, transaction
@@ -21,6 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from django.utils.translation import override
 
 from .. import signals
+from ..archive.selection import parse_uuid
 from ..conf import Settings, get_settings
 from ..models import (
     LENGTH,
@@ -200,7 +200,7 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None
     """
     told = open_alerts(settings.service).filter(kind__in=OF_GROUPS)
     known = list(told.values_list("kind", "key", "since", "text"))
-    ids = [pk for _, key, *_ in known if (pk := _uuid(key)) is not None]
+    ids = [pk for _, key, *_ in known if (pk := parse_uuid(key)) is not None]
     groups = FailureGroup.objects.using(router.db_for_write(FailureGroup)).filter(
         service=settings.service
     )
@@ -240,13 +240,6 @@ def _of_group(group: FailureGroup) -> str:
         f"{group} ({group.open} open): {group.exception or group.reason} in "
         f"{group.frame or 'an unknown function'}"
     )
-
-
-def _uuid(key: str) -> UUID | None:
-    try:
-        return UUID(key)
-    except ValueError:
-        return None
 
 
 def check_snapshots(settings: Settings, now: datetime) -> bool:
