@@ -169,7 +169,7 @@ class ReaperStep(EventStep):
             logger.warning("a message in %r has invalid headers: %s", self.names.dead, exc)
         self.settler.settle(
             delivery,
-            _poison("each worker that received it ended without settling it, also the reaper"),
+            _poison("each worker that received it, and the reaper, ended without settling it"),
         )
         self._left -= 1
 

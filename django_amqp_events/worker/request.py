@@ -210,7 +210,7 @@ class EventRequest(SettledRequest):
             yield
         except Exception:
             logger.exception(
-                "the result of %s[%s] was not stored; the event is settled as decided",
+                "the result of %s[%s] was not stored; its event is settled anyway",
                 self.name,
                 self.id,
             )

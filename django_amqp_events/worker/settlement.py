@@ -239,7 +239,7 @@ class Settler:
 
     def _log_lost(self, delivery: Delivery) -> None:
         logger.info(
-            "the connection of %s was lost before it was settled; the broker delivers it again",
+            "the connection of %s was lost before it was settled; RabbitMQ delivers it again",
             delivery.title,
         )
 
