@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import threading
 from importlib import import_module
 from operator import attrgetter
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -19,6 +21,7 @@ from kombu.asynchronous import Hub
 from kombu.message import Message
 from vine import promise
 
+from django_amqp_events import worker
 from django_amqp_events.broker import amqp_internals, private_names
 from django_amqp_events.broker.private_names import PrivateName
 from django_amqp_events.exceptions import ConfigurationError
@@ -199,3 +202,19 @@ def test_pool_keeps_results_of_received_jobs(
         result.discard()
     billiard_internals.keep_result(None)
     assert list(cache.values()) == ([] if missing else [written])
+
+
+def test_no_other_module_imports_what_is_private() -> None:
+    private = re.compile(
+        r"^(from|import) (celery\.(app\.trace|worker\.(state|request))\b"
+        r"|celery\.app import trace|celery\.worker import (state|request)"
+        r"|billiard\.(?!exceptions))",
+        re.MULTILINE,
+    )
+    package = Path(worker.__file__).parent
+    found = [
+        path.name
+        for path in package.rglob("*.py")
+        if not path.name.endswith("_internals.py") and private.search(path.read_text())
+    ]
+    assert found == []
