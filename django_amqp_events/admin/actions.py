@@ -129,8 +129,8 @@ class ReasonForm(forms.Form):
         max_length=1_000, strip=True, widget=forms.Textarea(attrs={"rows": 2, "cols": 60})
     )
 
-    def __init__(self, data: Any = None, *, required: bool) -> None:
-        super().__init__(data)
+    def __init__(self, data: Any = None, *, required: bool = False, **more: Any) -> None:
+        super().__init__(data, **more)
         self.fields["reason"].required = required
         self.fields["reason"].label = _("Reason") if required else _("Reason (optional)")
 

@@ -561,10 +561,10 @@ class ArchivedEventAdmin(EditingPages):
         ]
         found = self._buttons(request, event, event.version, offered)
         if event.state == State.ARCHIVED:
-            edit, obstacle = self._edit_button(request, event, self._filters(request))
-            found["links"] += [edit] if edit else []
-            if obstacle and obstacle not in found["obstacles"]:
-                found["obstacles"].append(obstacle)
+            edit = self._edit_button(request, event)
+            kind = "obstacles" if isinstance(edit, str) else "links"
+            if edit and edit not in found[kind]:
+                found[kind].append(edit)
         return found
 
     def _obstacle(self, request: HttpRequest, row: ArchivedEvent, action: Action) -> str:

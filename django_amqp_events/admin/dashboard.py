@@ -95,14 +95,13 @@ class DashboardAdmin(Pages[Dashboard]):
         queues = _queues(seen, declared)
         context = {
             "tiles": self._tiles(request, standing, seen, late, now),
-            "now": now,
             "alerts": [
                 (each, alerts.title(each), alerts.alert_text(each))
                 for each in alerts.open_alerts(service)[:ALERTS]
             ],
             "queues": [each for each in queues if not each["dull"]][:QUEUES],
             "dull": sum(each["dull"] for each in queues),
-            "drift": seen.drift(now),
+            "drift": seen.drift(),
             "outboxes": [
                 (line(each.get("database")), visible(each.get("meaning"), TEXT))
                 for each in seen.newest.get("outbox", ())
@@ -140,7 +139,7 @@ class DashboardAdmin(Pages[Dashboard]):
         context = {
             "picture": picture,
             "queues": queues[:QUEUES],
-            "drift": seen.drift(datetime.now(UTC)),
+            "drift": seen.drift(),
             "configured": found is not None,
         }
         return self._page(request, "topology", seen, context)
@@ -171,8 +170,8 @@ class DashboardAdmin(Pages[Dashboard]):
         }
         context = {
             "tabs": [(self._url(tab), title, tab == name) for tab, title in titles.items()],
-            "notes": seen.notes if seen else [],
-            "taken": seen.at if seen else None,
+            "seen": seen,
+            "now": datetime.now(UTC),
             **context,
         }
         template = "dashboard" if name == "changelist" else name
@@ -284,47 +283,20 @@ class _Seen:
     """The newest snapshot, and the newest with the broker in it.
 
     Attributes:
-        newest, document: what they hold; ``{}`` where there is none.
-        at: when the broker was seen.
-        notes: what is outdated.
+        newest, document: their contents, ``{}`` without a snapshot.
+        taken: the time of the newest.
+        at: the time of the newest with the broker.
+        stale: statistics are not being collected.
+        unanswered: the broker did not answer for the newest.
     """
 
     def __init__(self, newest: Snapshot | None, seen: Snapshot | None, now: datetime) -> None:
         self.newest: dict[str, Any] = newest.about if newest else {}
         self.document: dict[str, Any] = seen.about if seen else {}
+        self.taken = newest.at if newest else None
         self.at = seen.at if seen else None
-        self.notes: list[str] = []
-        if newest is None:
-            self.notes.append(
-                _(
-                    "No statistics of the broker and the outbox yet. Start events_mirror or "
-                    "events_worker."
-                )
-            )
-            return
-        if now - newest.at > timedelta(seconds=STALE):
-            self.notes.append(
-                _(
-                    "Stale since %(when)s: statistics are not being collected. Start "
-                    "events_mirror or events_worker."
-                )
-                % {"when": _when(newest.at)}
-            )
-        broker = self.newest.get("broker", {})
-        if not newest.seen:
-            of = (
-                _("Queues are shown as of %(when)s") % {"when": _when(self.at)}
-                if self.at
-                else _("Its queues have not been read yet.")
-            )
-            why = visible(broker.get("error"), TEXT)
-            self.notes.append(
-                _("Stale since %(when)s: RabbitMQ did not answer (%(why)s). %(of)s")
-                % {"when": _when(self.at or newest.at), "why": why, "of": of}
-            )
-        if broker.get("api_error"):
-            self.notes.append(visible(broker["api_error"], TEXT))
-        self.notes += [visible(each, TEXT) for each in broker.get("alarms") or ()]
+        self.stale = newest is not None and now - newest.at > timedelta(seconds=STALE)
+        self.unanswered = newest is not None and not newest.seen
 
     @classmethod
     def of(cls, service: str, now: datetime) -> _Seen:
@@ -332,17 +304,10 @@ class _Seen:
         rows = snapshots.rows(service)
         return cls(rows.first(), rows.filter(seen=True).first(), now)
 
-    def drift(self, now: datetime) -> dict[str, Any]:
-        """Return the drift that the last comparison with the broker found."""
+    def drift(self) -> dict[str, Any]:
+        """Return what the last comparison of the topology with the broker found."""
         found = self.document.get("drift", {})
-        if not found:
-            return {}
-        at = datetime.fromisoformat(found["at"])
-        return {
-            "result": found.get("result"),
-            "ago": age(at, now),
-            "items": [visible(each, TEXT) for each in found.get("items", ())],
-        }
+        return {**found, "at": datetime.fromisoformat(found["at"])} if found else {}
 
 
 def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
@@ -524,10 +489,6 @@ def _schedules(registry: Registry) -> list[dict[str, Any]]:
 def _capped(number: int, cap: int | None) -> str:
     shown = formatted(number)
     return f"{shown}+" if cap is not None and number >= cap else shown
-
-
-def _when(moment: datetime) -> str:
-    return date_format(localtime(moment), "DATETIME_FORMAT")
 
 
 __all__ = ["DashboardAdmin"]

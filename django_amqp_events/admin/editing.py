@@ -33,7 +33,7 @@ from ..models import (
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, line, text
 from . import formatting
-from .actions import ActionPages, log
+from .actions import ActionPages, ReasonForm, log
 from .base import alias_of, as_file, head_of, non_atomic, permission_check
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
@@ -41,9 +41,11 @@ REVISIONS = 20
 DIFFS = 5
 
 
-class EditForm(forms.Form):
-    """The payload, and why."""
+class EditForm(ReasonForm):
+    """The payload, and the reason of the edit."""
 
+    # "Continue editing" needs no reason.
+    use_required_attribute = False
     payload = forms.CharField(
         label=gettext_lazy("Payload"),
         strip=False,
@@ -51,16 +53,6 @@ class EditForm(forms.Form):
             attrs={"rows": 24, "cols": 80, "spellcheck": "false", "class": "ae-editor"}
         ),
     )
-    reason = forms.CharField(
-        label=gettext_lazy("Reason"),
-        max_length=1_000,
-        strip=True,
-        widget=forms.Textarea(attrs={"rows": 2, "cols": 60}),
-    )
-
-    def __init__(self, data: Any = None, *, publishes: bool = False, **more: Any) -> None:
-        super().__init__(data, **more)
-        self.fields["reason"].required = publishes
 
 
 class EditingPages(ActionPages[ArchivedEvent]):
@@ -86,27 +78,24 @@ class EditingPages(ActionPages[ArchivedEvent]):
 
     # -- on the event's page
 
-    def _edit_button(
-        self, request: HttpRequest, event: ArchivedEvent, filters: str
-    ) -> tuple[dict[str, str] | None, str]:
-        """Return the link to the editor, or what keeps this user from it, where editing is on."""
+    def _edit_button(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, str] | str:
+        """Return the link to the editor, or why it is missing, ``""`` where editing is off."""
         label = _("Edit and replay")
         if not conf.load()[0].editing:
-            return None, ""
+            return ""
         if not self.has_edit_permission(request):
             needed = ["edit_archivedevent", "view_payload_archivedevent"]
             if redaction.has_hook():
                 needed.append("view_raw_archivedevent")
-            missing = (each for each in needed if not self._granted(request, each))
-            return None, self._forbidden(label, *missing)
+            return self._forbidden(label, *(n for n in needed if not self._granted(request, n)))
         try:
             where = self._editable(event, event.version)
         except AmqpEventsError as exc:
             where = Reason.of(exc)
         if isinstance(where, Reason):
-            return None, _("It cannot be edited: %(why)s") % {"why": text(where, TEXT)}
-        url = self._url("edit", event.pk, filters=filters, version=str(event.version))
-        return {"label": label, "name": "edit", "url": url}, ""
+            return _("It cannot be edited: %(why)s") % {"why": text(where, TEXT)}
+        query = {"filters": self._filters(request), "version": str(event.version)}
+        return {"label": label, "name": "edit", "url": self._url("edit", event.pk, **query)}
 
     def _editable(self, event: ArchivedEvent, version: int) -> Target | Reason:
         if event.body_size > formatting.SHOWN:
@@ -148,7 +137,7 @@ class EditingPages(ActionPages[ArchivedEvent]):
             sides.append(_written(found.payload))
         lines = editing.diff(*sides)
         problem = "" if lines else _("Only redacted values or number formats differ.")
-        return {"lines": _lines(lines), "problem": problem}
+        return {"lines": lines, "problem": problem}
 
     def revision_view(self, request: HttpRequest, pk: UUID, number: int) -> HttpResponse:
         """The body of a revision, as a file."""
@@ -168,7 +157,6 @@ class EditingPages(ActionPages[ArchivedEvent]):
         """Edit (GET), show what it would change, and publish it (POST)."""
         if not self.has_view_permission(request) or not self.has_edit_permission(request):
             raise PermissionDenied
-        filters = self._filters(request)
         event = self.get_queryset(request).defer(None).filter(pk=pk).first()
         if event is None:
             return self._missing(request, pk)
@@ -183,13 +171,11 @@ class EditingPages(ActionPages[ArchivedEvent]):
         if isinstance(where, Reason) or version is None:
             messages.error(request, _("Nothing was published: %(why)s") % {"why": text(where)})
             return self._redirect(request, "change", pk)
-        found = event.revision_set.using(alias_of(event)).order_by("-number")
-        revisions = list(found[:REVISIONS])
-        context = self._context(request, event, where, revisions, data.get("base"), filters)
+        context = self._context(request, event, where, data.get("base"))
         step = data.get("step") if request.method == "POST" else ""
         if step not in ("review", "publish"):
             return self._editor(request, context, _start(context["start"], event, data))
-        form = EditForm(request.POST, publishes=step == "publish")
+        form = EditForm(request.POST, required=step == "publish")
         try:
             payload = editing.parse(request.POST.get("payload", ""))
             draft = editing.draft(event, where.handler, payload, get_settings(), get_registry())
@@ -198,7 +184,7 @@ class EditingPages(ActionPages[ArchivedEvent]):
                 form.add_error("payload", text(problem, TEXT))
             return self._editor(request, context, form)
         if step == "review":
-            form = EditForm(initial={"payload": request.POST["payload"]})
+            form = EditForm(required=True, initial={"payload": request.POST["payload"]})
         elif form.is_valid():
             reason = form.cleaned_data["reason"]
             report = _publish(request.user, event, version, payload, reason, context["base"])
@@ -207,36 +193,22 @@ class EditingPages(ActionPages[ArchivedEvent]):
         return self._review(request, context, form, payload, draft)
 
     def _context(
-        self,
-        request: HttpRequest,
-        event: ArchivedEvent,
-        where: Target,
-        revisions: list[Revision],
-        wanted: str | None,
-        filters: str,
+        self, request: HttpRequest, event: ArchivedEvent, where: Target, wanted: str | None
     ) -> dict[str, Any]:
         """Return what editor and review have in common."""
-        by_number = {each.number: each for each in revisions}
+        filters = self._filters(request)
+        revisions = event.revision_set.using(alias_of(event)).order_by("-number")
+        by_number = {each.number: each for each in revisions[:REVISIONS]}
         base = _number(wanted) if wanted is not None else max(by_number, default=0)
         if base not in by_number:
             base = 0
-
+        query = {"filters": filters, "version": str(event.version)}
         starts = [
-            (
-                by_number.get(number),
-                self._url(
-                    "edit",
-                    event.pk,
-                    filters=filters,
-                    version=str(event.version),
-                    base=str(number),
-                ),
-            )
+            (by_number.get(number), self._url("edit", event.pk, **query, base=str(number)))
             for number in (0, *by_number)
         ]
         return {
             "event": event,
-            "where": where,
             "base": base,
             "start": by_number.get(base),
             "starts": starts,
@@ -271,19 +243,15 @@ class EditingPages(ActionPages[ArchivedEvent]):
         event: ArchivedEvent = context["event"]
         start: Revision | None = context["start"]
         after = _written(payload)
-        own = _lines(editing.diff(_written(event.payload or {}), after))
+        own = editing.diff(_written(event.payload or {}), after)
         title = _("Replay %(event)s with this payload?") % {"event": line(event.name)}
         context = {
             **context,
             "form": form,
             "notes": [text(each, TEXT) for each in draft.notes],
             "own": own,
-            "since": None
-            if start is None
-            else _lines(editing.diff(_written(start.payload), after)),
-            "number": start.number if start is not None else 0,
+            "since": None if start is None else editing.diff(_written(start.payload), after),
             "payload": request.POST.get("payload", ""),
-            "bytes": len(draft.body),
         }
         return self._render(request, "review", title, context)
 
@@ -377,29 +345,13 @@ def _written(payload: Any) -> str:
     return formatting.pretty(dict(payload))[0]
 
 
-def _lines(lines: list[editing.Line]) -> list[dict[str, str]]:
-    """Return a diff's lines with the class that marks each."""
-    classes = {"+": "ae-added", "-": "ae-removed", "…": "ae-quiet"}
-    return [
-        {
-            "kind": each.kind,
-            "text": visible(each.text, TEXT),
-            "css": classes.get(each.kind, ""),
-        }
-        for each in lines
-    ]
-
-
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else None
 
 
 def _tell(request: HttpRequest, report: replay.Report) -> None:
     if report.published:
-        messages.success(
-            request,
-            _("1 event published with the edited payload."),
-        )
+        messages.success(request, _("1 event published with the edited payload."))
     for each in report.returned:
         told = _("Not published; the edit is kept: %(why)s")
         messages.error(request, told % {"why": text(each.why, 500)})

@@ -243,12 +243,10 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         given = form.cleaned_data
         changed = failure_groups.write(
             pk,
-            seen=given["edits"],
+            seen=given.pop("edits"),
             by=request.user.get_username(),
             now=datetime.now(UTC),
-            note=given["note"],
-            assignee=given["assignee"],
-            ticket=given["ticket"],
+            **given,
         )
         if changed is None:
             # The row that was read may be older than the other user's change.

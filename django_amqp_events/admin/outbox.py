@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar, Final, cast
 from uuid import UUID
@@ -526,33 +526,19 @@ def _payload(
 
 
 def _timeline(event: OutboxEvent, stands: RowState) -> list[Step]:
-    """Put what a row knows into the order of time."""
-    steps = [
-        Step(
-            at=event.created_at,
-            what=_("published"),
-            who=_("by %(service)s, in its outbox") % {"service": line(event.service)},
-        )
-    ]
+    """Return what is known about an event, in the order of time."""
+    by = _("by %(service)s, in its outbox") % {"service": line(event.service)}
+    published = Step(at=event.created_at, what=_("published"), who=by)
     if event.discarded_at is not None:
-        steps.append(
-            Step(
-                at=event.discarded_at,
-                what=_("discarded"),
-                who=formatting.who(event.discarded_by),
-                note=visible(event.discard_reason, TEXT),
-            )
-        )
-    elif stands == "held":
+        who, note = formatting.who(event.discarded_by), visible(event.discard_reason, TEXT)
+        return [published, Step(at=event.discarded_at, what=_("discarded"), who=who, note=note)]
+    what = _("due for a relay")
+    if stands == "held":
         what = _("lease ends: a relay takes over unless it is confirmed")
-        steps.append(Step(at=event.due_at, what=what))
     elif stands == "failed":
         what = _("try %(number)s by a relay") % {"number": event.attempts + 1}
-        steps.append(Step(at=event.due_at, what=what))
-    else:
-        late = event.due_at < _now(event) - timedelta(seconds=outbox.OVERDUE)
-        steps.append(Step(at=event.due_at, what=_("due for a relay"), kind="bad" if late else ""))
-    return steps
+    late = stands == "overdue"
+    return [published, Step(at=event.due_at, what=what, kind="bad" if late else "")]
 
 
 __all__ = ["OutboxEventAdmin"]

@@ -146,7 +146,7 @@ def test_from_the_button_to_the_replay(ada, wire):
         assert word in words, word
     fields = {**page(editor).fields, "payload": '{"order_id": 8, "note": "Grüße"}'}
     review = ada.post(editor.context["action_url"], {**fields, "step": "review"})
-    assert [(each["kind"], each["text"]) for each in review.context["own"]] == [
+    assert [(each.kind, each.text) for each in review.context["own"]] == [
         (" ", "{"),
         ("-", '  "order_id": 7,'),
         ("+", '  "order_id": 8,'),
@@ -227,7 +227,7 @@ def test_editing_begins_with_the_last_revision_or_with_another(ada, wire):
         response = ada.get(url("edit", row.pk), query)
         assert json.loads(text_of(response))["order_id"] == wanted
     review = ada.post(url("edit", row.pk), form(row, {"order_id": 10}, base="2"))
-    assert [line["text"] for line in review.context["since"] if line["kind"] in "+-"] == [
+    assert [line.text for line in review.context["since"] if line.kind in "+-"] == [
         '  "order_id": 9',
         '  "order_id": 10',
     ]
