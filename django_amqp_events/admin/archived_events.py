@@ -106,7 +106,7 @@ class ArchivedEventAdmin(EditingPages):
         "More than %(limit)s events are selected. Filter the list, or replay them in the "
         "background with the action of that name or `manage.py events_replay --background`."
     )
-    list_display = ("what", "standing", "failure", "tries", "replayed", "age")
+    list_display = ("what", "status", "failure", "tries", "replayed", "age")
     list_display_links = ("what",)
     list_filter = (
         EventStateFilter,
@@ -198,7 +198,7 @@ class ArchivedEventAdmin(EditingPages):
         )
 
     @admin.display(description=gettext_lazy("state"))
-    def standing(self, event: ArchivedEvent) -> str:
+    def status(self, event: ArchivedEvent) -> str:
         note = self._note(event)
         return format_html(
             '<span class="ae-state ae-{}">{}</span>{}',

@@ -88,13 +88,13 @@ class DashboardAdmin(Pages[Dashboard]):
         found = settings_and_registry()
         service = found[0].service if found else ""
         seen = _Seen.of(service, now)
-        standing = statistics.open_events(now, statistics.READ)
+        opened = statistics.open_events(now, statistics.READ)
         declared = topology.build(*found) if found else None
         series = statistics.hourly_series(now)
         late = count(event_states.rows().filter(overdue(now)), OVERDUE)
         queues = _queues(seen, declared)
         context = {
-            "tiles": self._tiles(request, standing, seen, late, now),
+            "tiles": self._tiles(request, opened, seen, late, now),
             "alerts": [
                 (each, alerts.title(each), alerts.alert_text(each))
                 for each in alerts.open_alerts(service)[:ALERTS]
@@ -111,7 +111,7 @@ class DashboardAdmin(Pages[Dashboard]):
             "pictures": [
                 _throughput(series),
                 _backlog(service, now),
-                _ages(standing),
+                _ages(opened),
                 charts.pareto(
                     _("Groups with the most open events"),
                     [(text(group), group.open) for group in statistics.top_groups()],
@@ -180,7 +180,7 @@ class DashboardAdmin(Pages[Dashboard]):
     def _tiles(
         self,
         request: HttpRequest,
-        standing: statistics.OpenEvents,
+        opened: statistics.OpenEvents,
         seen: _Seen,
         late: int,
         now: datetime,
@@ -190,9 +190,9 @@ class DashboardAdmin(Pages[Dashboard]):
         waiting = sum(each.get("total", 0) for each in seen.newest.get("outbox", ()))
         mirror = seen.document.get("mirror", {})
         archive = self._url_of(ArchivedEvent, "changelist") if self._sees_events(request) else ""
-        number, cap = standing.open, standing.open if standing.capped else None
+        number, cap = opened.open, opened.open if opened.capped else None
         counted = seen.newest.get("archive", {})
-        if standing.capped and counted.get("open", 0) > number:
+        if opened.capped and counted.get("open", 0) > number:
             # A snapshot counts further than a page.
             number = counted["open"]
             cap = number if counted.get("capped") else None
@@ -208,20 +208,20 @@ class DashboardAdmin(Pages[Dashboard]):
                 _capped(number, cap),
                 _("archived, no decision yet"),
                 f"{archive}?state=archived" if archive else "",
-                "error" if standing.open else "ok",
+                "error" if opened.open else "ok",
             ),
-            tile(_("New in 1 h"), _capped(standing.new_hour, statistics.READ)),
-            tile(_("New in 24 h"), _capped(standing.new_day, statistics.READ)),
+            tile(_("New in 1 h"), _capped(opened.new_hour, statistics.READ)),
+            tile(_("New in 24 h"), _capped(opened.new_day, statistics.READ)),
             tile(
                 _("Oldest"),
-                age(standing.oldest, now) if standing.oldest else pgettext("age", "none"),
-                _("since its last failure") if standing.oldest else "",
+                age(opened.oldest, now) if opened.oldest else pgettext("age", "none"),
+                _("since its last failure") if opened.oldest else "",
             ),
             tile(
                 _("Unconfirmed"),
-                _capped(standing.unconfirmed, statistics.READ),
+                _capped(opened.unconfirmed, statistics.READ),
                 _("replays without a confirm"),
-                severity="warning" if standing.unconfirmed else "ok",
+                severity="warning" if opened.unconfirmed else "ok",
             ),
             tile(
                 _("Overdue"),
@@ -412,13 +412,13 @@ def _backlog(service: str, now: datetime) -> Picture:
     )
 
 
-def _ages(standing: statistics.OpenEvents) -> Picture:
+def _ages(opened: statistics.OpenEvents) -> Picture:
     hour, day = pgettext("hours", "h"), pgettext("days", "d")
     labels = [f"< 1 {hour}", f"< 6 {hour}", f"< 1 {day}", f"< 3 {day}", f"< 7 {day}", f"≥ 7 {day}"]
     return charts.bars(
         _("Age of open events"),
         labels,
-        [Layer("ae-fill-bad", _("open events"), standing.ages)],
+        [Layer("ae-fill-bad", _("open events"), opened.ages)],
         of=_("Age"),
     )
 

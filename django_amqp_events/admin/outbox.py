@@ -308,7 +308,7 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
     )
     row_actions = ACTIONS
     too_many = gettext_lazy("More than %(limit)s events are selected. Filter the list first.")
-    list_display = ("what", "standing", "failure", "tries", "age")
+    list_display = ("what", "status", "failure", "tries", "age")
     list_display_links = ("what",)
     list_filter = (RowStateFilter, NameFilter, ServiceFilter, DatabaseFilter)
     sortable_by = ("age",)
@@ -371,7 +371,7 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
         )
 
     @admin.display(description=gettext_lazy("state"))
-    def standing(self, event: OutboxEvent) -> str:
+    def status(self, event: OutboxEvent) -> str:
         state = outbox.row_state(event, _now(event))
         note = _("next try in %(time)s") % {"time": _ahead(event)} if state == "failed" else ""
         return format_html(
@@ -413,7 +413,7 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
         context = {
             **self._content(row, readable=self.has_payload_permission(request)),
             "event": row,
-            "stands": state,
+            "row_state": state,
             "state": label,
             "meaning": meaning,
             "remedy": remedy,
@@ -520,12 +520,12 @@ def _payload(
     )
     try:
         return (*formatting.pretty(dict(decoding.decode(received, event.size).kwargs)), "")
-    except Exception:  # noqa: BLE001 - Malformed, or a row that somebody has changed by hand
+    except Exception:  # noqa: BLE001 - Malformed, or a row that was changed by hand
         problem = _("The payload cannot be decoded. This is the raw body.")
         return "", False, problem
 
 
-def _timeline(event: OutboxEvent, stands: RowState) -> list[Step]:
+def _timeline(event: OutboxEvent, row_state: RowState) -> list[Step]:
     """Return what is known about an event, in the order of time."""
     by = _("by %(service)s, in its outbox") % {"service": line(event.service)}
     published = Step(at=event.created_at, what=_("published"), who=by)
@@ -533,11 +533,11 @@ def _timeline(event: OutboxEvent, stands: RowState) -> list[Step]:
         who, note = formatting.who(event.discarded_by), visible(event.discard_reason, TEXT)
         return [published, Step(at=event.discarded_at, what=_("discarded"), who=who, note=note)]
     what = _("due for a relay")
-    if stands == "held":
+    if row_state == "held":
         what = _("lease ends: a relay takes over unless it is confirmed")
-    elif stands == "failed":
+    elif row_state == "failed":
         what = _("try %(number)s by a relay") % {"number": event.attempts + 1}
-    late = stands == "overdue"
+    late = row_state == "overdue"
     return [published, Step(at=event.due_at, what=what, kind="bad" if late else "")]
 
 

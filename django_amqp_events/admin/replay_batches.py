@@ -134,7 +134,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
     folder = "replaybatch"
     index_order = ("-created_at", "-pk")
     missing = gettext_lazy("There is no replay batch %(pk)s.")
-    list_display = ("what", "standing", "progress", "asked", "age")
+    list_display = ("what", "status", "progress", "asked", "age")
     list_display_links = ("what",)
     list_filter = (BatchStateFilter,)
     sortable_by = ()
@@ -167,7 +167,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
         )
 
     @admin.display(description=gettext_lazy("state"))
-    def standing(self, batch: ReplayBatch) -> str:
+    def status(self, batch: ReplayBatch) -> str:
         return format_html(
             '<span class="ae-state ae-batch-{}">{}</span> <span class="ae-quiet">{}</span>',
             batch.state,
