@@ -61,13 +61,11 @@ class Progress:
     """Reports the counts of a service from time to time, and adds up their total.
 
     Args:
-        counts: makes empty counts, which have a method ``add``.
-        describe: writes counts as text.
+        counts: makes empty counts, which have the methods ``add`` and ``__str__``.
     """
 
     tell: Callable[[str], object]
     counts: Callable[[], Any]
-    describe: Callable[[Any], str]
     total: Any = field(init=False)
     _since: Any = field(init=False)
     _told: float = field(default_factory=time.monotonic)
@@ -88,4 +86,4 @@ class Progress:
             if time.monotonic() < self._told + PROGRESS or self._since == self.counts():
                 return
             since, self._since, self._told = self._since, self.counts(), time.monotonic()
-        self.tell(self.describe(since))
+        self.tell(str(since))

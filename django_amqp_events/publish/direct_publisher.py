@@ -1,9 +1,8 @@
-"""The courier: publishes a process's own events right after their commit, in a thread.
+"""The direct publisher: publishes a process's own events after their commit, in a thread.
 
-Whoever has committed hands his rows over and waits for the confirm, but never long. While the
-broker is away nobody waits at all. A confirm that is merely slow still comes to the courier, so
-the event is not published a second time by a relay. Rows that the courier cannot publish in time
-are the relay's: nothing here is needed for an event to arrive, only for it to arrive at once.
+The committing thread waits at most :data:`PATIENCE` seconds for the confirm, and not at all while
+RabbitMQ is unreachable. A later confirm still reaches the direct publisher, which renews the leases
+until then. Relays publish the rows that it cannot publish before their leases expire.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery
 from django.db import connections
 
+from ..backoff import Backoff
 from ..broker.connection import celery_app
 from ..conf import Settings
 from ..exceptions import (
     AmqpEventsError,
     BrokerUnavailableError,
-    PublishError,
     PublishInterruptedError,
     PublishTimeoutError,
 )
@@ -39,35 +38,34 @@ from .relay import OutboxChannel, report_answers
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that whoever has committed waits for the confirm at most.
+#: Seconds that the committing thread waits for the confirm, at most.
 PATIENCE: Final = 0.15
-#: Rows and bytes of bodies that wait for the courier at most; what is more is left to the relay.
+#: Rows in the backlog, and bytes of their bodies; a relay publishes what exceeds them.
 BACKLOG_ROWS: Final = 10_000
 BACKLOG_BYTES: Final = 32 * 1024 * 1024
 #: Rows that are published in one window.
 BATCH: Final = 500
-#: Seconds before the next look at a broker that is away: doubled from the first to the last.
-BACKOFF: Final = (0.2, 5.0)
-#: Seconds that a process that ends waits for what is under way.
+#: Seconds between attempts while RabbitMQ is unreachable.
+BACKOFF: Final = Backoff(0.2, 5.0)
+#: Seconds that an ending process waits for pending confirms.
 LAST_CALL: Final = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class CommittedRows:
-    """Rows of one commit, on their way.
+    """Rows of one commit in the database *alias*.
 
     Attributes:
-        began: monotonic time before the first of them was written; their lease is measured from it.
-        alias: the database that they are in.
-        waited_for: whether whoever committed still waits, and will note the answers himself.
+        began: monotonic time before the first row was written, from which its lease is measured.
+        awaited: the committing thread waits for the answers, and settles the rows itself.
     """
 
     rows: list[Row]
     alias: str
     began: float
-    waited_for: bool
+    awaited: bool
     answers: list[Answer] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)
 
     @property
     def size(self) -> int:
@@ -91,81 +89,83 @@ class DirectPublisher:
         self._pid = os.getpid()
         # Reentrant: a signal handler may publish while its thread is in here.
         self._changed = threading.Condition()
-        self._parcels: deque[CommittedRows] = deque()
-        self._hand: list[CommittedRows] = []
+        self._backlog: deque[CommittedRows] = deque()
+        self._leased: list[CommittedRows] = []
         self._rows = self._bytes = 0
         self._unsettled: list[tuple[str, list[Answer], float]] = []
         self._thread: threading.Thread | None = None
-        self._line: OutboxChannel | None = None
+        self._channel: OutboxChannel | None = None
         self._closing = False
         self._failures = 0
         self._renewed = 0.0
-        self._said = False
-        #: Whether it is worth waiting for a confirm: not since one did not come.
+        self._reported = False
+        #: Confirms arrive in time; otherwise committing threads do not wait for them.
         self.prompt = True
 
-    # -- in the thread of whoever has committed -------------------------------------------------
+    # -- in the committing thread ---------------------------------------------------------------
 
     def deliver(self, rows: list[Row], *, alias: str, began: float) -> None:
-        """Publish rows that are committed. Raises nothing; what cannot be done is the relay's."""
+        """Publish committed rows, or leave them to a relay; no error of RabbitMQ is raised."""
         if self._pid != os.getpid():
             self.forget_after_fork()
-        parcel = CommittedRows(rows, alias, began, waited_for=self.prompt)
-        why = self._hand_over(parcel)
+        commit = CommittedRows(rows, alias, began, awaited=self.prompt)
+        why = self._enqueue(commit)
         if why:
-            self._leave(parcel, why)
+            self._postpone(commit, why)
             return
-        if not parcel.waited_for:
+        if not commit.awaited:
             return
         try:
-            if not parcel.over.wait(PATIENCE):
+            if not commit.done.wait(PATIENCE):
                 self.prompt = False
         finally:
-            # Also where a signal ends the waiting.
+            # Also when a signal ends the wait.
             with self._changed:
-                mine, parcel.waited_for = bool(parcel.answers), False
-            if mine:
-                self._settle(parcel.alias, parcel.answers)
+                commit.awaited = False
+            if commit.answers:
+                self._settle(commit.alias, commit.answers)
 
-    def _hand_over(self, parcel: CommittedRows) -> str:
-        """Return why it is not possible, ``""`` where it is."""
-        if parcel.late:
+    def _enqueue(self, commit: CommittedRows) -> str:
+        """Add rows to the backlog; return the reason if that is impossible."""
+        if commit.late:
             return "its transaction took too long"
-        size = parcel.size
+        size = commit.size
         with self._changed:
             if self._closing:
                 return "this process ends"
-            if self._parcels and (
-                self._rows + len(parcel.rows) > BACKLOG_ROWS or self._bytes + size > BACKLOG_BYTES
+            if self._backlog and (
+                self._rows + len(commit.rows) > BACKLOG_ROWS or self._bytes + size > BACKLOG_BYTES
             ):
                 return "too many events wait for RabbitMQ in this process"
             if self._thread is None or not self._thread.is_alive():
-                thread = threading.Thread(target=self._run, name="amqp-events-courier", daemon=True)
+                thread = threading.Thread(
+                    target=self._run, name="amqp-events-publisher", daemon=True
+                )
                 try:
                     thread.start()
                 except RuntimeError as exc:
                     # The interpreter shuts down.
                     return str(exc)
                 self._thread = thread
-            self._parcels.append(parcel)
-            self._rows += len(parcel.rows)
+            self._backlog.append(commit)
+            self._rows += len(commit.rows)
             self._bytes += size
             self._changed.notify_all()
         return ""
 
     def _settle(self, alias: str, answers: list[Answer]) -> None:
-        """Bring answers into the database, by the connection of this thread."""
+        """Write answers to the database; retry later if that fails."""
         try:
-            # Not for the disk, if it may be so: somebody may wait for this.
+            # The committing thread may wait for this.
             wait = "deletes" not in self.settings.fast_paths
             outbox_rows.settle(alias, answers, self.settings, wait=wait)
         except Exception as exc:
-            logger.exception("%d rows of the outbox are settled later", len(answers))
+            logger.exception("cannot settle %d outbox rows; retrying", len(answers))
             with self._changed:
                 self._unsettled.append((alias, answers, time.monotonic()))
                 self._changed.notify_all()
             if isinstance(exc, SoftTimeLimitExceeded):
-                # It is not about us: whoever has committed has run for too long.
+                # It concerns the handler that has committed.
                 raise
         report_answers(answers, self.settings)
 
@@ -174,126 +174,120 @@ class DirectPublisher:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._parcels and not self._closing:
+                while not self._backlog and not self._closing:
                     if not self._changed.wait(1.0 if self._unsettled else None):
                         break
-                if self._closing and not self._parcels:
+                if self._closing and not self._backlog:
                     break
-                self._hand = self._take()
+                self._leased = self._take()
             try:
-                self._work()
+                self._publish_leased()
             except Exception as exc:
-                # An error of ours says what it is and what to do; of others the place matters.
-                logger.log(
-                    logging.ERROR,
-                    "the courier of the outbox failed; a relay publishes its rows: %s",
+                logger.error(  # noqa: TRY400
+                    "the direct publisher failed; a relay publishes its rows: %s",
                     exc,
+                    # Messages of our own errors name the cause.
                     exc_info=not isinstance(exc, AmqpEventsError),
                 )
-                for parcel in self._hand:
-                    parcel.over.set()
-                self._hand = []
-            self._try_again_to_settle()
-            if not self._parcels:
+                for commit in self._leased:
+                    commit.done.set()
+                self._leased = []
+            self._retry_unsettled()
+            if not self._backlog:
                 connections.close_all()
-        self._try_again_to_settle()
-        if self._line is not None:
-            self._line.leave()
+        self._retry_unsettled()
+        if self._channel is not None:
+            self._channel.leave()
         connections.close_all()
 
     def _take(self) -> list[CommittedRows]:
         taken: list[CommittedRows] = []
         count = 0
-        while self._parcels and (not taken or count + len(self._parcels[0].rows) <= BATCH):
-            parcel = self._parcels.popleft()
-            taken.append(parcel)
-            count += len(parcel.rows)
-            self._rows -= len(parcel.rows)
-            self._bytes -= parcel.size
+        while self._backlog and (not taken or count + len(self._backlog[0].rows) <= BATCH):
+            commit = self._backlog.popleft()
+            taken.append(commit)
+            count += len(commit.rows)
+            self._rows -= len(commit.rows)
+            self._bytes -= commit.size
         return taken
 
-    def _work(self) -> None:
-        for parcel in [parcel for parcel in self._hand if parcel.late]:
-            self._hand.remove(parcel)
-            self._leave(parcel, "RabbitMQ was away for too long")
-        if not self._hand:
+    def _publish_leased(self) -> None:
+        for commit in [commit for commit in self._leased if commit.late]:
+            self._leased.remove(commit)
+            self._postpone(commit, "RabbitMQ was unreachable for too long")
+        if not self._leased:
             return
-        self._renewed = min(parcel.began for parcel in self._hand)
-        rows = [row for parcel in self._hand for row in parcel.rows]
-        errors = self._publish(rows)
-        answers = iter([Answer(row, error) for row, error in zip(rows, errors, strict=True)])
-        hand, self._hand = self._hand, []
-        self._judge(errors)
+        self._renewed = min(commit.began for commit in self._leased)
+        rows = [row for commit in self._leased for row in commit.rows]
+        published = self._publish(rows)
+        answers = iter(published)
+        commits, self._leased = self._leased, []
+        self._switch(published)
         mine: dict[str, list[Answer]] = {}
         waiting: list[CommittedRows] = []
-        for parcel in hand:
-            found = [next(answers) for _ in parcel.rows]
+        for commit in commits:
+            found = [next(answers) for _ in commit.rows]
             tried = [answer for answer in found if not answer.untried]
-            if not self._told(parcel, tried):
-                mine.setdefault(parcel.alias, []).extend(tried)
+            if not self._hand_back(commit, tried):
+                mine.setdefault(commit.alias, []).extend(tried)
             if untried := [answer.row for answer in found if answer.untried]:
-                waiting.append(CommittedRows(untried, parcel.alias, parcel.began, waited_for=False))
+                waiting.append(CommittedRows(untried, commit.alias, commit.began, awaited=False))
         for alias, tried in mine.items():
             if tried:
                 self._settle(alias, tried)
         with self._changed:
-            self._parcels.extendleft(reversed(waiting))
-            self._rows += sum(len(parcel.rows) for parcel in waiting)
-            self._bytes += sum(parcel.size for parcel in waiting)
+            self._backlog.extendleft(reversed(waiting))
+            self._rows += sum(len(commit.rows) for commit in waiting)
+            self._bytes += sum(commit.size for commit in waiting)
             if waiting and not self._closing:
-                first, last = BACKOFF
-                end = time.monotonic() + min(first * 2 ** min(self._failures - 1, 16), last)
+                end = time.monotonic() + BACKOFF.delay(self._failures - 1)
                 while not self._closing and (left := end - time.monotonic()) > 0:
                     self._changed.wait(left)
             elif waiting:
-                # Nobody publishes them any more in this process.
-                self._parcels.clear()
+                # Relays publish the rest.
+                self._backlog.clear()
 
-    def _publish(self, rows: Sequence[Row]) -> Sequence[PublishError | None]:
-        if self._line is None or not self._line.healthy():
+    def _publish(self, rows: Sequence[Row]) -> list[Answer]:
+        if self._channel is None or not self._channel.healthy():
             # Connecting may take half of the lease.
             self._renew()
-            self._line = OutboxChannel(
+            self._channel = OutboxChannel(
                 self.app,
                 timeout=self.settings.confirm_timeout,
                 tick=self._tick,
                 stop=lambda: self._closing,
             )
-        return self._line.publish(
-            [row.message for row in rows],
-            mandatory=self.settings.unrouted != "ignore",
-            timeout=self.settings.confirm_timeout,
-        )
+        return self._channel.publish_rows(rows, self.settings)
 
-    def _told(self, parcel: CommittedRows, answers: list[Answer]) -> bool:
+    def _hand_back(self, commit: CommittedRows, answers: list[Answer]) -> bool:
         """Hand answers to the committing thread if it still waits; return True if it does."""
         with self._changed:
-            if parcel.waited_for:
-                parcel.answers = answers
-                parcel.over.set()
-            return parcel.waited_for
+            if commit.awaited:
+                commit.answers = answers
+                commit.done.set()
+            return commit.awaited
 
-    def _judge(self, errors: Sequence[PublishError | None]) -> None:
-        """Open or close the circuit, which decides whether committing threads wait."""
-        away = next((error for error in errors if isinstance(error, _UNREACHABLE)), None)
-        if away is None:
-            self.prompt = True
-            self._failures = 0
-            if self._said:
-                self._said = False
-                logger.warning("RabbitMQ confirms again; what was left, a relay publishes")
+    def _switch(self, answers: Sequence[Answer]) -> None:
+        """Decide from the answers whether committing threads wait for confirms."""
+        errors = [answer.error for answer in answers]
+        down = next((error for error in errors if isinstance(error, _UNREACHABLE)), None)
+        self.prompt = down is None
+        if down is not None:
+            self._failures += 1
+            if not self._reported:
+                self._reported = True
+                logger.error("events wait in the outbox until RabbitMQ is reachable: %s", down)
             return
-        self.prompt = False
-        self._failures += 1
-        if not self._said:
-            self._said = True
-            logger.error("events wait in the outbox until RabbitMQ is back: %s", away)
+        self._failures = 0
+        if self._reported:
+            self._reported = False
+            logger.warning("RabbitMQ confirms again; a relay publishes the events left over")
 
     def _tick(self) -> None:
         """Renew leases, and report when RabbitMQ blocks publishers."""
-        line = self._line
-        if line is not None and line.blocked and not self._said:
-            self._said, self.prompt = True, False
+        line = self._channel
+        if line is not None and line.blocked and not self._reported:
+            self._reported, self.prompt = True, False
             logger.error(
                 "events wait in the outbox: RabbitMQ blocks publishers (%s); free memory or disk "
                 "on the broker",
@@ -302,37 +296,38 @@ class DirectPublisher:
         self._renew()
 
     def _renew(self) -> None:
-        """Renew the leases, unless that was just done."""
         now = time.monotonic()
         if now < self._renewed + outbox_rows.RENEW:
             return
         self._renewed = now
         with suppress(Exception):
-            for parcel in self._hand:
-                outbox_rows.renew(parcel.alias, parcel.rows)
+            for commit in self._leased:
+                outbox_rows.renew(commit.alias, commit.rows)
         connections.close_all()
 
-    def _try_again_to_settle(self) -> None:
+    def _retry_unsettled(self) -> None:
         with self._changed:
             unsettled, self._unsettled = self._unsettled, []
         for alias, answers, since in unsettled:
             try:
                 outbox_rows.settle(alias, answers, self.settings)
-            except Exception as exc:  # noqa: BLE001 - it is tried again
+            except Exception as exc:  # noqa: BLE001 - retried
                 connections[alias].close()
                 if time.monotonic() < since + outbox_rows.LEASE:
                     with self._changed:
                         self._unsettled.append((alias, answers, since))
                 else:
-                    logger.error(  # noqa: TRY400 - once is enough
-                        "%d rows of the outbox cannot be settled: %s", len(answers), exc
+                    logger.error(  # noqa: TRY400 - the traceback was logged before
+                        "cannot settle %d outbox rows; a relay publishes them again: %s",
+                        len(answers),
+                        exc,
                     )
 
-    def _leave(self, parcel: CommittedRows, why: str) -> None:
-        """Leave rows to the relay."""
-        parcel.over.set()
-        logger.info("%d events are left to the relay: %s", len(parcel.rows), why)
-        for row in parcel.rows:
+    def _postpone(self, commit: CommittedRows, why: str) -> None:
+        """Leave rows to a relay."""
+        commit.done.set()
+        logger.info("a relay publishes %d events: %s", len(commit.rows), why)
+        for row in commit.rows:
             event_postponed.send_robust(
                 self.settings.service, event_id=row.message.event_id, name=row.message.name,
                 error=why,
@@ -341,7 +336,7 @@ class DirectPublisher:
     # -- the end --------------------------------------------------------------------------------
 
     def close(self, wait: float = LAST_CALL) -> None:
-        """End the thread; what is under way has *wait* seconds, the rest is the relay's."""
+        """End the thread; wait up to *wait* seconds for pending confirms."""
         if self._pid != os.getpid():
             self.forget_after_fork()
         with self._changed:
@@ -352,9 +347,9 @@ class DirectPublisher:
             thread.join(wait)
 
     def forget_after_fork(self) -> None:
-        """Reset the state in a child process; the rows belong to the parent."""
-        if self._line is not None:
-            self._line.forget_after_fork()
+        """Reset the state in a child process; its parent publishes the rows."""
+        if self._channel is not None:
+            self._channel.forget_after_fork()
         self._reset()
 
 
@@ -365,7 +360,7 @@ _publishers_lock = threading.RLock()
 
 
 def get_direct_publisher(settings: Settings) -> DirectPublisher:
-    """Return this process's courier for the project's Celery app."""
+    """Return this process's direct publisher for the project's Celery app."""
     app = celery_app(settings)
     key = id(app)
     found = _publishers.get(key)
@@ -380,7 +375,7 @@ def get_direct_publisher(settings: Settings) -> DirectPublisher:
 
 
 def close_direct_publishers(wait: float = LAST_CALL) -> None:
-    """End the couriers of this process; what they had not published is the relay's."""
+    """End the direct publishers of this process; relays publish the rows left over."""
     deadline = time.monotonic() + wait
     with _publishers_lock:
         ending = list(_publishers.values())
@@ -392,7 +387,7 @@ def close_direct_publishers(wait: float = LAST_CALL) -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _publishers_lock  # noqa: PLW0603 - the parent's may be held by a thread that is not here
+    global _publishers_lock  # noqa: PLW0603 - a thread of the parent may hold it
     _publishers_lock = threading.RLock()
     for each in _publishers.values():
         each.forget_after_fork()

@@ -1,8 +1,7 @@
-"""The relay: publishes rows that a dead process or an unreachable broker left in the outbox.
+"""The relay: publishes the rows that their own process did not publish.
 
-Takes rows that are due, publishes them with a window of confirms, deletes what is confirmed. Any
-number of relays share the work. Whatever stops one between confirm and delete, another one
-publishes those rows again, under the same event ids, once their lease has ended.
+Any number of relays may run. If one stops between confirm and delete, another publishes those rows
+again, under the same event ids, when their lease has expired.
 """
 
 from __future__ import annotations
@@ -35,29 +34,29 @@ from .outbox_rows import Answer, Row
 
 logger = logging.getLogger(__name__)
 
-#: Rows that a relay takes at a time, and publishes in one window.
+#: Rows that a relay claims at a time and publishes in one window.
 BATCH: Final = outbox_rows.CLAIM_ROWS
-#: Seconds between looks into an outbox that has nothing due.
+#: Seconds between polls of an outbox in which nothing is due.
 INTERVAL: Final = 1.0
-#: Seconds between looks into a database that has no outbox and need not have one.
+#: Seconds between polls of a database that has no outbox and does not need one.
 ELSEWHERE: Final = 60.0
-#: Seconds after which waiting for a confirm is interrupted, to renew leases and to see a stop.
+#: Seconds between renewals of leases and polls of ``stop`` while confirms are pending.
 SLICE: Final = 0.5
-#: Rows that failed before and are tried, each by itself, between two batches of others.
+#: Failed rows that are retried, each alone, between two batches of others.
 ALONE: Final = 100
-#: Seconds for the confirms that are under way when the relay is stopped.
+#: Seconds to wait for pending confirms when the relay is stopped.
 LAST_CALL: Final = 2.0
 
 
 class OutboxChannel(ConfirmChannel):
-    """A channel for rows of an outbox: it keeps their leases while it waits for confirms.
+    """A channel that renews the leases of its rows while it waits for confirms.
 
-    While RabbitMQ blocks publishers (memory or disk alarm) it waits as long as the connection
-    lives: what was sent may be taken when the alarm ends, and a repeat would double it.
+    While RabbitMQ blocks publishers (memory or disk alarm), it waits as long as the connection
+    lives: RabbitMQ may accept the messages when the alarm ends, and a repeat would duplicate them.
 
     Args:
-        tick: called often while confirms are waited for.
-        stop: asked often whether to wait no longer.
+        tick: called at least every :data:`SLICE` seconds during the wait.
+        stop: polled as often; returns True to end the wait.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class OutboxChannel(ConfirmChannel):
         self._stopping = 0.0
 
     def connect(self) -> None:
-        """Connect, where that is not done yet.
+        """Connect if necessary.
 
         Raises:
             BrokerUnavailableError: no connection, or RabbitMQ blocks publishers.
@@ -91,6 +90,15 @@ class OutboxChannel(ConfirmChannel):
             raise BrokerUnavailableError(
                 f"RabbitMQ blocks publishers ({self.blocked}); free memory or disk on the broker"
             )
+
+    def publish_rows(self, rows: Sequence[Row], settings: Settings) -> list[Answer]:
+        """Publish rows and wait for their confirms."""
+        errors = self.publish(
+            [row.message for row in rows],
+            mandatory=settings.unrouted != "ignore",
+            timeout=settings.confirm_timeout,
+        )
+        return [Answer(row, error) for row, error in zip(rows, errors, strict=True)]
 
     def _read_waiting(self) -> None:
         self._ticking()
@@ -111,19 +119,13 @@ class OutboxChannel(ConfirmChannel):
             try:
                 self._amqp.blocking_read(min(remaining, SLICE))
             except TimeoutError:
-                # py-amqp keeps the half of a frame that it has read.
+                # py-amqp keeps a frame that it has read in part.
                 continue
 
 
 @dataclass(slots=True, kw_only=True)
 class RelayCounts:
-    """Counts of the rows that a relay published.
-
-    Attributes:
-        published: confirmed.
-        unrouted: of these, those that no queue was bound for.
-        failed: they wait, with their error, for another try.
-    """
+    """The number of rows published, of those unroutable among them, and of those that failed."""
 
     published: int = 0
     unrouted: int = 0
@@ -137,9 +139,18 @@ class RelayCounts:
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
+    def __str__(self) -> str:
+        """Write the counts for a console: ``3 events published, 1 failed``."""
+        words = {
+            "events published": self.published,
+            "of them unrouted": self.unrouted,
+            "failed": self.failed,
+        }
+        return ", ".join(f"{count} {word}" for word, count in words.items() if count) or "nothing"
+
 
 def report_answers(answers: Sequence[Answer], settings: Settings) -> RelayCounts:
-    """Send the signals of answers and log them, a line of each kind."""
+    """Send the signals of answers, and log unroutable and failed events in one line each."""
     counts = RelayCounts()
     unrouted: list[PublishError] = []
     failures: list[PublishError] = []
@@ -162,9 +173,7 @@ def report_answers(answers: Sequence[Answer], settings: Settings) -> RelayCounts
     if unrouted and settings.unrouted == "warn":
         logger.warning("%s%s", unrouted[0], _and_more(unrouted))
     if failures:
-        logger.error(
-            "%s%s; kept in the outbox and tried again later", failures[0], _and_more(failures)
-        )
+        logger.error("%s%s; kept in the outbox for a retry", failures[0], _and_more(failures))
     return counts
 
 
@@ -174,14 +183,14 @@ def _and_more(errors: Sequence[PublishError]) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Relay:
-    """Publishes what is due in one database's outbox until it is stopped.
+    """Publishes due rows of the outbox in one database until it is stopped.
 
     Args:
-        size: rows taken at a time.
-        needed: say so where there is no outbox; else look again from time to time.
-        tell: called with a sentence whenever something changes that a person should know.
-        relayed: called after each batch with what it came to.
-        stop: asked often whether to end.
+        size: rows claimed at a time.
+        needed: report a missing table; otherwise look for it from time to time.
+        tell: receives reports, each a line of text.
+        relayed: receives the counts of each batch.
+        stop: polled often; returns True to stop.
     """
 
     app: Celery
@@ -193,8 +202,8 @@ class Relay:
     relayed: Callable[[RelayCounts], object] = bool
     stop: Callable[[], bool] = bool
     total: RelayCounts = field(default_factory=RelayCounts)
-    _line: OutboxChannel | None = None
-    _hand: list[Row] = field(default_factory=list)
+    _channel: OutboxChannel | None = None
+    _leased: list[Row] = field(default_factory=list)
     _renewed: float = 0.0
     _answers: list[Answer] = field(default_factory=list)
     _loop: ServiceLoop = field(init=False)
@@ -205,24 +214,24 @@ class Relay:
         )
 
     def run(self, *, until_empty: bool = False) -> RelayCounts:
-        """Relay; returns what was done, after :attr:`stop` says so.
+        """Publish rows until :attr:`stop` returns True; return the counts.
 
         Args:
-            until_empty: end when nothing is due any more.
+            until_empty: stop when nothing is due.
         """
         try:
             self._loop.run(partial(self._step, until_empty=until_empty))
         finally:
-            # What is confirmed and not noted would be published again.
+            # Rows that are confirmed and not deleted would be published again.
             with suppress(DatabaseError, InterfaceError, AmqpEventsError):
-                self._note()
-            if self._line is not None:
-                self._line.leave()
+                self._settle()
+            if self._channel is not None:
+                self._channel.leave()
         return self.total
 
     def _step(self, *, until_empty: bool) -> float | None:
         try:
-            wait = 0.0 if self._once() else INTERVAL
+            wait = 0.0 if self._publish_due() else INTERVAL
         except DatabaseError as exc:
             if self.needed or not outbox_rows.no_table(exc):
                 raise
@@ -230,72 +239,61 @@ class Relay:
             wait = ELSEWHERE
         return None if wait and until_empty else wait
 
-    def _once(self) -> bool:
-        """Publish what is due, at most so much; returns whether there was anything."""
+    def _publish_due(self) -> bool:
+        """Publish a batch of due rows; return True if there were any."""
         connections[self.alias].close_if_unusable_or_obsolete()
-        self._note()
+        self._settle()
         if not outbox_rows.due(self.alias, self.settings.service):
             return False
         check_commits(self.alias)
-        # Before anything is taken: rows that cannot be published stay as they are.
-        self._connected()
+        # Before rows are claimed, so that none is claimed that cannot be published.
+        self._connect()
         fresh = self._claim(self.size, failed=False)
         if fresh:
             self._publish(fresh)
+            self._settle()
         again = self._claim(ALONE, failed=True)
         self._publish_alone(again)
-        # Those that could not be read were due too.
+        # Unreadable rows were due too, and are not among those claimed.
         return bool(fresh or again) or outbox_rows.due(self.alias, self.settings.service)
 
     def _claim(self, limit: int, *, failed: bool) -> list[Row]:
         self._renewed = time.monotonic()
-        self._hand = outbox_rows.claim(
+        self._leased = outbox_rows.claim(
             self.alias, self.settings.service, limit=limit, failed=failed
         )
-        return self._hand
+        return self._leased
 
     def _publish(self, rows: Sequence[Row]) -> None:
-        """Publish rows together, and note the answers."""
-        assert self._line is not None  # noqa: S101 - it was connected before they were taken
-        self._send(self._line, rows)
-        self._note()
-
-    def _send(self, line: OutboxChannel, rows: Sequence[Row]) -> None:
-        errors = line.publish(
-            [row.message for row in rows],
-            mandatory=self.settings.unrouted != "ignore",
-            timeout=self.settings.confirm_timeout,
-        )
-        self._answers += [Answer(row, error) for row, error in zip(rows, errors, strict=True)]
+        assert self._channel is not None  # noqa: S101 - connected before the rows were claimed
+        self._answers += self._channel.publish_rows(rows, self.settings)
 
     def _publish_alone(self, rows: Sequence[Row]) -> None:
-        """Publish rows one by one, so that one that closes the connection fails alone.
-
-        After one that got no confirm in time the rest is given back.
-        """
+        """Publish rows one by one, so that one that closes the connection fails alone."""
         for index, row in enumerate(rows):
             if self.stop():
                 outbox_rows.release(self.alias, rows[index:])
-                # Those before it are confirmed: left behind, they would be published again.
+                # The rows before are confirmed, so they are settled below.
                 break
             try:
-                self._send(self._connected(), [row])
+                self._connect()
+                self._publish([row])
             except BrokerUnavailableError:
                 outbox_rows.release(self.alias, rows[index:])
-                self._note()
+                self._settle()
                 raise
             if isinstance(self._answers[-1].error, PublishTimeoutError):
-                # So that the others do not wait behind each of a hundred such.
+                # The others would each wait for the time-out as well.
                 outbox_rows.release(self.alias, rows[index + 1 :])
                 break
-        self._note()
+        self._settle()
 
-    def _note(self) -> None:
+    def _settle(self) -> None:
         """Write answers to the database; keep them while it is unreachable."""
         if not self._answers:
             return
         outbox_rows.settle(self.alias, self._answers, self.settings)
-        answers, self._answers, self._hand = self._answers, [], []
+        answers, self._answers, self._leased = self._answers, [], []
         counts = report_answers(answers, self.settings)
         self.total.add(counts)
         if counts.rows:
@@ -304,33 +302,35 @@ class Relay:
             if isinstance(answer.error, BrokerUnavailableError):
                 raise answer.error
 
-    def _connected(self) -> OutboxChannel:
-        line = self._line
-        if line is None or not line.healthy():
-            if line is not None:
-                line.close()
+    def _connect(self) -> None:
+        """Connect the channel.
+
+        Raises:
+            BrokerUnavailableError: RabbitMQ is unreachable, or blocks publishers.
+        """
+        if self._channel is None or not self._channel.healthy():
+            if self._channel is not None:
+                self._channel.close()
             # Connecting may take half of the lease.
             self._renew()
-            line = self._line = OutboxChannel(
+            self._channel = OutboxChannel(
                 self.app, timeout=self.settings.confirm_timeout, tick=self._tick, stop=self.stop
             )
-        line.connect()
-        return line
+        self._channel.connect()
 
     def _tick(self) -> None:
-        """Renew leases."""
         if time.monotonic() >= self._renewed + outbox_rows.RENEW:
             self._renew()
 
     def _renew(self) -> None:
-        if not self._hand:
+        if not self._leased:
             return
         self._renewed = time.monotonic()
         try:
-            outbox_rows.renew(self.alias, self._hand)
+            outbox_rows.renew(self.alias, self._leased)
         except (DatabaseError, InterfaceError) as exc:
-            # Nor can another relay take them then.
-            logger.warning("leases of the outbox cannot be renewed: %s", exc)
+            # While the database is unreachable, no other relay can claim the rows.
+            logger.warning("cannot renew the leases of outbox rows: %s", exc)
             connections[self.alias].close()
 
 

@@ -47,7 +47,7 @@ class Command(ServiceCommand):
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
         app = connection.celery_app(settings)
-        progress = Progress(self.tell, Counts, str)
+        progress = Progress(self.tell, Counts)
 
         def stop() -> bool:
             progress.report()

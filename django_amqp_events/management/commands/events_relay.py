@@ -55,7 +55,7 @@ class Command(ServiceCommand):
         for alias in chosen or ():
             if alias not in connections:
                 raise self.wrong(f"DATABASES has no {alias!r}")
-        progress = Progress(self.tell, RelayCounts, describe)
+        progress = Progress(self.tell, RelayCounts)
 
         def stop() -> bool:
             progress.report()
@@ -79,7 +79,7 @@ class Command(ServiceCommand):
         ]
         self.tell(f"relaying the outbox of {settings.service}")
         self._relay(relays, until_empty=options["until_empty"])
-        self.tell(f"stopped; {describe(progress.total)} in all")
+        self.tell(f"stopped; {progress.total} in all")
 
     def _relay(self, relays: list[Relay], *, until_empty: bool) -> None:
         """Run the first relay here and the others in threads; no database delays another."""
@@ -102,14 +102,3 @@ class Command(ServiceCommand):
             work(relays[0])
         for other in others:
             other.result()
-
-
-def describe(counts: RelayCounts) -> str:
-    """Write counts for a console: ``3 events published, 1 failed``."""
-    found = [
-        (counts.published, "events published"),
-        (counts.unrouted, "of them unrouted"),
-        (counts.failed, "failed"),
-    ]
-    shown = [f"{number} {words}" for number, words in found if number]
-    return ", ".join(shown) or "nothing"

@@ -34,8 +34,7 @@ from django_amqp_events import (
 )
 from django_amqp_events.conf import get_settings
 from django_amqp_events.models import OutboxEvent
-from django_amqp_events.publish import direct_publisher as courier_module
-from django_amqp_events.publish import outbox, outbox_rows
+from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
 from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import OutboxChannel, Relay, RelayCounts
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
@@ -64,7 +63,7 @@ NAME = "shop.order.created"
 ALIAS = "archive"
 #: Seconds in which a call returns that is not held; generous, because the machine is shared.
 SOON = 1.5
-PATIENCE = courier_module.PATIENCE
+PATIENCE = direct_publisher.PATIENCE
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -72,12 +71,12 @@ pytestmark = pytest.mark.timeout(180)
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait longer for confirms, since a busy machine confirms late."""
-    monkeypatch.setattr(courier_module, "PATIENCE", 30.0)
+    monkeypatch.setattr(direct_publisher, "PATIENCE", 30.0)
 
 
 @pytest.fixture
 def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(courier_module, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(direct_publisher, "PATIENCE", PATIENCE)
 
 
 @pytest.fixture
@@ -405,7 +404,7 @@ def test_publishing_does_not_block(
     found = [timed({"n": n}) for n in range(1, 41)]
     published += [event_id for event_id, _ in found]
     # The first waits for the confirm for at most PATIENCE; the others do not wait.
-    slow = [seconds for _, seconds in found if seconds > courier_module.PATIENCE]
+    slow = [seconds for _, seconds in found if seconds > direct_publisher.PATIENCE]
     assert max(seconds for _, seconds in found) < SOON
     assert len(slow) < 20, slow
     assert table().count() == 40
@@ -437,7 +436,7 @@ def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCa
     try:
         found = [timed({"n": n}) for n in range(20)]
         assert max(seconds for _, seconds in found) < SOON
-        courier_module.close_direct_publishers()
+        direct_publisher.close_direct_publishers()
     finally:
         event_postponed.disconnect(postponed)
     assert table().count() == 20
@@ -761,11 +760,12 @@ def test_a_lease_is_renewed_before_a_connection_is_made(
     leave(3)
     table().update(attempts=1)
     left: list[float] = []
-    send, connect = Relay._send, OutboxChannel.connect
+    publish, connect = Relay._publish, OutboxChannel.connect
 
-    def sending(self: Relay, line: OutboxChannel, rows: Sequence[Row]) -> None:
-        send(self, line, rows)
-        line.close()
+    def publishing(self: Relay, rows: Sequence[Row]) -> None:
+        publish(self, rows)
+        assert self._channel is not None
+        self._channel.close()
         # As if the lease had been used up.
         table().filter(claim__isnull=False).update(due_at=Now())
 
@@ -774,7 +774,7 @@ def test_a_lease_is_renewed_before_a_connection_is_made(
         left.extend((row.due_at - row.at).total_seconds() for row in rows)
         connect(self)
 
-    monkeypatch.setattr(Relay, "_send", sending)
+    monkeypatch.setattr(Relay, "_publish", publishing)
     monkeypatch.setattr(OutboxChannel, "connect", connecting)
     assert relay() == RelayCounts(published=3)
     assert left
@@ -907,7 +907,7 @@ def test_broker_restart_publishes_every_row(
     private_node: Node, node_wire: Wire, monkeypatch: pytest.MonkeyPatch
 ):
     published = [publish_event(NAME, {"n": 0})]
-    monkeypatch.setattr(courier_module, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(direct_publisher, "PATIENCE", PATIENCE)
     private_node.kill()
     found = [timed({"n": n}) for n in range(1, 21)]
     published += [event_id for event_id, _ in found]
@@ -915,15 +915,15 @@ def test_broker_restart_publishes_every_row(
     assert table().count() == 20
     private_node.start_again()
     # This process continues without a restart.
-    monkeypatch.setattr(courier_module, "PATIENCE", 30.0)
+    monkeypatch.setattr(direct_publisher, "PATIENCE", 30.0)
     published += [publish_event(NAME, {"n": n}) for n in range(21, 31)]
     until(
-        lambda: not courier_module.get_direct_publisher(get_settings())._parcels,
+        lambda: not direct_publisher.get_direct_publisher(get_settings())._backlog,
         "it has tried them all",
         60,
     )
     until(
-        lambda: courier_module.get_direct_publisher(get_settings()).prompt,
+        lambda: direct_publisher.get_direct_publisher(get_settings()).prompt,
         "it has seen a confirm",
         60,
     )
