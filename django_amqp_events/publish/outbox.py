@@ -1,4 +1,4 @@
-"""The outbox as people see it: counts, states of its rows, and what can be done with them."""
+"""Counts and states of outbox rows, and the actions of users on them."""
 
 from __future__ import annotations
 
@@ -12,46 +12,39 @@ from django.db.models import Count, Min, Q, QuerySet
 from django.db.models.functions import Now
 
 from ..conf import Settings
+from ..databases import error_line
 from .outbox_rows import LEASE, aliases, no_table, rows
 
 if TYPE_CHECKING:
     # Publishing is imported before Django's apps are loaded.
     from ..models import OutboxEvent
 
-#: Seconds that a due row may wait before it is said that no relay runs.
+#: Seconds that a row may be due before a relay is considered missing.
 OVERDUE: Final = 60.0
-#: Seconds after its commit from which on a row that is in somebody's hand is worth a warning.
+#: Seconds after its commit from which a leased row is reported.
 STUCK: Final = 600.0
-#: From now on until when a row that was discarded is not due: for ever.
+#: Delay of ``due_at`` that makes a discarded row never due.
 _NEVER: Final = timedelta(days=365_000)
-#: Publishes after which a row that fails is no passing trouble any more.
+#: Failed attempts after which a row's error is considered permanent.
 PERSISTENT: Final = 3
 
 
-# -- looking ---------------------------------------------------------------------------------
-
-
-def _be(number: int) -> str:
-    return "is" if number == 1 else "are"
-
-
 def _are(number: int) -> str:
-    return f"{number} {_be(number)}"
+    return f"{number} event is" if number == 1 else f"{number} events are"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxStatus:
-    """The state of an outbox for one service.
+    """The state of one service's rows in one database.
 
     Attributes:
-        total: rows.
-        held: of them, those in the hands of their publisher or of a relay.
-        stuck: of these, those that were committed :data:`STUCK` seconds ago and more.
-        failing: those whose publish has failed; :attr:`error` is that of the one tried most.
-        overdue: those that a relay should have taken long ago, so there is none.
+        held: leased by their publisher or a relay.
+        stuck: of these, committed more than :data:`STUCK` seconds ago.
+        failing: the last publish failed; :attr:`attempts` and :attr:`error` are of the worst.
+        overdue: due for more than :data:`OVERDUE` seconds.
         oldest: when the oldest was published.
-        others: rows by other services, which their relays take.
-        stray: of them, those that are overdue. A service that was renamed leaves such.
+        others: number of rows by other services.
+        stray: of these, overdue ones, as a renamed service leaves.
     """
 
     alias: str
@@ -75,48 +68,49 @@ class OutboxStatus:
 
     @property
     def meaning(self) -> str:
-        """Describe what waits and why."""
+        """Describe why rows are in the outbox; what needs an action comes first."""
         said = []
         if self.overdue:
-            said.append(f"{_are(self.overdue)} due and no relay takes them: run events_relay")
-        # What has to be done comes first: a page may cut the end.
+            said.append(f"{_are(self.overdue)} due and no relay publishes them: run events_relay")
         for name, count in sorted(self.stray.items()):
             said.append(
-                f"{count} of {name!r} {_be(count)} due and no relay takes them: run that service's "
-                f"events_relay; or, if this service had that name, events_relay --service {name}"
+                f"{_are(count)} due in service {name!r} and no relay publishes them: run its "
+                f"events_relay, or if this service had that name, events_relay --service {name}"
             )
         if self.failing:
             said.append(
-                f"{self.failing} could not be published and {_be(self.failing)} tried again, up to "
-                f"{self.attempts} time{'s' * (self.attempts != 1)} so far: {self.error}"
+                f"{_are(self.failing)} retried after up to {self.attempts} failed "
+                f"attempt{'s' * (self.attempts != 1)}: {self.error}"
             )
         if self.held:
             said.append(
-                f"{_are(self.held)} in hand: the confirm has not come yet, or whoever published is "
-                f"gone, and a relay goes on within {LEASE:g} s"
+                f"{_are(self.held)} awaiting confirmation; if the publisher has died, a relay "
+                f"takes over within {LEASE:g} s"
             )
         if self.stuck:
             said.append(
-                f"{self.stuck} of those since more than {STUCK / 60:g} minutes after their commit: "
-                f"if that lasts, see whether RabbitMQ blocks publishers (memory or disk alarm)"
+                f"{self.stuck} of these for more than {STUCK / 60:g} minutes: check whether "
+                f"RabbitMQ blocks publishers (memory or disk alarm)"
             )
         if self.others:
             named = ", ".join(f"{name} ({count})" for name, count in sorted(self.others.items()))
-            said.append(f"others are of services that share the table: {named}")
+            said.append(f"other services use the table too: {named}")
         return "; ".join(said) or ("due, for a relay" if self.total else "empty")
 
 
 def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
-    """Look at all outboxes of this service; those that need not be there are left out if absent."""
+    """Return the state of each outbox of this service.
+
+    Where the service does not need an outbox, an empty or unreachable one is omitted.
+    """
     found: list[OutboxStatus | UnreachableOutbox] = []
     for alias in aliases(settings):
         try:
             state = count_pending(alias, settings.service)
-        except Exception as exc:  # noqa: BLE001 - whatever a database or its driver raises
+        except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
             if alias == settings.database and settings.publish == "outbox":
                 remedy = "; run `manage.py migrate`" if no_table(exc) else ""
-                text = str(exc).strip().partition("\n")[0]
-                found.append(UnreachableOutbox(alias, f"cannot be seen: {text}{remedy}"))
+                found.append(UnreachableOutbox(alias, f"unreachable: {error_line(exc)}{remedy}"))
             continue
         if state.total or state.others or alias == settings.database:
             found.append(state)
@@ -125,7 +119,7 @@ def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
 
 @dataclass(frozen=True, slots=True)
 class UnreachableOutbox:
-    """An outbox that cannot be looked at."""
+    """An outbox that cannot be read."""
 
     alias: str
     meaning: str
@@ -133,11 +127,7 @@ class UnreachableOutbox:
 
 
 def count_pending(alias: str, service: str) -> OutboxStatus:
-    """Count what waits and why.
-
-    Raises:
-        DatabaseError: it cannot be read.
-    """
+    """Count the rows in one database."""
     open_ = rows(alias).filter(discarded_at__isnull=True)
     ours = open_.filter(service=service)
     total = ours.count()
@@ -183,27 +173,27 @@ def describe_row(row: OutboxEvent) -> str:
     """Return why a row is still in the outbox."""
     if row.discarded_at is not None:
         because = f": {row.discard_reason}" if row.discard_reason else ""
-        return f"discarded by {row.discarded_by or 'nobody'}{because}"
+        by = f" by {row.discarded_by}" if row.discarded_by else ""
+        return f"discarded{by}{because}"
     if row.claim is not None:
-        return "a relay has it in hand, or ended while it had"
+        return "leased by a relay"
     if row.attempts:
         times = "once" if row.attempts == 1 else f"{row.attempts} times"
         return f"failed {times}: {row.error}"
-    return "not confirmed yet; a relay takes it when it is due"
+    return "not confirmed yet; a relay publishes it when it is due"
 
 
-#: How a row stands (:func:`standing`).
 RowState = Literal["held", "failed", "due", "overdue", "discarded"]
 
 
 def row_state(row: OutboxEvent, now: datetime) -> RowState:
     """Return the state of a row.
 
-    ``held``: in the hands of its process or a relay; ``failed``: waits for its next try; ``due``,
-    and ``overdue`` where a relay should have taken it long ago; ``discarded``.
+    ``held``: leased; ``failed``: delayed until its retry; ``due``, and ``overdue`` after
+    :data:`OVERDUE` seconds; ``discarded``.
 
     Args:
-        now: by the database's clock, as every time of a row is.
+        now: by the database's clock.
     """
     if row.discarded_at is not None:
         return "discarded"
@@ -213,7 +203,7 @@ def row_state(row: OutboxEvent, now: datetime) -> RowState:
 
 
 def in_state(found: QuerySet[OutboxEvent], wanted: RowState) -> QuerySet[OutboxEvent]:
-    """Return those rows that stand so: :func:`standing` in SQL."""
+    """Filter rows by :func:`row_state`, in SQL."""
     if wanted == "discarded":
         return found.filter(discarded_at__isnull=False)
     found = found.filter(discarded_at__isnull=True)
@@ -226,14 +216,14 @@ def in_state(found: QuerySet[OutboxEvent], wanted: RowState) -> QuerySet[OutboxE
     return _count_leased(found)
 
 
-# -- deciding --------------------------------------------------------------------------------
+# -- actions ---------------------------------------------------------------------------------
 
 
 def publish_now(ids: Collection[UUID], *, alias: str) -> int:
-    """Make failed rows due now; rows with a lease are skipped.
+    """Make failed rows due now; skip rows with a lease.
 
     Returns:
-        how many there were.
+        the number of rows changed.
     """
     waiting_again = rows(alias).filter(
         pk__in=list(ids), claim__isnull=True, attempts__gt=0, discarded_at__isnull=True
@@ -242,21 +232,20 @@ def publish_now(ids: Collection[UUID], *, alias: str) -> int:
 
 
 def discard(ids: Collection[UUID], *, alias: str, by: str = "", reason: str = "") -> int:
-    """Give rows up: their events are not published, unless :func:`restore` brings them back.
+    """Discard rows without a lease: their events are not published unless restored.
 
-    Those in hand stay there. The rows stay too, with their messages, until ``events_prune`` finds
-    them old.
+    ``events_prune`` deletes them when they are old.
 
     Args:
-        by: user name, or the command's.
-        reason: why, as somebody said.
+        by: user name or command.
+        reason: as the user stated it.
 
     Returns:
-        how many there were.
+        the number of rows changed.
     """
     from ..models import LENGTH, clean
 
-    # Nobody has it in hand: it waits for its next try, or whoever had it has lost its lease.
+    # Without a lease: delayed until its retry, or the lease has expired.
     given_up = rows(alias).filter(
         Q(claim__isnull=True, attempts__gt=0) | Q(due_at__lte=Now()),
         pk__in=list(ids),
@@ -272,10 +261,10 @@ def discard(ids: Collection[UUID], *, alias: str, by: str = "", reason: str = ""
 
 
 def restore(ids: Collection[UUID], *, alias: str) -> int:
-    """Bring back rows that were discarded; they are due at once.
+    """Make discarded rows due again.
 
     Returns:
-        how many there were.
+        the number of rows changed.
     """
     given_up = rows(alias).filter(pk__in=list(ids), discarded_at__isnull=False)
     return given_up.update(discarded_at=None, discarded_by="", discard_reason="", due_at=Now())
@@ -287,19 +276,19 @@ def discarded(alias: str, service: str, age: timedelta) -> QuerySet[OutboxEvent]
 
 
 def delete_discarded(*, alias: str, service: str, age: timedelta, limit: int = 500) -> int:
-    """Delete rows that were discarded longer ago than *age*, those first.
+    """Delete rows that were discarded longer ago than *age*, oldest first.
 
     Returns:
-        how many went; call it again where there were any.
+        the number of rows deleted, at most *limit*.
     """
     old = discarded(alias, service, age)
     ids = list(old.order_by("discarded_at").values_list("pk", flat=True)[:limit])
-    # Again by their age: somebody may have restored one.
+    # By age again: one may have been restored.
     return _delete(old, ids)
 
 
 def _delete(found: QuerySet[OutboxEvent], ids: Sequence[UUID]) -> int:
-    # Nothing points at these rows, so none has to be read first.
+    # No table refers to these rows, so none has to be read first.
     return found.filter(pk__in=ids)._raw_delete(found.db) if ids else 0  # noqa: SLF001
 
 

@@ -1,18 +1,18 @@
-"""The outbox: events in the database from the commit of their transaction to their confirm.
+"""Rows of the outbox: events in the database from their commit to their confirm.
 
 ::
 
-    INSERT with the caller's rows --commit--> held by the process that made it
-        | confirmed                               | it ended, or gave up
-     DELETE <--confirmed-- taken by a relay <--due--+
+    INSERT with the caller's rows --commit--> leased by the process that made it
+        | confirmed                               | it ended, or the lease expired
+     DELETE <--confirmed-- leased by a relay <--due--+
                                 | failed
                                 +--> due again later, with its error
                                         ^
-                                        +--discard, restore--> given up, never due
+                                        +--discard, restore--> discarded, never due
 
-A row says from when on a relay may take it. Times are the database's own: hosts' clocks do not
-have to agree. A process measures how long it holds a row by its monotonic clock, from before the
-statement that made or took the row, so it always gives up first. Nothing here talks to the broker.
+``due_at`` is when a relay may claim a row, by the database's clock. A process measures its leases
+by its monotonic clock, from before the statement that made or claimed the row, so they end earlier
+for the process than for relays. Nothing here connects to RabbitMQ.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Model, QuerySet
 from django.db.models.functions import Now
 
+from ..backoff import Backoff
 from ..conf import LONGEST_CONFIRM, Settings
-from ..databases import table_missing
+from ..databases import error_line, table_missing
 from ..exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -56,26 +57,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which whoever made or took a row holds it. What died leaves it to others after them.
+#: Seconds of a lease, after which a relay may claim the row.
 LEASE: Final = 2 * LONGEST_CONFIRM
-#: Seconds after which a row that is held is not begun any more, only finished: a long transaction
-#: leaves its events to the relay.
+#: Seconds of a lease after which its process does not publish the row any more, so that a relay
+#: publishes the events of a long transaction.
 BEGIN_WITHIN: Final = LEASE / 2
-#: Seconds between the renewals of a lease while confirms are waited for.
+#: Seconds between renewals of a lease while confirms are pending.
 RENEW: Final = LEASE / 6
-#: Rows and bytes of bodies of one INSERT at most.
+#: Rows in one INSERT, and bytes of their bodies, at most.
 INSERT_ROWS: Final = 1000
 INSERT_BYTES: Final = 8 * 1024 * 1024
-#: Rows of one claim at most: any database takes so many parameters.
+#: Rows in one claim, at most: the number of parameters that each database accepts.
 CLAIM_ROWS: Final = 900
-#: Bytes of bodies in one claim, or one body that is larger.
+#: Bytes of bodies in one claim, unless it is one larger body.
 CLAIM_BYTES: Final = 16 * 1024 * 1024
 
-#: First delay, factor and longest delay in seconds after a publish that failed. Where the event
-#: may be in some of its queues already, each repeat doubles it there: those are few.
-_SURELY_NOWHERE: Final = (5.0, 2.0, 600.0)
-_CONNECTION_LOST: Final = (5.0, 4.0, 6 * 3600.0)
-_PERHAPS_SOMEWHERE: Final = (30.0, 4.0, 6 * 3600.0)
+#: Delays after a failed publish. Where some queues may have the event, each repeat duplicates it
+#: there, so repeats are few.
+_NOWHERE: Final = Backoff(5.0, 600.0)
+_CONNECTION_LOST: Final = Backoff(5.0, 6 * 3600.0, factor=4)
+_SOMEWHERE: Final = Backoff(30.0, 6 * 3600.0, factor=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +97,14 @@ class Answer:
     error: PublishError | None
 
     def done(self, settings: Settings) -> bool:
-        """Return True if the row can be deleted; an unroutable event is normal, unless held."""
+        """Return True if the row can be deleted."""
         if isinstance(self.error, UnroutableError):
             return settings.unrouted in ("warn", "ignore")
         return self.error is None
 
     @property
     def untried(self) -> bool:
-        """Return True if nothing was sent, which says nothing about the row."""
+        """Return True if the row was not published, so that its attempts do not count."""
         return isinstance(self.error, BrokerUnavailableError)
 
 
@@ -114,12 +115,12 @@ def alias_for(settings: Settings, using: str | None) -> str:
     """Return the database whose transaction the events belong to.
 
     Raises:
-        OutboxError: there is none; or a transaction is open on another one, which they would not
-            be part of.
+        OutboxError: it is missing, or a transaction is open on another database, which would not
+            include them.
     """
     if using is not None:
         if using not in connections:
-            raise ConfigurationError(f"using={using!r} is no alias in DATABASES")
+            raise ConfigurationError(f"using={using!r} is not an alias in DATABASES")
         return using
     alias = settings.database
     connection = connections[alias]
@@ -136,10 +137,10 @@ def alias_for(settings: Settings, using: str | None) -> str:
         ]
         if others:
             raise OutboxError(
-                f"a transaction is open on database {others[0]!r}, but the outbox is on {alias!r} "
-                f"and would not be part of it, so the event would be published even if it is "
-                f"rolled back; nothing was published. Say which transaction the event belongs to: "
-                f"using(using={others[0]!r}), whose outbox it then is in, or using(using={alias!r})"
+                f"a transaction is open on database {others[0]!r}, but the outbox is on {alias!r}, "
+                f"so a rollback would not include the event; nothing was published. Use "
+                f"using(using={others[0]!r}) for the outbox of that database, or "
+                f"using(using={alias!r})"
             )
     return alias
 
@@ -155,19 +156,17 @@ def _open(connection: BaseDatabaseWrapper) -> bool:
 def insert(
     messages: Sequence[Message], *, alias: str, service: str, held: bool = True
 ) -> list[Row]:
-    """Write messages into the outbox, in the transaction that is open or one of their own.
+    """Insert messages into the outbox, in the open transaction or one of their own.
 
     Args:
-        held: this process publishes them after the commit; a relay may take them after
-            :data:`LEASE`, otherwise at once.
+        held: lease the rows, to publish them after the commit; otherwise they are due at once.
 
     Raises:
-        OutboxError: there is no such table.
+        OutboxError: the table is missing.
     """
     connection = connections[alias]
     rows = [Row(new_id(), message) for message in messages]
-    one = len(rows) == 1
-    chunks = [rows] if one else list(_chunks(rows, _statement_size(connection)))
+    chunks = [rows] if len(rows) == 1 else list(_chunks(rows, _statement_size(connection)))
     try:
         if len(chunks) == 1:
             _insert(connection, chunks[0], service, held)
@@ -187,7 +186,7 @@ def insert(
 
 
 def _insert(connection: BaseDatabaseWrapper, rows: Sequence[Row], service: str, held: bool) -> None:
-    # Not bulk_create: resolving two expressions for each row takes longer than the INSERT.
+    # bulk_create() resolves two expressions for each row, which takes longer than the INSERT.
     head, group, tail, prepare = _statement(connection.vendor, connection.alias, held)
     values: list[Any] = []
     for row in rows:
@@ -207,24 +206,20 @@ def _insert(connection: BaseDatabaseWrapper, rows: Sequence[Row], service: str, 
         cursor.execute(f"{head}{', '.join([group] * len(rows))}", values)
 
 
-#: Made once: json.dumps() with separators makes one for each call.
+#: json.dumps() with separators makes an encoder for each call.
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
-#: Columns with values of their own; then the times, and what every new row has.
+#: Columns with values of their own, and those that are the same in each new row.
 _VALUES: Final = ("id", "service", "event_id", "name", "exchange", "envelope", "body", "size")
 _COLUMNS: Final = (*_VALUES, "created_at", "due_at", "attempts", "error")
 
 
 @lru_cache(maxsize=32)
 def _statement(_vendor: str, alias: str, held: bool) -> tuple[str, str, tuple[Any, ...], Any]:
-    """Return an INSERT: head, group of a row, the end of its parameters, and how ids are given.
-
-    Raises:
-        ConfigurationError: the app is not installed.
-    """
+    """Return the head of an INSERT, its group and last parameters per row, and the id's adapter."""
     if not apps.is_installed("django_amqp_events"):
         raise ConfigurationError(
-            "'django_amqp_events' is not in INSTALLED_APPS, so there is no outbox; nothing was "
-            'published. Add it and run `manage.py migrate`, or set AMQP_EVENTS["PUBLISH"] to '
+            "'django_amqp_events' is not in INSTALLED_APPS, so the outbox has no table; nothing "
+            'was published. Add it and run `manage.py migrate`, or set AMQP_EVENTS["PUBLISH"] to '
             '"on_commit"'
         )
     from ..models import OutboxEvent
@@ -277,9 +272,9 @@ _id_lock = threading.RLock()
 
 
 def new_id() -> UUID:
-    """Return a UUID of version 7 (RFC 9562): its order is that of time, within a process exactly.
+    """Return a UUID of version 7 (RFC 9562); ids of one process are in order.
 
-    60 bits are the time, in quarters of a microsecond; the rest is random.
+    60 bits are the time in quarters of a microsecond, the others random.
     """
     global _last_id  # noqa: PLW0603 - one clock for the process
     milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
@@ -291,25 +286,25 @@ def new_id() -> UUID:
 
 
 def _new_lock() -> None:
-    global _id_lock  # noqa: PLW0603 - the parent's may be held by a thread that is not here
+    global _id_lock  # noqa: PLW0603 - a thread of the parent may hold it
     _id_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_new_lock)
 
 
-# -- taking ----------------------------------------------------------------------------------
+# -- claiming --------------------------------------------------------------------------------
 
 
 def rows(alias: str) -> QuerySet[OutboxEvent]:
-    """Return all rows of an outbox, of all services."""
+    """Return the rows of all services in one database."""
     from ..models import OutboxEvent
 
     return OutboxEvent.objects.using(alias)
 
 
 def aliases(settings: Settings) -> list[str]:
-    """Return the databases that may have an outbox: the routers let the table be there."""
+    """Return the databases in which the routers allow the table."""
     from ..models import OutboxEvent
 
     found = [alias for alias in connections if router.allow_migrate_model(alias, OutboxEvent)]
@@ -317,11 +312,7 @@ def aliases(settings: Settings) -> list[str]:
 
 
 def has_table(alias: str, model: type[Model]) -> bool:
-    """Return True if a database has a model's table.
-
-    Raises:
-        DatabaseError: it is away.
-    """
+    """Return True if a database has a model's table."""
     connection = connections[alias]
     with connection.cursor() as cursor:
         table = model._meta.db_table  # noqa: SLF001 - Django's documented name for it
@@ -329,32 +320,23 @@ def has_table(alias: str, model: type[Model]) -> bool:
 
 
 def tables(settings: Settings) -> list[str]:
-    """Return the databases that have an outbox.
-
-    Raises:
-        DatabaseError: one is away.
-    """
+    """Return the databases that have an outbox."""
     from ..models import OutboxEvent
 
-    return [
-        alias
-        for alias in aliases(settings)
-        if alias in connections and has_table(alias, OutboxEvent)
-    ]
+    found = aliases(settings)
+    return [alias for alias in found if alias in connections and has_table(alias, OutboxEvent)]
 
 
 def due(alias: str, service: str) -> bool:
-    """Return a filter for rows that a relay may claim."""
+    """Return True if a relay may claim rows."""
     return rows(alias).filter(service=service, due_at__lte=Now()).exists()
 
 
 def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
-    """Lease due rows, oldest first, for :data:`LEASE` seconds.
-
-    A row that holds no message any more waits with that error, and is not among those returned.
+    """Lease due rows, oldest first; record an error on rows that hold no message.
 
     Args:
-        failed: those that a publish has failed for before, otherwise those that none has.
+        failed: claim rows whose publish failed before, otherwise the others.
     """
     token, limit = uuid4(), min(limit, CLAIM_ROWS)
     wanted = rows(alias).filter(
@@ -368,11 +350,11 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
             if ids:
                 rows(alias).filter(pk__in=ids).update(**taken)
     elif ids := _fitting(oldest[:limit]):
-        # Whoever saw the same rows finds them no longer due.
+        # A relay that selected the same rows finds them no longer due.
         wanted.filter(pk__in=ids).update(**taken)
     if not ids:
         return []
-    # Not the models themselves: making them takes longer than reading the rows.
+    # values_list(): making models takes longer than reading the rows.
     found = rows(alias).filter(pk__in=ids, claim=token).order_by("pk")
     readable: list[Row] = []
     for pk, attempts, event_id, name, exchange, envelope, body in found.values_list(
@@ -380,7 +362,7 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
     ):
         try:
             message = _message(event_id, name, exchange, envelope, body)
-        except Exception as exc:  # noqa: BLE001 - whatever somebody has written there
+        except Exception as exc:  # noqa: BLE001 - the columns may hold anything
             _unreadable(found.filter(pk=pk), attempts, event_id, exc)
         else:
             readable.append(Row(pk, message, attempts, token))
@@ -389,8 +371,8 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
 
 def _unreadable(found: QuerySet[OutboxEvent], attempts: int, event_id: str, exc: Exception) -> None:
     error = PublishRefusedError(
-        f"the row cannot be read as a message ({type(exc).__name__}: {exc}); nothing was sent. "
-        f"Its columns were changed by hand: put them right, or discard it",
+        f"the outbox row is not a valid message ({error_line(exc)}), so nothing was published; "
+        f"correct its columns or discard it",
         event_id=event_id,
     )
     logger.error("event %r in the outbox: %s", event_id, error)
@@ -412,7 +394,7 @@ def _message(event_id: str, name: str, exchange: str, envelope: str, body: Any) 
     stored = json.loads(envelope)
     for part in ("headers", "properties"):
         if not isinstance(stored[part], dict):
-            raise TypeError(f"its {part} are no object but {stored[part]!r:.40}")
+            raise TypeError(f"its {part} are not an object but {stored[part]!r:.40}")
     return Message(
         exchange=exchange,
         routing_key=name,
@@ -431,42 +413,39 @@ def renew(alias: str, held: Sequence[Row]) -> None:
 
 
 def release(alias: str, held: Sequence[Row]) -> None:
-    """Give back rows that no publish was begun for; they are due at once."""
+    """End the leases of rows that were not published; they are due at once."""
     for part in _parts(held):
         _still_leased(alias, part).update(due_at=Now(), claim=None)
 
 
 def confirmed(alias: str, done: Sequence[Row], *, wait: bool = True) -> None:
-    """Delete rows whose events the broker has confirmed, whoever has the lease.
+    """Delete rows whose events RabbitMQ has confirmed, whichever process has leased them.
 
     Args:
-        wait: until they are gone for good. Otherwise PostgreSQL does not wait for its disk, and
-            rows that it deleted in the last moments before it crashed are there again after it:
-            under a second, three times its ``wal_writer_delay``. How the process itself ends makes
-            no difference.
+        wait: wait for PostgreSQL's disk. Otherwise, rows deleted within three times its
+            ``wal_writer_delay`` before it crashes reappear, and are published again.
     """
     connection = connections[alias]
     delete, prepare = _delete_statement(connection.vendor, alias)
-    # What is set there is of this one statement's own transaction, never of somebody's.
+    # The option must not reach the caller's transaction.
     own = not connection.in_atomic_block and connection.get_autocommit()
     lazily = _LAZILY if not wait and own and connection.vendor == "postgresql" else ""
     for part in _parts(done):
         places = ", ".join(["%s"] * len(part))
-        # One statement, without the transaction around it that delete() would make: somebody may
-        # wait for it, and nothing hangs on these rows.
+        # delete() would add a transaction, and the committing thread may wait for this.
         with connection.cursor() as cursor:
             ids = [prepare(row.id, connection) for row in part]
             cursor.execute(f"{delete} ({places}){lazily}", ids)
 
 
-#: Ends the condition of a DELETE. PostgreSQL looks at the setting when it commits, so that this is
-#: one round trip, where ``SET LOCAL`` in a transaction would be four.
+#: Ends the condition of a DELETE. PostgreSQL reads the option at the commit, so this is one
+#: round trip, where ``SET LOCAL`` in a transaction would be four.
 _LAZILY: Final = " AND set_config('synchronous_commit', 'off', true) = 'off'"
 
 
 @lru_cache(maxsize=32)
 def _delete_statement(_vendor: str, alias: str) -> tuple[str, Callable[..., Any]]:
-    """Return a DELETE up to the list of ids, and how these are given."""
+    """Return a DELETE without its ids, and their adapter."""
     from ..models import OutboxEvent
 
     quote = connections[alias].ops.quote_name
@@ -478,40 +457,38 @@ def _delete_statement(_vendor: str, alias: str) -> tuple[str, Callable[..., Any]
 
 
 def failed(alias: str, answers: Sequence[Answer]) -> None:
-    """Note why publishes failed, and when each is tried again."""
+    """Record why publishes failed, and when each is retried."""
     with transaction.atomic(using=alias, savepoint=False):
         for answer in answers:
             error, row = answer.error, answer.row
-            assert error is not None  # noqa: S101 - for whoever reads types
+            assert error is not None  # noqa: S101
             _postpone(_still_leased(alias, [row]), error, row.attempts)
 
 
 def _postpone(found: QuerySet[OutboxEvent], error: PublishError, attempts: int) -> None:
-    """Let a row that had failed so often before wait with its error until it is due again."""
+    """Record an error on a row with so many failed attempts before, and delay it."""
+    from ..models import clean
+
     found.update(
         attempts=F("attempts") + 1,
-        error=_storable(error),
+        error=clean(error),
         due_at=Now() + timedelta(seconds=delay(error, attempts)),
         claim=None,
     )
 
 
 def delay(error: PublishError, attempts: int) -> float:
-    """Return after how many seconds a row is tried again that had failed so often before."""
+    """Return the seconds until the retry of a row with so many failed attempts before."""
     if isinstance(error, (PublishInterruptedError, PublishTimeoutError)):
-        first, factor, longest = _CONNECTION_LOST
-    elif error.published is None:
-        first, factor, longest = _PERHAPS_SOMEWHERE
-    else:
-        first, factor, longest = _SURELY_NOWHERE
-    return float(min(first * factor ** min(attempts, 32), longest))
+        return _CONNECTION_LOST.delay(attempts)
+    return (_SOMEWHERE if error.published is None else _NOWHERE).delay(attempts)
 
 
 def settle(alias: str, answers: Sequence[Answer], settings: Settings, *, wait: bool = True) -> None:
-    """Note what the broker answered: rows go, or wait with their error, or are given back.
+    """Delete rows that are done, record errors on failed ones, release untried ones.
 
     Args:
-        wait: see :func:`confirmed`.
+        wait: as in :func:`confirmed`.
     """
     done = [answer.row for answer in answers if answer.done(settings)]
     if done:
@@ -525,25 +502,19 @@ def settle(alias: str, answers: Sequence[Answer], settings: Settings, *, wait: b
 
 
 def _still_leased(alias: str, held: Sequence[Row]) -> QuerySet[OutboxEvent]:
-    """Return the rows that still have the lease they were claimed with."""
+    """Return those rows that no other process has claimed since."""
     claims = {row.claim for row in held}
     found = rows(alias).filter(pk__in=[row.id for row in held], discarded_at__isnull=True)
     return found.filter(claim__isnull=True) if claims == {None} else found.filter(claim__in=claims)
 
 
 def _parts(held: Sequence[Row]) -> Iterable[list[Row]]:
-    """Split into chunks that any database accepts as parameters."""
+    """Split rows into as many as each database accepts as parameters."""
     left = iter(held)
     while part := list(islice(left, 500)):
         yield part
 
 
-def _storable(error: PublishError) -> str:
-    from ..models import clean
-
-    return clean(error)
-
-
 def no_table(exc: BaseException) -> bool:
-    """Return True if a database error means that the outbox has no table."""
+    """Return True if a database error means that the outbox's table is missing."""
     return "outboxevent" in str(exc) and table_missing(exc)

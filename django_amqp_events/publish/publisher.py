@@ -63,13 +63,12 @@ class Options:
     """The options of one publish.
 
     Attributes:
-        mode: ``outbox``, ``on_commit`` or ``immediate``; the setting ``PUBLISH`` where it is
-            ``None``.
-        event_id: an id of one's own, which makes a repeat recognisable.
-        correlation_id, causation_id: taken from the event that is being handled, if any.
+        mode: ``outbox``, ``on_commit`` or ``immediate``; the setting ``PUBLISH`` by default.
+        event_id: an id of your own, by which consumers recognise a repeat.
+        correlation_id, causation_id: those of the event being handled by default.
         headers: further headers, such as tracing.
-        using: database alias whose transaction the event belongs to: whose outbox it is in, or
-            whose commit ``on_commit`` waits for. The setting ``DATABASE`` where it is ``None``.
+        using: alias of the database whose transaction the event belongs to; the setting
+            ``DATABASE`` by default.
     """
 
     mode: PublishMode | None = None
@@ -82,7 +81,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.mode is not None and self.mode not in PUBLISH_MODES:
             raise ConfigurationError(
-                f"the publish mode is {self.mode!r}; it is one of {', '.join(PUBLISH_MODES)}"
+                f"the publish mode is {self.mode!r}; it must be one of {', '.join(PUBLISH_MODES)}"
             )
         for name in ("event_id", "correlation_id", "causation_id"):
             value = getattr(self, name)
@@ -91,12 +90,11 @@ class Options:
             value = str(value)
             if not value or len(value.encode("utf-8", "surrogatepass")) > decoding.MAX_ID:
                 raise InvalidEventError(
-                    f"{name} is {value!r:.80}; it is a text of 1 to {decoding.MAX_ID} bytes"
+                    f"{name} is {value!r:.80}; it must be a text of 1 to {decoding.MAX_ID} bytes"
                 )
             if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
                 raise InvalidEventError(
-                    f"{name} is {value!r:.80}; it has a NUL or a lone surrogate, which no "
-                    f"database keeps"
+                    f"{name} is {value!r:.80}; databases cannot store its NUL or lone surrogate"
                 )
             object.__setattr__(self, name, value)
 
@@ -112,17 +110,16 @@ def publish_event(
     Args:
         name: the event's full name, such as ``"shop.order.created"``.
         payload: its arguments by name.
-        options: see :class:`Options`.
-        validate: check the payload against the contract, where this service knows one.
+        validate: check the payload against the contract, if this service has one.
 
     Returns:
         the event id.
 
     Raises:
-        InvalidEventError: the payload does not fit; nothing was published.
-        PublishError: one of its subclasses; with ``on_commit`` raised after the commit, and with
-            ``outbox`` only what is wrong with the event itself, never the broker.
-        ConfigurationError: AMQP_EVENTS is not set or wrong.
+        InvalidEventError: the name or payload is invalid; nothing was published.
+        PublishError: with ``on_commit`` after the commit; with ``outbox`` never because of
+            RabbitMQ.
+        ConfigurationError: AMQP_EVENTS is missing or invalid.
         OutboxError: the outbox has no table, or a transaction is open on another database.
     """
     return publish_many(name, [payload], options=options, validate=validate)[0]
@@ -137,9 +134,9 @@ def publish_many(
 ) -> list[str]:
     """Publish many events of one name, with a window of unconfirmed messages.
 
-    All payloads are validated before the first message leaves. With the outbox all are written
-    or none. In the other modes nothing is rolled back: where some fail, the first error is raised,
-    with ``errors`` on it: all errors by event id.
+    All payloads are validated before the first message is published. With the outbox, all events
+    are written or none. In the other modes, the first error is raised and has all errors by event
+    id in ``errors``; the other events are published.
 
     Returns:
         the event ids, in order.
@@ -160,56 +157,46 @@ def publish_many(
             )
         )  # fmt: skip
     if options.event_id is not None and len(messages) > 1:
-        raise InvalidEventError("one event_id cannot stand for several events; leave it out")
+        raise InvalidEventError("several events cannot share one event_id; omit it")
     mode = options.mode or settings.publish
     if not messages:
         return []
     if mode == "outbox" and not _diverted_backends and settings.backend == "amqp":
         _to_outbox(settings, messages, options)
-    elif mode != "immediate":
+        return [message.event_id for message in messages]
+    connection = None
+    if mode != "immediate":
         connection = transaction.get_connection(options.using or settings.database)
         before = None if _diverted_backends else _pending_in_transaction(connection)
         if isinstance(before, PendingPublish) and before.backend is target and before.mode == mode:
             before.messages += messages
-        else:
-            pending = PendingPublish(
-                messages=messages, backend=target, mode=mode, connection=connection
-            )
-            watch(pending)
-            if _connection_unused(connection):
-                pending()
-            else:
-                connection.on_commit(pending)
-    else:
-        pending = PendingPublish(messages=messages, backend=target, mode=mode)
-        watch(pending)
+            return [message.event_id for message in messages]
+    pending = PendingPublish(messages=messages, backend=target, mode=mode, connection=connection)
+    watch(pending)
+    if connection is None or _connection_unused(connection):
         pending()
+    else:
+        connection.on_commit(pending)
     return [message.event_id for message in messages]
 
 
 def require_payload_list(name: str, payloads: object) -> None:
-    """Refuse what is one payload, or none, in the place of many.
-
-    Raises:
-        InvalidEventError: it is so.
-    """
+    """Raise InvalidEventError for a single payload in the place of many."""
     if isinstance(payloads, (Mapping, str, bytes)) or not isinstance(payloads, Iterable):
         raise InvalidEventError(
-            f"publish_many() of event {name!r} was given a {type(payloads).__name__}; it takes a "
-            f"list of payloads, and publish() takes one"
+            f"publish_many() of event {name!r} got a {type(payloads).__name__}; pass a list of "
+            f"payloads, or use publish()"
         )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PendingPublish:
-    """Messages that are built and validated; calling it publishes them, once.
+    """Validated messages; calling it publishes them, once.
 
-    Also the callback that waits for a commit, which is how tests recognise it.
+    Also the callback that waits for a commit, by which tests recognise it.
 
     Attributes:
-        backend: where they go; settled when the event was published, not at the commit.
-        connection: the database connection whose commit they wait for, if any.
-        called: whether it was called; again does nothing.
+        connection: the database connection whose commit the messages wait for.
     """
 
     messages: list[Message]
@@ -220,7 +207,7 @@ class PendingPublish:
 
     @property
     def waiting(self) -> bool:
-        """Return True if it waits for a commit: neither published nor rolled back."""
+        """Return True if the transaction has neither been committed nor rolled back."""
         if self.called or self.connection is None:
             return False
         return any(entry[1] is self for entry in self.connection.run_on_commit)
@@ -246,13 +233,13 @@ class PendingPublish:
             if error is not None:
                 failed[message.event_id] = error
         if failed and self.mode == "outbox":
-            # A backend for tests or development: with a broker the row would wait.
+            # With RabbitMQ, the outbox would retry; this backend is for tests or development.
             for error in failed.values():
                 logger.error("%s", error)
         elif failed:
             first = next(iter(failed.values()))
             first.errors = failed
-            # Once: a broker that is away fails ten thousand of them alike.
+            # One line: while RabbitMQ is unreachable, all fail alike.
             logger.error(
                 "%d of %d events were not confirmed: %s", len(failed), len(self.messages), first
             )
@@ -262,9 +249,9 @@ class PendingPublish:
 
 
 def _connection_unused(connection: BaseDatabaseWrapper) -> bool:
-    """Return True if this thread has not used the database, so that no transaction is open.
+    """Return True if this thread has not connected, so that no transaction is open.
 
-    ``on_commit`` would connect to it only to find that out: a connection per thread that publishes.
+    ``on_commit`` would connect only to find that out, in each thread that publishes.
     """
     return (
         connection.connection is None
@@ -274,17 +261,16 @@ def _connection_unused(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _pending_in_transaction(connection: BaseDatabaseWrapper) -> PendingPublish | AfterCommit | None:
-    """Return what was published last in this transaction and shares its fate, if anything.
+    """Return the events that were published last in this transaction and savepoint, if any.
 
-    Django drops the callbacks after one that raises: events of their own callbacks would be lost
-    without a name when the first of them fails.
+    Further events join them: Django drops the callbacks after one that raises.
     """
     if not connection.in_atomic_block or not connection.run_on_commit:
         return None
     savepoints, last = connection.run_on_commit[-1][:2]
     if not isinstance(last, (PendingPublish, AfterCommit)) or last.called:
         return None
-    # A savepoint that was released is rolled back with what it lies in, and no more by itself.
+    # A savepoint that was released can only be rolled back with an outer one.
     active = set(connection.savepoint_ids)
     return last if active.intersection(savepoints) == active else None
 
@@ -292,16 +278,14 @@ def _pending_in_transaction(connection: BaseDatabaseWrapper) -> PendingPublish |
 # -- the outbox ------------------------------------------------------------------------------
 
 #: Events of one transaction, and bytes of their bodies, that are published from memory after its
-#: commit; the rest is read again, by a relay.
+#: commit; a relay publishes the others.
 KEPT: Final = 5_000
-
-
 KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AfterCommit:
-    """Rows of one transaction; calling it after the commit hands them to the courier, once.
+    """Rows of one transaction; calling it after the commit publishes them, once.
 
     Attributes:
         began: monotonic time before the first row was written.
@@ -311,7 +295,7 @@ class AfterCommit:
     rows: list[Row]
     alias: str
     began: float
-    courier: DirectPublisher
+    publisher: DirectPublisher
     size: int = 0
     called: bool = False
 
@@ -320,25 +304,25 @@ class AfterCommit:
             return
         self.called = True
         try:
-            self.courier.deliver(self.rows, alias=self.alias, began=self.began)
+            self.publisher.deliver(self.rows, alias=self.alias, began=self.began)
         except SoftTimeLimitExceeded:
-            # It is not about the events: the handler that has committed has run for too long.
+            # It concerns the handler that has committed, not the events.
             raise
         except Exception:
-            # The caller has committed, and the rows are safe.
+            # The rows are committed, so the caller must not see an error.
             logger.exception("%d events wait in the outbox for a relay", len(self.rows))
 
 
 def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options) -> None:
-    """Write messages into the outbox, and see that they are published after the commit."""
+    """Insert messages into the outbox, and publish them after the commit."""
     ours = get_direct_publisher(settings)
     alias = outbox_rows.alias_for(settings, options.using)
     connection = connections[alias]
     before = _pending_in_transaction(connection)
-    if not isinstance(before, AfterCommit) or before.courier is not ours:
+    if not isinstance(before, AfterCommit) or before.publisher is not ours:
         before = None
     kept = len(before.rows) if before else 0
-    # With transactions by hand (autocommit is off) nobody says when it has committed.
+    # With autocommit off, Django does not report commits.
     by_hand = not connection.in_atomic_block and not connection.get_autocommit()
     size = sum(len(message.body) for message in messages) + (before.size if before else 0)
     held = not by_hand and kept + len(messages) <= KEPT and size <= KEPT_BYTES
@@ -350,7 +334,7 @@ def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options
         before.rows += rows
         before.size = size
         return
-    delivery = AfterCommit(rows=rows, alias=alias, began=began, courier=ours, size=size)
+    delivery = AfterCommit(rows=rows, alias=alias, began=began, publisher=ours, size=size)
     if connection.in_atomic_block:
         connection.on_commit(delivery)
     else:
@@ -358,11 +342,10 @@ def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options
 
 
 def _announce(signal: Signal, settings: Settings, message: Message) -> None:
-    # Robust: what a receiver raises must not look like a publish that failed.
+    # An error of a receiver must not look like a failed publish.
     signal.send_robust(settings.service, event_id=message.event_id, name=message.name)
 
 
-#: Names that were found to be good.
 _valid_names: set[str] = set()
 
 
@@ -372,7 +355,7 @@ def _check_name(name: str) -> None:
     wrong = full_name_problem(name)
     if wrong:
         raise InvalidEventError(
-            f"{name!r:.80} is no event name: {wrong}; use words with dots between them, such as "
+            f"{name!r:.80} is not an event name: {wrong}; use words separated by dots, such as "
             f"shop.order.created"
         )
     if len(_valid_names) >= REMEMBERED:
@@ -393,7 +376,7 @@ def _message(
     """Validate a payload and build its message.
 
     Args:
-        checked: name and headers were, with the message before.
+        checked: name and headers were checked with the message before.
     """
     if not checked:
         _check_name(name)
@@ -444,7 +427,7 @@ class AmqpBackend:
         return datetime.now(UTC)
 
 
-#: Dotted paths, imported when first used: publishing to RabbitMQ needs no in-memory broker.
+#: Imported at first use: publishing to RabbitMQ needs no in-memory broker.
 BACKENDS: Final[Mapping[str, str]] = {
     "amqp": "django_amqp_events.publish.publisher.AmqpBackend",
     "memory": "django_amqp_events.memory.MemoryBackend",
@@ -453,11 +436,7 @@ BACKENDS: Final[Mapping[str, str]] = {
 
 
 _instances: dict[str, Backend] = {}
-
-
 Watch = Callable[[PendingPublish], object]
-
-
 _diverted_backends: list[tuple[Backend, Watch]] = []
 
 
@@ -479,12 +458,12 @@ def _ignore(pending: PendingPublish) -> None:
 
 @contextmanager
 def divert(to: Backend, watch: Watch = _ignore) -> Iterator[None]:
-    """Publish to another backend for the time of a block, in all threads (tests).
+    """Publish to another backend within a block, in all threads, for tests.
 
-    What is published in the block goes there, even where its commit comes later.
+    Events published in the block go there even if their commit comes later.
 
     Args:
-        watch: called with each :class:`Pending` before it is published or waits for a commit.
+        watch: receives each :class:`PendingPublish` before it is published or waits for a commit.
     """
     diversion = (to, watch)
     _diverted_backends.append(diversion)

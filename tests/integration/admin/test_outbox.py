@@ -308,7 +308,7 @@ def test_rows_of_a_renamed_service_are_shown_and_published(wire: Wire) -> None:
     assert wire.ids() == [mine[0].event_id]
     [state] = outbox.read_status(get_settings())
     assert state.severity == "error"
-    assert "3 of 'old' are due and no relay takes them" in state.meaning
+    assert "3 events are due in service 'old' and no relay publishes them" in state.meaning
     assert "events_relay --service old" in state.meaning
     out = io.StringIO()
     call_command("events_relay", "--service", "old", "--until-empty", stdout=out)
@@ -329,7 +329,7 @@ def test_rows_of_another_relayed_service_are_no_error(wire: Wire) -> None:
     [state] = outbox.read_status(get_settings())
     assert (state.severity, state.meaning) == (
         "ok",
-        "others are of services that share the table: billing (1)",
+        "other services use the table too: billing (1)",
     )
 
 

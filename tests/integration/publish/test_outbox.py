@@ -647,7 +647,7 @@ def test_unreadable_row_blocks_no_other(
     assert sorted(wire.ids()) == sorted(good)
     row = table().get()
     assert (row.event_id, row.attempts, row.claim) == (bad, 1, None)
-    assert "cannot be read as a message" in row.error
+    assert "is not a valid message" in row.error
     assert f"event {bad!r} in the outbox" in caplog.text
     assert outbox.count_pending(ALIAS, "shop").severity == "warning"
     table().update(envelope='{"headers": {}, "properties": {}}')
@@ -829,12 +829,12 @@ def test_events_status(
     table().update(attempts=4, error="a queue is full")
     code, out, _ = made.command("events_status", verbosity=0)
     assert code == 1
-    assert "3 could not be published and are tried again, up to 4 times so far: a queue" in out
+    assert "3 events are retried after up to 4 failed attempts: a queue" in out
     table().update(attempts=0, due_at=Now() - timedelta(hours=1))
     code, out, _ = made.command("events_status", "--format", "json")
     [found] = json.loads(out)["outbox"]
     assert (code, found["severity"], found["total"], found["overdue"]) == (1, "error", 3, 3)
-    assert "no relay takes them: run events_relay" in found["meaning"]
+    assert "no relay publishes them: run events_relay" in found["meaning"]
     with connections[ALIAS].schema_editor() as editor:
         editor.delete_model(OutboxEvent)
     code, out, _ = made.command("events_status")

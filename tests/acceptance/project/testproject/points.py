@@ -160,8 +160,9 @@ def _shorten(seconds: float) -> None:
 
 def _notice(seconds: int) -> None:
     """Shorten the heartbeats of the mirror and the retry interval of the relay."""
+    from django_amqp_events.backoff import Backoff
     from django_amqp_events.broker import batch_reader
     from django_amqp_events.publish import outbox_rows
 
     batch_reader.HEARTBEAT = seconds  # type: ignore[misc]
-    outbox_rows._CONNECTION_LOST = (1.0, 2.0, 10.0)  # type: ignore[misc]
+    outbox_rows._CONNECTION_LOST = Backoff(1.0, 10.0)  # type: ignore[misc]
