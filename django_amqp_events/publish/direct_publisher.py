@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from billiard.exceptions import SoftTimeLimitExceeded
@@ -51,30 +51,43 @@ BACKOFF: Final = Backoff(0.2, 5.0)
 LAST_CALL: Final = 2.0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class CommittedRows:
-    """Rows of one commit in the database *alias*.
+    """Rows of one transaction in the database *alias*; calling it after the commit publishes them.
 
     Attributes:
         began: monotonic time before the first row was written, from which its lease is measured.
+        size: bytes of the bodies.
         awaited: the committing thread waits for the answers, and settles the rows itself.
     """
 
+    publisher: DirectPublisher
     rows: list[Row]
     alias: str
     began: float
-    awaited: bool
+    size: int
+    called: bool = False
+    awaited: bool = False
     answers: list[Answer] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def size(self) -> int:
-        return sum(len(row.message.body) for row in self.rows)
 
     @property
     def late(self) -> bool:
         """Return True if a relay might claim the rows before they are confirmed."""
         return time.monotonic() > self.began + outbox_rows.BEGIN_WITHIN
+
+    def __call__(self) -> None:
+        if self.called:
+            return
+        self.called = True
+        try:
+            self.publisher.deliver(self)
+        except SoftTimeLimitExceeded:
+            # It concerns the handler that has committed, not the events.
+            raise
+        except Exception:
+            # The rows are committed, so the caller must not see an error.
+            logger.exception("%d events wait in the outbox for a relay", len(self.rows))
 
 
 class DirectPublisher:
@@ -104,11 +117,11 @@ class DirectPublisher:
 
     # -- in the committing thread ---------------------------------------------------------------
 
-    def deliver(self, rows: list[Row], *, alias: str, began: float) -> None:
+    def deliver(self, commit: CommittedRows) -> None:
         """Publish committed rows, or leave them to a relay; no error of RabbitMQ is raised."""
         if self._pid != os.getpid():
             self.forget_after_fork()
-        commit = CommittedRows(rows, alias, began, awaited=self.prompt)
+        commit.awaited = self.prompt
         why = self._enqueue(commit)
         if why:
             self._postpone(commit, why)
@@ -129,12 +142,12 @@ class DirectPublisher:
         """Add rows to the backlog; return the reason if that is impossible."""
         if commit.late:
             return "its transaction took too long"
-        size = commit.size
         with self._changed:
             if self._closing:
                 return "this process ends"
             if self._backlog and (
-                self._rows + len(commit.rows) > BACKLOG_ROWS or self._bytes + size > BACKLOG_BYTES
+                self._rows + len(commit.rows) > BACKLOG_ROWS
+                or self._bytes + commit.size > BACKLOG_BYTES
             ):
                 return "too many events wait for RabbitMQ in this process"
             if self._thread is None or not self._thread.is_alive():
@@ -149,7 +162,7 @@ class DirectPublisher:
                 self._thread = thread
             self._backlog.append(commit)
             self._rows += len(commit.rows)
-            self._bytes += size
+            self._bytes += commit.size
             self._changed.notify_all()
         return ""
 
@@ -231,7 +244,8 @@ class DirectPublisher:
             if not self._hand_back(commit, tried):
                 mine.setdefault(commit.alias, []).extend(tried)
             if untried := [answer.row for answer in found if answer.untried]:
-                waiting.append(CommittedRows(untried, commit.alias, commit.began, awaited=False))
+                size = sum(len(row.message.body) for row in untried)
+                waiting.append(replace(commit, rows=untried, size=size, awaited=False))
         for alias, tried in mine.items():
             if tried:
                 self._settle(alias, tried)

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
-from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
@@ -40,8 +39,7 @@ from ..message.headers import check_headers
 from ..message.types import Message
 from ..signals import event_published, event_unrouted
 from . import outbox_rows
-from .direct_publisher import DirectPublisher, get_direct_publisher
-from .outbox_rows import Row
+from .direct_publisher import CommittedRows, get_direct_publisher
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +258,9 @@ def _connection_unused(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
-def _pending_in_transaction(connection: BaseDatabaseWrapper) -> PendingPublish | AfterCommit | None:
+def _pending_in_transaction(
+    connection: BaseDatabaseWrapper,
+) -> PendingPublish | CommittedRows | None:
     """Return the events that were published last in this transaction and savepoint, if any.
 
     Further events join them: Django drops the callbacks after one that raises.
@@ -268,7 +268,7 @@ def _pending_in_transaction(connection: BaseDatabaseWrapper) -> PendingPublish |
     if not connection.in_atomic_block or not connection.run_on_commit:
         return None
     savepoints, last = connection.run_on_commit[-1][:2]
-    if not isinstance(last, (PendingPublish, AfterCommit)) or last.called:
+    if not isinstance(last, (PendingPublish, CommittedRows)) or last.called:
         return None
     # A savepoint that was released can only be rolled back with an outer one.
     active = set(connection.savepoint_ids)
@@ -283,43 +283,13 @@ KEPT: Final = 5_000
 KEPT_BYTES: Final = 16 * 1024 * 1024
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class AfterCommit:
-    """Rows of one transaction; calling it after the commit publishes them, once.
-
-    Attributes:
-        began: monotonic time before the first row was written.
-        size: bytes of the bodies.
-    """
-
-    rows: list[Row]
-    alias: str
-    began: float
-    publisher: DirectPublisher
-    size: int = 0
-    called: bool = False
-
-    def __call__(self) -> None:
-        if self.called:
-            return
-        self.called = True
-        try:
-            self.publisher.deliver(self.rows, alias=self.alias, began=self.began)
-        except SoftTimeLimitExceeded:
-            # It concerns the handler that has committed, not the events.
-            raise
-        except Exception:
-            # The rows are committed, so the caller must not see an error.
-            logger.exception("%d events wait in the outbox for a relay", len(self.rows))
-
-
 def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options) -> None:
     """Insert messages into the outbox, and publish them after the commit."""
     ours = get_direct_publisher(settings)
     alias = outbox_rows.alias_for(settings, options.using)
     connection = connections[alias]
     before = _pending_in_transaction(connection)
-    if not isinstance(before, AfterCommit) or before.publisher is not ours:
+    if not isinstance(before, CommittedRows) or before.publisher is not ours:
         before = None
     kept = len(before.rows) if before else 0
     # With autocommit off, Django does not report commits.
@@ -334,7 +304,7 @@ def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options
         before.rows += rows
         before.size = size
         return
-    delivery = AfterCommit(rows=rows, alias=alias, began=began, publisher=ours, size=size)
+    delivery = CommittedRows(rows=rows, alias=alias, began=began, publisher=ours, size=size)
     if connection.in_atomic_block:
         connection.on_commit(delivery)
     else:

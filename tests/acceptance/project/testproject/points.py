@@ -106,8 +106,8 @@ def arm() -> None:
 
         setattr(owner, name, run)
 
-    def committed(_: Any, rows: Any, **options: Any) -> list[str]:
-        ids = [row.message.event_id for row in rows]
+    def committed(_: Any, commit: Any) -> list[str]:
+        ids = [row.message.event_id for row in commit.rows]
         if "committed" in POINTS:
             # Whoever is killed here cannot say it any more: the transaction has committed.
             ledger.write("committed", events=ids)
