@@ -1,7 +1,7 @@
-"""A broker in memory with the worker's half on it: ``BACKEND`` ``memory`` and ``inline``.
+"""A broker in memory for ``BACKEND`` ``memory`` and ``inline``.
 
-``broker``   interprets a topology as RabbitMQ does: routing, delays, dead letters
-``backend``  publishes to it and runs handlers from it, with the code of the real worker
+``broker``   RabbitMQ's routing, delays and dead letters
+``backend``  publishing and handling, with the code of the real worker
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker's half on the in-memory broker: the real worker's code, without a worker."""
+"""Handle events from the in-memory broker with the code of the real worker."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import DatabaseError, connections, transaction
 
 from ..broker.connection import celery_app, current_celery_app
-from ..broker.topology import Names, Topology, build
+from ..broker.topology import Names, build
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
 from ..declare.registry import Registry, get_registry
@@ -40,9 +41,9 @@ from .broker import Clock, MemoryBroker, Stored
 
 logger = logging.getLogger(__name__)
 
-#: Runs of handlers after which events are taken to go round without end.
+#: Deliveries after which a run is considered endless.
 RUN_LIMIT: Final = 10_000
-#: The same for ``inline``, where one publish would wait for them.
+#: The same for ``inline``, where a publish waits for them.
 INLINE_RUN_LIMIT: Final = 1_000
 #: Failed events that ``inline`` keeps.
 INLINE_KEEPS: Final = 1_000
@@ -57,10 +58,9 @@ class Waiting:
     """An event that waits for its next attempt.
 
     Attributes:
-        attempt: the attempt that is to come.
-        due_at: when it is due, aware.
-        exception: what the last attempt raised: class name and first line.
-        payload: its arguments by name, ``None`` where the body cannot be read.
+        attempt: number of that attempt.
+        exception: class and first line of what the last attempt raised.
+        payload: arguments by name, ``None`` if the body is unreadable.
     """
 
     handler: str
@@ -68,45 +68,35 @@ class Waiting:
     attempt: int
     due_at: datetime | None
     exception: str = ""
-    payload: dict[str, Any] | None = field(default=None)
+    payload: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class _World:
-    """The registry and topology of the settings."""
+    """What settings and registry declare."""
 
-    settings: Settings
-    registry: Registry
-    topology: Topology
-    dispatcher: Dispatcher
-    copies: OutgoingMessages
-
-    @classmethod
-    def of(cls, settings: Settings, registry: Registry, worker: str) -> _World:
+    def __init__(self, settings: Settings, registry: Registry, worker: str) -> None:
         names = Names.of(settings)
-        topology = build(settings, registry)
-        return cls(
-            settings,
-            registry,
-            topology,
-            Dispatcher(settings, registry, names),
-            OutgoingMessages(settings=settings, names=names, delays=topology.delays, worker=worker),
+        self.settings, self.registry = settings, registry
+        self.topology = build(settings, registry)
+        self.dispatcher = Dispatcher(settings, registry, names)
+        self.outgoing = OutgoingMessages(
+            settings=settings, names=names, delays=self.topology.delays, worker=worker
         )
 
 
 class MemoryBackend:
     """An in-memory broker with a worker that runs on demand.
 
-    Time stands still until :meth:`advance` moves it. Handlers run as in a worker, but for time
-    limits and rate limits, which are not enforced, and results, which are not stored.
+    Time stands still until :meth:`advance`. Handlers run as in a worker, but without time limits,
+    rate limits and results.
 
     Args:
-        clock: its time; a clock of its own by default, which starts at the present.
+        clock: starts at the present by default.
     """
 
-    #: Name of the worker, in handlers' requests, histories and archive.
+    #: Worker name in requests, histories and the archive.
     worker: str = "memory"
-    #: Log the traceback of what is archived; Celery logs it as well, where it has a handler.
+    #: Log the tracebacks of archived events.
     log_tracebacks: bool = False
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
@@ -132,13 +122,13 @@ class MemoryBackend:
         return [self.broker.publish(message, mandatory=mandatory) for message in messages]
 
     def watch(self, pending: PendingPublish) -> None:
-        """Remember what waits for a commit that a TestCase never makes; see :meth:`run`."""
+        """Remember events that wait for a commit, for :meth:`run`."""
         if pending.connection is not None:
             with self._lock:
                 self._pending.append(pending)
 
     def _commit(self) -> None:
-        """Publish what waits for nothing but the transaction of Django's TestCase."""
+        """Publish events that wait only for the transaction of Django's TestCase."""
         with self._lock:
             waiting = [item for item in self._pending if item.waiting]
             ready = [item for item in waiting if _only_test_case_holds(item)]
@@ -149,19 +139,19 @@ class MemoryBackend:
     # -- handling -------------------------------------------------------------------------
 
     def run(self, limit: int = RUN_LIMIT) -> int:
-        """Handle what is ready until nothing is.
+        """Handle events until none is ready.
 
-        Events that wait for the commit of Django's ``TestCase``, which never comes, are
-        published first; those inside a transaction of the test's own wait for its end.
+        Events that wait for the commit of Django's ``TestCase``, which never happens, are published
+        first; those in a transaction of the test itself wait for its end.
 
         Args:
-            limit: deliveries after which it gives up.
+            limit: maximum number of deliveries.
 
         Returns:
-            the number of deliveries that were handled.
+            the number of deliveries.
 
         Raises:
-            EndlessEventsError: handlers keep publishing events that are ready at once.
+            EndlessEventsError: more events are ready after *limit* deliveries.
         """
         count = 0
         while True:
@@ -173,18 +163,14 @@ class MemoryBackend:
             if count >= limit:
                 self.broker.reject(stored, requeue=True)
                 raise EndlessEventsError(
-                    f"{count} deliveries were handled and more are ready; look for a handler that "
-                    f"publishes the event that it handles"
+                    f"{count} deliveries were handled and more are ready; a handler may publish "
+                    f"the event that it handles"
                 )
             count += 1
             self._handle(world, stored)
 
     def advance(self, seconds: float) -> int:
-        """Move the clock on, stopping at each time when something is due, and handle it there.
-
-        Returns:
-            the number of deliveries that were handled.
-        """
+        """Move the clock, and handle each event when it is due; return the number of deliveries."""
         return self._run_until(self.now() + timedelta(seconds=seconds))
 
     def _run_until(self, target: datetime) -> int:
@@ -196,9 +182,8 @@ class MemoryBackend:
         return count
 
     def _next_due(self) -> datetime | None:
-        times = [moment for moment, _ in self._held]
-        expiry = self.broker.next_expiry()
-        return min([*times, *([expiry] if expiry else [])], default=None)
+        times = [*(moment for moment, _ in self._held), self.broker.next_expiry()]
+        return min((moment for moment in times if moment is not None), default=None)
 
     def _next(self, world: _World) -> Stored | None:
         with self._lock:
@@ -210,12 +195,12 @@ class MemoryBackend:
             return self.broker.take(world.registry.by_queue())
 
     def _current(self) -> _World:
-        """Return what is declared now; a change of settings or handlers is declared anew."""
+        """Return what is declared; declare it again after a change of settings or handlers."""
         settings, registry = get_settings(), get_registry()
         with self._lock:
             world = self._world
             if world is None or world.settings is not settings or world.registry is not registry:
-                world = self._world = _World.of(settings, registry, self.worker)
+                world = self._world = _World(settings, registry, self.worker)
                 self.broker.declare(world.topology)
             return world
 
@@ -223,12 +208,12 @@ class MemoryBackend:
         try:
             self._dispatch(world, stored)
         except BaseException:
-            # As when a worker dies: the broker has it again.
+            # As when a worker dies.
             self.broker.reject(stored, requeue=True)
             raise
 
     def _dispatch(self, world: _World, stored: Stored) -> None:
-        """Read, run and settle one delivery, as worker.consumer and worker.settlement do."""
+        """Read, run and settle one delivery, as the worker's step and settler do."""
         reading = Reading(received=stored.received())
         payload = world.dispatcher.read(reading)
         if isinstance(payload, Verdict):
@@ -236,7 +221,7 @@ class MemoryBackend:
             return
         remaining = reading.remaining(self.now())
         if remaining > HOLDABLE:
-            self._copy(world.copies.postponed(reading, self.now()))
+            self._copy(world.outgoing.postponed(reading, self.now()))
         elif remaining > 0:
             with self._lock:
                 self._held.append((self.now() + timedelta(seconds=remaining), stored))
@@ -245,7 +230,7 @@ class MemoryBackend:
 
     def _run_handler(self, world: _World, reading: Reading, payload: Payload) -> Verdict:
         _, handler = reading.known
-        # Without a broker any app will do, also the one that Celery makes by itself.
+        # Without RabbitMQ, Celery's default app is sufficient.
         app = celery_app(world.settings) if world.settings.celery_app else current_celery_app()
         register(app, {handler.name: handler})
         request = {
@@ -260,7 +245,7 @@ class MemoryBackend:
         if verdict.kind == "requeue":
             self.broker.reject(stored, requeue=True)
             return
-        message = world.copies.build(reading, verdict, self.now())
+        message = world.outgoing.build(reading, verdict, self.now())
         if message is not None:
             self._copy(message)
         announce(world.settings.service, reading, verdict, with_traceback=self.log_tracebacks)
@@ -270,45 +255,28 @@ class MemoryBackend:
         if error is not None:
             raise error
 
-    # -- looking --------------------------------------------------------------------------
+    # -- inspecting -----------------------------------------------------------------------
 
     @property
     def archived(self) -> list[Archived]:
-        """Events that ended in the archive, oldest first."""
+        """Archived events, oldest first."""
         return [item for item in self._archive() if isinstance(item, Archived)]
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Replays that ended well, oldest first."""
+        """Outcomes of replays that succeeded, oldest first."""
         return [item for item in self._archive() if isinstance(item, Outcome)]
 
     def _archive(self) -> Iterator[Archived | Outcome]:
-        for received, _ in self.broker.peek(self._current().topology.names.archive):
+        for received in self.broker.peek(self._current().topology.names.archive):
             yield archive_message.read(received)
 
     @property
     def waiting(self) -> list[Waiting]:
         """Events that wait for their next attempt, the first due first."""
         world = self._current()
-        found = []
-        for queue in world.topology.queues:
-            if queue.role == "delay":
-                for received, _ in self.broker.peek(queue.name):
-                    event, progress = decoding.identify(received, trusted=True)
-                    last = progress.history[-1] if progress.history else {}
-                    exception = ": ".join(
-                        filter(None, (last.get("exception"), last.get("message")))
-                    )
-                    found.append(
-                        Waiting(
-                            handler=progress.handler or "",
-                            event=event,
-                            attempt=progress.attempt,
-                            due_at=progress.due_at,
-                            exception=exception,
-                            payload=_payload(world, received),
-                        )
-                    )
+        delays = [queue.name for queue in world.topology.queues if queue.role == "delay"]
+        found = [_waiting(world, each) for queue in delays for each in self.broker.peek(queue)]
         return sorted(found, key=lambda item: item.due_at or self.now())
 
     @property
@@ -317,18 +285,28 @@ class MemoryBackend:
         return self.broker.depths()
 
     def clear(self) -> None:
-        """Drop all events, those waiting for a commit included; the clock keeps its time."""
+        """Drop all events, also those that wait for a commit; keep the time."""
         with self._lock:
             self._held.clear()
             self._pending.clear()
             self.broker.clear()
 
 
-def _payload(world: _World, received: Received) -> dict[str, Any] | None:
+def _waiting(world: _World, received: Received) -> Waiting:
+    event, progress = decoding.identify(received, trusted=True)
+    last = progress.history[-1] if progress.history else {}
     try:
-        return dict(decoding.decode(received, world.settings.max_body).kwargs)
+        payload = dict(decoding.decode(received, world.settings.max_body).kwargs)
     except Malformed:
-        return None
+        payload = None
+    return Waiting(
+        handler=progress.handler or "",
+        event=event,
+        attempt=progress.attempt,
+        due_at=progress.due_at,
+        exception=": ".join(filter(None, (last.get("exception"), last.get("message")))),
+        payload=payload,
+    )
 
 
 def _only_test_case_holds(pending: PendingPublish) -> bool:
@@ -348,10 +326,10 @@ def _only_test_case_holds(pending: PendingPublish) -> bool:
 
 @contextmanager
 def _savepoints() -> Iterator[None]:
-    """Give a handler a savepoint in each transaction that is open around it.
+    """Give a handler a savepoint in each open transaction.
 
-    In a worker none is: a database error breaks the handler's own transaction and nothing
-    else. Without this it would break the test's, or the publisher's.
+    In a worker no transaction is open. Here, a handler's database error would break the transaction
+    of the test or publisher.
     """
     with suppress(DatabaseError), ExitStack() as stack:
         for connection in connections.all(initialized_only=True):
@@ -361,12 +339,13 @@ def _savepoints() -> Iterator[None]:
 
 
 class _Inline(MemoryBackend):
-    """One publish of the inline backend, with its own broker and clock."""
+    """The broker, clock and worker of one inline publish."""
 
     worker = "inline"
     log_tracebacks = True
 
-    def run_to_the_end(self) -> None:
+    def run_all(self) -> None:
+        """Handle events, and retries at once, until none is left."""
         count = 0
         while True:
             count += self.run(max(1, INLINE_RUN_LIMIT - count))
@@ -375,8 +354,8 @@ class _Inline(MemoryBackend):
                 return
             if count >= INLINE_RUN_LIMIT:
                 raise EndlessEventsError(
-                    f"{count} deliveries were handled and {len(self.waiting)} more events wait for "
-                    f"a retry; they are dropped"
+                    f"{count} deliveries were handled; {len(self.waiting)} events that wait for a "
+                    f"retry are dropped"
                 )
             self.clock.move_to(due)
 
@@ -385,24 +364,23 @@ _session: ContextVar[_Inline | None] = ContextVar("amqp_events_inline", default=
 
 
 class InlineBackend:
-    """Runs this service's handlers in the process that publishes, before the publish returns.
+    """Runs this service's handlers before the publish returns, for development without RabbitMQ.
 
-    For development without a broker. A failed handler is retried at once, as often as its
-    policy says, with the due times that it would have had; what finally fails is logged with
-    its traceback and kept in :attr:`failed`. Nothing that a handler raises reaches the publisher,
-    and handlers of other services are not there.
+    A failed handler is retried at once, with the due times of its policy. Archived events are
+    logged with their traceback and kept in :attr:`failed`; no handler's error reaches the
+    publisher. Handlers of other services do not run.
 
-    An event that a handler publishes is handled after that handler. Called where an event loop
-    runs, the handlers run in a thread while the loop stands still; ``apublish`` does better.
+    An event that a handler publishes is handled after that handler. In an event loop, handlers run
+    in a thread and block the loop; use ``apublish`` there.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        #: What finally failed in this process, the newest last.
+        #: The last archived events of this process, the newest last.
         self.failed: deque[Archived] = deque(maxlen=INLINE_KEEPS)
 
     def now(self) -> datetime:
-        """Return the present, or the pretended time of the handler that runs."""
+        """Return the present, or the simulated time of the running handler."""
         session = _session.get()
         return session.now() if session is not None else utc_now()
 
@@ -424,9 +402,9 @@ class InlineBackend:
         token = _session.set(session)
         try:
             session.publish(messages, mandatory=False)
-            session.run_to_the_end()
+            session.run_all()
         except EndlessEventsError as exc:
-            logger.error("inline events stopped: %s", exc)  # noqa: TRY400 - where says nothing
+            logger.error("inline events stopped: %s", exc)  # noqa: TRY400 - the place does not matter
         finally:
             _session.reset(token)
             self.failed.extend(session.archived)
@@ -441,19 +419,11 @@ def _in_event_loop() -> bool:
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
-    context = copy_context()
-    errors: list[BaseException] = []
-
-    def target() -> None:
+    def run() -> None:
         try:
-            context.run(work)
-        except BaseException as exc:  # noqa: BLE001 - raised again where it was called
-            errors.append(exc)
+            work()
         finally:
             connections.close_all()
 
-    thread = threading.Thread(target=target, name="amqp-events-inline")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="amqp-events-inline") as pool:
+        pool.submit(copy_context().run, run).result()

@@ -1,7 +1,6 @@
-"""RabbitMQ's routing, delays and dead letters, in memory.
+"""RabbitMQ's routing, delays and dead letters in memory, as far as our topology uses them.
 
-Only what our topology asks for, and that as RabbitMQ does it. Each rule has its counterpart in
-tests/contract, which runs on both.
+tests/contract checks each rule here and on RabbitMQ.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -38,42 +37,37 @@ class Clock:
         return self._now
 
     def move_to(self, moment: datetime) -> None:
-        """Move on to *moment*; what has passed stays passed."""
+        """Move to *moment*, unless it is in the past."""
         self._now = max(self._now, moment)
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Stored:
-    """A queue's copy of a message.
+    """A message in a queue.
 
     Attributes:
         sequence: order of arrival over all queues.
-        expires_at: when the queue's time to live ends it.
-        delivery_count: how often it was given back.
+        expires_at: when the time to live of the queue or message ends.
     """
 
     queue: str
-    exchange: str
-    routing_key: str
-    body: bytes
-    headers: dict[str, Any]
-    properties: Mapping[str, Any]
+    message: Message
     sequence: int
     expires_at: datetime | None = None
     delivery_count: int = 0
 
     def received(self) -> Received:
-        """Return it as a consumer gets it."""
-        headers = dict(self.headers)
+        """Return the message as a consumer receives it."""
+        headers = dict(self.message.headers)
         if self.delivery_count:
             headers["x-delivery-count"] = self.delivery_count
         return Received(
             queue=self.queue,
-            exchange=self.exchange,
-            routing_key=self.routing_key,
-            body=self.body,
+            exchange=self.message.exchange,
+            routing_key=self.message.routing_key,
+            body=self.message.body,
             headers=headers,
-            properties=dict(self.properties),
+            properties=dict(self.message.properties),
             redelivered=self.delivery_count > 0,
         )
 
@@ -82,7 +76,7 @@ class Stored:
 class _Queue:
     definition: Queue
     ready: deque[Stored] = field(default_factory=deque)
-    #: Dead letters without a route: at-least-once keeps them until there is one.
+    #: Dead letters without a route, which the strategy at-least-once keeps until there is one.
     stuck: list[tuple[Stored, Death]] = field(default_factory=list)
 
     def argument(self, name: str) -> Any:
@@ -90,7 +84,7 @@ class _Queue:
 
 
 class MemoryBroker:
-    """Exchanges, queues and bindings with messages in them. Safe to use from several threads."""
+    """Exchanges, bindings and queues with their messages; thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -101,7 +95,7 @@ class MemoryBroker:
         self._sequence = itertools.count(1)
 
     def declare(self, topology: Topology) -> None:
-        """Declare a topology; messages are kept, bindings not in it are removed."""
+        """Declare a topology: keep messages, remove bindings that it does not have."""
         with self._lock:
             self._exchanges = {exchange.name: exchange for exchange in topology.exchanges}
             for definition in topology.queues:
@@ -132,14 +126,7 @@ class MemoryBroker:
                 )
             queues = self._route(message.exchange, message.routing_key)
             for queue in queues:
-                self._store(
-                    queue,
-                    exchange=message.exchange,
-                    routing_key=message.routing_key,
-                    body=message.body,
-                    headers=dict(message.headers),
-                    properties=dict(message.properties),
-                )
+                self._store(queue, message)
         if not queues and mandatory:
             return UnroutableError(
                 f"no queue is bound for {what} (exchange {message.exchange!r}, routing key "
@@ -149,7 +136,7 @@ class MemoryBroker:
         return None
 
     def _route(self, exchange: str, key: str) -> list[str]:
-        """Return the queues, each once however many bindings match."""
+        """Return the queues of a message, each once."""
         if not exchange:
             return [key] if key in self._queues else []
         definition = self._exchanges.get(exchange)
@@ -165,32 +152,12 @@ class MemoryBroker:
             return self._route(alternate, key)
         return list(found)
 
-    def _store(
-        self,
-        queue: str,
-        *,
-        exchange: str,
-        routing_key: str,
-        body: bytes,
-        headers: dict[str, Any],
-        properties: Mapping[str, Any],
-    ) -> None:
+    def _store(self, queue: str, message: Message) -> None:
         held = self._queues[queue]
-        limits = [held.argument("x-message-ttl"), properties.get("expiration")]
+        limits = [held.argument("x-message-ttl"), message.properties.get("expiration")]
         ttl = min((int(limit) for limit in limits if limit is not None), default=None)
         expires_at = None if ttl is None else self.clock.now() + timedelta(milliseconds=ttl)
-        held.ready.append(
-            Stored(
-                queue=queue,
-                exchange=exchange,
-                routing_key=routing_key,
-                body=body,
-                headers=headers,
-                properties=properties,
-                sequence=next(self._sequence),
-                expires_at=expires_at,
-            )
-        )
+        held.ready.append(Stored(queue, message, next(self._sequence), expires_at))
         most = held.argument("x-max-length")
         while most is not None and len(held.ready) > most:
             self._die(held, held.ready.popleft(), "maxlen")
@@ -200,20 +167,12 @@ class MemoryBroker:
     def take(self, queues: Iterable[str]) -> Stored | None:
         """Return and remove the oldest ready message of some queues."""
         with self._lock:
-            heads = [
-                queue
-                for name in queues
-                if (queue := self._queues.get(name)) is not None and queue.ready
-            ]
-            if not heads:
-                return None
-            return min(heads, key=lambda queue: queue.ready[0].sequence).ready.popleft()
+            found = [self._queues[name] for name in queues if name in self._queues]
+            heads = [queue.ready for queue in found if queue.ready]
+            return min(heads, key=lambda ready: ready[0].sequence).popleft() if heads else None
 
     def reject(self, stored: Stored, *, requeue: bool) -> None:
-        """Give a message back; past the queue's delivery limit it is a dead letter.
-
-        A delivery limit of N means N + 1 deliveries.
-        """
+        """Requeue or dead-letter a message; a delivery limit of N means N + 1 deliveries."""
         with self._lock:
             queue = self._queues[stored.queue]
             if not requeue:
@@ -229,7 +188,7 @@ class MemoryBroker:
     # -- time and death -------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Dead-letter what has lived its time, in the order in which it did."""
+        """Dead-letter expired messages, in the order of their expiry."""
         with self._lock:
             for queue in self._queues.values():
                 stuck, queue.stuck = queue.stuck, []
@@ -243,13 +202,13 @@ class MemoryBroker:
                 self._die(queue, first, "expired")
 
     def next_expiry(self) -> datetime | None:
-        """Return when the next message expires, ``None`` where none does."""
+        """Return when the next message expires."""
         with self._lock:
             first = min(self._expiring(), key=_expiry, default=None)
             return first.expires_at if first else None
 
     def _expiring(self) -> Iterator[Stored]:
-        # A queue looks at its head only, as a quorum queue does.
+        # As in a quorum queue, only the head can expire.
         for queue in self._queues.values():
             if queue.ready and queue.ready[0].expires_at is not None:
                 yield queue.ready[0]
@@ -259,7 +218,7 @@ class MemoryBroker:
         if exchange is None:
             return
         key = queue.argument("x-dead-letter-routing-key")
-        key = stored.routing_key if key is None else key
+        key = stored.message.routing_key if key is None else key
         targets = self._route(exchange, key)
         if not targets:
             if queue.argument("x-dead-letter-strategy") == "at-least-once":
@@ -268,23 +227,29 @@ class MemoryBroker:
         for target in targets:
             self._store(
                 target,
-                exchange=exchange,
-                routing_key=key,
-                body=stored.body,
-                headers=_with_death(stored, death, self.clock.now()),
-                properties={k: v for k, v in stored.properties.items() if k != "expiration"},
+                Message(
+                    exchange=exchange,
+                    routing_key=key,
+                    body=stored.message.body,
+                    headers=_with_death(stored, death, self.clock.now()),
+                    properties={
+                        name: value
+                        for name, value in stored.message.properties.items()
+                        if name != "expiration"
+                    },
+                ),
             )
 
-    # -- looking --------------------------------------------------------------------------
+    # -- inspecting -----------------------------------------------------------------------
 
-    def peek(self, queue: str) -> list[tuple[Received, datetime | None]]:
-        """Return a queue's messages, oldest first, each with the time when it expires."""
+    def peek(self, queue: str) -> list[Received]:
+        """Return a queue's messages, oldest first."""
         with self._lock:
             held = self._queues.get(queue)
-            return [(item.received(), item.expires_at) for item in held.ready] if held else []
+            return [item.received() for item in held.ready] if held else []
 
     def depths(self) -> dict[str, int]:
-        """Return how many messages each queue has, those without any left out."""
+        """Return the number of messages per queue, without empty queues."""
         with self._lock:
             return {
                 name: count
@@ -304,8 +269,9 @@ def _expiry(stored: Stored) -> tuple[datetime, int]:
 
 
 def _with_death(stored: Stored, death: Death, now: datetime) -> dict[str, Any]:
-    """Return the headers with the broker's own death history brought up to date."""
-    headers = dict(stored.headers)
+    """Return a message's headers with the death history that RabbitMQ keeps."""
+    message = stored.message
+    headers = dict(message.headers)
     deaths = [dict(entry) for entry in headers.get("x-death") or ()]
     entry = next(
         (e for e in deaths if e["queue"] == stored.queue and e["reason"] == death), None
@@ -314,12 +280,12 @@ def _with_death(stored: Stored, death: Death, now: datetime) -> dict[str, Any]:
         "reason": death,
         "queue": stored.queue,
         "time": now,
-        "exchange": stored.exchange,
-        "routing-keys": [stored.routing_key],
+        "exchange": message.exchange,
+        "routing-keys": [message.routing_key],
     }
     entry["count"] += 1
     headers["x-death"] = [entry, *(other for other in deaths if other is not entry)]
-    headers.setdefault("x-first-death-exchange", stored.exchange)
+    headers.setdefault("x-first-death-exchange", message.exchange)
     headers.setdefault("x-first-death-queue", stored.queue)
     headers.setdefault("x-first-death-reason", death)
     if stored.delivery_count:

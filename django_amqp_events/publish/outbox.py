@@ -110,7 +110,7 @@ def read_status(settings: Settings) -> list[OutboxStatus | UnreachableOutbox]:
         except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
             if alias == settings.database and settings.publish == "outbox":
                 remedy = "; run `manage.py migrate`" if no_table(exc) else ""
-                found.append(UnreachableOutbox(alias, f"unreachable: {error_line(exc)}{remedy}"))
+                found.append(UnreachableOutbox(alias, f"cannot be read: {error_line(exc)}{remedy}"))
             continue
         if state.total or state.others or alias == settings.database:
             found.append(state)

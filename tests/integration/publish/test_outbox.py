@@ -839,7 +839,7 @@ def test_events_status(
         editor.delete_model(OutboxEvent)
     code, out, _ = made.command("events_status")
     assert code == 2
-    assert "cannot be seen" in out
+    assert "cannot be read" in out
     assert "run `manage.py migrate`" in out
 
 

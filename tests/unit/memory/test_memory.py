@@ -84,7 +84,7 @@ def queue(name: str, **arguments: Any) -> Queue:
 
 
 def bodies(broker: MemoryBroker, name: str) -> list[bytes]:
-    return [received.body for received, _ in broker.peek(name)]
+    return [received.body for received in broker.peek(name)]
 
 
 def test_direct_fanout_topic_and_default_exchanges() -> None:
@@ -126,7 +126,7 @@ def test_alternate_exchange_takes_unroutable_messages() -> None:
         [Binding(exchange="other", queue="rest")],
     )
     assert broker.publish(message("main", "k"), mandatory=True) is None
-    ((received, _),) = broker.peek("rest")
+    (received,) = broker.peek("rest")
     assert (received.exchange, received.routing_key) == ("main", "k")
 
 
@@ -153,7 +153,7 @@ def test_a_time_to_live_ends_in_the_dead_letter_exchange() -> None:
     clock.move_to(START + timedelta(seconds=9))
     broker.expire()
     assert broker.depths() == {"end": 2}
-    (first, _), (second, _) = broker.peek("end")
+    first, second = broker.peek("end")
     assert (first.body, first.routing_key, first.exchange) == (b"put", "k", "dlx")
     assert (second.body, second.routing_key) == (b"kept", "kept")
     death = first.headers["x-death"][0]
@@ -182,7 +182,7 @@ def test_deaths_are_counted_along_the_chain() -> None:
     for second in (1, 2):
         clock.move_to(START + timedelta(seconds=second))
         broker.expire()
-    counts = [received.headers["x-death"][0]["count"] for received, _ in broker.peek("b")]
+    counts = [received.headers["x-death"][0]["count"] for received in broker.peek("b")]
     assert counts == [1, 2]
 
 
@@ -219,7 +219,7 @@ def test_rejects_and_the_delivery_limit() -> None:
     broker.publish(message("", "a", b"1"), mandatory=True)
     broker.publish(message("", "a", b"2"), mandatory=True)
     deliveries = 0
-    while (taken := broker.take(["a"])) and taken.body == b"1":
+    while (taken := broker.take(["a"])) and taken.message.body == b"1":
         assert taken.received().redelivered is (deliveries > 0)
         assert taken.received().headers.get("x-delivery-count", 0) == deliveries
         deliveries += 1
@@ -227,7 +227,7 @@ def test_rejects_and_the_delivery_limit() -> None:
     assert deliveries == 3
     assert taken is not None
     broker.reject(taken, requeue=False)
-    reasons = [received.headers["x-death"][0]["reason"] for received, _ in broker.peek("dead")]
+    reasons = [received.headers["x-death"][0]["reason"] for received in broker.peek("dead")]
     assert reasons == ["delivery_limit", "rejected"]
 
 
@@ -243,7 +243,7 @@ def test_the_oldest_message_of_several_queues_comes_first() -> None:
     for name in ("b", "a", "b"):
         broker.publish(message("", name, name.encode()), mandatory=True)
     taken = [broker.take(["a", "b", "missing"]) for _ in range(4)]
-    assert [item.body if item else None for item in taken] == [b"b", b"a", b"b", None]
+    assert [item.message.body if item else None for item in taken] == [b"b", b"a", b"b", None]
 
 
 def test_a_clock_never_goes_back() -> None:

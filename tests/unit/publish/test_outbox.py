@@ -185,7 +185,7 @@ def test_unreadable_database_is_reported(monkeypatch: pytest.MonkeyPatch):
     """No database may be used here; only callers that need it get an error."""
     found = outbox.read_status(Settings(service="shop", publish="outbox"))
     assert [type(each) for each in found] == [UnreachableOutbox]
-    assert "unreachable" in found[0].meaning
+    assert "cannot be read" in found[0].meaning
     assert outbox.read_status(Settings(service="shop", publish="immediate")) == []
 
 
