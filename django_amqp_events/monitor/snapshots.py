@@ -154,7 +154,7 @@ class SnapshotTaker:
         return {
             "at": now,
             "result": result,
-            "items": [visible(each, 500) for each in (*report.troubles, *different)][:NAMED],
+            "items": [visible(each, 500) for each in (*report.problems, *different)][:NAMED],
             "queues": {each.name: visible(each, 500) for each in different if each.kind == "queue"},
         }
 

@@ -1,16 +1,16 @@
-"""Declaring and asking over plain AMQP.
+"""Declare and compare exchanges, queues and bindings over plain AMQP.
 
-How arguments are read without changing anything: RabbitMQ compares the arguments of a queue that
-exists before it validates those of one that does not (rabbit_channel.erl, ``queue.declare``;
-rabbit_amqqueue.erl, ``assert_equivalence`` and ``check_declare_arguments``). A redeclare that
-carries one more argument, invalid and meaningless for these queue types, is therefore answered
-with ok (identical), with "inequivalent arg" (different) or with "invalid arg" (missing), and can
-never create a queue. tests/integration/broker/test_topology.py pins it.
+How arguments are compared without changing anything: RabbitMQ compares the arguments of an
+existing queue before it validates those of a missing one (rabbit_channel.erl, ``queue.declare``;
+rabbit_amqqueue.erl, ``assert_equivalence`` and ``check_declare_arguments``). A redeclare with one
+more argument, which is invalid and has no meaning for these queue types, is therefore answered
+with ok (identical), "inequivalent arg" (different) or "invalid arg" (missing), and can never
+create a queue. tests/integration/broker/test_topology.py pins this.
 
 A service has thousands of queues and bindings, so requests are sent ahead of their answers. A
-channel is answered in order; what it refuses closes it, and RabbitMQ ignores what comes after that
-(rabbit_channel.erl, ``handle_method`` of a closing channel): requests behind a refused one are not
-carried out, and are sent again. tests/integration/broker/test_topology.py pins that too.
+channel is answered in order. A refused request closes the channel, and RabbitMQ ignores the ones
+behind it (rabbit_channel.erl, ``handle_method`` of a closing channel), so they are sent again.
+tests/integration/broker/test_topology.py pins this too.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from ..topology import (
 )
 from .drift import BrokerProblem, Difference, Item
 
-#: Oldest broker whose quorum queues dead-letter at least once.
+#: Oldest release whose quorum queues dead-letter at least once.
 MINIMUM_VERSION: Final = (3, 10)
-#: From here on the feature flags are always enabled.
+#: Oldest release whose feature flags are always enabled.
 FLAGS_REQUIRED_VERSION: Final = (3, 12)
-#: Seconds without an answer to one declare or bind; a cluster may elect a leader in between.
+#: Seconds to wait for the answer to one request; a cluster may elect a leader in between.
 ANSWER_TIMEOUT: Final = 60.0
-#: Requests that may wait for their answers; few enough that both ends' buffers take them.
+#: Number of requests that are sent ahead; they must fit in the buffers of both ends.
 AHEAD: Final = 64
 
-# An argument of streams; for other queues it is validated only when a queue is created.
+# An argument of streams, which RabbitMQ validates for other queues only when it creates one.
 _GUARD: Final = {"x-max-age": "never-created"}
 _INEQUIVALENT = re.compile(
     r"inequivalent arg '(?P<argument>[^']+)' for .*: "
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """Messages ready and consumers, as a passive declare reports them."""
+    """Numbers of ready messages and of consumers, from a passive declare."""
 
     ready: int
     consumers: int
@@ -68,7 +68,7 @@ class Depth:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A method as py-amqp writes it, and the method that answers it."""
+    """An AMQP method in py-amqp's form, and the method that answers it."""
 
     method: tuple[int, int]
     format: str
@@ -77,22 +77,13 @@ class Request:
 
 
 def to_declare(entity: Exchange | Queue, extra: Mapping[str, Any] | None = None) -> Request:
-    """Declare an exchange or a queue: durable, never exclusive, never auto-deleted."""
+    """Return the request that declares an exchange or queue: durable, never auto-deleted."""
     arguments = {**entity.arguments, **(extra or {})}
     if isinstance(entity, Exchange):
         return _exchange_declare(entity.name, entity.type, arguments=arguments)
-    return _queue_declare(entity.name, arguments=arguments)
-
-
-def _queue_declare(
-    name: str, *, passive: bool = False, arguments: Mapping[str, Any] | None = None
-) -> Request:
-    flags = (passive, True, False, False, False)  # durable, exclusive, auto-delete, no wait
+    flags = (False, True, False, False, False)  # passive, durable, exclusive, auto-delete, no wait
     return Request(
-        spec.Queue.Declare,
-        "BsbbbbbF",
-        (0, name, *flags, dict(arguments or {})),
-        spec.Queue.DeclareOk,
+        spec.Queue.Declare, "BsbbbbbF", (0, entity.name, *flags, arguments), spec.Queue.DeclareOk
     )
 
 
@@ -109,34 +100,34 @@ def _exchange_declare(
 
 
 def to_bind(wanted: Binding, arguments: Mapping[str, Any] | None = None) -> Request:
-    """Bind a queue; nothing happens where it is bound already."""
-    ends = (wanted.queue, wanted.exchange, wanted.routing_key)
+    """Return the request that binds a queue; an existing binding stays."""
+    route = (wanted.queue, wanted.exchange, wanted.routing_key)
     return Request(
-        spec.Queue.Bind, "BsssbF", (0, *ends, False, dict(arguments or {})), spec.Queue.BindOk
+        spec.Queue.Bind, "BsssbF", (0, *route, False, dict(arguments or {})), spec.Queue.BindOk
     )
 
 
 def to_unbind(found: Binding, arguments: Mapping[str, Any] | None = None) -> Request:
-    """Remove a binding; nothing happens where it is not there."""
-    ends = (found.queue, found.exchange, found.routing_key)
+    """Return the request that removes a binding, if it exists."""
+    route = (found.queue, found.exchange, found.routing_key)
     return Request(
-        spec.Queue.Unbind, "BsssF", (0, *ends, dict(arguments or {})), spec.Queue.UnbindOk
+        spec.Queue.Unbind, "BsssF", (0, *route, dict(arguments or {})), spec.Queue.UnbindOk
     )
 
 
 def _comparing(entity: Exchange | Queue) -> tuple[Request, ...]:
-    """Return what shows whether an entity is as declared, and creates none."""
+    """Return the requests that compare an entity and create none."""
     if isinstance(entity, Queue):
         return (to_declare(entity, _GUARD),)
-    # The type is not looked at. Where this one is refused the other is not carried out.
+    # A passive declare ignores the type. If it is refused, the second request is not carried out.
     return (_exchange_declare(entity.name, "direct", passive=True), to_declare(entity))
 
 
 class Amqp:
-    """A connection for declaring and asking; each refusal costs its channel.
+    """A connection for declaring and comparing; each refusal closes its channel.
 
     Raises (from every method):
-        BrokerUnavailableError: the connection broke, or no answer came.
+        BrokerUnavailableError: the connection broke, or there was no answer in time.
     """
 
     def __init__(self, conn: Connection) -> None:
@@ -144,19 +135,18 @@ class Amqp:
         self._amqp: amqp.Connection = conn.connection
         self._channel: amqp.Channel | None = None
         self._ahead = AHEAD
-        with suppress(AttributeError):
-            self._amqp.transport.sock.settimeout(ANSWER_TIMEOUT)
+        self._amqp.transport.sock.settimeout(ANSWER_TIMEOUT)
 
     @property
     def server(self) -> Mapping[str, Any]:
-        """Return the broker's product, version and capabilities."""
+        """The broker's product, version and capabilities."""
         return self._amqp.server_properties or {}
 
     def call(self, function: Callable[[amqp.Channel], T]) -> T:
         """Run *function* on a channel that is reused until the broker closes it.
 
         Raises:
-            amqp.exceptions.ChannelError: what was asked is refused.
+            amqp.exceptions.ChannelError: the broker refused the request.
         """
         with self._opened() as channel:
             return function(channel)
@@ -169,7 +159,7 @@ class Amqp:
                 channel = self._channel = self._amqp.channel()
             yield channel
         except amqp_errors.ChannelError:
-            # py-amqp reopens a closed channel by itself; a fresh one has no past.
+            # py-amqp would reopen the channel, with answers to earlier requests.
             self._channel = None
             if channel is not None:
                 with suppress(amqp_errors.ChannelError):
@@ -178,15 +168,15 @@ class Amqp:
         except (OSError, amqp_errors.ConnectionError) as exc:
             raise BrokerUnavailableError(
                 f"the connection to RabbitMQ (vhost {self.vhost!r}) broke: "
-                f"{type(exc).__name__}: {exc}; check the broker, then repeat"
+                f"{type(exc).__name__}: {exc}; check the broker, then try again"
             ) from exc
 
     def ask(self, requests: Sequence[Request]) -> Iterator[None]:
         """Carry out requests in order, sent ahead of their answers; yield at each answer.
 
         Raises:
-            amqp.exceptions.ChannelError: the one after those that were answered is refused;
-                neither it nor any after it was carried out.
+            amqp.exceptions.ChannelError: the first request without an answer is refused; neither
+                it nor any after it was carried out.
         """
         sent = answered = 0
         with self._opened() as channel:
@@ -201,8 +191,8 @@ class Amqp:
                     yield
             finally:
                 if sent > answered:
-                    # Answers are under way that nobody waits for. And where one request is
-                    # refused others will be: what was sent behind it was for nothing.
+                    # Unread answers remain on this channel. After a refusal more are likely, so
+                    # fewer requests are sent ahead.
                     self._channel, self._ahead = None, 1
 
     def carry_out(self, request: Request) -> None:
@@ -219,7 +209,7 @@ class Amqp:
         self.carry_out(to_unbind(found, arguments))
 
     def depth(self, name: str) -> Depth | None:
-        """Return how many messages are ready and how many consume; ``None`` without the queue."""
+        """Return a queue's ready messages and consumers; ``None`` if it does not exist."""
         try:
             answer = self.call(lambda channel: channel.queue_declare(name, passive=True))
         except amqp_errors.NotFound:
@@ -236,23 +226,22 @@ class Amqp:
     def inspect(self, entities: Sequence[Exchange | Queue]) -> list[Item]:
         """Compare arguments, and the types of exchanges; nothing is created.
 
-        There is no guard for exchanges: one that somebody deletes between the question whether
-        it exists and the redeclare right behind it comes back, as it is declared.
+        There is no guard for exchanges: one that is deleted between the passive declare and the
+        redeclare right behind it is created again, as declared.
         """
-        asked = [(number, ask) for number, each in enumerate(entities) for ask in _comparing(each)]
-        items: list[Item] = []
+        requests = [(n, ask) for n, each in enumerate(entities) for ask in _comparing(each)]
+        items = [Item(entity=each, state="ok") for each in entities]
         done = 0
-        while done < len(asked):
+        while done < len(requests):
             try:
-                for _ in self.ask([request for _, request in asked[done:]]):
+                for _ in self.ask([request for _, request in requests[done:]]):
                     done += 1
             except amqp_errors.ChannelError as exc:
-                number, request = asked[done]
-                items += [Item(entity=each, state="ok") for each in entities[len(items) : number]]
-                items.append(self._refused(entities[number], request, exc))
-                while done < len(asked) and asked[done][0] == number:
+                number, request = requests[done]
+                items[number] = self._refused(entities[number], request, exc)
+                while done < len(requests) and requests[done][0] == number:
                     done += 1
-        return items + [Item(entity=each, state="ok") for each in entities[len(items) :]]
+        return items
 
     def _refused(
         self, entity: Exchange | Queue, request: Request, exc: amqp_errors.ChannelError
@@ -263,16 +252,16 @@ class Amqp:
             if isinstance(exc, amqp_errors.NotFound):
                 return Item(entity=entity, state="missing")
             if isinstance(exc, amqp_errors.AccessRefused):
-                return self._unreadable(entity, None)
+                return _unreadable(entity, None)
             raise exc
-        return self._refused_redeclare(entity, exc)
+        return _refused_redeclare(entity, exc)
 
     def _refused_queue(self, queue: Queue, exc: amqp_errors.ChannelError) -> Item:
         if isinstance(exc, amqp_errors.ResourceLocked):
             difference = Difference(argument="exclusive", declared="false", found="true")
             return Item(entity=queue, state="different", differences=(difference,))
         if isinstance(exc, amqp_errors.AccessRefused):
-            return self._unreadable(queue, self._exists(queue.name))
+            return _unreadable(queue, self._exists(queue.name))
         if not isinstance(exc, amqp_errors.PreconditionFailed):
             raise exc
         found = _difference(exc)
@@ -280,11 +269,11 @@ class Amqp:
             return Item(entity=queue, state="different", differences=(found,))
         if not self._exists(queue.name):
             return Item(entity=queue, state="missing")
-        # A broker that validates first, against what was read of 3.10: ask without the guard.
+        # A release that validates first, unlike 3.10: compare without the guard.
         try:
             self.declare_queue(queue)
         except amqp_errors.ChannelError as again:
-            return self._refused_redeclare(queue, again)
+            return _refused_redeclare(queue, again)
         return Item(entity=queue, state="ok")
 
     def _exists(self, name: str) -> bool | None:
@@ -295,26 +284,27 @@ class Amqp:
         except amqp_errors.AccessRefused:
             return None
 
-    def _refused_redeclare(self, entity: Exchange | Queue, exc: amqp_errors.ChannelError) -> Item:
-        if isinstance(exc, amqp_errors.AccessRefused):
-            return self._unreadable(entity, True)
-        if not isinstance(exc, amqp_errors.PreconditionFailed):
-            raise exc
-        difference = _difference(exc)
-        if difference is None:
-            return Item(entity=entity, state="different", note=exc.reply_text)
-        return Item(entity=entity, state="different", differences=(difference,))
 
-    @staticmethod
-    def _unreadable(entity: Exchange | Queue, exists: bool | None) -> Item:
-        if exists is False:
-            return Item(entity=entity, state="missing")
-        what = "it exists, but its arguments" if exists else "it"
-        return Item(
-            entity=entity,
-            state="unknown",
-            note=f"{what} cannot be read: this user has no configure permission on the name",
-        )
+def _refused_redeclare(entity: Exchange | Queue, exc: amqp_errors.ChannelError) -> Item:
+    if isinstance(exc, amqp_errors.AccessRefused):
+        return _unreadable(entity, True)
+    if not isinstance(exc, amqp_errors.PreconditionFailed):
+        raise exc
+    difference = _difference(exc)
+    if difference is None:
+        return Item(entity=entity, state="different", note=exc.reply_text)
+    return Item(entity=entity, state="different", differences=(difference,))
+
+
+def _unreadable(entity: Exchange | Queue, exists: bool | None) -> Item:
+    if exists is False:
+        return Item(entity=entity, state="missing")
+    what = "it exists, but its arguments" if exists else "it"
+    return Item(
+        entity=entity,
+        state="unknown",
+        note=f"{what} cannot be read: this user has no configure permission on the name",
+    )
 
 
 def _difference(exc: amqp_errors.PreconditionFailed) -> Difference | None:
@@ -333,16 +323,13 @@ def _difference(exc: amqp_errors.PreconditionFailed) -> Difference | None:
 
 @contextmanager
 def session(app: Celery, settings: Settings) -> Iterator[Amqp]:
-    """Open a connection for declaring and asking, for the time of a block."""
+    """Open a connection for declaring and comparing, for a block."""
     with connection.connection(app, timeout=settings.confirm_timeout) as conn:
         yield Amqp(conn)
 
 
-# -- what the broker must be able to do ---------------------------------------------------
-
-
 def version_of(server: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return RabbitMQ's version as numbers; ``()`` where the broker is something else."""
+    """Return RabbitMQ's version as numbers; ``()`` if the broker is another product."""
     if server.get("product") != "RabbitMQ":
         return ()
     return tuple(int(part) for part in re.findall(r"\d+", str(server.get("version", "")))[:3])
@@ -351,60 +338,56 @@ def version_of(server: Mapping[str, Any]) -> tuple[int, ...]:
 def requirements(
     session: Amqp, names: Names, *, queue_type: str = "quorum"
 ) -> tuple[BrokerProblem, ...]:
-    """Return what the broker lacks that the guarantees need.
+    """Return what the broker lacks for the guarantees.
 
-    Before 3.12 at-least-once dead-lettering needs the feature flag ``stream_queue``: without it
-    a queue silently loses what its dead-letter target does not take. Whether it is enabled is
-    asked by declaring a stream that RabbitMQ can never create (streams are not exclusive): with
-    the flag the answer is a refused property, without it an internal error that closes the
-    connection of its own on which it is asked.
+    Before 3.12, at-least-once dead-lettering needs the feature flag ``stream_queue``: without it
+    a queue silently loses what its dead-letter target does not accept. The probe declares a stream
+    that RabbitMQ can never create (streams are not exclusive). With the flag, the answer is a
+    refused property; without it, an internal error that closes the connection.
     """
-    product = session.server.get("product", "an unknown broker")
     version = str(session.server.get("version", ""))
     numbers = version_of(session.server)
     if not numbers:
-        return (
-            BrokerProblem(
-                severity="error",
-                message=f"the broker is {product} {version}, not RabbitMQ",
-                remedy="use RabbitMQ 3.10 or newer: delays and dead letters rest on what it does",
-            ),
+        product = session.server.get("product", "an unknown broker")
+        problem = BrokerProblem(
+            message=f"the broker is {product} {version}, not RabbitMQ",
+            remedy="use RabbitMQ 3.10 or newer, whose delays and dead letters are needed",
         )
+        return (problem,)
     if numbers < MINIMUM_VERSION:
-        return (
-            BrokerProblem(
-                severity="error",
-                message=f"RabbitMQ {version} is older than 3.10, whose quorum queues were the "
-                f"first to dead-letter at least once",
-                remedy="upgrade it",
-            ),
+        problem = BrokerProblem(
+            message=f"RabbitMQ {version} is older than 3.10, the first release whose quorum queues "
+            f"dead-letter at least once",
+            remedy="upgrade it",
         )
+        return (problem,)
     if numbers >= FLAGS_REQUIRED_VERSION or queue_type != "quorum":
         return ()
-    troubles = []
+    problems = []
     for kind, flag in (("quorum", "quorum_queue"), ("stream", "stream_queue")):
         enabled = _flag_enabled(session, f"{names.infrastructure('probe')}.{kind}", kind)
         if enabled is None:
-            troubles.append(
+            problems.append(
                 BrokerProblem(
                     severity="unknown",
-                    message=f"whether RabbitMQ {version} has the feature flag {flag} enabled "
-                    f"cannot be seen with this user's permissions",
-                    remedy=f"ask its administrator: rabbitmqctl list_feature_flags, {flag}",
+                    message=f"this user's permissions do not show whether RabbitMQ {version} has "
+                    f"the feature flag {flag} enabled",
+                    remedy="run rabbitmqctl list_feature_flags",
                 )
             )
         elif not enabled:
-            troubles.append(
-                BrokerProblem(
-                    severity="error",
-                    message=f"RabbitMQ {version} has the feature flag {flag} disabled, without "
-                    f"which dead letters can be lost",
-                    remedy=f"run rabbitmqctl enable_feature_flag {flag}",
-                )
-            )
-            # The question has cost the connection.
+            problems.append(disabled_flag(version, flag))
+            # The probe has closed the connection.
             break
-    return tuple(troubles)
+    return tuple(problems)
+
+
+def disabled_flag(version: str, flag: str) -> BrokerProblem:
+    return BrokerProblem(
+        message=f"RabbitMQ {version} has the feature flag {flag} disabled, so dead letters can be "
+        f"lost",
+        remedy=f"run rabbitmqctl enable_feature_flag {flag}",
+    )
 
 
 def _flag_enabled(session: Amqp, probe: str, queue_type: str) -> bool | None:

@@ -26,8 +26,6 @@ from .inspection import REMEDY
 from .management_api import ManagementApi
 from .replacement import Replacement
 
-# -- apply --------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
@@ -35,8 +33,8 @@ class Applied:
 
     Attributes:
         done: the steps that were carried out.
-        refused: steps that were left undone, each with the reason: queues that turned out to
-            hold messages or to have consumers. They are bound as before.
+        refused: the steps that were not, each with its reason, such as a queue that holds messages
+            or has consumers. The bindings of these queues are restored.
     """
 
     done: tuple[Step, ...] = ()
@@ -45,8 +43,7 @@ class Applied:
 
 Progress = Callable[[Step, int, int], None]
 
-
-#: Steps that look before they leap; all others are requests that are sent ahead.
+#: Steps that check a queue first; all others are requests that are sent ahead of their answers.
 _LATER: Final = frozenset({"recreate", "drain", "delete"})
 
 
@@ -66,9 +63,7 @@ def apply(
     Args:
         api: needed for steps that delete or recreate.
         progress: called after each step with the step, its number and the number of steps.
-        notice: called with a sentence when something is waited for.
-        wait: seconds that a queue is given to run empty, and its consumers to leave.
-        patience: seconds to wait for fresh figures of the management API.
+        notice, wait, patience: see :class:`Replacement`.
 
     Raises:
         TopologyDriftError: the plan has refusals; nothing was changed.
@@ -103,7 +98,9 @@ def apply(
                 return Applied(done=tuple(done))
             current = later[0]
             if api is None:
-                raise TopologyError(f"to {current} the management API is needed")
+                raise TopologyError(
+                    f"the management API is needed to {current}; set AMQP_EVENTS['MANAGEMENT_URL']"
+                )
             replacement = Replacement(
                 app,
                 settings,
@@ -140,15 +137,14 @@ def _replace(
         }
 
     recreate = steps("recreate")
-    reasons = replacement.recreate(
-        [step.item.entity for step in recreate.values() if isinstance(step.item.entity, Queue)]
-    )
+    topology = plan.report.topology
+    reasons = replacement.recreate(queue for queue in topology.queues if queue.name in recreate)
     for name, step in recreate.items():
         finish(step, reasons.get(name, ""))
     for step in plan.steps:
         if step.action == "drain":
-            for queue in plan.report.topology.queues:
-                if drift.shadow(plan.report.topology.names, queue.name) == step.item.name:
+            for queue in topology.queues:
+                if drift.shadow(topology.names, queue.name) == step.item.name:
                     replacement.drain(queue)
             finish(step, "")
     delete = steps("delete")
@@ -171,10 +167,10 @@ def _delete_exchange(amqp: Amqp, name: str) -> str:
 def _hint(exc: amqp_errors.ChannelError) -> str:
     if isinstance(exc, amqp_errors.AccessRefused):
         return (
-            "give this user the configure, write and read permissions, or have somebody else "
-            'declare and set AMQP_EVENTS["TOPOLOGY"] to "external"'
+            "give this user the configure, write and read permissions, or declare as another user "
+            'and set AMQP_EVENTS["TOPOLOGY"] to "external"'
         )
-    return f"look at the broker's log, then {REMEDY} again"
+    return f"check the broker's log, then {REMEDY} again"
 
 
 def joined(lines: Sequence[str], limit: int = 8) -> str:

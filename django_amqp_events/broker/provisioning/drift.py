@@ -1,4 +1,4 @@
-"""Declared beside found: states, differences, and the plan that brings the two together. Pure."""
+"""Compare declared and found: states, differences, and the plan that removes them. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ State = Literal["ok", "missing", "different", "stale", "unknown"]
 Kind = Literal["exchange", "queue", "binding"]
 Action = Literal["declare", "bind", "unbind", "delete", "recreate", "drain"]
 
-#: Keys of policies that would change what becomes of events: RabbitMQ takes the lower of a
-#: policy's and an argument's number, and a policy's word where the argument is not set.
+#: Policy keys that would change how events are handled: RabbitMQ takes the lower of a policy's and
+#: an argument's number, and the policy's value if the argument is not set.
 POLICY_CONFLICTS: Final = frozenset(
     {
         "dead-letter-exchange",
@@ -41,7 +41,7 @@ POLICY_CONFLICTS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """An argument that differs on the broker; values as text, ``none`` if unset."""
+    """An argument that differs on the broker; values are text, ``none`` if unset."""
 
     argument: str
     declared: str
@@ -56,11 +56,11 @@ class Item:
     """An exchange, queue or binding, and its state.
 
     Attributes:
-        entity: as declared; as found on the broker where it is stale.
+        entity: as declared; as found on the broker if it is stale.
         state: ``ok``; ``missing``; ``different`` (see *differences*); ``stale``: it belongs to
-            this service and is not declared any more; ``unknown``: it could not be seen.
-        differences: over plain AMQP only the first one, RabbitMQ tells no more.
-        note: a sentence for a person, or ``""``.
+            this service and is no longer declared; ``unknown``: it cannot be compared.
+        differences: over plain AMQP only the first, since RabbitMQ reports no more.
+        note: one sentence, or ``""``.
     """
 
     entity: Exchange | Queue | Binding
@@ -93,15 +93,16 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerProblem:
-    """Something about the broker itself, or a policy, that is wrong or cannot be seen.
+    """A problem of the broker itself or of a policy.
 
     Attributes:
-        severity: ``error`` where nothing may be declared before it is put right.
+        severity: ``error``: nothing is declared before it is fixed; ``unknown``: it cannot be
+            checked.
     """
 
-    severity: Literal["error", "unknown"]
     message: str
     remedy: str
+    severity: Literal["error", "unknown"] = "error"
 
     def __str__(self) -> str:
         return f"{self.message}; {self.remedy}"
@@ -112,15 +113,15 @@ class Report:
     """The declared topology compared with the broker's.
 
     Attributes:
-        items: exchanges, queues, bindings in the order in which they are declared, then
-            what is stale.
-        exact: the management API was read, so bindings and left-overs are known.
-        version: of RabbitMQ, as it says itself.
+        items: exchanges, queues and bindings in the order in which they are declared, then the
+            stale ones.
+        exact: the management API was read, so bindings and stale entities are known.
+        version: of RabbitMQ.
     """
 
     topology: Topology
     items: tuple[Item, ...]
-    troubles: tuple[BrokerProblem, ...] = ()
+    problems: tuple[BrokerProblem, ...] = ()
     exact: bool = False
     version: str = ""
     vhost: str = "/"
@@ -131,19 +132,17 @@ class Report:
 
     @property
     def errors(self) -> tuple[BrokerProblem, ...]:
-        return tuple(trouble for trouble in self.troubles if trouble.severity == "error")
+        return tuple(problem for problem in self.problems if problem.severity == "error")
 
     @property
     def drifted(self) -> bool:
-        """Something is missing, different, stale or refused."""
+        """Whether anything is missing, different, stale or an error."""
         return bool(self.errors or self.having("missing", "different", "stale"))
 
     @property
     def unknown(self) -> bool:
-        """Something could not be seen."""
-        return bool(self.having("unknown")) or any(
-            trouble.severity == "unknown" for trouble in self.troubles
-        )
+        """Whether anything cannot be compared."""
+        return bool(self.having("unknown")) or len(self.problems) > len(self.errors)
 
     @property
     def result(self) -> Literal["identical", "drift", "unknown"]:
@@ -151,18 +150,9 @@ class Report:
             return "drift"
         return "unknown" if self.unknown else "identical"
 
-    def lines(self, *states: State) -> list[str]:
-        """Describe the troubles that are errors, and the items in one of *states*."""
-        return [str(trouble) for trouble in self.errors] + [
-            str(item) for item in self.having(*states)
-        ]
-
-
-# -- what belongs to a service by name ----------------------------------------------------
-
 
 def shadow(names: Names, queue: str) -> str:
-    """Return the name of the queue that replaces a handler's while it is recreated."""
+    """Return the name of the queue that replaces a handler's queue while that is recreated."""
     rest = queue.removeprefix(names.handlers)
     name = names.infrastructure(f"shadow.{rest}")
     if len(name.encode()) > MAX_NAME:
@@ -174,17 +164,17 @@ _LEFT_OVER = re.compile(r"^(?:delay\.[1-9][0-9]*s|shadow\..+)$", re.DOTALL)
 
 
 def left_over_exchange(names: Names, name: str) -> bool:
-    """Return True if this service once declared an exchange that is not declared now."""
+    """Return True if an undeclared exchange of this name was once declared by this service."""
     own = names.infrastructure("")
     return name.startswith(own) and bool(_LEFT_OVER.match(name.removeprefix(own)))
 
 
 def left_over_queue(names: Names, name: str, arguments: Mapping[str, Any]) -> bool:
-    """Return True if this service once declared a queue that is not declared now.
+    """Return True if an undeclared queue was once declared by this service.
 
-    A name alone proves nothing: ``billing.images`` may be a queue of the project's own Celery
-    tasks, or of a service ``images`` under the PREFIX ``billing.``. What was a handler's queue
-    dead-letters into this service's graveyard under its own name.
+    The name alone is not enough: ``billing.images`` may be a queue of the project's own Celery
+    tasks, or of a service ``images`` with the PREFIX ``billing.``. A handler's queue dead-letters
+    into this service's graveyard under its own name.
     """
     if name.startswith(names.handlers):
         return (
@@ -192,9 +182,6 @@ def left_over_queue(names: Names, name: str, arguments: Mapping[str, Any]) -> bo
             and arguments.get("x-dead-letter-routing-key") == name
         )
     return left_over_exchange(names, name)
-
-
-# -- the plan -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +201,8 @@ class Plan:
     """The changes to make, in order.
 
     Attributes:
-        refusals: what RabbitMQ would refuse, or must not be done; with any of them nothing
-            is done at all.
+        refusals: changes that RabbitMQ would refuse or that must not be made; with any of them
+            nothing is changed.
     """
 
     report: Report
@@ -224,20 +211,20 @@ class Plan:
 
 
 def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = False) -> Plan:
-    """Decide what to do about a report.
+    """Return the plan that removes the differences in a report.
 
     Args:
-        delete_stale: delete what is not declared any more, where it turns out empty and unused.
-        recreate_empty: delete and declare again queues whose arguments are different, where
-            they turn out empty and unused. Both need a report of the management API.
+        delete_stale: delete stale entities that are empty and unused.
+        recreate_empty: delete and declare again different queues that are empty and unused. Both
+            need a report of the management API.
     """
     names = report.topology.names
-    refusals = [str(trouble) for trouble in report.errors]
+    refusals = [str(problem) for problem in report.errors]
     for wanted, option in ((delete_stale, "--delete-stale"), (recreate_empty, "--recreate-empty")):
         if wanted and not report.exact:
             refusals.append(
-                f"{option} needs the management API, which alone shows that a queue holds no "
-                f'message at all; set AMQP_EVENTS["MANAGEMENT_URL"]'
+                f"{option} needs the management API, which alone shows whether a queue is empty; "
+                f'set AMQP_EVENTS["MANAGEMENT_URL"]'
             )
     steps: list[Step] = []
     recreated: set[str] = set()
@@ -259,13 +246,13 @@ def plan(report: Report, *, delete_stale: bool = False, recreate_empty: bool = F
                 steps.append(Step(action=action, item=item))
             case _:
                 pass
-    # A shadow is repaired whatever was asked for: it holds events that wait to be handled.
+    # A shadow is always drained, since it holds events that are not handled yet.
     shadows = {item.name: item for item in report.having("stale") if item.kind != "binding"}
     for queue in report.topology.queues:
         left = shadows.get(shadow(names, queue.name))
         if left is not None and queue.role == "handler" and queue.name not in recreated:
             steps.append(Step(action="drain", item=left))
-    # Recreating binds, too.
+    # Recreating a queue also binds it.
     steps = [
         step
         for step in steps
@@ -284,8 +271,8 @@ def is_shadow(names: Names, name: str) -> bool:
 
 
 def _rank(step: Step, names: Names) -> int:
-    # Bindings to the shared exchange come last: the first event that they bring finds its way
-    # back, its graveyard and its archive.
+    # Bindings to the shared exchange come last, so that the first event finds the return exchange,
+    # graveyard and archive declared.
     entity = step.item.entity
     match step.action:
         case "declare":
@@ -305,15 +292,15 @@ def _rank(step: Step, names: Names) -> int:
 def _immutable(item: Item) -> str:
     if item.role == "events":
         return (
-            "other services share this exchange, so it is not ours to delete: choose another "
-            'AMQP_EVENTS["EXCHANGE"], or agree with them'
+            "other services share this exchange, so it cannot be recreated: choose another "
+            'AMQP_EVENTS["EXCHANGE"], or agree with the owners of these services'
         )
     if item.kind == "exchange":
         return (
-            "arguments cannot be changed: delete the exchange by hand (it holds no messages) "
-            "while no worker of this service runs, then run manage.py events_declare"
+            "arguments cannot be changed: stop this service's workers, delete the exchange (it "
+            "holds no messages), then run manage.py events_declare"
         )
     return (
-        "arguments cannot be changed: let it run empty, then run manage.py events_declare "
-        "--recreate-empty, or restore the setting that it was declared with"
+        "arguments cannot be changed: wait until the queue is empty, then run manage.py "
+        "events_declare --recreate-empty, or restore the setting that it was declared with"
     )

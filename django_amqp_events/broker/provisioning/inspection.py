@@ -1,4 +1,4 @@
-"""Compare what a service declares with what RabbitMQ has."""
+"""Compare a service's topology with RabbitMQ's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..topology import (
     Topology,
 )
 from . import drift
-from .amqp_api import requirements, session
+from .amqp_api import disabled_flag, requirements, session
 from .drift import (
     BrokerProblem,
     Difference,
@@ -36,7 +36,7 @@ def management(app: Celery, settings: Settings) -> ManagementApi | None:
     """Return the management API of the Celery app's vhost, ``None`` without ``MANAGEMENT_URL``.
 
     Raises:
-        ManagementApiError: the URL cannot be one.
+        ManagementApiError: the URL is not valid.
         ConfigurationError: the broker URL is not RabbitMQ's.
     """
     if not settings.management_url:
@@ -45,16 +45,14 @@ def management(app: Celery, settings: Settings) -> ManagementApi | None:
     return ManagementApi(settings.management_url, vhost=vhost)
 
 
-# -- inspect ------------------------------------------------------------------------------
-
-
 def inspect(
     app: Celery, settings: Settings, topology: Topology, *, api: ManagementApi | None = None
 ) -> Report:
-    """Compare what is declared with what is on the broker; nothing is changed.
+    """Compare the topology with the broker's; nothing is changed.
 
     Args:
-        api: see bindings, policies and left-overs too; without it they are ``unknown``.
+        api: compare bindings, policies and stale entities too; without it bindings are
+            ``unknown``.
 
     Raises:
         BrokerUnavailableError: no connection, or it broke.
@@ -66,8 +64,8 @@ def inspect(
             api.check_cluster(amqp.server)
             if amqp.vhost != api.vhost:
                 raise ManagementApiError(
-                    f"the management API was asked for vhost {api.vhost!r}, but the Celery app "
-                    f"is connected to vhost {amqp.vhost!r}"
+                    f"the management API was asked for vhost {api.vhost!r}, but the Celery app is "
+                    f"connected to vhost {amqp.vhost!r}; check the broker URLs"
                 )
         report = Report(
             topology=topology,
@@ -75,9 +73,9 @@ def inspect(
             version=str(amqp.server.get("version", "")),
             vhost=amqp.vhost,
         )
-        # Asked last: the answer may be that the connection is closed.
-        troubles = requirements(amqp, topology.names, queue_type=settings.queue_type)
-        report = replace(report, troubles=troubles)
+        # Last, since it may close the connection.
+        problems = requirements(amqp, topology.names, queue_type=settings.queue_type)
+        report = replace(report, problems=problems)
     return report if api is None else _exact(report, items, api)
 
 
@@ -96,56 +94,43 @@ def _unseen_bindings(topology: Topology, items: Sequence[Item]) -> list[Item]:
 
 
 def _exact(report: Report, items: Sequence[Item], api: ManagementApi) -> Report:
-    """Add what only the management API shows."""
+    """Return the report with everything that only the management API shows."""
     topology, names = report.topology, report.topology.names
     policies = api.policies()
-    # Where policies may not be seen, what they do to each queue may be.
+    # If policies are not visible, their effect on each queue may be.
     found_queues = api.queues() if policies is None else api.declared_queues()
     queues = {queue["name"]: queue for queue in found_queues}
     exchanges = {exchange["name"]: exchange for exchange in api.exchanges()}
-    bindings = [
-        found
-        for found in api.bindings()
-        if found.get("source") and found.get("destination_type") == "queue"
-    ]
+    bindings = dict(api.bindings())
     seen = [_with_arguments(item, queues if item.kind == "queue" else exchanges) for item in items]
     declared_queues = {queue.name for queue in topology.queues}
     declared_exchanges = {exchange.name for exchange in topology.exchanges}
-    found_bindings = {_binding(found): found for found in bindings}
-    for binding in topology.bindings:
-        found = found_bindings.get(binding)
-        state: Literal["ok", "missing"] = "missing" if found is None else "ok"
-        seen.append(Item(entity=binding, state=state))
     declared_bindings = set(topology.bindings)
-    for binding, found in found_bindings.items():
+    for binding in topology.bindings:
+        state: Literal["ok", "missing"] = "ok" if binding in bindings else "missing"
+        seen.append(Item(entity=binding, state=state))
+    for binding, arguments in bindings.items():
         if (
             binding.queue in declared_queues
-            and (binding not in declared_bindings or found.get("arguments"))
+            and (binding not in declared_bindings or arguments)
             and not drift.is_shadow(names, binding.exchange)
         ):
-            seen.append(Item(entity=binding, state="stale", note="not declared any more"))
+            seen.append(Item(entity=binding, state="stale", note=_why_stale(names, binding.queue)))
     for name, queue in queues.items():
-        if name not in declared_queues and drift.left_over_queue(
-            names, name, queue.get("arguments") or {}
-        ):
-            entity = Queue(
-                name=name, arguments=queue.get("arguments") or {}, role=role_of(names, name)
-            )
+        arguments = queue.get("arguments") or {}
+        if name not in declared_queues and drift.left_over_queue(names, name, arguments):
+            entity = Queue(name=name, arguments=arguments, role=role_of(names, name))
             seen.append(Item(entity=entity, state="stale", note=_why_stale(names, name)))
     for name, exchange in exchanges.items():
         if name not in declared_exchanges and drift.left_over_exchange(names, name):
-            entity_x = Exchange(name=name, type=exchange["type"], role="delay")
-            seen.append(Item(entity=entity_x, state="stale", note=_why_stale(names, name)))
-    troubles = [trouble for trouble in report.troubles if trouble.severity == "error"]
-    troubles += _unknown_flags(report, api)
-    troubles += _policies(topology, queues, exchanges, policies, api.user)
-    return replace(report, items=tuple(seen), troubles=tuple(troubles), exact=True)
-
-
-def _binding(found: Mapping[str, Any]) -> Binding:
-    return Binding(
-        exchange=found["source"], queue=found["destination"], routing_key=found["routing_key"]
-    )
+            found = Exchange(name=name, type=exchange["type"], role="delay")
+            seen.append(Item(entity=found, state="stale", note=_why_stale(names, name)))
+    problems = [
+        *report.errors,
+        *_unknown_flags(report, api),
+        *_policies(topology, queues, exchanges, policies, api.user),
+    ]
+    return replace(report, items=tuple(seen), problems=tuple(problems), exact=True)
 
 
 def role_of(names: Names, name: str) -> Role:
@@ -154,16 +139,16 @@ def role_of(names: Names, name: str) -> Role:
 
 def _why_stale(names: Names, name: str) -> str:
     if drift.is_shadow(names, name):
-        return "left by an interrupted --recreate-empty; events_declare moves what it holds back"
+        return "left by an interrupted --recreate-empty; events_declare moves its messages back"
     return "not declared any more"
 
 
 def _with_arguments(item: Item, found: Mapping[str, Mapping[str, Any]]) -> Item:
-    """Replace the one difference that RabbitMQ reported by all that the management API shows."""
+    """Return an item with all its differences; over AMQP, RabbitMQ reports only the first."""
     entity = item.entity
     there = found.get(item.name)
     if there is None or item.state == "missing" or isinstance(entity, Binding):
-        # The API lists what exists a moment later; AMQP knows better.
+        # The API is seconds old, so AMQP's answer counts.
         return item
     if isinstance(entity, Queue):
         declared: dict[str, Any] = dict(entity.arguments)
@@ -185,7 +170,7 @@ def _with_arguments(item: Item, found: Mapping[str, Mapping[str, Any]]) -> Item:
     own = [difference for difference in differences if difference.argument in declared]
     if item.state == "different" or own:
         return replace(item, state="different", differences=differences or item.differences)
-    # Arguments that RabbitMQ does not compare, such as where a leader is placed.
+    # Arguments that RabbitMQ does not compare, such as the location of a leader.
     note = "; ".join(map(str, differences))
     return replace(item, state="ok", note=note)
 
@@ -198,20 +183,13 @@ def _text(values: Mapping[str, Any], key: str) -> str:
 
 
 def _unknown_flags(report: Report, api: ManagementApi) -> list[BrokerProblem]:
-    """Ask the API about feature flags that could not be probed."""
-    unknown = [trouble for trouble in report.troubles if trouble.severity == "unknown"]
-    if not unknown:
-        return []
-    flags = api.feature_flags()
+    """Return the problems of feature flags that requirements() could not probe."""
+    unknown = [problem for problem in report.problems if problem.severity == "unknown"]
+    flags = api.feature_flags() if unknown else None
     if flags is None:
         return unknown
     return [
-        BrokerProblem(
-            severity="error",
-            message=f"RabbitMQ {report.version} has the feature flag {flag} disabled, without "
-            f"which dead letters can be lost",
-            remedy=f"run rabbitmqctl enable_feature_flag {flag}",
-        )
+        disabled_flag(report.version, flag)
         for flag in ("quorum_queue", "stream_queue")
         if flags.get(flag, "enabled") != "enabled"
     ]
@@ -224,13 +202,13 @@ def _policies(
     policies: Sequence[Mapping[str, Any]] | None,
     user: str,
 ) -> list[BrokerProblem]:
-    """Find policies that would change what becomes of events."""
+    """Return the policies that would change how events are handled."""
     hits: dict[tuple[str, str], list[str]] = {}
     unseen = False
     for queue in topology.queues:
         found = queues.get(queue.name)
         if policies is not None:
-            # Not what the API calls effective: that is seconds old.
+            # The API's effective definition is seconds old.
             for policy in _effective(policies, queue):
                 _collect(hits, repr(policy["name"]), policy.get("definition"), queue.name)
         elif found is None:
@@ -239,43 +217,43 @@ def _policies(
             by = [found.get("policy"), found.get("operator_policy")]
             who = " and ".join(repr(name) for name in by if name)
             _collect(hits, who, found.get("effective_policy_definition"), queue.name)
-    troubles = [
+    problems = [
         BrokerProblem(
-            severity="error",
-            message=f"policy {who} sets {keys} on {_some(names)}, which changes what becomes of "
-            f"events (one queue that refuses or drops is felt by all)",
-            remedy="narrow its pattern so that it leaves this service's queues alone, or clear it",
+            message=f"policy {who} sets {keys} on {_some(names)}, which changes how events are "
+            f"handled (one queue that refuses or drops messages affects all)",
+            remedy="change its pattern so that it does not match this service's queues, or clear "
+            "it",
         )
         for (who, keys), names in hits.items()
     ]
     replay = exchanges.get(topology.names.replay, {})
     for policy in policies or ():
         if policy["name"] == replay.get("policy") and "alternate-exchange" in policy["definition"]:
-            troubles.append(
+            problems.append(
                 BrokerProblem(
-                    severity="error",
                     message=f"policy {policy['name']!r} gives {topology.names.replay} an "
-                    f"alternate exchange, so that a replay to nowhere would seem to arrive",
-                    remedy="narrow its pattern so that it leaves this exchange alone, or clear it",
+                    f"alternate exchange, so an unroutable replay would seem to arrive",
+                    remedy="change its pattern so that it does not match this exchange, or clear "
+                    "it",
                 )
             )
     if unseen:
-        troubles.append(
+        problems.append(
             BrokerProblem(
                 severity="unknown",
-                message=f"user {user!r} may not see policies, so whether one will limit the "
-                f"queues that are missing is not known",
-                remedy="give it the tag 'policymaker' or 'administrator', or look again once "
+                message=f"user {user!r} may not see policies, so a policy may apply to the missing "
+                f"queues",
+                remedy="give it the tag 'policymaker' or 'administrator', or check again when "
                 "they are declared",
             )
         )
-    return troubles
+    return problems
 
 
 def _collect(
     hits: dict[tuple[str, str], list[str]], who: str, definition: object, queue: str
 ) -> None:
-    # A queue without a policy has an empty list for a definition.
+    # The definition of a queue without a policy is an empty list.
     keys = drift.POLICY_CONFLICTS.intersection(
         definition if isinstance(definition, Mapping) else ()
     )
@@ -284,7 +262,7 @@ def _collect(
 
 
 def _effective(policies: Iterable[Mapping[str, Any]], queue: Queue) -> list[Mapping[str, Any]]:
-    """Return the policy and the operator policy that a queue will get when it is declared."""
+    """Return the policy and the operator policy that will apply to a queue."""
     kind = queue.arguments.get("x-queue-type", "quorum")
     chosen: dict[bool, Mapping[str, Any]] = {}
     for policy in sorted(policies, key=lambda policy: policy.get("priority") or 0):
@@ -292,7 +270,7 @@ def _effective(policies: Iterable[Mapping[str, Any]], queue: Queue) -> list[Mapp
             continue
         try:
             matches = re.search(policy["pattern"], queue.name)
-        except re.error:  # PCRE that Python does not know: better a warning too many
+        except re.error:  # PCRE syntax that Python does not have: report it rather than miss it
             matches = True  # type: ignore[assignment]
         if matches:
             chosen[bool(policy.get("operator"))] = policy

@@ -1,8 +1,8 @@
 """Read RabbitMQ's management API (HTTP).
 
 Paths and fields: https://www.rabbitmq.com/docs/management#http-api, and ``/api/index.html`` of
-any node. Everything is read; what is changed is changed over AMQP, where RabbitMQ checks the same
-permissions as for a worker.
+any node. All changes are made over AMQP, where RabbitMQ checks the same permissions as for a
+worker.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from ...exceptions import TopologyError
+from ..topology import Binding
 
 _DECLARED_COLUMNS: Final = "name,type,durable,auto_delete,exclusive,arguments"
 _QUEUE_COLUMNS: Final = (
@@ -25,12 +27,15 @@ _QUEUE_COLUMNS: Final = (
     "message_stats"
 )
 
+#: A binding and its arguments. Bindings that differ in their arguments alone are different.
+FoundBinding = tuple[Binding, dict[str, Any]]
+
 
 class ManagementApiError(TopologyError):
     """The management API cannot be reached, refuses the user, or is that of another broker.
 
     Attributes:
-        status: of the HTTP answer; ``None`` where there was none.
+        status: of the HTTP response; ``None`` without one.
     """
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
@@ -42,7 +47,7 @@ class ManagementApi:
     """The management API of one vhost.
 
     Args:
-        url: ``http(s)://user:password@host:15672``, a path before ``/api`` allowed.
+        url: ``http(s)://user:password@host:15672``, optionally with a path before ``/api``.
         vhost: its name, not encoded.
         timeout: seconds to connect and for each read.
     """
@@ -53,11 +58,11 @@ class ManagementApi:
             port = parts.port
         except ValueError as exc:
             raise ManagementApiError(
-                f'the port in AMQP_EVENTS["MANAGEMENT_URL"] is no number: {exc}; it is a URL such '
+                f'the port in AMQP_EVENTS["MANAGEMENT_URL"] is not valid: {exc}; use a URL such '
                 f"as http://user:password@host:15672"
             ) from exc
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        #: Without user and password: for messages.
+        #: Without user and password, for messages.
         self.address = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}".rstrip(
             "/"
         )
@@ -66,14 +71,14 @@ class ManagementApi:
         self.timeout = timeout
         token = base64.b64encode(f"{self.user}:{unquote(parts.password or 'guest')}".encode())
         self._headers = {"Authorization": f"Basic {token.decode()}", "Accept": "application/json"}
-        # No proxy: the password is not for one, and the broker's network is the application's.
+        # No proxy, which would see the password.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def get(self, *path: str, **query: str) -> Any:
-        """Return the decoded answer of ``/api/<path>``.
+        """Return the decoded response of ``/api/<path>``.
 
         Raises:
-            ManagementApiError: no answer, or none with status 200.
+            ManagementApiError: there is no response with status 200.
         """
         url = "/".join([self.address, "api", *(quote(part, safe="") for part in path)])
         if query:
@@ -90,37 +95,40 @@ class ManagementApi:
             raise ManagementApiError(
                 f"RabbitMQ's management API at {self.address} does not answer: "
                 f"{type(reason).__name__ if not isinstance(reason, str) else 'error'}: {reason}; "
-                f'check AMQP_EVENTS["MANAGEMENT_URL"] (its port is 15672 by default, and not that '
-                f"of AMQP), and that the broker has the plugin rabbitmq_management enabled"
+                f'check AMQP_EVENTS["MANAGEMENT_URL"] (the default port is 15672), and that the '
+                f"plugin rabbitmq_management is enabled"
             ) from exc
         except ValueError as exc:
-            raise ManagementApiError(
-                f"what answers at {self.address} is not RabbitMQ's management API: its answer to "
-                f'/api/{"/".join(path)} is no JSON; check AMQP_EVENTS["MANAGEMENT_URL"]'
-            ) from exc
+            raise self._unexpected(path, "JSON") from exc
+
+    def _unexpected(self, path: Sequence[str], expected: str) -> ManagementApiError:
+        return ManagementApiError(
+            f"{self.address} is not RabbitMQ's management API: the response to "
+            f'/api/{"/".join(path)} is not {expected}; check AMQP_EVENTS["MANAGEMENT_URL"]'
+        )
 
     def _refused(self, status: int, path: str) -> ManagementApiError:
         if status == 401:
             what = (
                 f"refused user {self.user!r} ({path}): user or password is wrong, or the user "
-                f"lacks the tag 'management', or may log in from localhost only; give it the tag "
-                f"(rabbitmqctl set_user_tags {self.user} monitoring)"
+                f"lacks the tag 'management' or may only connect from localhost; check the "
+                f"password, or run rabbitmqctl set_user_tags {self.user} monitoring"
             )
         elif status == 403:
             what = f"does not let user {self.user!r} read {path}; give it the tag 'monitoring'"
         elif status == 404:
             what = (
-                f"has no {path}: check that MANAGEMENT_URL belongs to the broker of the Celery "
-                f"app, which uses vhost {self.vhost!r}"
+                f"has no {path}; check that MANAGEMENT_URL is that of the Celery app's broker, "
+                f"which uses vhost {self.vhost!r}"
             )
         else:
-            what = f"answered {path} with status {status}; look at the broker's log"
+            what = f"answered {path} with status {status}; check the broker's log"
         return ManagementApiError(
             f"RabbitMQ's management API at {self.address} {what}", status=status
         )
 
     def check_cluster(self, server: Mapping[str, Any]) -> None:
-        """Make sure that this is the API of the broker with these server properties.
+        """Check that this is the API of the broker with these server properties.
 
         Raises:
             ManagementApiError: its cluster has another name.
@@ -140,91 +148,96 @@ class ManagementApi:
     def declared_queues(self) -> list[dict[str, Any]]:
         """Return all queues of the vhost as they were declared, without policies and depths.
 
-        A quarter of the broker's work for :meth:`queues`; before 3.8.10 it is the same.
+        This takes a quarter of the broker's work for :meth:`queues`.
         """
         return self._list("queues", self.vhost, columns=_DECLARED_COLUMNS, disable_stats="true")
 
     def queue(self, name: str) -> dict[str, Any] | None:
-        """Return one queue, not from the API's cache; ``None`` where it does not exist."""
-        try:
+        """Return one queue, not from the API's cache; ``None`` if it does not exist."""
+        with _ignore(404):
             found = self.get("queues", self.vhost, name)
-        except ManagementApiError as exc:
-            if exc.status == 404:
-                return None
-            raise
-        return found if isinstance(found, dict) else None
+            return found if isinstance(found, dict) else None
+        return None
 
     def exchanges(self) -> list[dict[str, Any]]:
         """Return all exchanges of the vhost."""
         return self._list("exchanges", self.vhost)
 
-    def bindings(self) -> list[dict[str, Any]]:
-        """Return all bindings of the vhost."""
-        return self._list("bindings", self.vhost)
+    def bindings(self) -> list[FoundBinding]:
+        """Return all bindings of queues, except those of the default exchange."""
+        return _bindings(self._list("bindings", self.vhost))
 
-    def bindings_of(self, queue: str) -> list[dict[str, Any]]:
-        """Return the bindings of one queue, without that of the default exchange."""
-        try:
-            found = self._list("queues", self.vhost, queue, "bindings")
-        except ManagementApiError as exc:
-            if exc.status == 404:
-                return []
-            raise
-        return [binding for binding in found if binding.get("source")]
+    def bindings_of(self, queue: str) -> list[FoundBinding]:
+        """Return the same for one queue."""
+        with _ignore(404):
+            return _bindings(self._list("queues", self.vhost, queue, "bindings"))
+        return []
 
     def policies(self) -> Sequence[dict[str, Any]] | None:
         """Return policies and operator policies (``"operator": True``).
 
-        ``None`` where this user may not see them.
+        ``None`` if this user may not see them.
         """
-        try:
-            policies = self._list("policies", self.vhost)
+        with _ignore(401, 403):
             operator = self._list("operator-policies", self.vhost)
-        except ManagementApiError as exc:
-            if exc.status in (401, 403):
-                return None
-            raise
-        return [*policies, *({**policy, "operator": True} for policy in operator)]
+            return [
+                *self._list("policies", self.vhost),
+                *({**policy, "operator": True} for policy in operator),
+            ]
+        return None
 
     def feature_flags(self) -> dict[str, str] | None:
-        """Return the state of each feature flag; ``None`` where this user may not see them."""
-        try:
+        """Return the state of each feature flag; ``None`` if this user may not see them."""
+        with _ignore(401, 403):
             return {flag["name"]: flag["state"] for flag in self._list("feature-flags")}
-        except ManagementApiError as exc:
-            if exc.status in (401, 403):
-                return None
-            raise
+        return None
 
     def alarms(self) -> list[str] | None:
-        """Return the alarms in force, for which the broker blocks publishers; one text each.
+        """Describe the current alarms, during which RabbitMQ blocks publishers.
 
-        ``None`` where this user may not see them.
+        ``None`` if this user may not see them.
         """
-        try:
-            nodes = self._list("nodes", columns="name,mem_alarm,disk_free_alarm")
-        except ManagementApiError as exc:
-            if exc.status in (401, 403):
-                return None
-            raise
-        return [
-            f"{what} alarm on {node.get('name', 'a node')}"
-            for node in nodes
-            for key, what in (("mem_alarm", "memory"), ("disk_free_alarm", "disk"))
-            if node.get(key)
-        ]
+        with _ignore(401, 403):
+            return [
+                f"{what} alarm on {node.get('name', 'a node')}"
+                for node in self._list("nodes", columns="name,mem_alarm,disk_free_alarm")
+                for key, what in (("mem_alarm", "memory"), ("disk_free_alarm", "disk"))
+                if node.get(key)
+            ]
+        return None
 
     def _list(self, *path: str, **query: str) -> list[dict[str, Any]]:
         found = self.get(*path, **query)
         if not isinstance(found, list):
-            raise ManagementApiError(
-                f"what answers at {self.address} is not RabbitMQ's management API: "
-                f'/api/{"/".join(path)} is no list; check AMQP_EVENTS["MANAGEMENT_URL"]'
-            )
+            raise self._unexpected(path, "a list")
         return found
 
 
+@contextmanager
+def _ignore(*statuses: int) -> Iterator[None]:
+    """Suppress the errors of responses with these statuses."""
+    try:
+        yield
+    except ManagementApiError as exc:
+        if exc.status not in statuses:
+            raise
+
+
+def _bindings(found: Sequence[Mapping[str, Any]]) -> list[FoundBinding]:
+    return [
+        (
+            Binding(
+                exchange=each["source"], queue=each["destination"], routing_key=each["routing_key"]
+            ),
+            each.get("arguments") or {},
+        )
+        for each in found
+        if each.get("source") and each.get("destination_type") == "queue"
+    ]
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the password to wherever it points."""
+    """Refuse redirects, which could send the password to another host."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None

@@ -1,23 +1,22 @@
-"""Deleting queues, and declaring them again, without losing an event.
+"""Delete and recreate queues without losing an event.
 
 RabbitMQ answers 540 to ``if_empty`` and ``if_unused`` deletes of quorum queues, and a dead letter
 that is stuck is neither ready nor unacked: only the management API's *total* shows it. So a queue
-is first unbound, then watched until figures **from after that** say that nothing is in it.
+is first unbound, then watched until statistics **from after that** show that it is empty.
 
-How old figures are: a quorum queue reports on a tick (5 s by default), with the number of its
-process's reductions, which each tick raises; management collects on an interval of its own. When
-the reductions of one queue have changed twice since it was unbound, the second change is a tick
-from after it. That needs no guess about intervals.
+The age of statistics: a quorum queue reports on a tick (5 s by default) together with its process's
+number of reductions, which each tick raises; the management plugin collects on an interval of its
+own. When the reductions of a queue have changed twice since it was unbound, the second change is a
+tick from after it. This does not depend on the intervals.
 
 A handler's queue is replaced behind a *shadow*, a queue without limits and with the same bindings,
-so that no event finds the service absent::
+so that no event is unroutable::
 
     shadow declared and bound → queue unbound, watched, deleted, declared, bound
                               → shadow unbound, emptied into the queue, deleted
 
-Each step may be the last before a crash: what is left is found by its name, and the next
-``events_declare`` goes on from there. An event published in the instant in which both are bound
-is in both: at least once, never lost.
+A crash may follow any step: a shadow is found by its name, and the next ``events_declare``
+continues. An event published while both are bound is in both: at least once, never lost.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import amqp
@@ -45,9 +44,9 @@ from ..topology import (
 )
 from .amqp_api import Amqp
 from .drift import shadow
-from .management_api import ManagementApi
+from .management_api import FoundBinding, ManagementApi
 
-#: Seconds between two looks at a queue that is watched.
+#: Seconds between two checks of a watched queue.
 POLL: Final = 0.5
 #: Messages of a shadow that are moved at a time.
 BATCH: Final = 100
@@ -67,31 +66,32 @@ _PROPERTIES: Final = (
 
 @dataclass(slots=True)
 class _Watched:
-    """A queue that was unbound, and what its figures have said since."""
+    """A queue that was unbound, and the changes of its statistics since."""
 
     name: str
-    bindings: list[dict[str, Any]] = field(default_factory=list)
+    bindings: list[FoundBinding]
     reductions: Any = None
     changes: int = -1
 
-    def look(self, figures: Mapping[str, Any]) -> None:
-        if "messages" in figures and figures.get("reductions") != self.reductions:
-            self.reductions = figures.get("reductions")
+    def is_fresh(self, statistics: Mapping[str, Any]) -> bool:
+        """Return True if these statistics are from after the unbinding."""
+        if "messages" not in statistics:
+            return False
+        if statistics.get("reductions") != self.reductions:
+            self.reductions = statistics.get("reductions")
             self.changes += 1
-
-    def fresh(self, figures: Mapping[str, Any]) -> bool:
-        # Classic queues do not tick when idle; they check emptiness themselves when deleted.
-        return "messages" in figures and (self.changes >= 2 or figures.get("type") == "classic")
+        # Idle classic queues do not tick, but RabbitMQ checks that they are empty on deletion.
+        return self.changes >= 2 or statistics.get("type") == "classic"
 
 
 class Replacement:
     """Deletes and recreates queues of one topology.
 
     Args:
-        patience: seconds to wait for fresh figures.
-        wait: seconds to wait, once its bindings lead to the shadow, for a queue to be emptied by
-            the workers that still consume it, and for these to be stopped.
-        notice: told in a sentence what is waited for.
+        patience: seconds to wait for fresh statistics.
+        wait: seconds to wait for an unbound queue to be emptied by its workers, and for these to
+            stop.
+        notice: called with a sentence about each wait.
     """
 
     def __init__(
@@ -116,39 +116,39 @@ class Replacement:
         self._notice = notice
 
     def delete(self, names: Iterable[str]) -> dict[str, str]:
-        """Delete queues that turn out empty and unused.
+        """Delete queues that are empty and unused.
 
         Returns:
-            why not, by name of each queue that was left, bound as before.
+            the reason for each queue that was kept, by its name; its bindings are restored.
         """
         watched, refused = self._candidates(names)
         for queue in watched:
-            self._unbind(queue)
+            self._unbind(queue.bindings)
         for queue, occupied in self._vacated(watched):
             reason = occupied or self._drop(queue.name)
             if reason:
                 refused[queue.name] = reason
-                self._bind_again(queue)
+                self._bind(queue.bindings)
         return refused
 
     def recreate(self, queues: Iterable[Queue]) -> dict[str, str]:
-        """Delete queues that turn out empty and unused, and declare them as they should be.
+        """Delete queues that are empty and unused, and declare them again.
 
         Returns:
-            why not, by name of each queue that was left, bound as before.
+            the reason for each queue that was kept, by its name; its bindings are restored.
         """
         declared = {queue.name: queue for queue in queues}
         watched, refused = self._candidates(declared)
         for queue in watched:
             if declared[queue.name].role == "handler":
-                self._raise_shadow(declared[queue.name])
-            self._unbind(queue)
+                self._declare_shadow(declared[queue.name])
+            self._unbind(queue.bindings)
         for queue, occupied in self._vacated(watched):
             entity = declared[queue.name]
             reason = occupied or self._drop(queue.name)
             if reason:
                 refused[queue.name] = reason
-                self._bind_again(queue)
+                self._bind(queue.bindings)
             else:
                 self.session.declare_queue(entity)
             for binding in self._bindings(entity.name):
@@ -158,21 +158,19 @@ class Replacement:
         return refused
 
     def drain(self, queue: Queue) -> int:
-        """Move what a shadow holds into its queue, and delete the shadow.
+        """Move a shadow's messages into its queue, and delete the shadow.
 
-        First deliveries pass through a fanout exchange named like the shadow, so that their
-        routing key stays the event's name; returned and replayed ones through the exchange that
-        they came from.
+        New events pass through a fanout exchange named like the shadow, so that their routing key
+        stays the event's name; returned and replayed ones through the exchange that they came from.
 
         Returns:
-            the number of messages that were moved.
+            the number of moved messages.
 
         Raises:
             TopologyError: RabbitMQ did not confirm a message; it stays in the shadow.
         """
         name = shadow(self.topology.names, queue.name)
-        for found in self.api.bindings_of(name):
-            self._each(found, self.session.unbind)
+        self._unbind(self.api.bindings_of(name))
         moved = 0
         if self.session.depth(name) is not None:
             self.session.call(
@@ -181,9 +179,9 @@ class Replacement:
                 )
             )
             self.session.bind(Binding(exchange=name, queue=queue.name))
-            self._say(f"moving what {name} holds to {queue.name}")
+            self._say(f"moving the messages of {name} to {queue.name}")
             moved = self._move(name)
-        # Nothing dead-letters out of a shadow, so what is ready and what was acked is all.
+        # A shadow has no dead letters, so it is empty.
         self.session.call(lambda channel: channel.queue_delete(name))
         self.session.call(lambda channel: channel.exchange_delete(name))
         return moved
@@ -192,10 +190,8 @@ class Replacement:
         if self._notice is not None:
             self._notice(text)
 
-    # -- vacating
-
     def _candidates(self, names: Iterable[str]) -> tuple[list[_Watched], dict[str, str]]:
-        """Sort out queues that are in use at first sight, before anything is touched."""
+        """Return the queues to watch, and the reasons for those that are in use already."""
         watched, refused = [], {}
         for name in names:
             reason = self._occupied(name, {})
@@ -206,30 +202,18 @@ class Replacement:
         return watched, refused
 
     def _vacated(self, watched: Sequence[_Watched]) -> list[tuple[_Watched, str]]:
-        """Wait until figures from after unbinding say what is in each queue."""
+        """Wait for statistics from after unbinding; return each queue and why it is in use."""
         done: list[tuple[_Watched, str]] = []
         waiting = list(watched)
         started = time.monotonic()
         if waiting:
             names = ", ".join(queue.name for queue in waiting[:3])
             more = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
-            self._say(f"waiting for fresh figures of {names}{more}")
+            self._say(f"waiting for fresh statistics of {names}{more}")
         while waiting:
             elapsed = time.monotonic() - started
             for queue in list(waiting):
-                figures = self.api.queue(queue.name)
-                if figures is None:
-                    reason: str | None = ""
-                else:
-                    queue.look(figures)
-                    occupied = self._occupied(queue.name, figures)
-                    reason = None
-                    if occupied and (queue.fresh(figures) or self._live(queue.name)):
-                        reason = occupied if elapsed >= self.wait else None
-                    elif queue.fresh(figures):
-                        reason = ""
-                    if reason is None and elapsed > self.wait + self.patience:
-                        reason = occupied or "the management API shows no fresh figures of it"
+                reason = self._verdict(queue, elapsed)
                 if reason is not None:
                     waiting.remove(queue)
                     done.append((queue, reason))
@@ -237,16 +221,31 @@ class Replacement:
                 time.sleep(POLL)
         return done
 
-    def _occupied(self, name: str, figures: Mapping[str, Any]) -> str:
-        """Return what is in a queue, ``""`` if it is empty."""
+    def _verdict(self, queue: _Watched, elapsed: float) -> str | None:
+        """Return why a queue is in use, ``""`` if it is not, ``None`` if that is not known yet."""
+        statistics = self.api.queue(queue.name)
+        if statistics is None:
+            return ""
+        fresh = queue.is_fresh(statistics)
+        occupied = self._occupied(queue.name, statistics)
+        if fresh and not occupied:
+            return ""
+        if occupied and elapsed >= self.wait and (fresh or self._live(queue.name)):
+            return occupied
+        if elapsed > self.wait + self.patience:
+            return occupied or "the management API shows no fresh statistics of it"
+        return None
+
+    def _occupied(self, name: str, statistics: Mapping[str, Any]) -> str:
+        """Return why a queue cannot be deleted, ``""`` if it is empty and unused."""
         depth = self.session.depth(name)
         if depth is not None and depth.consumers:
             return f"{_count(depth.consumers, 'consumer')}: stop its workers first"
-        messages = max(depth.ready if depth else 0, figures.get("messages") or 0)
+        messages = max(depth.ready if depth else 0, statistics.get("messages") or 0)
         if messages:
             return (
-                f"it holds {_count(messages, 'message')}; let them be handled first (--wait gives "
-                f"time for that), or run `manage.py events_recover {name}`"
+                f"it holds {_count(messages, 'message')}; wait until they are handled (--wait), or "
+                f"run `manage.py events_recover {name}`"
             )
         return ""
 
@@ -255,15 +254,15 @@ class Replacement:
         return depth is not None and bool(depth.ready or depth.consumers)
 
     def _drop(self, name: str) -> str:
-        """Delete an empty queue; return why not."""
+        """Delete an empty queue; return why it was kept, ``""`` if it was not."""
         depth = self.session.depth(name)
         if depth is None:
             return ""
-        figures = self.api.queue(name) or {}
+        statistics = self.api.queue(name) or {}
         if depth.ready or depth.consumers:
-            return self._occupied(name, figures)
-        # if_unused and if_empty are 540 on quorum queues, and close the connection.
-        careful = figures.get("type") == "classic"
+            return self._occupied(name, statistics)
+        # Quorum queues answer 540 to these flags, which closes the connection.
+        careful = statistics.get("type") == "classic"
         try:
             self.session.call(
                 lambda channel: channel.queue_delete(name, if_unused=careful, if_empty=careful)
@@ -272,29 +271,18 @@ class Replacement:
             return f"RabbitMQ refused: {exc.reply_text}"
         return ""
 
-    def _unbind(self, queue: _Watched) -> None:
-        for found in queue.bindings:
-            self._each(found, self.session.unbind)
+    def _unbind(self, bindings: Iterable[FoundBinding]) -> None:
+        for binding, arguments in bindings:
+            self.session.unbind(binding, arguments)
 
-    def _bind_again(self, queue: _Watched) -> None:
-        for found in queue.bindings:
-            self._each(found, self.session.bind)
-
-    @staticmethod
-    def _each(found: Mapping[str, Any], act: Callable[..., None]) -> None:
-        binding = Binding(
-            exchange=found["source"],
-            queue=found["destination"],
-            routing_key=found["routing_key"],
-        )
-        act(binding, found.get("arguments") or {})
-
-    # -- the shadow
+    def _bind(self, bindings: Iterable[FoundBinding]) -> None:
+        for binding, arguments in bindings:
+            self.session.bind(binding, arguments)
 
     def _bindings(self, queue: str) -> list[Binding]:
         return [binding for binding in self.topology.bindings if binding.queue == queue]
 
-    def _raise_shadow(self, queue: Queue) -> None:
+    def _declare_shadow(self, queue: Queue) -> None:
         name = shadow(self.topology.names, queue.name)
         kind = queue.arguments.get("x-queue-type", "quorum")
         arguments = {"x-queue-type": kind}
@@ -321,18 +309,18 @@ class Replacement:
             except (OSError, amqp_errors.ConnectionError) as exc:
                 raise BrokerUnavailableError(
                     f"the connection broke while {name} was emptied: {type(exc).__name__}: {exc}; "
-                    f"what it holds stays there, run manage.py events_declare again"
+                    f"its messages are safe, run manage.py events_declare again"
                 ) from exc
             except (ValueError, OverflowError, RecursionError, amqp_errors.FrameSyntaxError) as exc:
                 # py-amqp decodes headers while it reads; UnicodeDecodeError is a ValueError.
                 raise TopologyError(
                     f"{name} holds a message whose headers cannot be read ({type(exc).__name__}: "
-                    f"{exc}); take it out by RabbitMQ's management page, then run "
-                    f"manage.py events_declare again: the others are safe there"
+                    f"{exc}); remove it on RabbitMQ's management page, then run "
+                    f"manage.py events_declare again"
                 ) from exc
             finally:
                 publisher.close()
-                # What was taken and not acked goes back into the shadow.
+                # Unacked messages return to the shadow.
                 with suppress(Exception):
                     channel.close()
         return moved
@@ -348,8 +336,8 @@ class Replacement:
         failed = next((result for result in results if result is not None), None)
         if failed is not None:
             raise TopologyError(
-                f"a message of {name} could not be moved back: {failed}; it stays there (others "
-                f"of its batch may double), run manage.py events_declare again"
+                f"a message of {name} could not be moved back: {failed}; it stays there (others of "
+                f"its batch may be moved twice), run manage.py events_declare again"
             ) from failed
 
     def _copy(self, message: amqp.Message, fanout: str) -> Message:

@@ -16,14 +16,11 @@ from .inspection import REMEDY, inspect
 logger = logging.getLogger(__name__)
 
 
-# -- what a worker does -------------------------------------------------------------------
-
-
 def verify(app: Celery, settings: Settings, topology: Topology) -> Report:
-    """Make sure that the broker has what is declared; plain AMQP only, and nothing is changed.
+    """Check over plain AMQP that the broker has the topology; nothing is changed.
 
-    What this user may not see is tolerated: with ``TOPOLOGY = "external"`` in silence, else with
-    a warning in the log.
+    Entities that this user may not see are ignored, with a warning unless ``TOPOLOGY`` is
+    ``"external"``.
 
     Raises:
         TopologyDriftError: exchanges or queues are missing or different; each is named.
@@ -32,12 +29,12 @@ def verify(app: Celery, settings: Settings, topology: Topology) -> Report:
     """
     report = inspect(app, settings, topology)
     if report.errors:
-        raise BrokerRequirementError("; ".join(str(trouble) for trouble in report.errors))
+        raise BrokerRequirementError("; ".join(map(str, report.errors)))
     lines = [str(item) for item in report.having("missing", "different") if item.kind != "binding"]
     if lines:
         raise TopologyDriftError(
-            f"the topology of service {settings.service!r} does not fit on vhost "
-            f"{report.vhost!r}; {REMEDY}:{joined(lines)}"
+            f"vhost {report.vhost!r} does not have the topology of service {settings.service!r}; "
+            f"{REMEDY}:{joined(lines)}"
         )
     unseen = [item for item in report.having("unknown") if item.kind != "binding"]
     if unseen and settings.topology != "external":
@@ -54,13 +51,13 @@ def verify(app: Celery, settings: Settings, topology: Topology) -> Report:
 def declare(
     app: Celery, settings: Settings, topology: Topology, *, progress: Progress | None = None
 ) -> Report:
-    """Declare what is missing, over plain AMQP; what is different is refused beforehand.
+    """Declare what is missing, over plain AMQP.
 
     Returns:
         the report from before.
 
     Raises:
-        TopologyDriftError: something is different; nothing was changed.
+        TopologyDriftError: an entity is different; nothing was changed.
         TopologyError, BrokerUnavailableError: as :func:`apply`.
     """
     report = inspect(app, settings, topology)
@@ -69,7 +66,7 @@ def declare(
 
 
 def prepare(app: Celery, settings: Settings, topology: Topology) -> Report:
-    """Do what ``TOPOLOGY`` says when a worker starts; errors as :func:`verify`, :func:`declare`."""
+    """Verify or declare, as ``TOPOLOGY`` says; raises as these do."""
     if settings.topology == "auto":
         return declare(app, settings, topology)
     return verify(app, settings, topology)

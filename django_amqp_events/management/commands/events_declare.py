@@ -248,7 +248,7 @@ class Command(ReportCommand):
     def _show_result(
         self, plan: drift.Plan, result: str, applied: Applied | None, after: drift.Report
     ) -> None:
-        for trouble in after.troubles:
+        for trouble in after.problems:
             style = self.style.ERROR if trouble.severity == "error" else self.style.WARNING
             self.stderr.write(style(str(trouble)))
         if result in ("refused", "drift") and applied is None:
@@ -361,7 +361,7 @@ def _document(
         "source": "management" if report.exact else "amqp",
         "result": result,
         "items": [_item(item) for item in report.items],
-        "troubles": [asdict(trouble) for trouble in report.troubles],
+        "troubles": [asdict(trouble) for trouble in report.problems],
         "refusals": list(plan.refusals),
         "plan": [_step(step) for step in plan.steps],
         "done": [_step(step) for step in applied.done],

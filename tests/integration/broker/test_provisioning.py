@@ -62,8 +62,8 @@ def spoil(made: Service, queue: str = "billing.send_invoice", **arguments: int) 
         auto_delete=False,
         arguments={**declared, "x-delivery-limit": 3, **changed},
     )
-    for found in bindings:
-        channel.queue_bind(queue, found["source"], found["routing_key"])
+    for found, _ in bindings:
+        channel.queue_bind(queue, found.exchange, found.routing_key)
 
 
 class TestSeeing:
@@ -294,7 +294,7 @@ class TestRequirements:
         assert made.inspect().result == "identical"
 
     def test_nothing_lacks(self, billing):
-        assert not billing.inspect(exact=False).troubles
+        assert not billing.inspect(exact=False).problems
 
     def test_probe_leaves_nothing(self, billing):
         billing.inspect()
@@ -366,7 +366,7 @@ class TestStale:
 
         def bound() -> list[tuple[str, str]]:
             found = smaller.api.bindings_of("billing.gone")
-            return sorted((binding["source"], binding["routing_key"]) for binding in found)
+            return sorted((binding.exchange, binding.routing_key) for binding, _ in found)
 
         before = bound()
         with smaller.active():
