@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Acks:
-    """Write acks and rejects, each by itself; used in the main thread only.
+    """Write acks and rejects, one frame for each; used in the main thread only.
 
     Args:
         errors: connection errors that an ack on a lost channel may raise.

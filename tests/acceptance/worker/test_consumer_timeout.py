@@ -49,7 +49,7 @@ def test_handler_longer_than_the_consumer_timeout_is_archived(
         until(lambda: all(core.runs(event_id, "end") for event_id in healthy), 60)
         until(lambda: not any(eyes.totals(core.name).values()), 60, "nothing is left")
         after = eyes.event(ACT, {"plan": ["ok"]})
-        until(lambda: core.runs(after, "end"), 60, "the worker goes on")
+        until(lambda: core.runs(after, "end"), 60, "the worker continues")
     finally:
         main.kill()
         beside.kill()

@@ -77,7 +77,7 @@ def test_a_killed_worker_loses_nothing(pool: str, fresh_eyes: Eyes, service: Mak
     eyes.empty(QUEUE)
     starts = Counter((line["event"], line["attempt"]) for line in core.ledger(what="start"))
     doubled = {event_id for (event_id, _), count in starts.items() if count > 1}
-    assert doubled <= before, "only what was in hand may run twice"
+    assert doubled <= before, "only prefetched events may run twice"
     assert max(starts.values()) <= 2
     assert not Archive(eyes).collect()
     assert eyes.totals()["core:graveyard"] == 0

@@ -66,7 +66,7 @@ def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_
             f"event 'core.act' ({event_id}), process {line['process']}" in status(core, "text")[1]
         )
     (core.where / "go").touch()
-    until(lambda: core.runs(event_id, "end"), 20, "it goes on")
+    until(lambda: core.runs(event_id, "end"), 20, "it continues")
     fresh_eyes.empty(QUEUE)
     assert {line["event"] for line in core.ledger(what="hanging")} == {event_id}
     if pool != "solo":

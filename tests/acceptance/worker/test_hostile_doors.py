@@ -227,7 +227,7 @@ def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: M
     worker = core.worker("threads", 2, "-X", SLOW).wait_ready()
     processes = [worker, mirroring, reaper(core)]
 
-    # A stranger's word about a replay that is on its way, where strangers may publish.
+    # A stranger claims the outcome of a replay in progress, where strangers may publish.
     forgeries = [
         case("outcome", headers=outcome(replay_id), key=ACT),
         case("replay-id", headers={"event-replay-id": replay_id,

@@ -21,13 +21,13 @@ def test_killed_seven_times(fresh_eyes: Eyes, service: Make) -> None:
     ids = [eyes.event(f"hundred.{number}", {"plan": ["file:go"]}) for number in range(100)]
     queues = [f"core.testproject.h{number}" for number in range(100)]
 
-    def in_hand() -> bool:
+    def prefetched() -> bool:
         return not any(eyes.ready(queue) for queue in queues)
 
     for kill in range(7):
         worker = core.worker("prefork", 2).wait_ready()
         until(lambda worker=worker: "consuming 100 queues" in worker.log, 60)  # type: ignore[misc]
-        until(in_hand, 60, "a message from each is in hand")
+        until(prefetched, 60, "a message from each queue is prefetched")
         if kill == 6:
             # The seventh finds them where they are run alone.
             assert eyes.ready("core:graveyard") == len(ids)

@@ -73,7 +73,7 @@ def test_nothing_in_the_configuration_changes_settlement(fresh_eyes: Eyes, servi
     assert [line["attempt"] for line in options.runs(failed)] == [1, 2]
     assert [line["attempt"] for line in options.runs(late)] == [1, 2]
     eyes.empty("options.testproject.act")
-    # Nobody published to the shared exchange: the other handler of the event has one copy each.
+    # Retries bypass the shared exchange: the other handler has one copy of each event.
     assert eyes.ready("options.testproject.kept") == 3
 
 

@@ -62,7 +62,7 @@ def test_publishing_inside_a_handler(mixed: Service, eyes: Eyes) -> None:
     first = eyes.event("mixed.source", {"plan": ["ok"]}, correlation_id="the-whole-story")
     (line,) = until(lambda: mixed.ledger(what="published", event=first))
     assert line["bound"] == first
-    assert line["elsewhere"] == [None], "another thread has no event in hand"
+    assert line["elsewhere"] == [None], "another thread has no event"
     (sink,) = until(lambda: mixed.runs(line["id"]))
     assert (sink["causation"], sink["correlation"]) == (first, "the-whole-story")
 

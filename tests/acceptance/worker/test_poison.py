@@ -120,7 +120,7 @@ def tell(pool: str, core: Service, eyes: Eyes, limit: MemoryLimit | None) -> Sto
         until(lambda: not any(eyes.totals(core.name).values()), 30, "nothing is left")
         # The main worker continues.
         after = publish(ACT, "ok")
-        until(lambda: core.runs(after, "end"), 60, "the worker goes on")
+        until(lambda: core.runs(after, "end"), 60, "the worker continues")
         until(lambda: not any(eyes.totals(core.name).values()), 30, "and acks")
     finally:
         main.kill()
@@ -177,8 +177,8 @@ class Ways:
         event_id = story.spoken[way]
         entries = story.entries[event_id]
         assert {entry["reason"] for entry in entries} == {"exhausted"}
-        # One, but for a worker that is killed between the confirm of the copy and its ack, or
-        # while the ack is on its way: chance, where `test_deaths` leaves none to it.
+        # One, unless the worker is killed between the message's confirm and its ack, or while the
+        # ack is in transit. `test_deaths` tests that without chance.
         assert len(entries) <= 3
         assert {line["attempt"] for line in story.core.runs(event_id)} == {1, 2, 3}
 

@@ -123,7 +123,7 @@ def test_unforwardable_message_ends_in_the_abyss(service, fresh_eyes, dies_while
             lose(eyes, queue)
             back(eyes, queue)
     assert eyes.ready("core:abyss") == 1
-    # Nobody consumes it: peeking as often as one likes loses nothing.
+    # It has no consumer, so peeking loses nothing.
     for _ in range(25):
         lose(eyes, "core:abyss")
     until(lambda: eyes.ready("core:abyss") == 1, 20)
@@ -168,7 +168,7 @@ def test_message_that_kills_the_reaper_is_archived_undecoded(core, fresh_eyes):
     (victim,) = bury(core, eyes, ["sleep:60"])
     for _ in range(2):
         worker = reaper(core).wait_ready()
-        until(lambda: core.runs(victim), 30, "it is in hand")
+        until(lambda: core.runs(victim), 30, "it runs")
         worker.kill()
         for path in core.where.glob("ledger.*.jsonl"):
             path.unlink()

@@ -54,7 +54,7 @@ class Side:
 def test_broker_restart_loses_and_doubles_nothing(
     private_node: Node, service: Make, how: str
 ) -> None:
-    """Every queue is consumed again, once; in hand, waiting and new events are all handled.
+    """Every queue is consumed again, once; running, ready and new events are all handled.
 
     All pools at once: a broker takes its time to come back.
     """
@@ -159,7 +159,7 @@ def test_the_broker_is_gone_without_a_word(fresh_eyes: Eyes, service: Make) -> N
         until(lambda: core.runs(event_id))
         proxy.forget()
         (core.where / "go").touch()
-        until(lambda: ended(core, [event_id]), 30, "the worker goes on")
+        until(lambda: ended(core, [event_id]), 30, "the worker continues")
         eyes.empty(*QUEUES, "core:delay.1s")
 
 
@@ -172,7 +172,7 @@ def test_a_queue_is_deleted_and_declared_again(fresh_eyes: Eyes, service: Make) 
     eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUES[0]}")
     until(lambda: f"queue '{QUEUES[0]}' is missing" in worker.log)
     other = eyes.event(ONCE, {"plan": ["ok"]})
-    until(lambda: core.runs(other, "end"), what="the rest goes on")
+    until(lambda: core.runs(other, "end"), what="the others are handled")
     core.declare()
     until(lambda: each_once(eyes), 20)
     (event_id,) = publish(eyes, 1, "ok")

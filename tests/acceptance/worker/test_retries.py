@@ -26,7 +26,7 @@ SLACK = 4.0
 
 @dataclass
 class Scene:
-    """Everything published, on its way."""
+    """Everything is published."""
 
     billing: Service
     stock: Service

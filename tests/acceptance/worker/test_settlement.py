@@ -160,7 +160,7 @@ def test_the_broker_blocks_publishers(private_node: Node, node_eyes: Eyes, servi
         private_node.ctl("set_vm_memory_high_watermark", "0.4")
     until(lambda: all(core.runs(event_id, "end") for event_id in ids), 60)
     eyes.empty("core.testproject.act", "core:delay.1s")
-    # A second one may be on its way from a publish whose confirm did not come.
+    # A publish without a confirm may have sent a second one.
     settled = time.monotonic() + 2
     until(lambda: time.monotonic() > settled)
     for event_id in ids:

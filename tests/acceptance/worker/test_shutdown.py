@@ -96,7 +96,7 @@ def test_cold_and_soft_shutdowns(
 ) -> None:
     """SIGQUIT: what has finished is not run again, what is ended in its midst is; none is lost.
 
-    Only prefork can end a run; in the others it goes on, and its verdict counts.
+    Only prefork can end a run; in the others it continues, and its verdict counts.
     """
     eyes = fresh_eyes
     core = service(eyes, celery={"worker_soft_shutdown_timeout": soft})
@@ -106,10 +106,10 @@ def test_cold_and_soft_shutdowns(
     until(lambda: len(core.ledger(what="end")) == len(done))
     eyes.empty(QUEUE)
     held = eyes.event(ACT, {"plan": ["file:go"]})
-    until(lambda: core.runs(held), what="it is in hand")
+    until(lambda: core.runs(held), what="it runs")
     short = eyes.event(ACT, {"plan": ["sleep:1"]})
     if pool != "solo":
-        until(lambda: core.runs(short), what="it is in hand too")
+        until(lambda: core.runs(short), what="it runs too")
     worker.signal(signal.SIGQUIT)
     if pool != "prefork":
         until(lambda: "Ctrl+C again" in worker.log)
@@ -157,7 +157,7 @@ def test_a_cold_shutdown_while_a_large_event_is_handed_over(
 ) -> None:
     """The pool process has a part of it: it gets the rest, or would be waited for for ever.
 
-    Somebody impatient sends the signal twice, and the worker ends once.
+    An operator sends the signal twice, and the worker ends once.
     """
     # By default Celery's sys.stderr is no file.
     eyes, core = fresh_eyes, service(fresh_eyes, celery={"worker_redirect_stdouts": True})
@@ -184,7 +184,7 @@ def test_a_cold_shutdown_while_a_large_event_is_handed_over(
 def test_a_cold_shutdown_while_an_event_is_handed_to_a_thread(
     fresh_eyes: Eyes, service: Make
 ) -> None:
-    """Whoever hands it over holds the lock of the pool that is shut down."""
+    """The thread that submits it holds the lock of the pool that is shut down."""
     eyes, core = fresh_eyes, service(fresh_eyes)
     core.declare()
     quitting = service(eyes, environ={"TESTPROJECT_QUIT_AFTER": "3"})

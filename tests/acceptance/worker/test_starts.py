@@ -1,4 +1,4 @@
-"""Workers that cannot start, that give up, and that are not let in: exit codes and reasons."""
+"""Workers that cannot start, that stop trying, or that RabbitMQ refuses: exit codes and reasons."""
 
 from __future__ import annotations
 
@@ -193,8 +193,8 @@ def test_with_several_brokers_the_refusal_of_one_ends_nothing(
 ) -> None:
     core: Service = service(fresh_eyes, celery={"broker_channel_error_retry": True})
     given = urlsplit(core.url)
-    away = given._replace(netloc=f"{given.username}:x@127.0.0.1:1").geturl()
-    core.url = f"{away};{core.url.replace(str(given.password), 'wrong')}"
+    unreachable = given._replace(netloc=f"{given.username}:x@127.0.0.1:1").geturl()
+    core.url = f"{unreachable};{core.url.replace(str(given.password), 'wrong')}"
     worker = events_worker(core, *ALONE)
     until(lambda: worker.log.count("check user and password") >= 2, 60)
     assert not critical(worker)

@@ -26,7 +26,7 @@ OWN, MAIL = "billing.m.moved", "billing.mail"
 
 
 def read(queue: str, exchange: str, key: str, *, handler: str | None = "m.moved") -> str:
-    """Return the name of the handler that gets it, or why nobody does."""
+    """Return the name of its handler, or the reason why it has none."""
     headers = {"event-id": "1", "event-name": "shop.paid", "event-attempt": 2}
     if handler:
         headers["event-handler"] = handler
