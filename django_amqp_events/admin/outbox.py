@@ -463,7 +463,6 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
             "facts": facts,
             "readable": True,
             "raw": True,
-            "size": event.size,
             "payload": payload,
             "payload_cut": cut,
             "problem": problem,

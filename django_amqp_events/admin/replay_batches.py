@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -31,7 +31,6 @@ from ..models import (
     ReplayBatch,
     ReplayBatchAction,
     ReplayBatchEvent,
-    visible,
 )
 from ..reasons import stored
 from ..templatetags.amqp_events import age, line, text
@@ -291,61 +290,23 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             found = found.filter(pk__gt=int(after))
         rows = list(found[: EVENTS + 1])
         more, rows = len(rows) > EVENTS, rows[:EVENTS]
-        # The batch keeps what it knows of an event that is deleted.
-        events = {
-            event.pk: event
-            for event in states.rows()
-            .filter(pk__in=[row.event_id for row in rows])
-            .defer("body", "headers_raw", "detail")
-        }
-        seen = self._seen(request, events)
+        ids = [row.event_id for row in rows]
+        linked = self.admin_site.is_registered(ArchivedEvent)
+        shown = states.rows().defer("body", "headers_raw", "detail")
+        if linked:
+            shown = self.admin_site.get_model_admin(ArchivedEvent).get_queryset(request)
+        visible = {each.pk: each for each in shown.filter(pk__in=ids).order_by()}
+        existing = set(states.rows().filter(pk__in=ids).order_by().values_list("pk", flat=True))
         query = {"state": state} if state in _Event.values else {}
         context = {
             "batch_title": titled(batch) or _("Replay batch"),
             "state": _Event(state).label if query else "",
-            "events": [
-                {
-                    **self._named(row, events.get(row.event_id), shown=row.event_id in seen),
-                    "state": row.get_state_display(),
-                }
-                for row in rows
-            ],
+            "linked": linked,
+            "events": [(row, visible.get(row.event_id), row.event_id in existing) for row in rows],
             "next_url": self._url("events", pk, **query, after=str(rows[-1].pk)) if more else "",
             "page_url": self._url("change", pk),
         }
         return self._render(request, "events", _("Events of the batch"), context)
-
-    def _seen(self, request: HttpRequest, found: Iterable[UUID]) -> set[UUID]:
-        """Return those of these events that this user may see in their own pages."""
-        wanted = list(found)
-        if not self.admin_site.is_registered(ArchivedEvent):
-            return set(wanted)
-        pages = self.admin_site.get_model_admin(ArchivedEvent)
-        rows = pages.get_queryset(request).filter(pk__in=wanted)
-        return set(rows.order_by().values_list("pk", flat=True))
-
-    def _named(
-        self, row: ReplayBatchEvent, event: ArchivedEvent | None, *, shown: bool
-    ) -> dict[str, str]:
-        why = visible(stored(row.why), 500)
-        found = {
-            "name": _("deleted"),
-            "id": str(row.event_id),
-            "handler": "",
-            "url": "",
-            "why": why,
-        }
-        if event is None:
-            return found
-        if not shown:
-            return {**dict.fromkeys(found, ""), "name": _("no permission to view")}
-        return {
-            **found,
-            "name": line(event.name),
-            "id": line(event.event_id),
-            "handler": line(event.handler),
-            "url": self._event_url(event.pk),
-        }
 
     # -- the buttons
 
