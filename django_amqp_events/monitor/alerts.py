@@ -1,9 +1,8 @@
 """Alerts: one notification when a problem starts, and one when it ends.
 
-Each trouble that lasts is one row (:class:`~django_amqp_events.models.Alert`), which a unique
-constraint allows once while it is open: of any number of processes that see it, the one whose row
-it is sends the signal, and the e-mail where ``AMQP_EVENTS["ALERTS"]["MAIL"]`` asks for it. Should
-that process die in between, the row says what nobody was told.
+Each current problem is one row of :class:`~django_amqp_events.models.Alert`, by a unique
+constraint. The process that inserts or closes the row sends the signal, and the e-mail if
+``AMQP_EVENTS["ALERTS"]["MAIL"]`` is set. If it dies in between, only the row records the problem.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from ..models import (
 
 logger = logging.getLogger(__name__)
 
-#: What each kind is called, in e-mails and on pages.
+#: Titles of the kinds, in e-mails and on pages.
 KINDS: Final[Mapping[str, Any]] = {
     "growth": _("Many events archived"),
     "mirror_lag": _("Archive mirror behind"),
@@ -45,23 +44,23 @@ KINDS: Final[Mapping[str, Any]] = {
     "group_new": _("New failure"),
     "group_back": _("Failure reopened"),
 }
-#: Of which the key is a group's id, and the text begins with the group's name and a colon.
+#: Kinds whose key is a group's id, and whose text begins with the group's name and a colon.
 OF_GROUPS: Final = ("group_new", "group_back")
-#: For how long a group of failures is news to somebody who has not been told yet, and how many are
-#: told at a time: a release may break everything at once.
+#: Time during which a group is new, and new groups in one evaluation, at most: a faulty release may
+#: cause many.
 NEWS: Final = timedelta(hours=1)
 GROUPS: Final = 10
-#: Which trouble: its kind, and which one of that kind.
+#: A problem: its kind and key.
 Which = tuple[str, str]
 
 
 def database() -> str:
-    """Return the alias of the alerts' table."""
+    """Return the alias of the database with the alerts."""
     return router.db_for_write(Alert)
 
 
 def open_alerts(service: str) -> QuerySet[Alert]:
-    """Return what lasts, the newest first."""
+    """Return the alerts that have not ended, newest first."""
     return Alert.objects.using(database()).filter(service=service, ended__isnull=True)
 
 
@@ -76,24 +75,21 @@ def update_alert(
 ) -> bool:
     """Open or close an alert; return True if its state changed.
 
-    Call it as often as you look: what is known already is told to nobody again.
+    Call it at each check; only changes are notified.
 
     Args:
-        kind: one of :data:`KINDS`, or a word of your own.
-        key: which one of its kind.
-        text: what it is and what to do, for a person.
-        troubled: ``False`` ends the alert, where there is one.
-        settings: of the service; this process's unless given.
-
-    Raises:
-        DatabaseError: the database is away; nobody was told.
+        kind: one of :data:`KINDS`, or your own.
+        key: distinguishes problems of one kind.
+        text: the problem and its remedy.
+        troubled: False closes the alert.
+        settings: those of this process by default.
     """
     settings = settings or get_settings()
     key = clean(key, LENGTH)
     same = open_alerts(settings.service).filter(kind=kind, key=key)
     if not troubled:
         found = same.first()
-        # Whoever's UPDATE it is tells it.
+        # Of several processes, the one whose UPDATE succeeds notifies.
         if found is None or not same.filter(pk=found.pk).update(ended=now):
             return False
         found.ended = now
@@ -107,27 +103,26 @@ def update_alert(
         with transaction.atomic(using=database()):
             alert.save(using=database(), force_insert=True)
     except IntegrityError:
-        # Another process was faster, and has told it.
+        # Another process has inserted it.
         return False
     _notify(alert, settings)
     return True
 
 
 def update_alerts(
-    judged: Mapping[Which, str | None], *, now: datetime, settings: Settings | None = None
+    found: Mapping[Which, str | None], *, now: datetime, settings: Settings | None = None
 ) -> int:
-    """Tell what is new of what :func:`judge` found; returns how much that was.
+    """Update alerts from :func:`evaluate`; return the number of changes.
 
-    One query while there is no trouble and was none.
+    Makes one query while there is no problem.
 
     Args:
-        judged: the text of each trouble, ``None`` where there is none. What is not in it is not
-            known now, and stays as it is.
+        found: text per problem, ``None`` if it has ended. The state of others is unknown.
     """
     settings = settings or get_settings()
     known = set(open_alerts(settings.service).values_list("kind", "key"))
     news = 0
-    for (kind, key), text in judged.items():
+    for (kind, key), text in found.items():
         if text is not None or (kind, clean(key, LENGTH)) in known:
             news += update_alert(
                 kind, key, text or "", now=now, troubled=text is not None, settings=settings
@@ -136,48 +131,49 @@ def update_alerts(
 
 
 def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, str | None]:
-    """Return the problems in a snapshot's document. Pure.
-
-    Returns:
-        as :func:`settle` takes it. Where the broker was away nothing is said of its queues.
-    """
-    limits = settings.alerts
-    broker, archive = document["broker"], document["archive"]
+    """Return the problems in a snapshot's document, for :func:`update_alerts`. Pure."""
+    limits, broker = settings.alerts, document["broker"]
     found: dict[Which, str | None] = {("stale", ""): None}
+
+    def limit(which: Which, value: float | None, most: float | None, text: str) -> None:
+        """Compare a value with its limit; an unknown value changes nothing."""
+        if most is None or value is not None:
+            found[which] = text if _above(value, most) else None
+
     if limits.away is not None and _above(broker.get("away"), limits.away):
         found["broker_away", ""] = f"{broker['error']}. Events wait in the outbox."
     elif limits.away is None or not broker.get("error"):
         found["broker_away", ""] = None
-    if broker.get("alarms") is not None:
+    if (alarms := broker.get("alarms")) is not None:
         found["broker_alarm", ""] = (
-            f"{', '.join(broker['alarms'])}: RabbitMQ accepts no events. Free memory or disk, or "
-            f"let consumers empty the queues."
-            if broker["alarms"]
+            f"{', '.join(alarms)}: RabbitMQ accepts no events. Free memory or disk, or let "
+            f"consumers empty the queues."
+            if alarms
             else None
         )
-    new = archive.get("new_hour")
-    found["growth", ""] = (
-        f"More than {limits.growth} events were archived within an hour."
-        if _above(new, limits.growth)
-        else None
+    limit(
+        ("growth", ""),
+        document["archive"].get("new_hour") or 0,
+        limits.growth,
+        f"More than {limits.growth} events were archived within an hour.",
     )
     lag = document["mirror"].get("lag")
-    if lag is not None or limits.mirror_lag is None:
-        found["mirror_lag", ""] = (
-            f"The oldest message in the archive queue is {_seconds(lag)} old. Check the log of "
-            f"events_mirror, or start another one."
-            if _above(lag, limits.mirror_lag)
-            else None
-        )
+    limit(
+        ("mirror_lag", ""),
+        lag,
+        limits.mirror_lag,
+        f"The oldest message in the archive queue is {_seconds(lag)} old. Check the log of "
+        f"events_mirror, or start another one.",
+    )
     for each in document["outbox"]:
-        lag = each.get("lag")
-        if lag is not None or limits.outbox_lag is None:
-            found["outbox_lag", each["database"]] = (
-                f"The oldest event in the outbox of database {each['database']!r} is "
-                f"{_seconds(lag)} old: {each['meaning']}"
-                if _above(lag, limits.outbox_lag)
-                else None
-            )
+        database, lag = each["database"], each.get("lag")
+        limit(
+            ("outbox_lag", database),
+            lag,
+            limits.outbox_lag,
+            f"The oldest event in the outbox of database {database!r} is {_seconds(lag)} old: "
+            f"{each['meaning']}",
+        )
     for name, queue in document["queues"].items():
         if queue.get("role") == "abyss" and queue.get("ready") is not None:
             found["abyss", name] = queue.get("meaning") if queue["severity"] == "error" else None
@@ -185,18 +181,11 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, str
 
 
 def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
-    """Return the groups to alert about: new ones, and resolved ones that reopened.
+    """Return the groups to alert about, for :func:`update_alerts`: new and reopened ones.
 
-    Told as long as it is not older than :data:`NEWS`. An alert of either kind lasts until nothing
-    of its group is open or on its way any more, and its text follows the group. One of a new group
-    that was put right and came back meanwhile, between two looks, is over, and another begins.
-
-    Returns:
-        as :func:`settle` takes it, :data:`GROUPS` news at most: the others are told by the next
-        looks. Three queries.
-
-    Raises:
-        DatabaseError: the database is away.
+    An alert lasts until its group has neither open nor replayed events. Its text follows the group.
+    If the group of a ``group_new`` alert was resolved and has reopened, a ``group_back`` alert
+    replaces it. At most :data:`GROUPS` are new in one call. Makes three queries.
     """
     told = open_alerts(settings.service).filter(kind__in=OF_GROUPS)
     known = list(told.values_list("kind", "key", "since", "text"))
@@ -204,7 +193,7 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None
     groups = FailureGroup.objects.using(router.db_for_write(FailureGroup)).filter(
         service=settings.service
     )
-    # As they were added up last, which the mirror does every few seconds.
+    # By stored counts, which the mirror updates every few seconds.
     unsettled = groups.filter(Q(open__gt=0) | Q(going__gt=0), pk__in=ids)
     lasting = {str(group.pk): group for group in unsettled} if settings.alerts.groups else {}
     found: dict[Which, str | None] = {}
@@ -243,10 +232,9 @@ def _of_group(group: FailureGroup) -> str:
 
 
 def check_snapshots(settings: Settings, now: datetime) -> bool:
-    """Alert about missing snapshots, from a process that does not take them.
+    """Open an alert if snapshots are missing; return True if they are.
 
-    Returns:
-        whether it is so. That it is over is told by whoever takes figures again.
+    For processes that do not take snapshots; the next snapshot closes the alert.
     """
     if settings.alerts.stale is None:
         return False
@@ -266,9 +254,9 @@ def check_snapshots(settings: Settings, now: datetime) -> bool:
 
 
 def title(alert: Alert) -> str:
-    """Name an alert in a line."""
+    """Return the title of an alert."""
     what = str(KINDS.get(alert.kind, alert.kind))
-    # Nobody knows a group by its id.
+    # Users know a group by its name, not by its id.
     which = alert.text.partition(": ")[0] if alert.kind in OF_GROUPS else alert.key
     return visible(f"{what}: {which}" if which else what)
 
@@ -282,7 +270,7 @@ def alert_text(alert: Alert) -> str:
 def _notify(alert: Alert, settings: Settings) -> None:
     """Send the signal and e-mail of an alert; errors are only logged."""
     over = alert.ended is not None
-    # Who gets it speaks no known language, and its text is English.
+    # The language of the recipients is unknown, and the text is English.
     with override(None):
         name = title(alert)
     logger.log(
@@ -293,13 +281,12 @@ def _notify(alert: Alert, settings: Settings) -> None:
         visible(alert.text, 300),
     )
     signal = signals.alert_ended if over else signals.alert_raised
-    # Django logs what a receiver raises.
+    # Django logs the errors of receivers.
     signal.send_robust(
         settings.service, kind=alert.kind, key=alert.key, text=alert.text, since=alert.since
     )
     if not settings.alerts.mail:
         return
-    # A header is one line.
     subject = " ".join(f"{settings.service}: {'over: ' if over else ''}{name}".split())
     lines = [alert_text(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
     if alert.ended is not None:
@@ -307,14 +294,15 @@ def _notify(alert: Alert, settings: Settings) -> None:
     try:
         mail_admins(subject, "\n".join(lines))
     except Exception:
-        logger.exception("the e-mail about an alert could not be sent")
+        logger.exception("cannot send the e-mail about an alert")
 
 
 def _above(value: float | None, limit: float | None) -> bool:
     return value is not None and limit is not None and value > limit
 
 
-def _seconds(seconds: float) -> str:
+def _seconds(seconds: float | None) -> str:
+    seconds = seconds or 0.0
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

@@ -21,8 +21,6 @@ from ..broker.topology import (
 )
 from ..conf import Settings
 
-# -- status -------------------------------------------------------------------------------
-
 Severity = Literal["ok", "warning", "error", "unknown"]
 
 
@@ -31,14 +29,10 @@ class QueueStatus:
     """A queue with its depth and status.
 
     Attributes:
-        state: as in a :class:`Report`; ``missing`` queues have no figures.
-        ready: messages that wait for a consumer.
-        unacked: messages in the hands of consumers; ``None`` without the management API.
-        total: all messages, dead letters under way included; ``None`` likewise. Management
-            figures are some seconds old.
-        consumers: live.
-        published, delivered: messages that come in and go out per second; ``None`` where the
-            management API has no statistics of it.
+        ready, consumers: live.
+        unacked, total: from the management API, some seconds old; ``None`` without it. The total
+            includes dead letters in transfer.
+        published, delivered: messages per second, if the management API has statistics.
         meaning: one sentence.
     """
 
@@ -60,7 +54,7 @@ class Status:
     """All queues of a service.
 
     Attributes:
-        exact: the management API was read: totals, and queues that are left over.
+        exact: the management API was read, so totals and left-over queues are included.
     """
 
     queues: tuple[QueueStatus, ...]
@@ -70,7 +64,7 @@ class Status:
 
     @property
     def result(self) -> Literal["ok", "error", "unknown"]:
-        """The worst of all: an error first, then what could not be seen."""
+        """Return the worst severity; ``error`` is worse than ``unknown``."""
         severities = {queue.severity for queue in self.queues}
         if "error" in severities:
             return "error"
@@ -84,24 +78,24 @@ def status(
 
     Raises:
         BrokerUnavailableError: no connection, or it broke.
-        ManagementApiError: the management API cannot be read, or is that of another broker.
+        ManagementApiError: the management API is unreadable or belongs to another broker.
     """
     names = topology.names
     with session(app, settings) as amqp:
-        figures: dict[str, dict[str, Any]] = {}
+        stats: dict[str, dict[str, Any]] = {}
         queues: list[tuple[Queue, bool]] = [(queue, False) for queue in topology.queues]
         if api is not None:
             api.check_cluster(amqp.server)
-            figures = {queue["name"]: queue for queue in api.queues()}
+            stats = {queue["name"]: queue for queue in api.queues()}
             declared = {queue.name for queue in topology.queues}
             queues += [
                 (Queue(name=name, role=role_of(names, name)), True)
-                for name, found in figures.items()
+                for name, found in stats.items()
                 if name not in declared
                 and drift.left_over_queue(names, name, found.get("arguments") or {})
             ]
         found_queues = tuple(
-            _status_of(amqp, names, queue, figures.get(queue.name, {}), stale=stale)
+            _status_of(amqp, names, queue, stats.get(queue.name, {}), stale=stale)
             for queue, stale in queues
         )
         return Status(
@@ -113,33 +107,27 @@ def status(
 
 
 def _status_of(
-    amqp: Amqp, names: Names, queue: Queue, figures: Mapping[str, Any], *, stale: bool
+    amqp: Amqp, names: Names, queue: Queue, stats: Mapping[str, Any], *, stale: bool
 ) -> QueueStatus:
+    def unusable(
+        state: Literal["missing", "unknown"], severity: Severity, meaning: str
+    ) -> QueueStatus:
+        return QueueStatus(
+            name=queue.name, role=queue.role, state=state, severity=severity, meaning=meaning
+        )
+
     try:
         depth = amqp.depth(queue.name)
     except amqp_errors.ChannelError as exc:
-        return QueueStatus(
-            name=queue.name,
-            role=queue.role,
-            state="unknown",
-            severity="unknown",
-            meaning=f"cannot be seen: {exc.reply_text}",
-        )
+        return unusable("unknown", "unknown", f"unreadable: {exc.reply_text}")
     if depth is None:
-        return QueueStatus(
-            name=queue.name,
-            role=queue.role,
-            state="missing",
-            severity="error",
-            meaning=f"missing: {REMEDY}",
-        )
-    unacked = figures.get("messages_unacknowledged")
+        return unusable("missing", "error", f"missing: {REMEDY}")
+    unacked = stats.get("messages_unacknowledged")
     stuck = 0
-    if figures.get("messages") is not None:
-        # Ready and consumers are live; the rest is as old as the API's figures.
-        ready_then = figures.get("messages_ready") or 0
-        stuck = max(0, figures["messages"] - ready_then - (unacked or 0))
-    total = depth.ready + (unacked or 0) + stuck if figures.get("messages") is not None else None
+    if stats.get("messages") is not None:
+        ready_then = stats.get("messages_ready") or 0
+        stuck = max(0, stats["messages"] - ready_then - (unacked or 0))
+    total = depth.ready + (unacked or 0) + stuck if stats.get("messages") is not None else None
     if stale:
         severity, meaning = _stale_meaning(names, queue, total or depth.ready, depth.consumers)
     elif stuck and queue.role not in ("dead", "abyss"):
@@ -156,13 +144,13 @@ def _status_of(
         unacked=unacked,
         total=total,
         consumers=depth.consumers,
-        published=_rate(figures, "publish_details"),
-        delivered=_rate(figures, "deliver_get_details"),
+        published=_rate(stats, "publish_details"),
+        delivered=_rate(stats, "deliver_get_details"),
     )
 
 
-def _rate(figures: Mapping[str, Any], what: str) -> float | None:
-    found = ((figures.get("message_stats") or {}).get(what) or {}).get("rate")
+def _rate(stats: Mapping[str, Any], what: str) -> float | None:
+    found = ((stats.get("message_stats") or {}).get(what) or {}).get("rate")
     return float(found) if isinstance(found, (int, float)) else None
 
 
@@ -172,17 +160,17 @@ def _stale_meaning(
     if drift.is_shadow(names, queue.name):
         return "error", f"a recreation was interrupted: {REMEDY} to finish it"
     if queue.role == "delay" and messages:
-        return "ok", f"not declared any more; {messages} delayed return by themselves"
+        return "ok", f"not declared any more; {messages} delayed events still return"
     if messages and not consumers:
         return "error", (
-            f"not declared any more, and {_events(messages)} in it: declare its handler again "
-            f"and start a worker; or run `manage.py events_recover {queue.name}`, and replay them"
+            f"not declared any more, with {_events(messages)}: declare its handler again and "
+            f"start a worker; or run `manage.py events_recover {queue.name}` and replay them"
         )
     return "warning", f"not declared any more: {REMEDY} --delete-stale"
 
 
 def _stuck_meaning(amqp: Amqp, queue: Queue, stuck: int) -> tuple[Severity, str]:
-    """Tell dead letters that cannot leave from those that are just leaving."""
+    """Distinguish dead letters that cannot be transferred from those in transfer."""
     target = queue.arguments.get("x-dead-letter-exchange", "")
     what = f"{_events(stuck)} past due" if queue.role == "delay" else f"{_events(stuck)} rejected"
     try:
@@ -191,9 +179,9 @@ def _stuck_meaning(amqp: Amqp, queue: Queue, stuck: int) -> tuple[Severity, str]
         there = True
     if not there:
         return "error", f"{what}, but {target} is missing: {REMEDY}"
-    # RabbitMQ repeats a dead letter that found no way after three minutes.
+    # RabbitMQ retries a dead letter after three minutes.
     return "warning", (
-        f"{what}, on the way to {target}: if that lasts more than 3 minutes, {REMEDY} --check"
+        f"{what}, in transfer to {target}: if that lasts more than 3 minutes, {REMEDY} --check"
     )
 
 
@@ -202,17 +190,25 @@ def _meaning(
 ) -> tuple[Severity, str]:
     own = queue.name.removeprefix(names.prefix)
     ready, consumers = depth.ready, depth.consumers
+
+    def emptied(waiting: str, active: str, remedy: str) -> tuple[Severity, str]:
+        """Describe a queue that one of our processes consumes."""
+        no_consumer = f"no consumer: {remedy}"
+        if ready:
+            return ("ok", f"{waiting}, consumed") if consumers else (
+                "error", f"{waiting}, {no_consumer}"
+            )  # fmt: skip
+        if unacked:
+            return "ok", active
+        return "ok", "empty" if consumers else f"empty, {no_consumer}"
+
     match queue.role:
         case "handler":
-            if ready and not consumers:
-                return "error", (
-                    f"{_events(ready, verb=True)} for {own}, nobody consumes: start a worker"
-                )
-            if ready:
-                return "ok", f"{_events(ready, verb=True)} for {own}, consumed"
-            if unacked:
-                return "ok", f"{_events(unacked)} being handled"
-            return "ok", "empty" if consumers else "empty, nobody consumes: start a worker"
+            return emptied(
+                f"{_waiting(ready, 'event')} for {own}",
+                f"{_events(unacked)} being handled",
+                "start a worker",
+            )
         case "delay":
             seconds = (queue.arguments.get("x-message-ttl") or 0) // 1000
             if ready:
@@ -220,56 +216,40 @@ def _meaning(
             return "ok", "empty"
         case "archive":
             # Failures, and the outcomes of replays.
-            return _emptied_by(
-                (ready, unacked, consumers),
-                "message",
-                ("be mirrored", "being mirrored"),
+            return emptied(
+                f"{_waiting(ready, 'message')} to be mirrored",
+                f"{_count(unacked, 'message')} being mirrored",
                 "run `manage.py events_mirror` or events_worker",
             )
         case "graveyard":
-            return _emptied_by(
-                (ready, unacked, consumers),
-                "isolated event",
-                ("be run alone", "being run alone"),
+            return emptied(
+                f"{_waiting(ready, 'isolated event')} to be run alone",
+                f"{_count(unacked, 'isolated event')} being run alone",
                 "run `manage.py events_reaper` or events_worker",
             )
-        case "dead" if ready or unacked or stuck:
-            number = max(ready, unacked + stuck, 1)
-            what = f"poison: {_events(number)} that ended the reaper"
+        case "dead" | "abyss" if ready or unacked or stuck:
+            poison = f"poison: {_events(max(ready, unacked + stuck, 1))}"
+            if queue.role == "abyss":
+                return "error", (
+                    f"{poison} that ended each consumer; check the logs of workers and reaper, "
+                    f"then run `manage.py events_recover`"
+                )
             if consumers:
-                return "error", f"{what}, on the way to the archive, unread; look at its log"
-            return "error", f"{what}, and nobody archives: run `manage.py events_reaper`"
-        case "abyss" if ready or unacked or stuck:
-            number = max(ready, unacked + stuck, 1)
+                return "error", f"{poison} that ended the reaper, being archived; check its log"
             return "error", (
-                f"poison: {_events(number)} that killed whoever took them; look at the logs of "
-                f"workers and reaper, then run `manage.py events_recover`"
+                f"{poison} that ended the reaper, no consumer: run `manage.py events_reaper`"
             )
         case _:
             return "ok", "empty"
 
 
-def _emptied_by(
-    figures: tuple[int, int, int], kind: str, purpose: tuple[str, str], remedy: str
-) -> tuple[Severity, str]:
-    """Describe a queue that one of our processes empties.
-
-    Args:
-        figures: ready, unacked, consumers.
-        purpose: what it waits for, and what is being done with what is unacked.
-    """
-    ready, unacked, consumers = figures
-    if ready:
-        number = f"{ready} {kind}{'' if ready == 1 else 's'} wait{'s' if ready == 1 else ''}"
-        waiting = f"{number} to {purpose[0]}"
-        if consumers:
-            return "ok", f"{waiting}, consumed"
-        return "error", f"{waiting}, nobody consumes: {remedy}"
-    if unacked:
-        return "ok", f"{unacked} {kind}{'' if unacked == 1 else 's'} {purpose[1]}"
-    return "ok", "empty" if consumers else f"empty, nobody consumes: {remedy}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _events(number: int, *, verb: bool = False) -> str:
-    noun = "event" if number == 1 else "events"
-    return f"{number} {noun}" + (f" wait{'s' if number == 1 else ''}" if verb else "")
+def _waiting(number: int, noun: str) -> str:
+    return f"{_count(number, noun)} wait" + ("s" if number == 1 else "")
+
+
+def _events(number: int) -> str:
+    return _count(number, "event")

@@ -1,8 +1,8 @@
 """Take snapshots of broker, archive and outbox for the dashboard.
 
-A page never waits for a broker: it shows the newest snapshot and how old that is. They are taken by
-a thread of ``events_mirror`` with a database connection of its own; of several mirrors, the one
-whose turn comes first. Whatever is away is part of the picture, and disturbs nothing.
+A page shows the newest snapshot and its age, and never waits for RabbitMQ. A thread of
+``events_mirror`` takes them; of several mirrors, the one that is first. Whatever is unreachable is
+recorded as such.
 """
 
 from __future__ import annotations
@@ -33,31 +33,27 @@ from .queue_status import Status
 
 logger = logging.getLogger(__name__)
 
-#: Version of the document.
+#: Version of the documents.
 FORMAT: Final = 1
 #: Seconds between snapshots.
 EVERY: Final = 30.0
 #: Seconds between comparisons of the topology with the broker's, which take longer.
 COMPARE: Final = 600.0
-#: Seconds that whoever stops the watcher waits for it; a broker may take longer to answer.
+#: Seconds to wait for the thread to end; RabbitMQ may take longer to answer.
 PATIENCE: Final = 2.0
-#: Differences that a snapshot names.
+#: Differences in a snapshot, at most.
 NAMED: Final = 50
 
 
 def rows(service: str) -> QuerySet[Snapshot]:
-    """Return the snapshots of a service, the newest first."""
+    """Return the snapshots of a service, newest first."""
     using = router.db_for_write(Snapshot)
     return Snapshot.objects.using(using).filter(service=service).order_by("-at")
 
 
 @dataclass(slots=True)
 class SnapshotTaker:
-    """Takes snapshots, and keeps what the next one needs.
-
-    Attributes:
-        last: the document of the newest snapshot, ``None`` before the first one.
-    """
+    """Takes snapshots; keeps the document of the last one for the next."""
 
     app: Celery
     settings: Settings
@@ -65,26 +61,25 @@ class SnapshotTaker:
     last: Mapping[str, Any] | None = None
 
     def take(self, now: datetime) -> Snapshot:
-        """Look at everything; the snapshot is not saved. Its document has
+        """Return a snapshot, which is not saved. Its document has
 
         ``broker``
-            ``error`` (``""`` where it answered), ``away`` (seconds that it has not), ``seen_at``;
-            ``version``, ``vhost``, ``exact`` and ``alarms`` where known; ``api_error``.
+            ``error`` (``""`` if it answered), ``away`` (seconds without an answer), ``seen_at``;
+            ``version``, ``vhost``, ``exact`` and ``alarms`` if known; ``api_error``.
         ``queues``
             by name: role, severity, meaning, state, ready, unacked, total, consumers, published,
-            delivered; what is not known is left out. None while the broker is away.
+            delivered, without unknown values. Empty while RabbitMQ is unreachable.
         ``consumed``
-            when each queue was last seen with a consumer, by name.
+            when each queue last had a consumer, by name.
         ``drift``
             of the last comparison: ``at``, ``result``, ``items`` (texts), ``queues`` (text by
             name). ``{}`` before the first.
         ``archive``, ``outbox``, ``mirror``
-            figures of the database; ``mirror.lag`` in seconds is an upper bound: how long ago the
-            archive queue was seen without waiting messages, or the newest event in the database
-            has failed.
+            statistics of the database; ``mirror.lag`` is an upper bound in seconds: the time since
+            the archive queue was empty, or since the newest mirrored event failed.
 
         Raises:
-            Error: the database is away.
+            Error: the database is unreachable.
         """
         last = self.last or {}
         status, broker = self._ask(now, last.get("broker", {}))
@@ -115,7 +110,7 @@ class SnapshotTaker:
     def _ask(
         self, now: datetime, before: Mapping[str, Any]
     ) -> tuple[Status | None, dict[str, Any]]:
-        """Return the broker's queues, and what there is to say of the broker itself."""
+        """Return the queues and the document's part about the broker."""
         told: dict[str, Any] = {"error": "", "away": 0.0, "seen_at": now}
         try:
             try:
@@ -124,12 +119,12 @@ class SnapshotTaker:
                 if api is not None:
                     told["alarms"] = api.alarms()
             except ManagementApiError as exc:
-                # AMQP tells less, but it tells.
+                # AMQP reports less, but it reports.
                 told["api_error"] = visible(exc, 500)
                 status = queue_status.status(self.app, self.settings, self.topology)
         except Exception as exc:
             if not isinstance(exc, AmqpEventsError):
-                logger.exception("the broker's figures cannot be read")
+                logger.exception("cannot read the state of RabbitMQ")
             since = before.get("seen_at") or now
             return None, {
                 "error": visible(exc, 500) or type(exc).__name__,
@@ -147,7 +142,7 @@ class SnapshotTaker:
             report = inspection.inspect(self.app, self.settings, self.topology, api=api)
         except Exception as exc:
             if not isinstance(exc, AmqpEventsError):
-                logger.exception("the topology cannot be compared")
+                logger.exception("cannot compare the topology")
             return {"at": now, "result": "unknown", "items": [visible(exc, 500)], "queues": {}}
         different = report.having("missing", "different", "stale")
         result = "drift" if report.drifted else "unknown" if report.unknown else "ok"
@@ -159,7 +154,7 @@ class SnapshotTaker:
         }
 
     def _new_hour(self, now: datetime) -> int:
-        # One more than what is too much.
+        # One more than the limit of the alert.
         cap = max(statistics.READ, (self.settings.alerts.growth or 0) + 1)
         return statistics.new_since(now - statistics.HOUR, cap, looked=max(statistics.CAP, cap))
 
@@ -188,7 +183,7 @@ class SnapshotTaker:
         if not ready:
             return {"empty_at": now, "waiting": 0, "lag": 0.0}
         empty_at = _moment(before.get("empty_at", now))
-        # The queue keeps the order, so what waits there is younger than what has come out of it.
+        # The queue keeps the order, so its messages are newer than the mirrored ones.
         newest = (
             states.rows()
             .filter(last_failed_at__lte=now)
@@ -206,14 +201,13 @@ class SnapshotTaker:
 
 @dataclass(slots=True)
 class SnapshotLoop:
-    """Takes a snapshot every :data:`EVERY` seconds in a thread.
+    """Takes a snapshot and updates the alerts every *every* seconds, in a thread.
 
     Args:
-        every: seconds between snapshots.
-        tell: called with a sentence when statistics cannot be stored, and when they can again.
+        tell: receives reports of errors and recovery.
     """
 
-    camera: SnapshotTaker
+    taker: SnapshotTaker
     every: float = EVERY
     tell: Callable[[str], object] = logger.info
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -232,32 +226,29 @@ class SnapshotLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; one that a broker keeps waiting ends with its process."""
+        """End the thread; if RabbitMQ does not answer in time, it ends with the process."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(PATIENCE)
 
     def look(self, now: datetime | None = None) -> Snapshot | None:
-        """Take and store a snapshot, and tell of what is a trouble.
+        """Store a snapshot and update the alerts.
 
         Returns:
-            ``None`` where another process has just taken one.
-
-        Raises:
-            Error: the database is away.
+            the snapshot, ``None`` if another process has just taken one.
         """
         now = now or datetime.now(UTC)
-        settings = self.camera.settings
+        settings = self.taker.settings
         newest = rows(settings.service).first()
         if newest is not None:
-            # Clocks differ by a little, and so do their ticks.
+            # The clocks of processes differ slightly.
             if timedelta() <= now - newest.at < timedelta(seconds=self.every * 0.8):
                 return None
             last = newest.about
-            self.camera.last = last if last.get("version") == FORMAT else None
-        taken = self.camera.take(now)
+            self.taker.last = last if last.get("version") == FORMAT else None
+        taken = self.taker.take(now)
         taken.save(using=router.db_for_write(Snapshot), force_insert=True)
-        document = self.camera.last
+        document = self.taker.last
         if document is not None:
             found = {**alerts.evaluate(document, settings), **alerts.evaluate_groups(settings, now)}
             alerts.update_alerts(found, now=now, settings=settings)

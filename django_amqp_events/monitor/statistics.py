@@ -1,7 +1,6 @@
-"""Figures of the archive in the database: what is open, how old, how much came and went.
+"""Statistics of the archive: open events, their age, and changes per hour.
 
-Each is one query that an index bounds and that ends at a cap, so that a page costs the same with a
-million rows as with a hundred.
+Each is one query that an index and a limit bound, so its cost does not grow with the archive.
 """
 
 from __future__ import annotations
@@ -17,32 +16,29 @@ from ..archive import states
 from ..archive.groups import group_counts
 from ..models import FailureGroup, State
 
-#: Rows that are counted at most, by whoever is no page.
+#: Rows that a snapshot counts, at most.
 CAP: Final = 100_000
-#: Rows that a page counts or reads at most, the newest.
+#: Rows that a page counts or reads, at most.
 READ: Final = 5_000
-#: Failures among which a page looks for events that are new, the newest: when a large batch has
-#: failed again, none of very many is new.
+#: Newest failures among which a page counts new events, at most.
 LOOKED: Final = 2 * READ
 HOUR: Final = timedelta(hours=1)
 DAY: Final = timedelta(days=1)
-#: Edges of the histogram of ages.
+#: Upper limits of the ages in a histogram.
 AGES: Final = (HOUR, 6 * HOUR, DAY, 3 * DAY, 7 * DAY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEvents:
-    """The number and age of open events.
+    """The number and age of open events; numbers are limited by the caller's cap.
 
     Attributes:
-        open: archived events that nobody has dealt with, up to the cap.
-        capped: there are more.
-        ages: of them, by :data:`AGES`: younger than the first edge, than the second, … and older.
-            Of the newest where there are more than the cap.
-        oldest: when the one that waits longest has failed.
-        unconfirmed: events whose last replay the broker did not confirm, up to the cap.
-        new_hour, new_day: events that failed for good for the first time in the last hour and in
-            the last 24 hours, up to :data:`READ`; among the last :data:`LOOKED` failures.
+        capped: there are more open events.
+        ages: open events by :data:`AGES`, and older ones last; of the newest if capped.
+        oldest: when the oldest open event failed.
+        unconfirmed: events whose last replay RabbitMQ did not confirm.
+        new_hour, new_day: events first archived in the last hour and 24 hours, up to :data:`READ`,
+            among the last :data:`LOOKED` failures.
     """
 
     open: int = 0
@@ -55,11 +51,7 @@ class OpenEvents:
 
 
 def open_events(now: datetime | None = None, cap: int = READ) -> OpenEvents:
-    """Count what is open, up to *cap*; five queries.
-
-    Raises:
-        DatabaseError: the database is away.
-    """
+    """Count open events, up to *cap*, in five queries."""
     now = now or datetime.now(UTC)
     found = states.rows().filter(state=State.ARCHIVED)
     edges = [Q(last_failed_at__gt=now - age) for age in AGES]
@@ -88,12 +80,8 @@ def capped(rows: QuerySet[Any], cap: int) -> int:
 
 
 def new_since(since: datetime, cap: int, looked: int) -> int:
-    """Count events that failed for good for the first time since then, up to *cap*.
-
-    Args:
-        looked: the newest failures among which they are looked for, at most.
-    """
-    # No event fails last before it fails first: the index of the one bounds the other.
+    """Count events first archived since then, up to *cap*, among the newest *looked* failures."""
+    # The index on the last failure bounds the first, which is not later.
     failed = states.rows().filter(last_failed_at__gte=since).only("pk", "first_failed_at")
     newest = failed.order_by("-last_failed_at", "-pk")[:looked]
     counted: int = newest.aggregate(new=Count("pk", filter=Q(first_failed_at__gte=since)))["new"]
@@ -102,12 +90,9 @@ def new_since(since: datetime, cap: int, looked: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Events archived, succeeded and discarded per hour.
+    """Events archived, succeeded and discarded in each hour that begins at :attr:`hours`.
 
-    Attributes:
-        hours: when each of them begins, oldest first; the last one goes on.
-        archived: failures that brought an event into the archive or back there, for each hour.
-        succeeded, discarded: events that became so.
+    The last hour has not ended. An event that is archived again counts again.
     """
 
     hours: tuple[datetime, ...]
@@ -117,11 +102,7 @@ class Series:
 
 
 def hourly_series(now: datetime | None = None, *, hours: int = 24) -> Series:
-    """Read what became of the archive in the last hours; one query.
-
-    Raises:
-        DatabaseError: the database is away.
-    """
+    """Return the changes of the last hours, in one query."""
     last = group_counts.hour_of(now or datetime.now(UTC))
     begins = tuple(last - HOUR * back for back in reversed(range(hours)))
     totals = group_counts.hourly_totals(since=begins[0], using=states.database())
@@ -138,10 +119,6 @@ def hourly_series(now: datetime | None = None, *, hours: int = 24) -> Series:
 
 
 def top_groups(number: int = 10) -> list[FailureGroup]:
-    """Return the groups with the most open events, as they were added up last; one query.
-
-    Raises:
-        DatabaseError: the database is away.
-    """
+    """Return the groups with the most open events by their stored counts, in one query."""
     found = FailureGroup.objects.using(states.database()).filter(open__gt=0)
     return list(found.order_by("-open", "-last_seen", "-pk")[:number])

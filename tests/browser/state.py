@@ -303,9 +303,9 @@ def watched(now: datetime) -> None:
 
     settings = conf.get_settings()
     app = celery_app(settings)
-    camera = SnapshotTaker(app, settings, topology.build(settings, registry.get_registry()))
+    taker = SnapshotTaker(app, settings, topology.build(settings, registry.get_registry()))
     for hour in range(24, 0, -1):
-        before = camera.take(now - timedelta(hours=hour))
+        before = taker.take(now - timedelta(hours=hour))
         before.open = (
             9,
             9,
@@ -344,7 +344,7 @@ def watched(now: datetime) -> None:
                     channel.prepare_message(b"[[], {}, {}]"), exchange="", routing_key=queue
                 )
         channel.close()
-    SnapshotLoop(camera).look(now)
+    SnapshotLoop(taker).look(now)
     seen = Snapshot.objects.latest("at")
     document = seen.about
     document["consumed"] = {"billing.send_invoice": (now - timedelta(minutes=50)).isoformat()}

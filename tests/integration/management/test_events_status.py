@@ -28,7 +28,7 @@ def line(out: str, queue: str) -> str:
 def test_quiet_service(billing):
     code, out, err = billing.command("events_status")
     assert (code, err) == (0, "")
-    assert "empty, nobody consumes" in line(out, "billing.book")
+    assert "empty, no consumer" in line(out, "billing.book")
     assert "and 13 empty delay queues" in out
     assert ("Without MANAGEMENT_URL" in out) is not billing.exact
 
@@ -39,7 +39,7 @@ def test_events_without_a_worker(billing):
     code, out, _ = billing.command("events_status")
     assert code == 1
     assert line(out, "billing.send_invoice").endswith(
-        "3 events wait for billing.send_invoice, nobody consumes: start a worker"
+        "3 events wait for billing.send_invoice, no consumer: start a worker"
     )
     # With a consumer it is no error.
     for queue in ("billing.send_invoice", "billing.book"):
@@ -63,9 +63,9 @@ def test_delayed(billing):
     [
         (
             "archive",
-            "1 message waits to be mirrored, nobody consumes: run `manage.py events_mirror`",
+            "1 message waits to be mirrored, no consumer: run `manage.py events_mirror`",
         ),
-        ("graveyard", "1 isolated event waits to be run alone, nobody consumes"),
+        ("graveyard", "1 isolated event waits to be run alone, no consumer"),
     ],
 )
 def test_archive_and_graveyard_need_attention(billing, queue, text):

@@ -116,14 +116,14 @@ def test_snapshot_contains_queues_and_open_events(billing, exact, monkeypatch):
 
 
 def test_drift_is_named_by_queue_and_compared_now_and_then(billing):
-    camera = watcher(billing).camera
-    about = camera.take(NOW).about
+    taker = watcher(billing).taker
+    about = taker.take(NOW).about
     assert about["drift"]["result"] == "ok"
     billing.channel().queue_delete(QUEUE)
-    about = camera.take(NOW + timedelta(seconds=30)).about
+    about = taker.take(NOW + timedelta(seconds=30)).about
     assert about["queues"][QUEUE]["state"] == "missing"
     assert about["drift"]["at"] == NOW.isoformat(), "compared lately"
-    about = camera.take(NOW + timedelta(seconds=601)).about
+    about = taker.take(NOW + timedelta(seconds=601)).about
     assert about["drift"]["result"] == "drift"
     assert set(about["drift"]["queues"]) == {QUEUE}
     assert any(QUEUE in each for each in about["drift"]["items"])
@@ -131,7 +131,7 @@ def test_drift_is_named_by_queue_and_compared_now_and_then(billing):
 
 def test_snapshot_without_management_api_uses_amqp(billing):
     object.__setattr__(billing.settings, "management_url", "http://guest:secret@127.0.0.1:1")
-    taken = watcher(billing).camera.take(NOW)
+    taken = watcher(billing).taker.take(NOW)
     assert taken.seen
     assert taken.about["queues"][QUEUE]["ready"] == 0
     assert "does not answer" in taken.about["broker"]["api_error"]
@@ -151,7 +151,7 @@ def test_the_mirror_lags_since_its_queue_was_empty(billing):
     mirror_all(billing)
     publish(billing, archived())
     billing.wait_for_ready("billing:archive", 1)
-    watch.camera.take(NOW + timedelta(minutes=4))
+    watch.taker.take(NOW + timedelta(minutes=4))
     watch.look(NOW + timedelta(minutes=4))
     assert Snapshot.objects.latest("at").about["mirror"]["lag"] == 60
 

@@ -95,7 +95,7 @@ def snapshot(at: datetime | None = None, *, seen: bool = True, **more: Any) -> S
         "billing.send_invoice": {
             **queue,
             "severity": "error",
-            "meaning": "42 events wait for billing.send_invoice, nobody consumes: start a worker",
+            "meaning": "42 events wait for billing.send_invoice, no consumer: start a worker",
             "ready": 42,
             "unacked": 3,
             "consumers": 0,

@@ -304,8 +304,8 @@ def test_growth_above_the_page_cap_is_noticed(monkeypatch: Any) -> None:
     for _ in range(8):
         make(first_failed_at=NOW, last_failed_at=NOW)
     settings = read(GROWTH=6)
-    camera = SnapshotTaker(celery_app, settings, topology.build(settings, get_registry()))
-    assert camera._new_hour(NOW) == 7, "one more than what is too much"
+    taker = SnapshotTaker(celery_app, settings, topology.build(settings, get_registry()))
+    assert taker._new_hour(NOW) == 7, "one more than what is too much"
 
 
 @DATABASES
