@@ -38,6 +38,16 @@ def add_batch_size(parser: ArgumentParser, default: int, what: str, most: int = 
     )
 
 
+def add_limit(parser: ArgumentParser, what: str, default: int | None = None) -> None:
+    parser.add_argument(
+        "--limit",
+        type=integer(1),
+        default=default,
+        metavar="N",
+        help=f"Maximum number of {what}" + (" (default: %(default)s)." if default else "."),
+    )
+
+
 def add_service(parser: ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--service",

@@ -13,6 +13,7 @@ import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, ClassVar, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -94,7 +95,7 @@ class EventsCommand(BaseCommand):
         """Print the result: *document*, or whatever *show* prints. Return the exit code."""
         if self.as_json:
             whole = {"version": FORMAT, "exit_code": code, **document}
-            self.stdout.write(json.dumps(whole, indent=2))
+            self.stdout.write(json.dumps(whole, indent=2, default=_json))
         else:
             show()
         return code
@@ -170,6 +171,15 @@ def stop_signals(stop: Callable[[], object]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _json(value: object) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def columns(row: object, *names: str) -> dict[str, Any]:
+    """Return attributes of a row for a JSON document."""
+    return {name: getattr(row, name) for name in names}
 
 
 def requested_by(command: str) -> str:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django_amqp_events import conf
-from django_amqp_events.management.base import ReportCommand
+from django_amqp_events.management.base import ReportCommand, columns
 from django_amqp_events.monitor import alerts
 
 
@@ -36,14 +36,5 @@ class Command(ReportCommand):
             if not found:
                 self.tell("no open alerts")
 
-        document = [
-            {
-                "kind": each.kind,
-                "key": each.key,
-                "since": each.since.isoformat(),
-                "last": each.last.isoformat(),
-                "text": each.text,
-            }
-            for each in found
-        ]
+        document = [columns(each, "kind", "key", "since", "last", "text") for each in found]
         return self.finish(1 if found else 0, {"alerts": document}, show)

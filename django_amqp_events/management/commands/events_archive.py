@@ -26,7 +26,7 @@ from typing import Any
 from django_amqp_events.archive import export, redaction
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import ReportCommand, counted
+from django_amqp_events.management.base import ReportCommand, columns, counted
 from django_amqp_events.models import State
 
 
@@ -116,9 +116,7 @@ class Command(ReportCommand):
             "result": "stopped" if done.stopped else "counted" if dry_run else "imported",
             "events": done.events,
             "known": done.known,
-            "refused": [
-                {"line": each.line, "event": each.event, "why": each.why} for each in done.refused
-            ],
+            "refused": [columns(each, "line", "event", "why") for each in done.refused],
         }
         return self.finish(1 if done.refused or done.stopped else 0, document, show)
 

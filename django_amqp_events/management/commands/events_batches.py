@@ -32,7 +32,7 @@ from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.selection import uuid_range
 from django_amqp_events.broker import connection
-from django_amqp_events.management.base import counted, requested_by
+from django_amqp_events.management.base import columns, counted, requested_by
 from django_amqp_events.management.service_command import ServiceCommand
 from django_amqp_events.models import ReplayBatch, ReplayBatchEvent
 
@@ -118,8 +118,7 @@ class Command(ServiceCommand):
             more = f"more than {batch_states.COUNTED}" if new > batch_states.COUNTED else str(new)
             lines.append(f"  {more} new since the batch was created; they are not part of it")
         reasons = [
-            {"state": each.state, "why": each.why, "events": each.count, "first": each.first}
-            for each in skipped
+            {"events": each.count, **columns(each, "state", "why", "first")} for each in skipped
         ]
         return self._finish({**document(batch), "left": reasons, "new": new}, lines)
 
@@ -137,13 +136,10 @@ def describe(batch: ReplayBatch) -> str:
 
 def document(batch: ReplayBatch) -> dict[str, Any]:
     """Write a batch for another program."""
-    names = (
-        "title", "state", "note", "reason", "started_by", "rate", "canary", "threshold", "total",
-    )  # fmt: skip
+    names = ("title", "state", "note", "reason", "started_by", "total", "counted_at")
     return {
-        "id": str(batch.pk),
-        **{name: getattr(batch, name) for name in names},
+        "id": batch.pk,
         "made_by": batch.created_by,
-        "counts": {state.value: getattr(batch, state.value) for state in ReplayBatchEvent.State},
-        "counted_at": batch.counted_at.isoformat() if batch.counted_at else None,
+        **columns(batch, *names, "rate", "canary", "threshold"),
+        "counts": columns(batch, *ReplayBatchEvent.State.values),
     }

@@ -33,7 +33,7 @@ from django_amqp_events.checks.settings import check_discovery
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.registry import Handler, Registry
 from django_amqp_events.declare.retry_policy import RetryPolicy
-from django_amqp_events.management.base import ReportCommand, counted
+from django_amqp_events.management.base import ReportCommand, columns, counted
 
 #: A line of the tree, and the lines below it.
 Branch = tuple[str, list[str]]
@@ -370,16 +370,11 @@ def _document(
 
 
 def _item(item: drift.Item) -> dict[str, Any]:
-    entity = item.entity
-    ends = ("exchange", "queue", "routing_key") if isinstance(entity, Binding) else ()
+    ends = ("exchange", "queue", "routing_key") if isinstance(item.entity, Binding) else ()
     return {
-        "kind": item.kind,
-        "name": item.name,
-        **{end: getattr(entity, end) for end in ends},
-        "role": item.role,
-        "state": item.state,
+        **columns(item, "kind", "name", "role", "state", "note"),
+        **columns(item.entity, *ends),
         "differences": [asdict(difference) for difference in item.differences],
-        "note": item.note,
     }
 
 

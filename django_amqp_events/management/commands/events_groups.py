@@ -23,7 +23,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import states
 from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import ReportCommand, counted
+from django_amqp_events.management.base import ReportCommand, columns, counted
 from django_amqp_events.models import FailureGroup, visible
 
 #: Groups that are printed, unless --limit is given.
@@ -37,13 +37,7 @@ class Command(ReportCommand):
         parser.add_argument(
             "--all", action="store_true", help="Include groups without open events."
         )
-        parser.add_argument(
-            "--limit",
-            type=arguments.integer(1, 10_000),
-            default=LIMIT,
-            metavar="N",
-            help="Maximum number of groups (default: %(default)s).",
-        )
+        arguments.add_limit(parser, "groups", LIMIT)
         parser.add_argument(
             "--rebuild", action="store_true", help="Regroup all events and recount them."
         )
@@ -123,20 +117,11 @@ class Command(ReportCommand):
 def _document(group: FailureGroup) -> dict[str, Any]:
     counts: Any = group
     return {
-        "id": str(group.pk),
-        "service": group.service,
-        "handler": group.handler,
-        "exception": group.exception,
-        "frame": group.frame,
-        "reason": group.reason,
+        "id": group.pk,
         "open": counts.open_now,
         "open_replayed_before": counts.again_now,
         "on_their_way": counts.going_now,
-        "first_seen": group.first_seen.isoformat(),
-        "last_seen": group.last_seen.isoformat(),
-        "resolved_at": group.resolved_at.isoformat() if group.resolved_at else None,
-        "reopened_at": group.reopened_at.isoformat() if group.reopened_at else None,
-        "note": group.note,
-        "assignee": group.assignee,
-        "ticket": group.ticket,
+        **columns(group, "service", "handler", "exception", "frame", "reason"),
+        **columns(group, "first_seen", "last_seen", "resolved_at", "reopened_at"),
+        **columns(group, "note", "assignee", "ticket"),
     }

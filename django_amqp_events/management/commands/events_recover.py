@@ -36,12 +36,7 @@ class Command(ReportCommand):
             default="",
             help="Full name of a queue, as events_status prints it (default: the abyss).",
         )
-        parser.add_argument(
-            "--limit",
-            type=arguments.integer(1),
-            metavar="N",
-            help="Maximum number of messages, the oldest first.",
-        )
+        arguments.add_limit(parser, "messages, the oldest first")
         parser.add_argument(
             "--dry-run", action="store_true", help="Count the messages, change nothing."
         )

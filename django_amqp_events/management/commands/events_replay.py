@@ -54,7 +54,13 @@ from django_amqp_events.backoff import Backoff
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import SHOWN, ReportCommand, counted, requested_by
+from django_amqp_events.management.base import (
+    SHOWN,
+    ReportCommand,
+    columns,
+    counted,
+    requested_by,
+)
 from django_amqp_events.models import ArchivedEvent, Replay, State, visible
 from django_amqp_events.reasons import Reason
 
@@ -124,9 +130,7 @@ class Command(ReportCommand):
         parser.add_argument(
             "--comment", default="", metavar="TEXT", help="Reason, kept in each event's history."
         )
-        parser.add_argument(
-            "--limit", type=arguments.integer(1), metavar="N", help="Maximum number of events."
-        )
+        arguments.add_limit(parser, "events, the oldest failure first")
         parser.add_argument(
             "--rate", type=arguments.positive, metavar="N", help="Maximum events per second."
         )
@@ -346,7 +350,7 @@ class Command(ReportCommand):
                 self.tell("nothing to replay: no archived event matches")
 
         result = "begun" if batch.total else "nothing"
-        document = {"result": result, "fits": batch.total, "batch": str(batch.pk)}
+        document = {"result": result, "fits": batch.total, "batch": batch.pk}
         return self.finish(0, document, show)
 
     def _examine(self, seen: dict[UUID, int], result: Result, *, force: bool) -> None:
@@ -512,8 +516,8 @@ class Command(ReportCommand):
 def _document(result: Result, *, dry_run: bool) -> dict[str, Any]:
     report = result.report
 
-    def left(found: list[Skipped]) -> list[dict[str, str]]:
-        return [{"id": str(each.id), "title": each.title, "why": str(each.why)} for each in found]
+    def left(found: list[Skipped]) -> list[dict[str, Any]]:
+        return [columns(each, "id", "title", "why") for each in found]
 
     return {
         "result": "stopped" if report.stopped else "counted" if dry_run else "published",
@@ -522,7 +526,7 @@ def _document(result: Result, *, dry_run: bool) -> dict[str, Any]:
         "returned": left(report.returned),
         "skipped": left(report.skipped),
         "missing": result.missing,
-        "stopped": str(report.stopped or ""),
+        "stopped": report.stopped or "",
         "handlers": [
             {"handler": name, "exchange": exchange, "queue": queue, "events": count}
             for (name, exchange, queue), count in result.targets.most_common()
@@ -531,7 +535,7 @@ def _document(result: Result, *, dry_run: bool) -> dict[str, Any]:
             "succeeded": result.succeeded,
             "failed": len(result.failed),
             "none": result.pending,
-            "failed_ids": [str(pk) for pk in result.failed],
+            "failed_ids": result.failed,
         }
         if result.waited
         else None,

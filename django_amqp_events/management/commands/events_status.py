@@ -22,12 +22,15 @@ from django_amqp_events.broker import connection, topology
 from django_amqp_events.broker.provisioning import inspection
 from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import AmqpEventsError
-from django_amqp_events.management.base import ReportCommand, counted
+from django_amqp_events.management.base import ReportCommand, columns, counted
 from django_amqp_events.monitor import queue_status
 from django_amqp_events.publish import outbox
 from django_amqp_events.worker import hang_detector
 
 _COLUMNS: Final = ("ready", "unacked", "total", "consumers")
+_QUEUE: Final = ("name", "role", "state", "severity", *_COLUMNS, "meaning")
+#: Attributes of an outbox; an unreachable one has not all of them.
+_OUTBOX: Final = ("severity", "total", "held", "failing", "overdue", "oldest", "meaning")
 _CODES: Final = {"ok": 0, "error": 1, "unknown": 2}
 
 
@@ -91,8 +94,11 @@ class Command(ReportCommand):
             "source": status and ("management" if status.exact else "amqp"),
             "error": error or None,
             "result": next(result for result, each in _CODES.items() if each == code),
-            "queues": [_queue_document(queue) for queue in (status.queues if status else ())],
-            "outbox": [_outbox_document(each) for each in outboxes],
+            "queues": [columns(queue, *_QUEUE) for queue in (status.queues if status else ())],
+            "outbox": [
+                {"database": each.alias, **{name: getattr(each, name, None) for name in _OUTBOX}}
+                for each in outboxes
+            ],
         }
         if hanging is not None:
             document["hanging"] = hanging
@@ -147,19 +153,3 @@ class Command(ReportCommand):
 
 def _is_idle_delay(queue: queue_status.QueueStatus) -> bool:
     return queue.role == "delay" and queue.severity == "ok" and not (queue.total or queue.ready)
-
-
-def _queue_document(queue: queue_status.QueueStatus) -> dict[str, Any]:
-    names = ("name", "role", "state", "severity", *_COLUMNS, "meaning")
-    return {name: getattr(queue, name) for name in names}
-
-
-def _outbox_document(each: outbox.OutboxStatus | outbox.UnreachableOutbox) -> dict[str, Any]:
-    oldest = getattr(each, "oldest", None)
-    return {
-        "database": each.alias,
-        "severity": each.severity,
-        **{name: getattr(each, name, None) for name in ("total", "held", "failing", "overdue")},
-        "oldest": oldest.isoformat() if oldest else None,
-        "meaning": each.meaning,
-    }
