@@ -30,6 +30,7 @@ from .options import (
     boolean,
     choice,
     count,
+    has_control_characters,
     keys,
     mapping,
     option,
@@ -225,7 +226,19 @@ class Settings:
     fast_paths: frozenset[str] = option(_fast_paths, default=frozenset(FAST_PATHS))
 
 
+def _unchecked(options: Iterable[str]) -> Mapping[str, Reader]:
+    """Return readers of handler options, whose values the registry checks."""
+    return dict.fromkeys(map(str.upper, options), unchecked)
+
+
 KEYS: Final = keys(Settings)
+_SECTIONS: Final[Mapping[str, tuple[type, Mapping[str, Reader]]]] = {
+    "archive": (ArchiveSettings, keys(ArchiveSettings)),
+    "retention": (RetentionSettings, keys(RetentionSettings)),
+    "alerts": (AlertSettings, keys(AlertSettings)),
+    "defaults": (dict, _unchecked(DEFAULT_OPTIONS)),
+}
+_BY_NAME: Final = {"events": _unchecked(EVENT_OPTIONS), "handlers": _unchecked(HANDLER_OPTIONS)}
 
 
 # -- parsing ------------------------------------------------------------------------------
@@ -254,35 +267,23 @@ def parse(raw: object, *, debug: bool = False) -> tuple[Settings, tuple[Problem,
         return settings, (Problem("E003", f"AMQP_EVENTS is a {kind}.", "Use a dict."),)
     problems: list[Problem] = []
     values = read_options(KEYS, raw, SETTING, problems)
-    sections = {"archive": ArchiveSettings, "retention": RetentionSettings, "alerts": AlertSettings}
-    for name in sections.keys() & values.keys():
-        where = f"{SETTING}[{name.upper()!r}]"
-        section = read_options(keys(sections[name]), values[name], where, problems)
-        values[name] = sections[name](**section)
-    if "defaults" in values:
-        where = f"{SETTING}['DEFAULTS']"
-        values["defaults"] = _lowered(values["defaults"], DEFAULT_OPTIONS, where, problems)
-    for name, known in ("events", EVENT_OPTIONS), ("handlers", HANDLER_OPTIONS):
-        entries = values.get(name, {})
+    for name, (section, readers) in _SECTIONS.items():
+        if name in values:
+            where = f"{SETTING}[{name.upper()!r}]"
+            values[name] = section(**read_options(readers, values[name], where, problems))
+    for name, readers in _BY_NAME.items():
+        entries = values.pop(name, {})
         values[name] = {}
-        for key, options in entries.items():
+        for key, given in entries.items():
             where = f"{SETTING}[{name.upper()!r}][{key!r}]"
-            if isinstance(key, str) and isinstance(options, Mapping):
-                values[name][key] = _lowered(options, known, where, problems)
+            if isinstance(key, str) and isinstance(given, Mapping):
+                values[name][key] = read_options(readers, given, where, problems)
             else:
                 hint = "Use a string as the name, and a dict of options as the value."
-                problems.append(Problem("E003", f"{where} is {options!r:.120}.", hint))
+                problems.append(Problem("E003", f"{where} is {given!r:.120}.", hint))
     settings = replace(settings, **values)
     problems.extend(_names(settings, raw))
     return settings, tuple(problems)
-
-
-def _lowered(
-    options: Mapping[Any, Any], known: Iterable[str], where: str, problems: list[Problem]
-) -> dict[str, Any]:
-    """Return the known options under the decorator's names; the registry checks their values."""
-    readers = dict.fromkeys(map(str.upper, known), unchecked)
-    return read_options(readers, options, where, problems)
 
 
 def _names(settings: Settings, raw: Mapping[Any, Any]) -> Iterator[Problem]:
@@ -322,23 +323,19 @@ def _names(settings: Settings, raw: Mapping[Any, Any]) -> Iterator[Problem]:
 def name_problems(name: str, where: str) -> Iterator[Problem]:
     """Yield the reasons why RabbitMQ refuses an exchange or a queue of that name."""
     if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME:
-        yield Problem(
-            "E005",
-            f"{where}: the name {name!r:.80} is longer than AMQP's limit of {MAX_NAME} bytes.",
-            "Shorten the service, the prefix, the queue or the handler's name.",
-        )
-    if name.startswith("amq."):
-        yield Problem(
-            "E004",
-            f"{where}: the name {name!r:.80} begins with amq., which is reserved for RabbitMQ.",
+        what = f"is longer than AMQP's limit of {MAX_NAME} bytes"
+        hint = "Shorten the service, the prefix, the queue or the handler's name."
+        yield Problem("E005", f"{where}: the name {name!r:.80} {what}.", hint)
+    for wrong, what, hint in (
+        (
+            name.startswith("amq."),
+            "begins with amq., reserved for RabbitMQ",
             "Choose another name.",
-        )
-    if any(ord(char) < 32 or "\ud800" <= char <= "\udfff" for char in name):
-        yield Problem(
-            "E004",
-            f"{where}: the name {name!r:.80} contains control characters or lone surrogates.",
-            "Remove them.",
-        )
+        ),
+        (has_control_characters(name), "has control characters or lone surrogates", "Remove them."),
+    ):
+        if wrong:
+            yield Problem("E004", f"{where}: the name {name!r:.80} {what}.", hint)
 
 
 @lru_cache(maxsize=1)

@@ -125,6 +125,11 @@ def _whole_seconds(minimum: int) -> Reader:
     return read
 
 
+def has_control_characters(text: str) -> bool:
+    """Return True if a text has control characters or lone surrogates."""
+    return any(ord(char) < 32 or "\ud800" <= char <= "\udfff" for char in text)
+
+
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """Return the items of a list, or a single item as the only one."""
     single = isinstance(value, (str, type)) or not isinstance(value, Iterable)

@@ -70,11 +70,11 @@ TEXTS: Final[Mapping[str, str]] = {
     # -- editing
     "contract": _("The event's contract rejects it: %(error)s."),
     "contract-own": _(
-        "%(refused)s It rejects the original payload too: it may want Python types "
-        "(Decimal, date) where a payload has text."
+        "%(refused)s It rejects the original payload too, perhaps because it expects Python types "
+        "(Decimal, date) instead of text."
     ),
     "editing-off": _("editing needs AMQP_EVENTS['EDITING'] to be True; nothing was published"),
-    "json": _("This is no JSON: %(error)s, in line %(line)s, column %(column)s."),
+    "json": _("This is not valid JSON: %(error)s, in line %(line)s, column %(column)s."),
     "json-bool": _(
         "This is true or false. The payload must be a JSON object with the arguments by name."
     ),
@@ -90,7 +90,7 @@ TEXTS: Final[Mapping[str, str]] = {
     ),
     "not-taken": _("The handler %(handler)s does not take %(names)s, which will be left out."),
     "own-payload": _("This is the original payload. To publish it again, replay the event."),
-    "payload-too-large": _("It has %(size)s bytes, and MAX_BODY is %(most)s."),
+    "payload-too-large": _("The payload has %(size)s bytes, more than MAX_BODY (%(most)s)."),
     "redaction-failed": _(
         "the redaction hook %(hook)s failed with %(error)s; the payload is hidden"
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from .. import conf
+from ..options import has_control_characters
 
 
 def pattern_matches(pattern: str, name: str) -> bool:
@@ -57,7 +58,7 @@ def pattern_problem(pattern: object) -> str | None:
             return "it has an empty word between dots"
         if ("*" in word or "#" in word) and len(word) > 1:
             return "* and # stand for whole words only"
-        if any(char.isspace() or ord(char) < 32 or "\ud800" <= char <= "\udfff" for char in word):
+        if any(map(str.isspace, word)) or has_control_characters(word):
             return "it has a space, a control character or a lone surrogate"
     return None
 

@@ -190,8 +190,8 @@ def test_nothing_is_published_without_a_reason(ada, wire):
 @pytest.mark.parametrize(
     ("payload", "why"),
     [
-        ('{"order_id": 8,}', "This is no JSON"),
-        ("", "This is no JSON"),
+        ('{"order_id": 8,}', "This is not valid JSON"),
+        ("", "This is not valid JSON"),
         ("[]", "This is a list. The payload must be a JSON object"),
         ({"order": 8}, "missing a required argument: 'order_id'"),
         ({"order_id": 7, "note": "Grüße"}, "This is the original payload"),
