@@ -1,7 +1,7 @@
-"""Read one queue in batches, raw: nothing is decompressed, decoded or trusted.
+"""Read a queue in batches of raw messages: nothing is decompressed, decoded or trusted.
 
-For whatever empties a queue outside of a worker: the mirror, ``events_recover``. Nothing is acked
-before whoever called says so, and what is not acked is delivered again.
+The mirror and ``events_recover`` use it. The caller acknowledges; RabbitMQ delivers messages
+without an acknowledgement again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from . import amqp_internals, connection
 from .delivery_headers import HeaderReader
 from .fast.frame_reader import FrameReader
 
-#: Seconds between heartbeats: a broker that is gone without a word is noticed after two.
+#: Seconds between heartbeats; after two without one the connection counts as lost.
 HEARTBEAT: Final = 20
-#: Bytes of bodies after which a batch is complete. What the broker has sent beyond stays unread.
+#: Bytes of bodies after which a batch is complete.
 BATCH_BYTES: Final = 32 * 1024 * 1024
 #: Seconds without a further message after which a batch is complete.
 LULL: Final = 0.05
-#: A batch has one message at first and so many times as many each time, up to its size: one that
-#: kills the process does not keep those before it from being done. The prefetch count goes along,
-#: and ends where two batches have BATCH_BYTES each: what RabbitMQ sends ahead lies in its memory.
+#: Factor by which batches grow, from one message to the full size, so that a message that kills the
+#: process does not hold back those before it. The prefetch count grows too, until two batches have
+#: BATCH_BYTES each: messages that are sent ahead occupy memory.
 GROWTH: Final = 4
-#: Seconds that the last acks have to arrive.
+#: Seconds to wait for the closing handshake, which proves that the last acks arrived.
 GOODBYE: Final = 5.0
 
 _ERRORS = (amqp_errors.AMQPError, OSError)
@@ -40,11 +40,7 @@ _ERRORS = (amqp_errors.AMQPError, OSError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Messages that were read together, and what acks them all.
-
-    Attributes:
-        last: delivery tag of the last one.
-    """
+    """Messages that were read together, and the delivery tag of the last one."""
 
     messages: list[Received]
     last: int
@@ -54,13 +50,13 @@ class BatchReader:
     """A connection that consumes one queue.
 
     Args:
-        size: messages in a batch at most; twice as many are on the way at most.
+        size: largest number of messages in a batch; the prefetch count is at most twice that.
         timeout: seconds for connecting, and for any single read or write.
-        fast_paths: which of :data:`django_amqp_events.conf.FAST_PATHS` are taken.
+        fast_paths: those of :data:`django_amqp_events.conf.FAST_PATHS` to use.
 
     Raises:
-        BrokerUnavailableError: no connection.
-        TopologyError: there is no such queue.
+        BrokerUnavailableError: there is no connection.
+        TopologyError: the queue does not exist.
     """
 
     def __init__(
@@ -84,7 +80,7 @@ class BatchReader:
         try:
             self._amqp = self._connection.connection
             self._channel = self._amqp.channel()
-            # It decodes text bodies otherwise.
+            # Keep the body byte for byte.
             self._channel.auto_decode = False
             self._frames = HeaderReader(self._channel)
             if "reads" in fast_paths and amqp_internals.can_read_frames():
@@ -100,15 +96,15 @@ class BatchReader:
             self._lost = True
             self.close()
             raise BrokerUnavailableError(
-                f"RabbitMQ gave no channel for {queue!r}: {type(exc).__name__}: {exc}"
+                f"RabbitMQ opened no channel for {queue!r}: {type(exc).__name__}: {exc}; check its "
+                f"log"
             ) from exc
 
     def batch(self, *, wait: float, stop: Callable[[], bool] = bool) -> Batch | None:
-        """Return the next batch, or ``None`` where nothing came within *wait* seconds.
+        """Return the next batch, or ``None`` if no message arrives within *wait* seconds.
 
         Raises:
-            BrokerUnavailableError: the connection is lost, or the queue was deleted; what is
-                not acked is delivered again.
+            BrokerUnavailableError: the connection is lost, or the queue was deleted.
         """
         deadline = time.monotonic() + wait
         try:
@@ -118,9 +114,9 @@ class BatchReader:
                 if left <= 0:
                     break
                 try:
-                    # Not drain_events, which begins its time-out anew with every half of an answer.
+                    # drain_events restarts its time-out with each part of an answer.
                     self._amqp.blocking_read(left)
-                    # A part of a large message is no silence.
+                    # A part of a large message counts as activity.
                     deadline = time.monotonic() + wait
                 except TimeoutError:
                     if self._raw:
@@ -142,10 +138,10 @@ class BatchReader:
         )
 
     def ack(self, batch: Batch, only: Iterable[int] | None = None) -> None:
-        """Ack everything up to the end of a batch.
+        """Acknowledge a batch and everything before it.
 
         Args:
-            only: ack these of the batch instead, by their place in it.
+            only: acknowledge these of the batch instead, by their index.
 
         Raises:
             BrokerUnavailableError: the connection is lost; the batch is delivered again.
@@ -154,7 +150,7 @@ class BatchReader:
             if only is None:
                 self._channel.basic_ack(batch.last, multiple=True)
                 return
-            # One consumer has the channel, which counts its deliveries.
+            # The channel has one consumer, so its delivery tags have no gaps.
             first = batch.last - len(batch.messages) + 1
             for place in only:
                 self._channel.basic_ack(first + place)
@@ -162,7 +158,7 @@ class BatchReader:
             raise self._gone(exc) from exc
 
     def ready(self) -> int:
-        """Return how many messages wait in the queue, without those that are on their way here.
+        """Return the number of messages in the queue, without those that RabbitMQ has sent ahead.
 
         Raises:
             BrokerUnavailableError: the connection is lost.
@@ -174,16 +170,16 @@ class BatchReader:
         return int(answer.message_count) + len(self._raw)
 
     def close(self) -> None:
-        """Give the connection up; what is not acked is delivered again."""
+        """Close the connection."""
         with suppress(Exception):
             if not self._lost:
-                self._say_goodbye()
+                self._close_channel()
         connection.close_socket(self._connection)
 
-    def _say_goodbye(self) -> None:
-        """Close the channel by handshake: closing the socket with unread data can lose acks."""
+    def _close_channel(self) -> None:
+        """Close the channel with a handshake: closing a socket with unread data can lose acks."""
         end = time.monotonic() + GOODBYE
-        # Reply code, text, and the method that it is about: none.
+        # Reply code, text, and the class and method that it is about: none.
         self._channel.send_method(spec.Channel.Close, "BsBB", (200, "", 0, 0))
         self._channel.is_closing = True
         while self._channel.connection is not None and (left := end - time.monotonic()) > 0:
@@ -192,18 +188,18 @@ class BatchReader:
     def _gone(self, exc: Exception) -> BrokerUnavailableError:
         self._lost = True
         return BrokerUnavailableError(
-            f"the connection to RabbitMQ is lost: {type(exc).__name__}: {exc}"
+            f"the connection to RabbitMQ is lost: {type(exc).__name__}: {exc}; check the broker"
         )
 
     def _consume(self) -> None:
-        # A prefetch count is a consumer's, from its beginning.
+        # A prefetch count applies to consumers that are started afterwards.
         self._channel.basic_qos(0, 2 * self._window, False)
         self._tag = self._channel.basic_consume(
             self.queue, callback=self._take, on_cancel=self._on_cancel
         )
 
     def _adapt(self, count: int, size: int) -> None:
-        """Adapt the prefetch count to the size of the last messages."""
+        """Adapt the batch size and prefetch count to the size of the last messages."""
         fits = max(1, BATCH_BYTES * count // max(size, 1))
         window = min(self.size, fits, self._window * (GROWTH if count == self._window else 1))
         if window < self._window // 2 or window >= min(self.size, 2 * self._window) > self._window:

@@ -97,7 +97,7 @@ class ConfirmChannel:
             self._channel.confirm_select()
         except AMQP_ERRORS as exc:
             raise BrokerUnavailableError(
-                f"RabbitMQ gave no channel: {type(exc).__name__}: {exc}; check its log"
+                f"RabbitMQ opened no channel: {type(exc).__name__}: {exc}; check its log"
             ) from exc
         self._transport.sock.settimeout(self.timeout)
         self._poll = _poll(self._transport.sock)

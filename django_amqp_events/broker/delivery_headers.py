@@ -1,10 +1,10 @@
-"""Deliveries whose headers and properties py-amqp cannot read.
+"""Decode the headers and properties of deliveries after py-amqp has read them.
 
-py-amqp decodes a message's properties while it reads the socket. What it cannot decode (a header
-with a time beyond the year 9999, which is what JavaScript's milliseconds are; a message id that is
-no UTF-8; thousands of nested tables) raises there, through Celery's event loop, and the worker
-ends: the next one gets the same message. So the properties are kept back as bytes here and decoded
-where one delivery is in hand. Frames: https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
+py-amqp decodes a message's properties while it reads the socket. If it cannot (a time beyond the
+year 9999, such as JavaScript's milliseconds; a message id that is not UTF-8; thousands of nested
+tables), the error passes through Celery's event loop and ends the worker, and the next worker gets
+the same message. So the properties are withheld from py-amqp as bytes, and decoded for each
+delivery. Frames: https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..message.text import MAX_DEPTH, too_deep
 METHOD: Final = 1
 HEADER: Final = 2
 DELIVER: Final = b"\x00\x3c\x00\x3c"
-#: Class, weight and body size stand before the properties.
+#: Size of class, weight and body size, which come before the properties.
 _PROPERTIES: Final = 12
 _NO_PROPERTIES: Final = b"\x00\x00"
 
 
 class HeaderReader:
-    """Reads the frames of one channel before py-amqp does.
+    """Withholds the properties of one channel's deliveries from py-amqp.
 
     Args:
-        channel: an open channel that does nothing but consume.
+        channel: an open channel that only consumes.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -40,18 +40,18 @@ class HeaderReader:
         connection.on_inbound_frame = self._on_frame
 
     def properties(self) -> tuple[dict[str, Any], str]:
-        """Decode the properties of the delivery that has just come.
+        """Decode the properties of the last delivery.
 
         Returns:
-            the properties, and ``""``; where they cannot be read only their bytes, as the header
-            ``event-unreadable``, and a sentence that says why.
+            the properties and ``""``; if they cannot be decoded, their bytes as the header
+            ``event-unreadable``, and the reason.
         """
         try:
             found: dict[str, Any] = decode_properties_basic(self.header, _PROPERTIES)[0]
             if not too_deep(found.get("application_headers") or {}):
                 return found, ""
             why = f"they are nested deeper than {MAX_DEPTH}"
-        except Exception as exc:  # noqa: BLE001 - whatever a publisher makes py-amqp raise
+        except Exception as exc:  # noqa: BLE001 - a publisher decides what py-amqp raises
             why = f"{type(exc).__name__}: {exc}"
         raw = bytes(self.header[_PROPERTIES:])
         return (
@@ -71,7 +71,7 @@ class HeaderReader:
 
 
 def _readable(deliver: bytes) -> bytes:
-    """Return a Basic.Deliver with exchange and routing key in UTF-8, whatever was published."""
+    """Return a Basic.Deliver whose exchange and routing key are valid UTF-8."""
     # Consumer tag, delivery tag (8 bytes), redelivered (1 byte), exchange, routing key.
     start = 4 + 1 + deliver[4] + 8 + 1
     middle = start + 1 + deliver[start]

@@ -1,4 +1,4 @@
-"""Check that private names of a library exist and take the expected parameters.
+"""Check that private names of a library exist and have the expected parameters.
 
 ``broker/amqp_internals.py``, ``worker/celery_internals.py`` and ``worker/billiard_internals.py``
 list the names; every use of a private name is in these modules.
@@ -26,10 +26,10 @@ class PrivateName:
 
     Attributes:
         path: module and attribute, such as ``celery.worker.request:Request._context``.
-        purpose: what needs it, as the end of a sentence.
+        purpose: what it is needed for: "needed to …".
         parameters: the names of its parameters; ``None`` if it is not called.
-        overridden: whether the library calls our version. Then a further parameter is a change,
-            also if it has a default.
+        overridden: whether the library calls our version, so that a new parameter is a change even
+            with a default.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""The pool of confirm channels of this process."""
+"""The confirm channels of this process."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ from .publish_errors import unavailable_errors
 
 
 class PublisherPool:
-    """Confirm channels of one process, for any number of threads, safe after a fork.
+    """Confirm channels for all threads of a process, safe after a fork.
 
-    At most Celery's ``broker_pool_limit`` connections are open at a time, so that a web server
-    with a hundred threads does not storm the broker. As in Celery, ``None`` and 0 mean no limit
-    and a connection for every use.
+    Celery's ``broker_pool_limit`` limits the open connections. As in Celery, ``None`` and 0 mean
+    no limit and a connection for every use.
     """
 
     def __init__(self, app: Celery, *, timeout: float) -> None:
         self.app = app
         self.timeout = timeout
         self.limit: int = app.conf.broker_pool_limit or 0
-        # Reentrant: a signal handler may publish while its thread is in here.
+        # Reentrant, since a signal handler may publish while its thread holds it.
         self._changed = threading.Condition()
         self._idle: list[ConfirmChannel] = []
-        # Weak: one that an exception out of a signal handler made us lose takes no place.
+        # Weak: a channel that is lost by an exception in a signal handler does not count.
         self._all: weakref.WeakSet[ConfirmChannel] = weakref.WeakSet()
 
     def publish(self, messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
-        """Publish as :meth:`ConfirmChannel.publish` does, on a channel of the pool.
+        """Publish on a channel of the pool; see :meth:`ConfirmChannel.publish`.
 
-        Waits at most ``timeout`` seconds for a connection to become free.
+        Wait at most ``timeout`` seconds for a free connection.
         """
         if not messages:
             return []
@@ -49,7 +48,7 @@ class PublisherPool:
             return unavailable_errors(
                 messages,
                 f"all {self.limit} connections to RabbitMQ were busy for {self.timeout:g} s; "
-                f"raise Celery's broker_pool_limit, or look why the broker is slow",
+                f"raise Celery's broker_pool_limit, or check why the broker is slow",
             )
         try:
             return channel.publish(messages, mandatory=mandatory, timeout=self.timeout)
@@ -84,7 +83,7 @@ class PublisherPool:
             self._changed.notify()
 
     def close(self) -> None:
-        """Close every idle connection; the pool can be used again afterwards."""
+        """Close all idle connections; the pool can be used again."""
         with self._changed:
             idle, self._idle = self._idle, []
         for channel in idle:
@@ -94,7 +93,7 @@ class PublisherPool:
             self._changed.notify_all()
 
     def forget_after_fork(self) -> None:
-        """Start anew in a child process."""
+        """Drop the parent's connections in a child process."""
         for channel in self._all:
             channel.forget_after_fork()
         self._changed = threading.Condition()
@@ -127,7 +126,7 @@ def close_pools() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _pools_lock  # noqa: PLW0603 - the parent's may be held by a thread that is not here
+    global _pools_lock  # noqa: PLW0603 - a thread of the parent may hold its lock
     _pools_lock = threading.Lock()
     for pool in _pools.values():
         pool.forget_after_fork()

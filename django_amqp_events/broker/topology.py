@@ -1,7 +1,7 @@
 """The topology of a service as plain data: all names and arguments.
 
-Every rule is in docs/topology.md with its source; GROUND facts that a table cell rests on are
-tested on live brokers in tests/integration/broker/test_topology.py.
+docs/topology.md has the reason and source of every rule; tests/integration/broker/test_topology.py
+tests on a real broker what they depend on.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from ..conf import Settings
 from ..declare.registry import Handler, Registry
 from ..declare.retry_policy import MINIMUM_DELAY
 
-#: A limit that nothing reaches. ``-1`` would mean "at once" on RabbitMQ 3.10, and leaving it
-#: out means 20 on 4.x: a queue that must never drop says a huge number.
+#: A delivery limit that is never reached. ``-1`` would dead-letter at once on RabbitMQ 3.10, and
+#: the default is 20 on 4.x.
 NO_LIMIT: Final = 2**31 - 1
-#: Deliveries beyond this send an event to the graveyard: limit N means N + 1 deliveries.
+#: A limit of N means N + 1 deliveries.
 DELIVERY_LIMIT: Final = 5
-# RabbitMQ 4.3 carries the delivery count through a dead letter, so limits along the chain
-# add up.
+# RabbitMQ 4.3 keeps the delivery count of a dead letter, so the limits along the chain grow.
 GRAVEYARD_LIMIT: Final = 8
 DEAD_LIMIT: Final = 11
 #: Delay queues that every service has, in seconds: powers of two.
@@ -60,7 +59,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of a service's entities. Infrastructure has a colon, handlers have not."""
+    """Names of a service's entities: with a colon for infrastructure, without for handlers."""
 
     prefix: str
     service: str
@@ -103,10 +102,9 @@ class Names:
         return self.infrastructure("abyss")
 
     def delay(self, seconds: int) -> str:
-        """Name of the exchange and queue for a delay.
+        """Return the name of the exchange and queue for a delay.
 
-        The time to live is in the name: arguments are immutable, so another delay is
-        another queue and never a refused declare.
+        It contains the time to live: arguments are immutable, so another delay needs another queue.
         """
         return self.infrastructure(f"delay.{seconds}s")
 
@@ -132,8 +130,8 @@ class Topology:
 def delays(registry: Registry) -> tuple[int, ...]:
     """Return all delays that have a queue, in seconds, ascending.
 
-    Powers of two reach any delay in some hops; every exact delay that a policy asks for
-    has a queue of its own, so that one hop gives the declared backoff.
+    Powers of two reach any delay in several hops. Each delay of a policy has its own queue, so that
+    one hop is enough for the declared backoff.
     """
     policies = {handler.policy for handler in registry.handlers.values()}
     exact = {delay for policy in policies for delay in policy.distinct_delays()}
@@ -148,7 +146,7 @@ def build(settings: Settings, registry: Registry) -> Topology:
 
     def arguments(**extra: Any) -> dict[str, Any]:
         # At-least-once dead-lettering needs a quorum queue, the strategy and reject-publish
-        # together; with one missing RabbitMQ falls back to at-most-once with a log line.
+        # together; otherwise RabbitMQ falls back to at-most-once with a log line.
         base: dict[str, Any] = {"x-queue-type": settings.queue_type}
         for key, value in extra.items():
             name = "x-" + key.replace("_", "-")
@@ -169,8 +167,8 @@ def build(settings: Settings, registry: Registry) -> Topology:
         Exchange(
             name=names.return_,
             type="direct",
-            # A delayed event whose handler is gone is archived, not lost, and does not hold
-            # back the 31 behind it in the dead-letter worker's window.
+            # A delayed event whose handler was removed is archived. Otherwise it would block the
+            # dead-letter worker, whose prefetch count is 32.
             arguments={"alternate-exchange": names.archive},
             role="return",
         ),
