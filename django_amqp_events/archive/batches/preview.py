@@ -29,12 +29,11 @@ from .. import eligibility, states
 from ..eligibility import Target
 from . import batch_states
 
-#: Groups that are looked at; what is in further ones is decided when its turn comes.
+#: Most groups that are examined; events in further ones are undecided.
 GROUPS: Final = 500
-#: Events whose bodies are read one by one, because a part of them may be unreadable.
+#: Most events whose bodies are read one by one.
 BODIES: Final = 1_000
-GONE: Final = eligibility.DELETED
-#: Reasons that a plan names.
+#: Most reasons in a preview.
 REASONS: Final = 50
 
 
@@ -42,10 +41,10 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     """Preview a batch, and store the preview as its ``plan``.
 
     Returns:
-        ``at`` (ISO 8601), ``eligible``, ``undecided`` (looked at when their turn comes),
+        ``at`` (ISO 8601), ``eligible``, ``undecided`` (decided when they are published),
         ``skipped`` (a list of ``why``, ``count``, ``title``), ``handlers`` (a list of ``handler``,
         ``exchange``, ``queue``, ``routing_key``, ``events``, ``ready``, ``consumers``) and
-        ``broker``: why depths and consumers are ``None``, ``""`` where they are known.
+        ``broker``: why ``ready`` and ``consumers`` are ``None``, if they are.
 
     Raises:
         ConfigurationError: AMQP_EVENTS is wrong.
@@ -66,7 +65,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     for group in groups[:GROUPS]:
         number, event = group["number"], examples.get(group["first"])
         if event is None:  # deleted between the two queries
-            leave(GONE, "", number)
+            leave(eligibility.DELETED, "", number)
         elif group["standing"] == "changed":
             leave(eligibility.why_changed(event, event.version + 1), str(event), number)
         elif group["standing"] == "other":
@@ -77,13 +76,12 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
             leave(where, str(event), number)
         else:
             targets[where] += number
-    # Joined, they are of no group; nor are those of the groups beyond the last.
+    # Deleted events are in no group, since the groups are joined with the events.
     others = max(0, _waiting(batch).count() - sum(group["number"] for group in groups[:GROUPS]))
     if len(groups) > GROUPS:
         undecided += others
     elif others:
-        leave(GONE, "", others)
-    # The bodies of a few can be read here and now.
+        leave(eligibility.DELETED, "", others)
     if 0 < undecided <= BODIES:
         eligible, unread = eligibility.examine(_unread(batch))
         targets.update(where for _, where in eligible)
@@ -107,10 +105,11 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
                 "queue": where.queue,
                 "routing_key": where.routing_key,
                 "events": count,
-                "ready": depths[where.queue][0] if where.queue in depths else None,
-                "consumers": depths[where.queue][1] if where.queue in depths else None,
+                "ready": ready,
+                "consumers": consumers,
             }
             for where, count in targets.most_common()
+            for ready, consumers in [depths.get(where.queue, (None, None))]
         ],
         "broker": clean(away, 500),
     }
@@ -120,7 +119,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
 
 
 def depth(settings: Settings, queues: set[str]) -> tuple[dict[str, tuple[int, int]], str]:
-    """Return messages that are ready and consumers of each queue, or why that is not known."""
+    """Return ready messages and consumers of each queue, and why some are unknown."""
     found: dict[str, tuple[int, int]] = {}
     if not queues:
         return found, ""
@@ -131,10 +130,9 @@ def depth(settings: Settings, queues: set[str]) -> tuple[dict[str, tuple[int, in
                     found[queue] = (seen.ready, seen.consumers)
     except AmqpEventsError as exc:
         return found, str(exc)
-    missing = sorted(queues - found.keys())
-    return found, f"there is no queue {', '.join(missing)}; run manage.py events_declare" if (
-        missing
-    ) else ""
+    if missing := sorted(queues - found.keys()):
+        return found, f"there is no queue {', '.join(missing)}; run manage.py events_declare"
+    return found, ""
 
 
 def _groups(batch: ReplayBatch, settings: Settings) -> QuerySet[ReplayBatchEvent, Any]:
@@ -146,7 +144,7 @@ def _groups(batch: ReplayBatch, settings: Settings) -> QuerySet[ReplayBatchEvent
         default=Value("archived"),
         output_field=text,
     )
-    # Where nobody is named, queue and event say who it is.
+    # Without a handler's name, queue and event determine the handler.
     place = {
         f"at_{name}": Case(
             When(event__handler="", then=F(f"event__{name}")), default=Value(""), output_field=text
@@ -195,7 +193,7 @@ def _examples(groups: list[dict[str, Any]]) -> dict[int, ArchivedEvent]:
 
 
 def _unread(batch: ReplayBatch) -> dict[UUID, int]:
-    """Return events whose reason says that they may be unreadable."""
+    """Return events whose body may be unreadable."""
     wanted = _waiting(batch).filter(
         event__reason__in=sorted(eligibility.UNREAD),
         event__state=State.ARCHIVED,

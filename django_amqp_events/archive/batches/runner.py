@@ -1,12 +1,9 @@
-"""The runner: publishes what batches have frozen, in the background.
+"""The runner: publishes the events of batches in the background.
 
-It takes a batch by a lease with the database's clock, publishes a chunk through
-:mod:`django_amqp_events.archive.replay`, and looks before each chunk whether the batch still runs.
-The
-claim of an event, its place in the batch and the id of its replay are one transaction: a runner
-that is killed leaves rows that wait, which another one goes on with, and rows that are queued,
-which the mirror publishes again under the same replay ids. Two runners of one batch, one of which
-was taken for dead, cannot double: an event is claimed once.
+It leases a batch by the database's clock and publishes it in chunks. The claim of an event, its row
+in the batch and the id of its replay are one transaction: after a runner is killed, another one
+continues with the pending events, and the mirror publishes the queued ones under the same replay
+ids. Two runners of one batch cannot publish an event twice, since it is claimed once.
 """
 
 from __future__ import annotations
@@ -37,39 +34,37 @@ from . import batch_states
 
 logger = logging.getLogger(__name__)
 
-#: Events that are claimed and published between two looks at the batch, at most.
-CHUNK: Final = eligibility.CHUNK
-#: Seconds between looks for batches, for outcomes, and between counts.
+#: Seconds between searches for batches, and least seconds between counts and judgements.
 INTERVAL: Final = 1.0
-#: A count of a large batch is as long as that is: the next one comes after so many times as long.
+#: A count is repeated after this many times its duration, since a large batch counts slowly.
 SELDOM: Final = 20
-#: Seconds between counts of batches that publish nothing, but whose outcomes come in still.
+#: Seconds between counts of batches that only receive outcomes.
 AFTER: Final = 5.0
-#: Seconds that a batch stays with its runner, beyond three confirm time-outs.
+#: Seconds of a lease, plus three confirm timeouts.
 LEASE: Final = 60.0
-#: Seconds before the next try after one in vain.
+#: Seconds before the next attempt after one that published nothing.
 BACKOFF: Final = Backoff(1.0, 60.0)
-#: Tries in vain, with a broker that is there, after which a batch pauses by itself.
+#: Attempts refused by a reachable broker after which a batch pauses.
 TRIES: Final = 5
-#: Events in a row that could not be published, each for its own sake, after which it does too.
+#: Events in a row that could not be published, each with its own error, after which it pauses.
 FRUITLESS: Final = 10
-#: Longest time in seconds that a batch waits for outcomes, retries without end included.
+#: Most seconds that a batch waits for outcomes, whatever the retries of its handlers.
 PATIENCE: Final = 86_400.0
 
 
 @dataclass(slots=True)
 class _Work:
-    """A batch that this runner holds.
+    """A batch that this runner holds; times are monotonic.
 
     Attributes:
-        due: when it is looked at next (monotonic, as all of these).
-        counted: when its events are counted next.
-        judged: when it was asked whether it may go on.
-        counts: what came of it.
-        tries: looks in vain, since something was published.
-        refused: of these, those that a broker which is there answered.
+        due: time of its next step.
+        counted: time of the next count of its events.
+        judged: time of the last judgement.
+        counts: the last count.
+        tries: attempts since an event was published.
+        refused: those that a reachable broker refused.
         fruitless: events in a row that could not be published.
-        quiet: since when it waits for nothing but outcomes.
+        quiet: time since which it only waits for outcomes.
     """
 
     pk: UUID
@@ -91,11 +86,11 @@ class _Work:
 
 @dataclass(slots=True, kw_only=True)
 class Runner:
-    """Works on the batches of this service until it is stopped.
+    """Publishes the batches of this service until it is stopped.
 
     Args:
-        tell: called with a sentence whenever something changes that a person should know.
-        stop: asked often whether to end.
+        tell: called with a line of text about each change of a batch or of the runner.
+        stop: returns True to end.
     """
 
     app: Celery
@@ -115,32 +110,23 @@ class Runner:
         )
 
     def run(self, *, until_done: bool = False) -> int:
-        """Run batches; returns how many events were published, after :attr:`stop` says so.
-
-        Args:
-            until_done: end when no batch of this service runs any more.
+        """Run batches until stopped, or until none is running; return the number published.
 
         Raises:
-            ConfigurationError: AMQP_EVENTS is wrong, or the backend is none for replays.
+            ConfigurationError: AMQP_EVENTS is wrong, or the backend is not RabbitMQ.
         """
         if self.settings.backend != "amqp":
             raise ConfigurationError(
-                f"batches need RabbitMQ, and AMQP_EVENTS['BACKEND'] is {self.settings.backend!r}"
+                f"batches need RabbitMQ, but AMQP_EVENTS['BACKEND'] is {self.settings.backend!r}"
             )
         try:
             self._loop.run(partial(self._step, until_done=until_done))
         finally:
-            self._give_back()
+            self._release()
         return self.published
 
-    # -- one round ------------------------------------------------------------------------
-
     def _step(self, *, until_done: bool) -> float | None:
-        wait = self._once()
-        return None if until_done and not batch_states.running(self.settings.service) else wait
-
-    def _once(self) -> float:
-        """Look for batches, and publish a chunk of each; return the seconds until the next look."""
+        """Publish a chunk of each batch; return the seconds until the next step."""
         connections[states.database()].close_if_unusable_or_obsolete()
         now = time.monotonic()
         if now >= self._looked + INTERVAL:
@@ -151,30 +137,30 @@ class Runner:
                 self._after = now + AFTER
                 for pk in batch_states.awaiting_outcomes(self.settings.service):
                     batch_states.count(pk)
-        # One chunk of each in turn: a slow batch does not hold up the others.
         for work in list(self._held.values()):
             if self.stop():
                 return 0.0
             if time.monotonic() >= work.due:
                 self._safely(work)
+        if until_done and not batch_states.running(self.settings.service):
+            return None
         next_due = min((work.due for work in self._held.values()), default=math.inf)
         return min(next_due, self._looked + INTERVAL) - time.monotonic()
 
     def _safely(self, work: _Work) -> None:
-        """Keep an error of one batch from the others."""
+        """Advance a batch; an error pauses it and not the others."""
         try:
             self._advance(work)
         except (DatabaseError, InterfaceError, ConfigurationError):
             raise
         except Exception as exc:
             logger.exception("batch %s", work.pk)
-            self._stop_batch(work, f"{type(exc).__name__}: {exc}")
+            self._pause(work, f"{type(exc).__name__}: {exc}")
 
     def _advance(self, work: _Work) -> None:
-        """Publish the next chunk of a batch, if it may."""
         batch = batch_states.renew(work.pk, self.id, self._lease)
         if batch is None:
-            # Paused, cancelled, or somebody else's.
+            # It was paused or cancelled, or another runner holds it.
             del self._held[work.pk]
             batch_states.count(work.pk)
             return
@@ -184,7 +170,7 @@ class Runner:
         if careful or time.monotonic() >= work.judged + INTERVAL:
             work.judged = time.monotonic()
             if why := self._doubt(batch, work):
-                self._stop_batch(work, why)
+                self._pause(work, why)
                 return
         room = self._room(batch, work)
         seen = batch_states.next_events(work.pk, room) if room else {}
@@ -207,20 +193,22 @@ class Runner:
             work.tries = work.refused = work.fruitless = 0
             batch_states.set_note(batch, "")
         elif report.stopped:
-            self._in_vain(batch, work, str(report.stopped))
+            self._retry(batch, work, str(report.stopped))
             return
         elif report.returned:
             work.fruitless += len(report.returned)
             if work.fruitless >= FRUITLESS:
-                self._stop_batch(work, f"nothing could be published: {report.returned[-1].why}")
+                self._pause(work, f"nothing could be published: {report.returned[-1].why}")
                 return
-        # From chunk to chunk: time that was lost is not made up for by a burst.
+        # Counted from each chunk, so that no burst makes up for a delay.
         sent = len(report.published) + len(report.returned)
         work.due = began + (sent / batch.rate if batch.rate is not None else 0.0)
 
     def _room(self, batch: ReplayBatch, work: _Work) -> int:
         """Return how many events may be published now."""
-        room = CHUNK if batch.rate is None else max(1, min(CHUNK, int(batch.rate)))
+        room = eligibility.CHUNK
+        if batch.rate is not None:
+            room = max(1, min(room, int(batch.rate)))
         if batch.canary is not None and not batch.trusted:
             if work.counts.get("succeeded", 0) >= batch.canary:
                 batch_states.mark_canary_succeeded(work.pk)
@@ -244,7 +232,7 @@ class Runner:
         if waiting and queued + published:
             batch_states.set_note(batch, _("waiting for the outcomes of the canary"))
             if out:
-                self._stop_batch(work, f"{published} of the first events never reported back")
+                self._pause(work, f"{published} events of the canary did not report back")
         elif queued:
             batch_states.set_note(
                 batch, _("waiting for queued replays, which events_mirror publishes")
@@ -252,10 +240,8 @@ class Runner:
         elif out:
             self._finish(work, f"{published} events did not report back")
 
-    # -- judging --------------------------------------------------------------------------
-
     def _doubt(self, batch: ReplayBatch, work: _Work) -> str:
-        """Return the reason why a batch must pause, ``""`` if it may continue."""
+        """Return why a batch must pause, ``""`` if it may continue."""
         counts = work.counts
         if batch.canary is not None and not batch.trusted:
             bad = counts["failed"] + counts["unconfirmed"]
@@ -265,14 +251,14 @@ class Runner:
                     f"({counts['failed']} failed again, {counts['unconfirmed']} not confirmed)"
                 )
         if batch.threshold is not None:
-            # Not from the counts, which may be some seconds old.
+            # Read anew, since the counts may be old.
             failed, of = batch_states.failures(batch)
-            # Of a whole window, so that one failure among the first is no verdict.
+            # Compared with a whole window, so that one early failure does not pause it.
             if failed * 100 >= batch.threshold * batch_states.WINDOW:
                 return f"{failed} of the last {of} outcomes are failures"
         return ""
 
-    def _stop_batch(self, work: _Work, why: str) -> None:
+    def _pause(self, work: _Work, why: str) -> None:
         self._held.pop(work.pk, None)
         if batch_states.pause(work.pk, by="", note=why):
             self.tell(f"batch {str(work.pk)[:8]} is paused: {visible(why, 300)}")
@@ -295,30 +281,28 @@ class Runner:
         now = time.monotonic()
         work.counted = now + max(INTERVAL, SELDOM * (now - began))
 
-    # -- broker and database --------------------------------------------------------------
-
     def _reachable(self, batch: ReplayBatch, work: _Work) -> bool:
-        """Look whether the broker is back, before events are claimed in vain."""
+        """Return True if RabbitMQ answers; asked after a failure, before events are claimed."""
         if not work.tries:
             return True
         try:
             with session(self.app, self.settings):
                 return True
         except BrokerUnavailableError as exc:
-            self._in_vain(batch, work, str(exc), refused=False)
+            self._retry(batch, work, str(exc), refused=False)
             return False
 
-    def _in_vain(self, batch: ReplayBatch, work: _Work, why: str, *, refused: bool = True) -> None:
+    def _retry(self, batch: ReplayBatch, work: _Work, why: str, *, refused: bool = True) -> None:
         wait = BACKOFF.delay(work.tries)
-        # The first one may be the broker going away, which is waited for.
+        # The first refusal may be a broker that is shutting down.
         work.refused += refused and bool(work.tries)
         work.tries += 1
         if work.refused >= TRIES:
-            self._stop_batch(work, f"nothing could be published: {why}")
+            self._pause(work, f"nothing could be published: {why}")
             return
         if work.tries == 1:
-            self.tell(f"batch {str(work.pk)[:8]} waits: {visible(why, 300)}")
-        batch_states.set_note(batch, f"waits, and tries again: {why}")
+            self.tell(f"batch {str(work.pk)[:8]} is waiting: {visible(why, 300)}")
+        batch_states.set_note(batch, f"waiting to retry: {why}")
         work.due = time.monotonic() + wait
 
     @property
@@ -327,14 +311,14 @@ class Runner:
 
     @property
     def _patience(self) -> float:
-        """Seconds after which what has not reported back is not waited for any more."""
+        """Seconds to wait for outcomes."""
         totals = [handler.policy.total() for handler in get_registry().handlers.values()]
         return min(PATIENCE, eligibility.OVERDUE + max(totals, default=0.0))
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         try:
             batch_states.release(self.id)
             for pk in self._held:
                 batch_states.count(pk)
         except (DatabaseError, InterfaceError, ConfigurationError) as exc:
-            logger.warning("leases are not given back, and run out: %s", exc)
+            logger.warning("the leases of batches are not released, and will expire: %s", exc)

@@ -1,8 +1,7 @@
-"""Failure groups: which group an event is in, what people write about one, and the repair of both.
+"""Failure groups: assign events to them, repair them, and record what people write about them.
 
-The mirror puts each event into its group as it comes. Events that were there before the groups
-were, or that a process of an older version has stored, are in none until somebody calls
-:func:`adopt`; an idle mirror does.
+The mirror assigns each event when it stores it. An idle mirror assigns the events that are in no
+group, such as those from before the groups.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from .. import states
 from . import group_counts
 from .fingerprint import VERSION, Fingerprint, fingerprint
 
-#: Events that one transaction puts into groups at most.
+#: Most events that one transaction assigns.
 BATCH: Final = 500
-#: What people write about a group, and what the history calls it.
+#: The texts that people write about a group, each with its action.
 WRITTEN: Final[Mapping[str, GroupAction.Action]] = {
     "note": GroupAction.Action.NOTE,
     "assignee": GroupAction.Action.ASSIGN,
     "ticket": GroupAction.Action.TICKET,
 }
-#: Columns that a group is made of.
+#: Columns of an event that determine its group.
 _PARTS: Final = ("service", "handler", "exception", "reason", "location")
 
 
@@ -47,23 +46,23 @@ def groups() -> QuerySet[FailureGroup]:
 
 
 def fingerprint_of(event: ArchivedEvent) -> Fingerprint:
-    """Return the group of an event."""
+    """Return the fingerprint of an event's group."""
     return fingerprint(**{name: getattr(event, name) for name in _PARTS})
 
 
 def assign_groups(
     events: Iterable[ArchivedEvent], failed: Mapping[UUID, Sequence[datetime]], *, now: datetime
 ) -> None:
-    """Put events into their groups, in memory, and make those groups that are new.
+    """Set the groups of unsaved events, and insert the groups that are new.
 
     Args:
-        failed: when the events failed.
+        failed: when each event failed.
     """
     wanted: dict[UUID, FailureGroup] = {}
     for event in events:
         found = fingerprint_of(event)
         event.group_id = found.id
-        # A worker's clock may be ahead.
+        # The clock of a worker may be ahead.
         moments = [min(moment, now) for moment in failed.get(event.pk, ())] or [now]
         group = wanted.get(found.id)
         if group is None:
@@ -80,7 +79,7 @@ def assign_groups(
             )
         group.first_seen = min(group.first_seen, *moments)
         group.last_seen = max(group.last_seen, *moments)
-    # In one order: whoever makes the same ones at the same time waits for nobody who waits for him.
+    # In one order, so that concurrent inserts of the same groups do not deadlock.
     groups().bulk_create([wanted[pk] for pk in sorted(wanted)], ignore_conflicts=True)
 
 
@@ -91,7 +90,7 @@ def fold_counts(*, now: datetime | None = None) -> int:
 
 
 def fold_all_counts(stop: Callable[[], bool] = bool) -> int:
-    """Add up everything that was counted; returns how much."""
+    """Fold all group count changes; return how many were folded."""
     total = 0
     while not stop() and (done := fold_counts()):
         total += done
@@ -99,7 +98,7 @@ def fold_all_counts(stop: Callable[[], bool] = bool) -> int:
 
 
 def group_ungrouped(limit: int = BATCH) -> int:
-    """Put events that are in no group into theirs, the last failures first; returns how many.
+    """Assign events without a group, the last failures first; return how many.
 
     They count in the hour of their last failure.
     """
@@ -114,11 +113,11 @@ class Rebuilt:
     """The result of a rebuild.
 
     Attributes:
-        seen: events that were looked at.
+        seen: events examined.
         moved: those that were in another group, or in none.
         corrected: groups whose numbers were wrong.
-        gone: groups of older versions of the algorithm that have no events any more.
-        stopped: the rest was left because somebody said so.
+        gone: deleted groups of older versions of the algorithm.
+        stopped: it was stopped before the end.
     """
 
     seen: int = 0
@@ -134,11 +133,10 @@ def rebuild(
     progress: Callable[[Rebuilt], object] = bool,
     stop: Callable[[], bool] = bool,
 ) -> Rebuilt:
-    """Put every event into the group where it belongs, and count anew what is open.
+    """Move every event to its group, and correct the numbers of all groups.
 
-    For events that are in no group, for another version of the algorithm, and where somebody
-    changed or deleted rows by hand. What people wrote about a group moves with its events. It may
-    run while everything else does; hours of events that stay in their group are left as they are.
+    For events without a group, after a change of the algorithm or of rows by hand. What people
+    wrote about a group moves with its events. Everything else may run meanwhile.
     """
     rebuilt = Rebuilt()
     using = states.database()
@@ -161,21 +159,19 @@ def rebuild(
         progress(rebuilt)
     rebuilt.corrected = _correct()
     fold_all_counts(stop)
-    events = ArchivedEvent.objects.using(using).filter(group=OuterRef("pk"))
-    outdated = groups().exclude(algorithm=VERSION).filter(~Exists(events))
+    outdated = _empty().exclude(algorithm=VERSION)
     rebuilt.gone = _delete(list(outdated.values_list("pk", flat=True)))
     return rebuilt
 
 
 def prune(*, before: datetime | None, service: str, batch_size: int = BATCH) -> int:
-    """Delete groups without events and without notes; return how many.
+    """Delete groups without events and notes; return how many.
 
-    Tallies of hours that are older than
-    :data:`django_amqp_events.archive.groups.group_counts.HOURS` go too.
+    Counts of hours older than :data:`~django_amqp_events.archive.groups.group_counts.HOURS` are
+    deleted too.
 
     Args:
-        before: they failed last before then; ``None`` keeps them all.
-        service: whose.
+        before: groups whose last failure was earlier; ``None`` keeps all.
     """
     using = states.database()
     check_commits(using)
@@ -185,10 +181,7 @@ def prune(*, before: datetime | None, service: str, batch_size: int = BATCH) -> 
     )
     if before is None:
         return 0
-    events = ArchivedEvent.objects.using(using).filter(group=OuterRef("pk"))
-    old = groups().filter(
-        ~Exists(events), service=service, last_seen__lt=before, note="", assignee="", ticket=""
-    )
+    old = _empty().filter(service=service, last_seen__lt=before, note="", assignee="", ticket="")
     ids = list(old.values_list("pk", flat=True))
     return sum(_delete(ids[start : start + batch_size]) for start in range(0, len(ids), batch_size))
 
@@ -196,14 +189,13 @@ def prune(*, before: datetime | None, service: str, batch_size: int = BATCH) -> 
 def write(
     pk: UUID, *, seen: int, by: str, now: datetime, note: str, assignee: str, ticket: str
 ) -> list[str] | None:
-    """Write note, assignee and ticket of a group, and who did into its history.
+    """Write note, assignee and ticket of a group, and the changes into its history.
 
     Args:
-        seen: how often they had been changed when somebody began to write.
+        seen: :attr:`~django_amqp_events.models.FailureGroup.edits` as the writer saw it.
 
     Returns:
-        the names of those that were changed; ``None`` where somebody else was faster, or the
-        group is gone, and nothing was.
+        the names of the changed texts; ``None`` if the group has been changed or deleted since.
     """
     using = states.database()
     given = {
@@ -212,7 +204,7 @@ def write(
         "ticket": clean(ticket, LENGTH),
     }
     with transaction.atomic(using=using):
-        # One conditional UPDATE, as of events: the row is locked from here on.
+        # The conditional UPDATE locks the row.
         if not groups().filter(pk=pk, edits=seen).update(edits=seen + 1):
             return None
         group = groups().get(pk=pk)
@@ -279,7 +271,7 @@ def _move(ids: Collection[UUID]) -> int:
 
 
 def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:
-    """Copy what people wrote about groups to one that has nothing written yet."""
+    """Copy note, assignee and ticket of groups to one that has none."""
     said = groups().filter(pk__in=[pk for pk in old if pk is not None])
     for group in said.exclude(note="", assignee="", ticket="").order_by("last_seen"):
         groups().filter(pk=new, note="", assignee="", ticket="").update(
@@ -292,11 +284,16 @@ def _correct() -> int:
     return group_counts.recount(using=states.database(), now=datetime.now(UTC))
 
 
+def _empty() -> QuerySet[FailureGroup]:
+    events = ArchivedEvent.objects.using(states.database()).filter(group=OuterRef("pk"))
+    return groups().filter(~Exists(events))
+
+
 def _delete(ids: Collection[UUID]) -> int:
     gone = 0
     for pk in ids:
         try:
-            # A savepoint each: an event may come back to it meanwhile, and it stays.
+            # Each in a savepoint: a group that gets an event meanwhile is kept.
             with transaction.atomic(using=states.database()):
                 groups().filter(pk=pk).delete()
         except IntegrityError:

@@ -1,8 +1,7 @@
-"""Which failures are alike: those of one handler, with one exception, from one place. Pure.
+"""Tell which failures are alike: one handler, one exception, one place in the code. Pure.
 
-A group is made of what a row of the archive has in its columns, so that it can be told anew
-without reading a traceback. No line number and no message is in it: the one changes with each
-release, the other with each event.
+Line numbers change with each release and messages with each event, so neither counts. All parts are
+columns of the archive, so a group is found without reading a traceback.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID, uuid5
 
-#: Of the algorithm below. Another one makes other groups: ``events_groups --rebuild`` moves the
-#: events into them.
+#: Version of the algorithm below. A new one needs ``events_groups --rebuild``.
 VERSION: Final = 1
 
 _NAMESPACE: Final = UUID("6f2d1c9e-52f1-4c0b-9a3e-2f1f4f0f7a51")
@@ -24,14 +22,14 @@ _LOCATION: Final = re.compile(r"(.*):(?:\d+|\?) in (.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """The features that failures of one group share.
+    """The features that the failures of one group share.
 
     Attributes:
-        id: made of all the others and :data:`VERSION`.
-        exception: dotted name, ``""`` where nothing was raised.
-        frame: ``module in function``, the innermost frame of the project's own code; of an
-            installed package where no other is known; ``""`` where none is.
-        reason: why it was archived, where there is no exception; else ``""``.
+        id: derived from the others and :data:`VERSION`.
+        exception: dotted name; ``""`` without an exception.
+        frame: ``module in function`` of the innermost frame of the project's code, or of an
+            installed package if there is no other; ``""`` if unknown.
+        reason: the archive reason if there is no exception, else ``""``.
     """
 
     id: UUID
@@ -53,7 +51,7 @@ def fingerprint(
     found = _LOCATION.fullmatch(location)
     frame = f"{found[1]} in {found[2]}" if found else location
     parts = (service, handler, exception, frame, "" if exception else reason)
-    # JSON, so that no text can be cut in another place than it was joined.
+    # JSON keeps the boundaries of the parts.
     return Fingerprint(
         id=uuid5(_NAMESPACE, json.dumps([VERSION, *parts])),
         service=service,

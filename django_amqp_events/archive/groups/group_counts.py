@@ -1,17 +1,15 @@
 """Count the open events of each group, and their outcomes per hour.
 
-Counting a million rows on each page would be slow, and one counter per group would make everybody
-wait who fails at the same time. So each transaction that changes the state of events inserts what
-it changes in the tallies (:func:`record`), in the same transaction: both are there or neither is.
-:func:`fold` adds these rows up now and then; the mirror does. Whoever reads adds what nobody has
-added yet (:func:`standing`), and gets exact numbers at any time.
+Counting a million rows for each page would be slow, and one counter per group would make concurrent
+failures of a group wait for each other. So each transaction that changes events inserts its count
+changes (:func:`record_changes`), and :func:`fold_changes` adds them to the groups soon after.
+Readers add the changes that are not folded yet, so their numbers are always exact.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -20,23 +18,16 @@ from django.db import connections, transaction
 from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
-from ...models import (
-    ArchivedEvent,
-    FailureGroup,
-    GroupCountChange,
-    GroupHour,
-    State,
-)
+from ...models import ArchivedEvent, FailureGroup, GroupCountChange, GroupHour, State
 
-#: Hours of which the tallies are kept.
+#: Hours for which counts per hour are kept.
 HOURS: Final = 30 * 24
-#: Changes that are added up in one transaction at most.
+#: Most changes that one transaction folds.
 FOLD: Final = 2_000
-#: Rows that one statement of these writes at most.
+#: Most rows that one statement writes.
 ROWS: Final = 500
-#: What is on its way to a handler.
+#: States of events that are on their way to a handler.
 IN_PROGRESS: Final = (State.QUEUED, State.REPLAYING)
-_COUNTERS: Final = ("open", "again", "going", "archived", "succeeded", "discarded")
 _OF_HOUR: Final = ("archived", "succeeded", "discarded")
 _OF_GROUP: Final = ("open", "again", "going")
 
@@ -60,47 +51,20 @@ LEFT JOIN is_so i ON i.group_id = g.id LEFT JOIN to_add a ON a.group_id = g.id O
 
 
 class CountedEvent(NamedTuple):
-    """The group, state and replays of an event, as far as counts depend on them."""
+    """What the counts depend on."""
 
     group: UUID | None
     state: str
     replays: int
 
 
-@dataclass(slots=True)
-class _Change:
-    open: int = 0
-    again: int = 0
-    going: int = 0
-    archived: int = 0
-    succeeded: int = 0
-    discarded: int = 0
-    first_at: datetime | None = None
-    last_at: datetime | None = None
-
-    def add(self, standing: CountedEvent, sign: int) -> None:
-        """Count an event in, or out."""
-        if standing.state == State.ARCHIVED:
-            self.open += sign
-            self.again += sign * (standing.replays > 0)
-        elif standing.state in IN_PROGRESS:
-            self.going += sign
-
-    def failed(self, at: datetime) -> None:
-        self.first_at = min(self.first_at or at, at)
-        self.last_at = max(self.last_at or at, at)
-
-    def __bool__(self) -> bool:
-        return self.last_at is not None or any(getattr(self, name) for name in _COUNTERS)
-
-
 def counted_event(event: ArchivedEvent) -> CountedEvent:
-    """Return the counted features of an event in memory."""
+    """Return what the counts depend on, of an event in memory."""
     return CountedEvent(event.group_id, event.state, event.replays)
 
 
 def counted_events(rows: QuerySet[ArchivedEvent]) -> dict[UUID, CountedEvent]:
-    """Read the standings of events."""
+    """Read what the counts depend on, in the order of the ids."""
     found = rows.order_by("pk").values_list("pk", "group_id", "state", "replays")
     return {pk: CountedEvent(group, state, replays) for pk, group, state, replays in found}
 
@@ -116,59 +80,65 @@ def record_changes(
     """Record the count changes of a transaction; the caller is inside it and has locked the events.
 
     Args:
-        before, after: the standing of each event that it may have changed; one that is made or
-            deleted is missing in one of them.
-        failed: when events failed, of failures that counted.
+        before, after: the events that it may have changed, without those that did not exist.
+        failed: when events failed.
     """
-    changes: defaultdict[tuple[UUID, datetime], _Change] = defaultdict(_Change)
+    changes: dict[tuple[UUID, datetime], GroupCountChange] = {}
+
+    def change_of(group: UUID, hour: datetime) -> GroupCountChange:
+        if (change := changes.get((group, hour))) is None:
+            change = changes[group, hour] = GroupCountChange(group_id=group, at=now, hour=hour)
+        return change
+
     this_hour = hour_of(now)
     for pk in before.keys() | after.keys():
         old, new = before.get(pk), after.get(pk)
         if old == new:
             continue
         if old is not None and old.group is not None:
-            changes[old.group, this_hour].add(old, -1)
+            _count(change_of(old.group, this_hour), old, -1)
         if new is not None and new.group is not None:
-            change = changes[new.group, this_hour]
-            change.add(new, 1)
+            change = change_of(new.group, this_hour)
+            _count(change, new, 1)
             if old is not None and old.state != new.state:
                 change.succeeded += new.state == State.SUCCEEDED
                 change.discarded += new.state == State.DISCARDED
     for pk, moments in (failed or {}).items():
-        group = after[pk].group
+        if (group := after[pk].group) is None:
+            continue
         for moment in moments:
-            # A worker's clock may be ahead.
+            # The clock of a worker may be ahead.
             at = min(moment, now)
-            if group is not None:
-                changes[group, hour_of(at)].archived += 1
-                changes[group, this_hour].failed(at)
+            change_of(group, hour_of(at)).archived += 1
+            change = change_of(group, this_hour)
+            change.first_at = min(change.first_at or at, at)
+            change.last_at = max(change.last_at or at, at)
+    # Sorted, so that the changes of one transaction are folded together.
     made = [
-        GroupCountChange(
-            group_id=group,
-            at=now,
-            hour=hour,
-            first_at=change.first_at,
-            last_at=change.last_at,
-            **{name: getattr(change, name) for name in _COUNTERS},
-        )
-        # In one order, so that those of one transaction are added up in one.
-        for (group, hour), change in sorted(changes.items())
-        if change
+        change
+        for _, change in sorted(changes.items(), key=lambda item: item[0])
+        if change.last_at or any(getattr(change, name) for name in _OF_GROUP + _OF_HOUR)
     ]
     if made:
         GroupCountChange.objects.using(using).bulk_create(made)
 
 
+def _count(change: GroupCountChange, event: CountedEvent, sign: int) -> None:
+    if event.state == State.ARCHIVED:
+        change.open += sign
+        change.again += sign * (event.replays > 0)
+    elif event.state in IN_PROGRESS:
+        change.going += sign
+
+
 def fold_changes(*, using: str, now: datetime, limit: int = FOLD) -> int:
     """Fold count changes into groups and hours; return how many, 0 if none are left.
 
-    Any number of processes may call it at once. It says when a group was put right (nothing of it
-    is open or on its way any more), and when it came back.
+    Any number of processes may call it at once. It sets when a group was resolved and reopened.
     """
     changes = GroupCountChange.objects.using(using)
     with transaction.atomic(using=using):
-        # A transaction that begins by reading cannot write in SQLite where another one does.
-        changes.filter(pk=0).update(open=0)
+        _begin_writing(using)
         found = list(changes.select_for_update().order_by("pk")[:limit])
         if not found:
             return 0
@@ -177,8 +147,7 @@ def fold_changes(*, using: str, now: datetime, limit: int = FOLD) -> int:
             if (group := groups.get(each.group_id)) is not None:
                 _add(group, each)
         _add_hours([each for each in found if each.group_id in groups], using, now)
-        # As an upsert, which is one statement for all of them: bulk_update() is a CASE with a
-        # branch for each row and column. The rows are there, and locked.
+        # An upsert of locked rows: bulk_update() is a CASE with a branch for each row and column.
         FailureGroup.objects.using(using).bulk_create(
             groups.values(),
             update_conflicts=True,
@@ -195,10 +164,9 @@ def with_exact_counts(
 ) -> QuerySet[Any]:
     """Annotate groups with their exact numbers: ``open_now``, ``again_now``, ``going_now``.
 
-    It is one statement, so it sees one moment: what another process adds up meanwhile is counted
-    once.
+    One statement sees one moment, so a change that is folded meanwhile is counted once.
     """
-    # One join for all of them. A subquery for each group and number costs ten times as much.
+    # One join for all of them: a subquery for each group and number costs ten times as much.
     return groups.annotate(
         **{f"{name}_now": F(name) + Coalesce(Sum(f"change_set__{name}"), 0) for name in names}
     )
@@ -207,54 +175,48 @@ def with_exact_counts(
 def hourly_counts(
     groups: Iterable[UUID], *, since: datetime, using: str
 ) -> dict[UUID, dict[datetime, dict[str, int]]]:
-    """Return what happened to the events of groups in each hour from *since* on.
-
-    It is one statement, for the reason above. A group that has nothing is missing.
-    """
+    """Return the outcomes of each group's events by hour, without hours that have none."""
     found: dict[UUID, dict[datetime, dict[str, int]]] = {}
-    wanted = {"group__in": list(groups), "hour__gte": hour_of(since)}
-    columns = ("group", "hour", *_OF_HOUR)
-    added = GroupHour.objects.using(using).filter(**wanted).order_by().values_list(*columns)
-    changes = (
-        GroupCountChange.objects.using(using).filter(**wanted).order_by().values_list(*columns)
-    )
-    for group, hour, *values in added.union(changes, all=True):
-        of_hour = found.setdefault(group, {}).setdefault(hour, dict.fromkeys(_OF_HOUR, 0))
-        for name, value in zip(_OF_HOUR, values, strict=True):
-            of_hour[name] += value
+    hours = _hours("group", "hour", since=since, using=using, group__in=list(groups))
+    for (group, hour), counts in hours.items():
+        found.setdefault(group, {})[hour] = counts
     return found
 
 
 def hourly_totals(*, since: datetime, using: str) -> dict[datetime, dict[str, int]]:
-    """Return what happened to the events of all groups in each hour from *since* on.
+    """Return the outcomes of all events by hour, without hours that have none."""
+    return {hour: counts for (hour,), counts in _hours("hour", since=since, using=using).items()}
 
-    It is one statement, for the reason above. An hour in which nothing did is missing.
-    """
-    found: dict[datetime, dict[str, int]] = {}
-    added, changes = (
+
+def _hours(
+    *keys: str, since: datetime, using: str, **wanted: Any
+) -> dict[tuple[Any, ...], dict[str, int]]:
+    """Sum up hours and changes by key, in one statement as in :func:`with_exact_counts`."""
+    found: dict[tuple[Any, ...], dict[str, int]] = {}
+    folded, changes = (
         model.objects.using(using)
-        .filter(hour__gte=hour_of(since))
+        .filter(hour__gte=hour_of(since), **wanted)
         .order_by()
-        .values_list("hour")
+        .values_list(*keys)
         .annotate(**{f"{name}_sum": Sum(name) for name in _OF_HOUR})
         for model in (GroupHour, GroupCountChange)
     )
-    for hour, *values in added.union(changes, all=True):
-        of_hour = found.setdefault(hour, dict.fromkeys(_OF_HOUR, 0))
-        for name, value in zip(_OF_HOUR, values, strict=True):
-            of_hour[name] += value
+    for row in folded.union(changes, all=True):
+        counts = found.setdefault(row[: len(keys)], dict.fromkeys(_OF_HOUR, 0))
+        for name, value in zip(_OF_HOUR, row[len(keys) :], strict=True):
+            counts[name] += value
     return found
 
 
 def recount(*, using: str, now: datetime) -> int:
-    """Count the events of every group, and put its numbers right; returns how many were wrong.
+    """Count the events of every group and correct its numbers; return how many were wrong.
 
-    What is counted and what is written are read in one statement. Their difference is the error,
-    whatever other transactions do before and after, and goes in as a change like any other.
+    Events and numbers are read in one statement. Their difference is the error, whatever other
+    transactions do before and after, and is recorded as a change.
     """
     with transaction.atomic(using=using):
-        # One at a time: two that find the same error would put it right twice.
-        GroupCountChange.objects.using(using).filter(pk=0).update(open=0)
+        # One process at a time: two would correct the same error twice.
+        _begin_writing(using)
         _locked(using, None)
         wrong = []
         with connections[using].cursor() as cursor:
@@ -271,18 +233,25 @@ def recount(*, using: str, now: datetime) -> int:
 
 
 def delete_old_hours(*, using: str, before: datetime) -> int:
-    """Delete the tallies of hours that ended before; returns how many."""
-    rows = GroupHour.objects.using(using).filter(hour__lt=hour_of(before))
-    return rows.delete()[0]
+    """Delete the counts of hours that ended before a time; return how many rows."""
+    return GroupHour.objects.using(using).filter(hour__lt=hour_of(before)).delete()[0]
 
 
 def hour_of(moment: datetime) -> datetime:
-    """Return the beginning of the hour; zones that are off by half an hour share UTC's."""
+    """Return the beginning of the hour in UTC."""
     return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
+def _begin_writing(using: str) -> None:
+    """Begin a transaction with an UPDATE of nothing.
+
+    SQLite fails one that begins by reading and writes while another one does.
+    """
+    GroupCountChange.objects.using(using).filter(pk=0).update(open=0)
+
+
 def _locked(using: str, ids: set[UUID] | None) -> dict[UUID, FailureGroup]:
-    """Lock groups in the order of their ids; events of theirs may be inserted meanwhile."""
+    """Lock groups in the order of their ids; events may still be inserted into them."""
     groups = FailureGroup.objects.using(using)
     wanted = groups.all() if ids is None else groups.filter(pk__in=ids)
     return {each.pk: each for each in wanted.select_for_update(no_key=True).order_by("pk")}
@@ -302,7 +271,7 @@ def _add(group: FailureGroup, change: GroupCountChange) -> None:
         if change.last_at is not None:
             group.reopened_at = change.at
         else:
-            # Somebody restored an event: it is as if it had never been put right.
+            # A restored event does not reopen a group: it was not resolved.
             group.resolved_at = None
 
 
@@ -318,17 +287,13 @@ def _add_hours(changes: Sequence[GroupCountChange], using: str, now: datetime) -
     if not sums:
         return
     rows = GroupHour.objects.using(using)
-    known = {
-        (row.group_id, row.hour): row
-        for row in rows.filter(
-            group__in={group for group, _ in sums}, hour__in={hour for _, hour in sums}
-        )
-        if (row.group_id, row.hour) in sums
-    }
-    for key, row in known.items():
-        for name in _OF_HOUR:
-            sums[key][name] += getattr(row, name)
-    # Whoever holds a group's lock alone adds to its hours, so nothing came between.
+    # The lock of its group protects an hour, so no other process adds to it meanwhile.
+    for row in rows.filter(
+        group__in={group for group, _ in sums}, hour__in={hour for _, hour in sums}
+    ):
+        if (row.group_id, row.hour) in sums:
+            for name in _OF_HOUR:
+                sums[row.group_id, row.hour][name] += getattr(row, name)
     rows.bulk_create(
         (
             GroupHour(group_id=group, hour=hour, **values)
