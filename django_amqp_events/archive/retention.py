@@ -1,18 +1,16 @@
-"""Delete settled rows when they are old; nothing else deletes them.
+"""Delete old rows that are settled; nothing else deletes them.
 
-Of the archive events that have succeeded or were discarded, and groups that have none left, of the
-outbox those that were discarded (what is confirmed goes by itself), of the inbox what no event can
-ask for any more, and replay batches, snapshots and alerts that are over. In parts, oldest first,
-each in its own short transaction. What a part found is locked and looked at again before anything
-of it goes, so that an event that somebody restored meanwhile keeps its row and its history.
+Rows are deleted oldest first, in short transactions. Each transaction locks its rows and checks
+them again, so that an event that is restored meanwhile keeps its row and its history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
 from django.db import router, transaction
@@ -26,6 +24,7 @@ from ..models import (
     ArchivedEvent,
     ArchivedFailure,
     Replay,
+    ReplayBatch,
     Revision,
     Snapshot,
     State,
@@ -36,10 +35,11 @@ from . import states
 from .batches import batch_states
 from .groups import failure_groups, group_counts
 
-#: Rows in one transaction at most.
+#: Most rows in one transaction.
 BATCH: Final = 500
-#: What may be deleted at all: what is on its way to a handler is not.
+#: States in which an event may be deleted: it is not on its way to a handler.
 STATES: Final = (State.SUCCEEDED, State.DISCARDED, State.ARCHIVED)
+_OTHERS: Final = ("outbox", "inbox", "batches", "snapshots", "alerts", "groups")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,13 +47,9 @@ class Pruned:
     """The number of rows deleted, or to delete.
 
     Attributes:
-        events: their number by state; a state that is kept for ever is missing.
+        events: archived events by state, without states that are kept for ever.
         outbox: discarded events of the outbox.
-        inbox: rows of the inbox.
-        batches: replay batches, with what they say of each event.
-        snapshots, alerts: rows of theirs.
-        groups: failure groups of which no event was left, and that nobody wrote about.
-        stopped: the rest was left because somebody said so.
+        stopped: it was stopped before the end.
     """
 
     events: dict[State, int] = field(default_factory=dict)
@@ -67,21 +63,28 @@ class Pruned:
 
     @property
     def total(self) -> int:
-        return (
-            sum(self.events.values())
-            + self.outbox
-            + self.inbox
-            + self.batches
-            + self.snapshots
-            + self.alerts
-            + self.groups
-        )
+        others: list[int] = [getattr(self, name) for name in _OTHERS]
+        return sum(self.events.values()) + sum(others)
+
+
+class Ages(TypedDict, total=False):
+    """Seconds for which other rows are kept; without a value, for ever.
+
+    Discarded events of the outbox, rows of the inbox, replay batches that ended, snapshots, and
+    alerts that ended. With *batch_age*, drafts are deleted after a day.
+    """
+
+    outbox_age: float | None
+    inbox_age: float | None
+    batch_age: float | None
+    snapshots_age: float | None
+    alerts_age: float | None
 
 
 def ages(settings: RetentionSettings) -> dict[State, float]:
     """Return the retention of each state in seconds, without those kept for ever.
 
-    Events that nobody has dealt with are never deleted by a setting.
+    Settings never delete *archived* events.
     """
     kept = {State.SUCCEEDED: settings.succeeded, State.DISCARDED: settings.discarded}
     return {state: age for state, age in kept.items() if age is not None}
@@ -91,34 +94,25 @@ def due(
     kept: Mapping[State, float],
     *,
     service: str,
-    outbox_age: float | None = None,
-    inbox_age: float | None = None,
-    batch_age: float | None = None,
-    snapshots_age: float | None = None,
-    alerts_age: float | None = None,
     now: datetime | None = None,
+    **others: Unpack[Ages],
 ) -> Pruned:
     """Count what :func:`prune` would delete; changes nothing."""
     now = now or datetime.now(UTC)
     counted = Pruned(
-        events={
-            state: _old(service, state, age, now).count() for state, age in _checked(kept).items()
-        }
+        events={state: rows.count() for state, rows in _old_events(kept, service, now).items()}
     )
-    if outbox_age is not None:
-        age = timedelta(seconds=outbox_age)
+    if (age := others.get("outbox_age")) is not None:
         counted.outbox = sum(
-            outbox.discarded(alias, service, age).count()
+            outbox.discarded(alias, service, timedelta(seconds=age)).count()
             for alias in outbox_rows.tables(get_settings())
         )
-    if inbox_age is not None:
-        counted.inbox = once.due(before=now - timedelta(seconds=inbox_age), service=service)
-    if batch_age is not None:
-        counted.batches = batch_states.ended_before(service=service, age=batch_age, now=now).count()
-    if snapshots_age is not None:
-        counted.snapshots = _old_snapshots(service, snapshots_age, now).count()
-    if alerts_age is not None:
-        counted.alerts = _old_alerts(service, alerts_age, now).count()
+    if (age := others.get("inbox_age")) is not None:
+        counted.inbox = once.due(before=now - timedelta(seconds=age), service=service)
+    if (age := others.get("batch_age")) is not None:
+        counted.batches = batch_states.ended_before(service=service, age=age, now=now).count()
+    for name, rows in _old_statistics(others, service, now).items():
+        setattr(counted, name, rows.count())
     return counted
 
 
@@ -126,155 +120,144 @@ def prune(
     kept: Mapping[State, float],
     *,
     service: str,
-    outbox_age: float | None = None,
-    inbox_age: float | None = None,
-    batch_age: float | None = None,
-    snapshots_age: float | None = None,
-    alerts_age: float | None = None,
     batch_size: int = BATCH,
     now: datetime | None = None,
     progress: Callable[[Pruned], object] = bool,
     stop: Callable[[], bool] = bool,
+    **others: Unpack[Ages],
 ) -> Pruned:
-    """Delete events that have been in their state for longer than they are kept.
+    """Delete rows that are older than they are kept; any number of processes may run at once.
 
-    Their failures, replays and actions go with them; task results stay. Any number may run at
-    once.
+    Failures, replays, revisions and actions are deleted with their event; task results are kept.
 
     Args:
         kept: seconds by state (:func:`ages`), counted from ``state_since``.
-        service: whose; another one in the same tables keeps its own as long as it wants.
-        outbox_age, inbox_age: seconds that discarded events of the outbox and rows of the inbox
-            are kept; for ever by default.
-        batch_age: seconds that a replay batch is kept which has ended; for ever by default. With
-            one, drafts that nobody has started go after a day.
-        snapshots_age, alerts_age: seconds that snapshots, and alerts that are over, are kept.
-        batch_size: rows in one transaction at most.
-        now: until when it is counted; once for the whole run, so that it ends.
-        progress: called after each batch.
-        stop: asked before each batch whether to end.
+        service: the owner of the rows.
+        batch_size: most rows in one transaction.
+        now: the same time for the whole run.
+        progress: called after each transaction.
+        stop: called before each transaction; True ends.
 
     Raises:
-        ValueError: a state of which nothing is ever deleted, or an inbox that is not kept for
-            as long as it must be.
-        DatabaseError: the database is away; batches that were committed are gone.
+        ValueError: a state is never deleted, or the inbox is not kept long enough.
+        DatabaseError: the database is unreachable; committed transactions stay.
         ConfigurationError: nothing would be committed.
     """
     now = now or datetime.now(UTC)
-    pruned = Pruned()
-    for state, age in _checked(kept).items():
-        pruned.events[state] = 0
-        old = _old(service, state, age, now)
-        while not pruned.stopped:
-            if stop():
-                pruned.stopped = True
-                break
-            ids = list(old.order_by("state_since").values_list("pk", flat=True)[:batch_size])
-            if not ids:
-                break
-            pruned.events[state] += _delete(old, ids)
+    pruned = Pruned(events=dict.fromkeys(kept, 0))
+
+    def stopped() -> bool:
+        pruned.stopped = pruned.stopped or stop()
+        return pruned.stopped
+
+    def run(name: str, parts: Iterator[int]) -> None:
+        while not stopped() and (count := next(parts, None)) is not None:
+            setattr(pruned, name, getattr(pruned, name) + count)
+            progress(pruned)
+
+    for state, rows in _old_events(kept, service, now).items():
+        parts = _delete_events(rows, batch_size)
+        while not stopped() and (count := next(parts, None)) is not None:
+            pruned.events[state] += count
             progress(pruned)
     if not pruned.stopped:
-        kept_for = kept.get(State.DISCARDED)
-        before = None if kept_for is None else now - timedelta(seconds=kept_for)
+        age = kept.get(State.DISCARDED)
+        before = None if age is None else now - timedelta(seconds=age)
         pruned.groups = failure_groups.prune(before=before, service=service, batch_size=batch_size)
-    if outbox_age is not None:
-        age_kept = timedelta(seconds=outbox_age)
+    if (age := others.get("outbox_age")) is not None:
         for alias in outbox_rows.tables(get_settings()):
             check_commits(alias)
-            while not pruned.stopped:
-                if stop():
-                    pruned.stopped = True
-                    break
-                gone = outbox.delete_discarded(
-                    alias=alias, service=service, age=age_kept, limit=batch_size
-                )
-                if not gone:
-                    break
-                pruned.outbox += gone
-                progress(pruned)
-    if inbox_age is not None and not pruned.stopped:
+            delete = partial(
+                outbox.delete_discarded,
+                alias=alias,
+                service=service,
+                age=timedelta(seconds=age),
+                limit=batch_size,
+            )
+            run("outbox", iter(delete, 0))
+    if (age := others.get("inbox_age")) is not None and not pruned.stopped:
 
-        def so_far(count: int) -> None:
+        def inbox(count: int) -> None:
             pruned.inbox = count
             progress(pruned)
 
-        def ended() -> bool:
-            pruned.stopped = pruned.stopped or stop()
-            return pruned.stopped
-
         once.prune(
-            before=now - timedelta(seconds=inbox_age),
+            before=now - timedelta(seconds=age),
             service=service,
             batch_size=batch_size,
-            progress=so_far,
-            stop=ended,
+            progress=inbox,
+            stop=stopped,
         )
-    if batch_age is not None:
-        ended_long_ago = batch_states.ended_before(service=service, age=batch_age, now=now)
-        while not pruned.stopped and ended_long_ago.exists():
-            if stop():
-                pruned.stopped = True
-                break
-            pruned.batches += batch_states.delete_batch(ended_long_ago)
-    watched: list[tuple[str, QuerySet[Any]]] = []
-    if snapshots_age is not None:
-        watched.append(("snapshots", _old_snapshots(service, snapshots_age, now)))
-    if alerts_age is not None:
-        watched.append(("alerts", _old_alerts(service, alerts_age, now)))
-    for name, rows in watched:
-        while not pruned.stopped:
-            if stop():
-                pruned.stopped = True
-                break
-            check_commits(rows.db)
-            keys = list(rows.order_by().values_list("pk", flat=True)[:batch_size])
-            if not keys:
-                break
-            rows.filter(pk__in=keys).only("pk").delete()
-            setattr(pruned, name, getattr(pruned, name) + len(keys))
-            progress(pruned)
+    if (age := others.get("batch_age")) is not None:
+        run(
+            "batches",
+            _delete_batches(batch_states.ended_before(service=service, age=age, now=now)),
+        )
+    for name, found in _old_statistics(others, service, now).items():
+        run(name, _delete_rows(found, batch_size))
     return pruned
 
 
-def _old_snapshots(service: str, age: float, now: datetime) -> QuerySet[Snapshot]:
-    rows = Snapshot.objects.using(router.db_for_write(Snapshot))
-    return rows.filter(service=service, at__lt=now - timedelta(seconds=age))
+def _old_events(
+    kept: Mapping[State, float], service: str, now: datetime
+) -> dict[State, QuerySet[ArchivedEvent]]:
+    for state in kept:
+        if state not in STATES:
+            raise ValueError(f"{state.value} events are being replayed and are never deleted")
+    return {
+        state: states.rows().filter(
+            service=service, state=state, state_since__lt=now - timedelta(seconds=age)
+        )
+        for state, age in kept.items()
+    }
 
 
-def _old_alerts(service: str, age: float, now: datetime) -> QuerySet[Alert]:
-    # What lasts has not ended, and is kept.
-    rows = Alert.objects.using(router.db_for_write(Alert))
-    return rows.filter(service=service, ended__lt=now - timedelta(seconds=age))
+def _old_statistics(others: Ages, service: str, now: datetime) -> dict[str, QuerySet[Any]]:
+    found: dict[str, QuerySet[Any]] = {}
+    if (age := others.get("snapshots_age")) is not None:
+        found["snapshots"] = Snapshot.objects.using(router.db_for_write(Snapshot)).filter(
+            service=service, at__lt=now - timedelta(seconds=age)
+        )
+    if (age := others.get("alerts_age")) is not None:
+        # An alert that lasts has no end.
+        found["alerts"] = Alert.objects.using(router.db_for_write(Alert)).filter(
+            service=service, ended__lt=now - timedelta(seconds=age)
+        )
+    return found
 
 
-def _old(service: str, state: State, age: float, now: datetime) -> QuerySet[ArchivedEvent]:
-    before = now - timedelta(seconds=age)
-    return states.rows().filter(service=service, state=state, state_since__lt=before)
+def _delete_rows(rows: QuerySet[Any], size: int) -> Iterator[int]:
+    check_commits(rows.db)
+    while keys := list(rows.order_by().values_list("pk", flat=True)[:size]):
+        rows.filter(pk__in=keys).only("pk").delete()
+        yield len(keys)
+
+
+def _delete_batches(ended: QuerySet[ReplayBatch]) -> Iterator[int]:
+    while ended.exists():
+        yield batch_states.delete_batch(ended)
+
+
+def _delete_events(old: QuerySet[ArchivedEvent], size: int) -> Iterator[int]:
+    while ids := list(old.order_by("state_since").values_list("pk", flat=True)[:size]):
+        yield _delete(old, ids)
 
 
 def _delete(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
-    """Delete those of *ids* that are *old* still, and what belongs to them; returns how many."""
+    """Delete those of *ids* that are still *old*, and their rows; return how many."""
     using = states.database()
     check_commits(using)
     with transaction.atomic(using=using):
         before = states.lock(ids)
-        # Locked: whoever was faster has committed, and nobody changes them until this commits.
+        # Locked: earlier changes are committed, and later ones wait.
         ids = list(old.filter(pk__in=ids).values_list("pk", flat=True))
-        # First what points at replays, so that no row is looked through twice.
+        # Rows that refer to replays first, so that no table is searched twice.
         ArchiveAction.objects.using(using).filter(event_id__in=ids).delete()
         ArchivedFailure.objects.using(using).filter(event_id__in=ids).delete()
         Replay.objects.using(using).filter(event_id__in=ids).only("pk").delete()
         Revision.objects.using(using).filter(event_id__in=ids).only("pk").delete()
-        # Without their bodies, which Django would read before it deletes them.
+        # Django would read the bodies before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()
         gone = {pk: before[pk] for pk in ids if pk in before}
         group_counts.record_changes(gone, {}, now=datetime.now(UTC), using=using)
     return len(ids)
-
-
-def _checked(kept: Mapping[State, float]) -> Mapping[State, float]:
-    for state in kept:
-        if state not in STATES:
-            raise ValueError(f"events that are {state.value} are on their way, and never deleted")
-    return kept
