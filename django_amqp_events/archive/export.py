@@ -1,10 +1,8 @@
-"""Export and import: archived events with all that belongs to them, a JSON document a line.
+"""Export and import archived events with all their rows, one JSON document per line.
 
-A document is whole: the row, its failures, replays, revisions and decisions. Bodies and headers
-are base64, byte for byte. Where payloads are redacted, a document has the redacted payload in
-their place and is for reading only: it cannot be imported.
-
-An import writes rows and nothing else: it publishes nothing, and changes no row that is there.
+Bodies and headers are base64, byte for byte. With a redaction hook, a document has the redacted
+payload instead of them and cannot be imported. An import only inserts rows: it changes and
+publishes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from django.core.exceptions import ValidationError
 from django.db import DataError, IntegrityError, models, transaction
 from django.db.models import QuerySet
 
-from ..databases import check_commits
+from ..databases import check_commits, error_line
 from ..models import (
     ArchiveAction,
     ArchivedEvent,
@@ -38,23 +36,18 @@ M = TypeVar("M", bound=models.Model)
 #: Version of a document.
 FORMAT: Final = 1
 KIND: Final = "archived-event"
-#: Events that are read in one go at most, and bytes of their bodies together.
+#: Most events, and most bytes of their bodies, that are read together.
 CHUNK: Final = 200
 CHUNK_BYTES: Final = 8 * 1024 * 1024
 
-_PARTS: Final[tuple[tuple[str, Any], ...]] = (
-    ("revisions", Revision),
-    ("replays", Replay),
-    ("failures", ArchivedFailure),
-    ("actions", ArchiveAction),
+#: The rows of an event, and their order.
+_PARTS: Final[tuple[tuple[str, Any, str], ...]] = (
+    ("revisions", Revision, "number"),
+    ("replays", Replay, "number"),
+    ("failures", ArchivedFailure, "failed_at"),
+    ("actions", ArchiveAction, "at"),
 )
-_ORDER: Final = {
-    "revisions": "number",
-    "replays": "number",
-    "failures": "failed_at",
-    "actions": "at",
-}
-#: Columns that hold what a payload is made of.
+#: Columns that contain the payload.
 _SECRET: Final = frozenset({"body", "headers_raw"})
 
 
@@ -72,10 +65,10 @@ class Imported:
     """The result of an import.
 
     Attributes:
-        events: rows that were added, with all that belongs to them.
-        known: rows that were there with the very same content.
-        refused: lines that were left out; whatever was there is as it was.
-        stopped: the rest was left because somebody said so.
+        events: inserted events.
+        known: events that exist with the same content.
+        refused: lines that were not imported.
+        stopped: it was stopped before the end.
     """
 
     events: int = 0
@@ -89,22 +82,21 @@ class Imported:
 
 
 class _Wrong(Exception):
-    """A line cannot be imported."""
+    """The reason why a line cannot be imported."""
 
 
-# -- out ------------------------------------------------------------------------------------
+# -- export -------------------------------------------------------------------------------
 
 
 def export(rows: QuerySet[ArchivedEvent], *, raw: bool) -> Iterator[str]:
     """Yield a line for each event, in the order of their ids, in bounded memory.
 
     Args:
-        rows: which; read in pieces, so that an event that changes meanwhile may be left out.
-        raw: whether bodies and headers go along although payloads are redacted.
+        rows: read in pieces, so an event that changes meanwhile may be left out.
+        raw: export bodies and headers even if there is a redaction hook.
     """
     hidden = redaction.has_hook() and not raw
     last: UUID | None = None
-    # Only what is needed to cut them into pieces; the order is that of the primary key.
     page = rows.order_by("pk")
     while True:
         after = page if last is None else page.filter(pk__gt=last)
@@ -132,13 +124,12 @@ def _pieces(found: list[tuple[UUID, int]]) -> Iterator[list[UUID]]:
 def _documents(using: str, ids: list[UUID], *, hidden: bool) -> Iterator[dict[str, Any]]:
     events = ArchivedEvent.objects.using(using).filter(pk__in=ids).order_by("pk")
     parts: dict[str, dict[UUID, list[Any]]] = {}
-    for name, model in _PARTS:
+    for name, model, order in _PARTS:
         of: dict[UUID, list[Any]] = {}
         found: Any = model.objects.using(using).filter(event_id__in=ids)
         if model is Replay:
             found = found.select_related("revision").defer("revision__body")
-        # In the order that they were made in, so that decisions of one moment keep theirs.
-        for each in found.order_by(_ORDER[name], "pk"):
+        for each in found.order_by(order, "pk"):
             of.setdefault(each.event_id, []).append(each)
         parts[name] = of
     for event in events:
@@ -146,7 +137,7 @@ def _documents(using: str, ids: list[UUID], *, hidden: bool) -> Iterator[dict[st
         document["event"] = _columns(event, hidden=hidden)
         if hidden:
             document["payload"], document["problem"] = _redacted(event.name, event.payload)
-        for name, _ in _PARTS:
+        for name, *_ in _PARTS:
             document[name] = [
                 _child(each, event, hidden=hidden) for each in parts[name].get(event.pk, ())
             ]
@@ -154,7 +145,7 @@ def _documents(using: str, ids: list[UUID], *, hidden: bool) -> Iterator[dict[st
 
 
 def _columns(row: models.Model, *, hidden: bool) -> dict[str, Any]:
-    """Return the columns of a row, as JSON has them."""
+    """Return the columns of a row as JSON types."""
     written: dict[str, Any] = {}
     for column in _fields(type(row)):
         if column.name == "event" or (hidden and column.name in _SECRET):
@@ -171,7 +162,7 @@ def _columns(row: models.Model, *, hidden: bool) -> dict[str, Any]:
 
 
 def _fields(model: type[models.Model]) -> list[Any]:
-    """Return the columns of a model; a number that another database would give anew is none."""
+    """Return the columns of a model, without a number that each database assigns."""
     found = model._meta.concrete_fields  # noqa: SLF001 - Django's public _meta
     return [each for each in found if not isinstance(each, models.AutoField)]
 
@@ -179,7 +170,7 @@ def _fields(model: type[models.Model]) -> list[Any]:
 def _child(row: models.Model, event: ArchivedEvent, *, hidden: bool) -> dict[str, Any]:
     written = _columns(row, hidden=hidden)
     if isinstance(row, Replay):
-        # Ids of revisions are told too; the number is for people.
+        # For people; the id is a column.
         written["revision_number"] = row.revision.number if row.revision else None
     if hidden and isinstance(row, Revision):
         written["payload"], written["problem"] = _redacted(event.name, row.payload)
@@ -195,11 +186,11 @@ def _redacted(name: str, payload: Mapping[str, Any] | None) -> tuple[Any, str]:
     try:
         json.dumps(found.payload)
     except (TypeError, ValueError, RecursionError) as exc:
-        return None, f"what the redaction hook returned is no JSON ({type(exc).__name__})"
+        return None, f"the redaction hook did not return JSON types ({type(exc).__name__})"
     return found.payload, ""
 
 
-# -- in -------------------------------------------------------------------------------------
+# -- import -------------------------------------------------------------------------------
 
 
 def import_events(
@@ -209,16 +200,16 @@ def import_events(
     progress: Callable[[Imported], object] = bool,
     stop: Callable[[], bool] = bool,
 ) -> Imported:
-    """Put exported events back, each in a transaction with all that belongs to it.
+    """Import exported events, each in a transaction with its rows.
 
     Args:
-        lines: as :func:`export` wrote them; empty ones are passed over.
-        dry_run: say what would come of it, change nothing.
+        lines: as :func:`export` wrote them; empty ones are ignored.
+        dry_run: report what would be imported, change nothing.
         progress: called after each line.
-        stop: asked before each line whether to end.
+        stop: called before each line; True ends.
 
     Raises:
-        DatabaseError: the database is away; what was imported stays.
+        DatabaseError: the database is unreachable; imported events stay.
         ConfigurationError: nothing would be committed.
     """
     check_commits(states.database())
@@ -247,37 +238,35 @@ def _read(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise _Wrong(f"it is no JSON: {exc}") from exc
+        raise _Wrong(f"it is not valid JSON: {exc}") from exc
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise _Wrong("it is no archived event as `events_archive export` writes it")
+        raise _Wrong("it is not an archived event that `events_archive export` wrote")
     if document.get("version") != FORMAT:
-        raise _Wrong(f"its version is {document.get('version')!r}; this one reads {FORMAT}")
+        raise _Wrong(f"its version is {document.get('version')!r}, but this release reads {FORMAT}")
     if document.get("redacted"):
-        raise _Wrong(
-            "it was exported redacted, without its body; export it with --raw to import it"
-        )
-    parts = [document.get(name) for name, _ in _PARTS]
+        raise _Wrong("it was exported without its body, which is redacted; export it with --raw")
+    parts = [document.get(name) for name, *_ in _PARTS]
     if not isinstance(document.get("event"), dict) or not all(
         isinstance(part, list) and all(isinstance(each, dict) for each in part) for part in parts
     ):
-        raise _Wrong("it lacks the event, or a list of what belongs to it")
+        raise _Wrong("its event, or a list of rows, is missing")
     return document
 
 
 def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
-    """Add an event; returns whether it was not there."""
+    """Insert an event; return False if it exists."""
     event = _row(ArchivedEvent, document["event"])
     if event.state not in State.values:
-        raise _Wrong(f"its state is {event.state!r}, which there is none of")
+        raise _Wrong(f"its state {event.state!r} is unknown")
     if event.state == State.QUEUED:
         raise _Wrong(
-            "it was being published when it was exported, and the mirror would publish it again; "
-            "export it once more when that is over"
+            "it was queued when it was exported, so the mirror would publish it again; "
+            "export it again after its replay"
         )
     if event.body_size != len(event.body):
-        raise _Wrong(f"its body has {len(event.body)} bytes, and body_size is {event.body_size}")
+        raise _Wrong(f"its body has {len(event.body)} bytes, but body_size is {event.body_size}")
     rows: dict[str, list[Any]] = {
-        name: [_row(model, each, event) for each in document[name]] for name, model in _PARTS
+        name: [_row(model, each, event) for each in document[name]] for name, model, _ in _PARTS
     }
     _check_links(rows)
     using = states.database()
@@ -286,13 +275,12 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
             if ArchivedEvent.objects.using(using).filter(pk=event.pk).exists():
                 return _known(using, event.pk, document)
             event.save(using=using, force_insert=True)
-            for name, model in _PARTS:
+            for name, model, _ in _PARTS:
                 model.objects.using(using).bulk_create(rows[name])
             if dry_run:
                 transaction.set_rollback(True, using=using)
     except (DataError, IntegrityError, OverflowError) as exc:
-        text = str(exc).strip().partition("\n")[0]
-        raise _Wrong(f"the database refuses it ({type(exc).__name__}: {text})") from exc
+        raise _Wrong(f"the database refuses it ({error_line(exc)})") from exc
     return True
 
 
@@ -301,14 +289,14 @@ def _known(using: str, pk: UUID, document: dict[str, Any]) -> bool:
     differs = [
         name for name in there["event"] if there["event"][name] != document["event"].get(name)
     ]
-    differs += [name for name, _ in _PARTS if there[name] != document[name]]
+    differs += [name for name, *_ in _PARTS if there[name] != document[name]]
     if differs:
-        raise _Wrong(f"the row is there with other content: {', '.join(differs)}")
+        raise _Wrong(f"it exists with other content: {', '.join(differs)}")
     return False
 
 
 def _row(model: type[M], columns: Mapping[str, Any], event: ArchivedEvent | None = None) -> M:
-    """Make a row of its columns; refuses what is missing, unknown, or of a wrong type."""
+    """Build a row from its columns; refuse missing, unknown and invalid ones."""
     wanted: dict[str, Any] = {}
     names = set()
     for column in _fields(model):
@@ -317,11 +305,11 @@ def _row(model: type[M], columns: Mapping[str, Any], event: ArchivedEvent | None
             continue
         names.add(column.name)
         if column.name not in columns:
-            raise _Wrong(f"{column.name!r} is missing in a row of {model.__name__}")
+            raise _Wrong(f"a {model.__name__} has no {column.name!r}")
         wanted[column.attname] = _value(column, columns[column.name], model)
     surplus = set(columns) - names - {"revision_number"}
     if surplus:
-        raise _Wrong(f"{min(surplus)!r} is no column of {model.__name__}")
+        raise _Wrong(f"{min(surplus)!r} is not a column of {model.__name__}")
     return model(**wanted)
 
 
@@ -336,17 +324,17 @@ def _value(column: Any, value: Any, model: type[models.Model]) -> Any:
         elif value is None and column.null:
             return None
         if value is None or isinstance(value, (dict, list)):
-            raise ValueError("it has no such value")
+            raise ValueError("the type is wrong")
         if isinstance(column, models.DateTimeField):
             moment = datetime.fromisoformat(value)
             if moment.tzinfo is None:
-                raise ValueError("it has no time zone")
+                raise ValueError("the time zone is missing")
             return moment
         if isinstance(column, (models.CharField, models.TextField)):
             if not isinstance(value, str):
-                raise TypeError("it is no text")
+                raise TypeError("it is not a text")
             if column.max_length and len(value) > column.max_length:
-                raise ValueError(f"it is longer than {column.max_length}")
+                raise ValueError(f"it has more than {column.max_length} characters")
         return column.to_python(value)
     except (ValueError, TypeError, ValidationError, OverflowError, binascii.Error) as exc:
         raise _Wrong(f"{column.name!r} of a {model.__name__} is {value!r:.80}: {exc}") from exc
@@ -363,4 +351,4 @@ def _check_links(rows: Mapping[str, list[Any]]) -> None:
     ):
         for each in rows[name]:
             if (pk := getattr(each, attribute)) is not None and pk not in known:
-                raise _Wrong(f"one of its {name} belongs to {pk}, which is not in the line")
+                raise _Wrong(f"one of its {name} refers to {pk}, which is not in the line")

@@ -1,8 +1,8 @@
-"""Move messages of a queue without a consumer, such as the abyss, into the archive.
+"""Move the messages of a queue without a consumer, such as the abyss, into the archive.
 
-Raw: no body is decoded. Each message gets an archive copy as a worker would have made it; the copy
-is confirmed, then the message is acked. Whatever stops it between the two, the message is still in
-its queue, and its copy the next time says the same, of which the mirror makes the same row.
+No body is decoded. Each message gets an archive message as a worker would build it; RabbitMQ
+confirms it, then the original is acked. If the process dies between the two, the next run publishes
+the same archive message, which the mirror stores once.
 """
 
 from __future__ import annotations
@@ -42,26 +42,22 @@ from ..message.headers import (
 )
 from ..message.text import parse_moment
 from ..message.types import Message, Progress, Received
+from ..reasons import Reason
 
 logger = logging.getLogger(__name__)
 
-#: Messages that are published in one window of confirms, then acked: at most.
+#: Most messages that are published, confirmed and acked together.
 BATCH: Final = 100
-#: Seconds without a message after which the queue is taken for empty, once all that were in it in
-#: the beginning have come.
+#: Seconds without a message after which the queue counts as empty, once as many messages have come
+#: as were in it at the start.
 LULL: Final = 0.5
-#: Name of the worker in archive messages that are made here.
+#: The worker's name in these archive messages.
 WORKER: Final = "events_recover"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueContents:
-    """The contents of a queue before recovery.
-
-    Attributes:
-        ready: messages that can be taken.
-        consumers: who else takes them.
-    """
+    """Ready messages and consumers of a queue before its recovery."""
 
     queue: str
     ready: int
@@ -73,10 +69,9 @@ class Recovered:
     """The result of recovering a queue.
 
     Attributes:
-        reasons: messages that are in the archive now, by the archive's reason; ``passed on`` is
-            what was an archive message or an outcome already.
-        refused: why messages stay, one sentence each.
-        stopped: why the rest was not tried, ``""`` where it was.
+        reasons: archived messages by reason; ``passed on`` counts archive messages and outcomes.
+        refused: the error of each message that stays in its queue.
+        stopped: why the rest was not attempted, ``""`` if all was.
     """
 
     reasons: Counter[str] = field(default_factory=Counter)
@@ -94,38 +89,38 @@ def inspect_queue(
     """Inspect a queue; refuse one that must not be emptied.
 
     Args:
-        queue: the abyss unless given.
-        force: take a queue that somebody consumes.
+        queue: the abyss by default.
+        force: accept a queue with consumers.
 
     Raises:
         BrokerUnavailableError: no connection.
-        TopologyError: it is the archive itself, does not exist, may not be seen, or is consumed.
+        TopologyError: it is the archive, does not exist, cannot be inspected, or has consumers.
     """
     names = Names.of(settings)
     queue = queue or names.abyss
     if queue == names.archive:
         raise TopologyError(
-            f"{queue!r} is the archive itself; run `manage.py events_mirror`, which empties it"
+            f"{queue!r} is the archive queue; run `manage.py events_mirror` to empty it"
         )
     with connection_module.connection(app, timeout=settings.confirm_timeout) as connection:
         try:
             depth = Amqp(connection).depth(queue)
         except amqp_errors.ChannelError as exc:
             raise TopologyError(
-                f"queue {queue!r} may not be seen: {exc.reply_code} {exc.reply_text}; check the "
-                f"user's permissions, and whether it is another connection's own"
+                f"queue {queue!r} cannot be inspected: {exc.reply_code} {exc.reply_text}; check "
+                f"the user's permissions, and whether the queue is exclusive to another connection"
             ) from exc
     if depth is None:
         remedy = (
             "run `manage.py events_declare`"
             if queue == names.abyss
-            else "`manage.py events_status` lists those of this service, by their whole names"
+            else "`manage.py events_status` lists the queues of this service"
         )
         raise TopologyError(f"there is no queue {queue!r}; {remedy}")
     if depth.consumers and not force:
         raise TopologyError(
             f"queue {queue!r} has {depth.consumers} consumer{'s' * (depth.consumers != 1)}, which "
-            f"would get some of its messages; stop them, or take what they do not get with --force"
+            f"would get some of its messages; stop them, or use --force to recover the others"
         )
     return QueueContents(queue=queue, ready=depth.ready, consumers=depth.consumers)
 
@@ -145,15 +140,15 @@ def recover(
     """Move the messages of a queue into the archive until it is empty.
 
     Args:
-        queue, force: as for :func:`look`.
+        queue, force: as for :func:`inspect_queue`.
         limit: messages at most.
-        size: messages in one window of confirms at most.
-        progress: called after each window.
-        stop: asked before each window, and while it waits, whether to end.
+        size: messages that are confirmed together at most.
+        progress: called after each batch.
+        stop: returns True to end.
 
     Raises:
-        BrokerUnavailableError: the connection is lost; what is not acked stays in the queue.
-        TopologyError: as for :func:`look`, or the queue was deleted.
+        BrokerUnavailableError: no connection.
+        TopologyError: as for :func:`inspect_queue`, or the queue was deleted.
     """
     waiting = inspect_queue(app, settings, queue, force=force)
     done = Recovered()
@@ -171,9 +166,9 @@ def recover(
     try:
         while left is None or left > 0:
             if stop():
-                done.stopped = "interrupted"
+                done.stopped = str(Reason("interrupted"))
                 break
-            # A large body takes its time, and is no empty queue.
+            # A large body may take longer than LULL.
             expected = done.total + len(done.refused) < waiting.ready
             batch = intake.batch(wait=settings.confirm_timeout if expected else LULL, stop=stop)
             if batch is None:
@@ -203,7 +198,7 @@ def _archive(
     publisher: Publisher,
     done: Recovered,
 ) -> str:
-    """Publish the copies of a batch, then ack those that were confirmed; returns why to stop."""
+    """Publish the copies of a batch, ack the confirmed ones; return why to stop, or ``""``."""
     now = datetime.now(UTC)
     built = [copies.build(received, now) for received in batch.messages]
     errors = publisher.publish([message for _, message in built])
@@ -215,21 +210,17 @@ def _archive(
             continue
         done.refused.append(str(error))
         logger.error("a message stays in %r: %s", copies.queue, error)
-        if not isinstance(error, _BLAMED):
+        if not isinstance(error, _OF_ONE):
             stop = stop or str(error)
     return stop
 
 
-#: Errors that blame one message; any other one means that the archive takes nothing now.
-_BLAMED: Final = (MessageTooLargeError, PublishRefusedError)
+#: Errors of one message; with any other one, the archive accepts nothing.
+_OF_ONE: Final = (MessageTooLargeError, PublishRefusedError)
 
 
 class Publisher:
-    """Publishes to the archive, and lets no message that the broker refuses hold the others back.
-
-    Args:
-        timeout: seconds without any confirm.
-    """
+    """Publishes to the archive; a message that RabbitMQ refuses does not block the others."""
 
     def __init__(self, app: Celery, *, timeout: float) -> None:
         self.app = app
@@ -237,16 +228,16 @@ class Publisher:
         self._channel = ConfirmChannel(app, timeout=timeout)
 
     def publish(self, messages: Sequence[Message]) -> list[PublishError | None]:
-        """Publish; returns ``None`` or the error of each."""
+        """Publish messages; return ``None`` or an error for each."""
         errors = self._send(messages)
         if not any(errors):
             return errors
         for place, message in enumerate(messages):
-            # What the broker refuses costs the channel and the answers of the others, and whom it
-            # means can only be told of one that is alone.
+            # RabbitMQ closes the channel without naming the message, and the others get no answer:
+            # each is published alone.
             if errors[place] is not None:
                 errors[place] = self._alone(message)
-            if errors[place] is not None and not isinstance(errors[place], _BLAMED):
+            if errors[place] is not None and not isinstance(errors[place], _OF_ONE):
                 rest = errors[place]
                 return [*errors[:place], *(error and rest for error in errors[place:])]
         return errors
@@ -254,7 +245,7 @@ class Publisher:
     def _alone(self, message: Message) -> PublishError | None:
         error = self._send([message])[0]
         if isinstance(error, PublishRefusedError):
-            # A header that cannot be written, though it could be read.
+            # py-amqp reads more headers than it writes.
             error = self._send([without_publisher_headers(message)])[0]
         return error
 
@@ -274,18 +265,14 @@ def _first(batch: Batch, count: int) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredCopies:
-    """Builds the archive messages of what was found in one queue. Pure.
-
-    Attributes:
-        queue: where it was found.
-    """
+    """Builds the archive messages of the messages in a queue. Pure."""
 
     settings: Settings
     registry: Registry
     queue: str
 
     def build(self, received: Received, now: datetime) -> tuple[str, Message]:
-        """Return the reason and the message."""
+        """Return the archive reason and the archive message."""
         names = Names.of(self.settings)
         if received.unreadable:
             detail = f"it was found in {self.queue!r}; {received.unreadable}"
@@ -293,30 +280,32 @@ class RecoveredCopies:
         if passed := self._passed_on(received, names, now):
             return "passed on", passed
         deaths = _own_deaths(received, names)
-        at = max((moment for death in deaths if (moment := _at(death))), default=now)
+        at = max((at for death in deaths if (at := parse_moment(death["at"]))), default=now)
         came = _before(received, deaths, names, self.registry)
-        poison = bool(deaths)
-        reason = "poison" if poison else "recovered"
-        if poison:
-            way = " → ".join(dict.fromkeys((came.queue, *map(_queue, _in_order(deaths, names)))))
+        if deaths:
+            reason = "poison"
+            way = " → ".join(
+                dict.fromkeys((came.queue, *(str(d["queue"]) for d in _in_order(deaths, names))))
+            )
             detail = (
-                f"it was found in {self.queue!r}: whoever took it gave no answer, until RabbitMQ "
-                f"gave up ({way})"
+                f"it was found in {self.queue!r}: no consumer acknowledged it before it "
+                f"reached the delivery limit ({way})"
             )
         else:
-            detail = f"it was found in {self.queue!r} and taken into the archive by hand"
+            reason = "recovered"
+            detail = f"it was found in {self.queue!r} and moved into the archive by a person"
         try:
-            event, progress, handler = self._whose(came, names)
+            event, progress, handler = self._identify(came, names)
         except Malformed as exc:
             detail = f"{detail}; {exc}"
             return reason, self._copy(came, reason, detail, min(at, now))
         return reason, self._copy(came, reason, detail, min(at, now), event, progress, handler)
 
-    def _whose(self, came: Received, names: Names) -> tuple[ReceivedEvent, Progress, str | None]:
-        """Read event, progress and handler as the handler's worker would have.
+    def _identify(self, came: Received, names: Names) -> tuple[ReceivedEvent, Progress, str | None]:
+        """Read event, progress and handler as the handler's worker would.
 
         Raises:
-            Malformed: it has no identity that can be read.
+            Malformed: it has no readable identity.
         """
         trusted = came.exchange in (names.return_, names.replay) or came.exchange.startswith(
             names.infrastructure("delay.")
@@ -329,21 +318,21 @@ class RecoveredCopies:
             by_key = {handler.key: handler.name for handler in handlers.values()}
             return event, progress, by_key.get(came.event_key)
         if not came.exchange or came.routing_key == came.queue:
-            # Put there by hand, or nothing tells as what it was published.
+            # It was published to the queue directly, so the routing key is not its name.
             found = came.headers.get(EVENT_NAME) or came.headers.get("task")
             if isinstance(found, str) and found:
                 event = replace(event, name=found)
         handler = self.registry.find(came.queue, event.name)
         if handler is not None:
             return event, progress, handler.name
-        # Its queue may be left of a handler that has another name today.
+        # The queue may belong to a renamed handler.
         old = came.queue.removeprefix(names.handlers)
         return event, progress, old if old in self.settings.renamed_handlers else None
 
     def _passed_on(self, received: Received, names: Names, now: datetime) -> Message | None:
-        """Return what was in an archive before, as it was; ``None`` where it was not.
+        """Return an archive message or outcome as it was, ``None`` for others.
 
-        Of an event that its publisher gave such a header nothing is believed.
+        Publishers of events may write these headers too, but not with these exchanges.
         """
         if received.exchange not in ("", names.archive):
             return None
@@ -382,10 +371,10 @@ class RecoveredCopies:
 
 
 def _own_deaths(received: Received, names: Names) -> list[dict[str, Any]]:
-    """Return the deaths that only a message of our dead-letter chain has.
+    """Return the deaths of a message in our dead-letter chain.
 
-    A delay that ends is one too, and says nothing. So does a header that a publisher wrote: what
-    was not moved by a dead letter still has the exchange that it was published to.
+    The end of a delay does not count, nor does an ``x-death`` that a publisher wrote: its message
+    has the exchange to which it was published.
     """
     if received.exchange not in (names.graveyard, names.dead, names.abyss):
         return []
@@ -395,16 +384,16 @@ def _own_deaths(received: Received, names: Names) -> list[dict[str, Any]]:
 def _before(
     received: Received, deaths: Iterable[dict[str, Any]], names: Names, registry: Registry
 ) -> Received:
-    """Return the message as it was in its handler's queue, as far as its deaths tell."""
+    """Return the message as it was in its handler's queue, as far as its deaths say."""
     known = registry.by_queue()
     ours = [
         death
         for death in deaths
         if death["queue"] in known or str(death["queue"]).startswith(names.handlers)
     ]
-    # Its queue's name is what a handler's queue gives a dead letter for a routing key.
+    # A handler's queue sets its name as the routing key of a dead letter.
     ours.sort(key=lambda death: death["queue"] != received.routing_key)
-    # What came back to the graveyard from a delay has died in no handler's queue.
+    # A message that was in a delay has not died in a handler's queue.
     returned = [death for death in deaths if death["exchange"] == names.return_]
     for death in ours or returned:
         keys = [key for key in death["routing_keys"] if key]
@@ -418,14 +407,6 @@ def _before(
 
 
 def _in_order(deaths: Iterable[dict[str, Any]], names: Names) -> list[dict[str, Any]]:
-    """Sort deaths as they follow each other: RabbitMQ's order is not always newest first."""
+    """Sort deaths along the chain; RabbitMQ does not always list the newest first."""
     chain = [names.graveyard, names.dead, names.abyss]
     return sorted(deaths, key=lambda d: chain.index(d["queue"]) if d["queue"] in chain else -1)
-
-
-def _queue(death: dict[str, Any]) -> str:
-    return str(death["queue"])
-
-
-def _at(death: dict[str, Any]) -> datetime | None:
-    return parse_moment(death["at"])

@@ -34,6 +34,8 @@ from . import batch_states
 
 logger = logging.getLogger(__name__)
 
+#: Most events that are claimed and published in one step of a batch.
+CHUNK: Final = eligibility.CHUNK
 #: Seconds between searches for batches, and least seconds between counts and judgements.
 INTERVAL: Final = 1.0
 #: A count is repeated after this many times its duration, since a large batch counts slowly.
@@ -206,7 +208,7 @@ class Runner:
 
     def _room(self, batch: ReplayBatch, work: _Work) -> int:
         """Return how many events may be published now."""
-        room = eligibility.CHUNK
+        room = CHUNK
         if batch.rate is not None:
             room = max(1, min(room, int(batch.rate)))
         if batch.canary is not None and not batch.trusted:

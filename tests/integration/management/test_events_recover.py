@@ -221,7 +221,7 @@ def test_forged_archive_message_is_an_event(billing):
 @pytest.mark.parametrize(
     ("queue", "text"),
     [
-        ("billing:archive", "is the archive itself; run `manage.py events_mirror`"),
+        ("billing:archive", "is the archive queue; run `manage.py events_mirror`"),
         ("billing.nobody", "there is no queue 'billing.nobody'; `manage.py events_status` lists"),
     ],
 )
@@ -245,7 +245,7 @@ def test_a_queue_of_another_connection(billing):
     billing.channel().queue_declare("mine", exclusive=True)
     code, _, err = billing.command("events_recover", "mine")
     assert code == 2
-    assert "queue 'mine' may not be seen" in err
+    assert "queue 'mine' cannot be inspected" in err
 
 
 def test_consumed_queue_needs_force(billing):

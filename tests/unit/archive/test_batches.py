@@ -583,7 +583,7 @@ def test_a_canary_that_never_reports_pauses_it(broker: Broker, clock: Clock) -> 
     batch = started(30, canary=2)
     clock.step = 100
     run(limit=10_000)
-    assert again(batch).note == "2 of the first events never reported back"
+    assert again(batch).note == "2 events of the canary did not report back"
     assert again(batch).state == "paused"
     assert len(broker.ids) == 2
 

@@ -189,11 +189,11 @@ def test_conflicting_row_is_kept() -> None:
     [line] = exported()
     ArchivedEvent.objects.filter(pk=row.pk).update(state="succeeded", version=8)
     before = everything()
-    assert refused([line]) == ["the row is there with other content: state, version"]
+    assert refused([line]) == ["it exists with other content: state, version"]
     assert everything() == before
     ArchivedEvent.objects.filter(pk=row.pk).update(state="archived", version=7)
     ArchiveAction.objects.create(event=row, at=NOW, action="discard")
-    assert refused([line]) == ["the row is there with other content: actions"]
+    assert refused([line]) == ["it exists with other content: actions"]
 
 
 def test_replaying_event_is_not_imported() -> None:
@@ -282,7 +282,7 @@ def test_a_redacted_export_has_nothing_of_the_body(billing: Any) -> None:
     wipe()
     assert (
         refused(lines)
-        == ["it was exported redacted, without its body; export it with --raw to import it"] * 2
+        == ["it was exported without its body, which is redacted; export it with --raw"] * 2
     )
 
 
@@ -349,7 +349,7 @@ def test_refused_rows_are_reported(tmp_path: Path) -> None:
     code, out, _ = command("import", str(path))
     assert code == 1
     assert "0 events imported, 1 already exist" in out
-    assert "line 2 (no event): it is no archived event as `events_archive export` writes" in out
+    assert "line 2 (no event): it is not an archived event that" in out
     code, out, _ = command("import", str(path), "--format", "json")
     document = json.loads(out)
     assert (document["result"], document["exit_code"], document["known"]) == ("imported", 1, 1)
