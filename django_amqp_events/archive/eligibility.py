@@ -32,19 +32,6 @@ CHUNK_BYTES: Final = 16 * 1024 * 1024
 OVERDUE: Final = 15 * 60.0
 #: Archive reasons after which the body may be unreadable.
 UNREAD: Final = frozenset({"malformed", "unreadable"})
-#: Columns that decide about an event; reading all of them takes several times as long.
-_COLUMNS: Final = (
-    "body_size",
-    "event_id",
-    "handler",
-    "name",
-    "queue",
-    "reason",
-    "service",
-    "state",
-    "state_since",
-    "version",
-)
 NOT_OVERDUE: Final = Reason("not-overdue")
 DELETED: Final = Reason("deleted")
 
@@ -215,7 +202,7 @@ def skipped_since(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
 
 
 def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
-    return states.rows().filter(pk__in=list(ids)).only(*_COLUMNS)
+    return states.rows().filter(pk__in=list(ids)).defer("body", "headers_raw", "detail")
 
 
 def _changed(events: list[ArchivedEvent], seen: Seen) -> list[Skipped]:

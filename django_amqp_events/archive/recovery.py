@@ -19,8 +19,8 @@ from celery import Celery
 
 from ..broker import connection as connection_module
 from ..broker.batch_reader import Batch, BatchReader
-from ..broker.confirms import ConfirmChannel
 from ..broker.provisioning.amqp_api import Amqp
+from ..broker.publisher_pool import PublisherPool
 from ..broker.topology import Names
 from ..conf import Settings
 from ..context import ReceivedEvent
@@ -162,7 +162,7 @@ def recover(
         timeout=settings.confirm_timeout,
         fast_paths=settings.fast_paths,
     )
-    publisher = Publisher(app, timeout=settings.confirm_timeout)
+    pool = PublisherPool(app, timeout=settings.confirm_timeout)
     try:
         while left is None or left > 0:
             if stop():
@@ -177,7 +177,7 @@ def recover(
                 continue
             if left is not None and len(batch.messages) > left:
                 batch = _first(batch, left)
-            done.stopped = _archive(batch, copies, intake, publisher, done)
+            done.stopped = _archive(batch, copies, intake, pool, done)
             if left is not None:
                 left -= len(batch.messages)
             progress(done)
@@ -186,7 +186,7 @@ def recover(
     except BrokerUnavailableError as exc:
         done.stopped = str(exc)
     finally:
-        publisher.close()
+        pool.close()
         intake.close()
     return done
 
@@ -195,13 +195,13 @@ def _archive(
     batch: Batch,
     copies: RecoveredCopies,
     intake: BatchReader,
-    publisher: Publisher,
+    pool: PublisherPool,
     done: Recovered,
 ) -> str:
     """Publish the copies of a batch, ack the confirmed ones; return why to stop, or ``""``."""
     now = datetime.now(UTC)
     built = [copies.build(received, now) for received in batch.messages]
-    errors = publisher.publish([message for _, message in built])
+    errors = _publish(pool, [message for _, message in built])
     intake.ack(batch, [place for place, error in enumerate(errors) if error is None])
     stop = ""
     for (reason, _), error in zip(built, errors, strict=True):
@@ -219,44 +219,24 @@ def _archive(
 _OF_ONE: Final = (MessageTooLargeError, PublishRefusedError)
 
 
-class Publisher:
-    """Publishes to the archive; a message that RabbitMQ refuses does not block the others."""
+def _publish(pool: PublisherPool, messages: Sequence[Message]) -> list[PublishError | None]:
+    """Publish messages; one that RabbitMQ refuses does not block the others.
 
-    def __init__(self, app: Celery, *, timeout: float) -> None:
-        self.app = app
-        self.timeout = timeout
-        self._channel = ConfirmChannel(app, timeout=timeout)
-
-    def publish(self, messages: Sequence[Message]) -> list[PublishError | None]:
-        """Publish messages; return ``None`` or an error for each."""
-        errors = self._send(messages)
-        if not any(errors):
-            return errors
-        for place, message in enumerate(messages):
-            # RabbitMQ closes the channel without naming the message, and the others get no answer:
-            # each is published alone.
-            if errors[place] is not None:
-                errors[place] = self._alone(message)
-            if errors[place] is not None and not isinstance(errors[place], _OF_ONE):
-                rest = errors[place]
-                return [*errors[:place], *(error and rest for error in errors[place:])]
-        return errors
-
-    def _alone(self, message: Message) -> PublishError | None:
-        error = self._send([message])[0]
+    RabbitMQ closes the channel without naming the refused message, and the others get no answer, so
+    each of these is published alone.
+    """
+    errors = pool.publish(messages, mandatory=True)
+    for place, message in enumerate(messages):
+        if errors[place] is None:
+            continue
+        [error] = pool.publish([message], mandatory=True)
         if isinstance(error, PublishRefusedError):
             # py-amqp reads more headers than it writes.
-            error = self._send([without_publisher_headers(message)])[0]
-        return error
-
-    def close(self) -> None:
-        self._channel.leave()
-
-    def _send(self, messages: Sequence[Message]) -> list[PublishError | None]:
-        if self._channel.broken:
-            self._channel.close()
-            self._channel = ConfirmChannel(self.app, timeout=self.timeout)
-        return self._channel.publish(messages, mandatory=True, timeout=self.timeout)
+            [error] = pool.publish([without_publisher_headers(message)], mandatory=True)
+        errors[place] = error
+        if error is not None and not isinstance(error, _OF_ONE):
+            return [*errors[:place], *(each and error for each in errors[place:])]
+    return errors
 
 
 def _first(batch: Batch, count: int) -> Batch:

@@ -53,16 +53,6 @@ BATCH: Final = 500
 TRIES: Final = 10
 #: PostgreSQL's serialization_failure (REPEATABLE READ and stricter) and deadlock_detected.
 _CONFLICTS: Final = frozenset({"40001", "40P01"})
-#: Columns that no copy of an event needs.
-_NOT_COPIED: Final = (
-    "detail",
-    "exception",
-    "first_failed_at",
-    "last_failed_at",
-    "location",
-    "message",
-    "mirrored_at",
-)
 _RECORD_GONE: Final = gettext_noop("the record of the replay was deleted before it was published")
 _Action = ArchiveAction.Action
 _InBatch = ReplayBatchEvent.State
@@ -434,7 +424,7 @@ def _claimed(
         )
         forced = set(actions.values_list("replay_id", flat=True))
     claimed, new = [], []
-    for event in rows().filter(claim=token).order_by("pk").defer(*_NOT_COPIED):
+    for event in rows().filter(claim=token).order_by("pk").defer("detail"):
         if (replay := replays.get(event.pk)) is None:
             new.append(event)
         else:

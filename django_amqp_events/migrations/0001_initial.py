@@ -178,10 +178,10 @@ class Migration(migrations.Migration):
                     ("replay_archivedevent", "Can replay archived events"),
                     ("discard_archivedevent", "Can discard archived events"),
                     ("restore_archivedevent", "Can restore discarded events"),
-                    ("force_archivedevent", "Can replay events whose replay never reported back"),
+                    ("force_archivedevent", "Can force replays of overdue events"),
                     (
                         "bulk_replay_archivedevent",
-                        "Can replay any number of archived events in a batch",
+                        "Can replay archived events in batches",
                     ),
                     (
                         "edit_archivedevent",

@@ -1,4 +1,4 @@
-"""Archived events, their failures, replays and decisions."""
+"""Archived events, and their failures, replays, revisions and actions."""
 
 from __future__ import annotations
 
@@ -33,28 +33,25 @@ class State(models.TextChoices):
 
 
 class ArchivedEvent(models.Model):
-    """An event that one handler could not handle. One row per event, handler and body.
+    """An event that failed in one handler. One row per event, handler and body.
 
     Attributes:
-        id: made of source, event id, name, service, handler and body, so that the same message
-            makes the same row however often it is read
+        id: derived from the message, so that the same message always makes the same row
             (:meth:`django_amqp_events.message.archive_message.Archived.identity`).
-        service: the service whose handler it is.
-        handler: ``""`` where nobody was found; ``queue`` says where it was.
-        name, event_id, source, correlation_id, causation_id, published_at: as published.
-            A message without an id has one of its own here.
+        service: the service of the handler.
+        handler: ``""`` if none was found.
+        queue: the queue in which the message was.
+        event_id: as published; a message without an id gets one.
         first_failed_at, last_failed_at: of all failures.
-        mirrored_at: when the row was made.
-        state_since: when it came into its state.
-        version: counts changes of state: whoever acts on what he saw names it.
-        reason, detail, exception, message, location: of the last failure; ``location`` is its
+        version: counts changes of state; a decision names the version that it is about.
+        reason, detail, exception, message, location: of the last failure; *location* is its
             innermost frame outside of installed packages.
-        group: of failures like the last one; ``None`` where nobody has looked yet.
-        attempts: runs of the handler, replays included.
-        replays: number of replays, and so the number of the current one.
-        claim: the operation that queued it last.
-        unconfirmed: no confirm came for the current replay, which may be on its way all the same.
-        error: why the current replay could not be published.
+        group: ``None`` until the event is assigned to one.
+        attempts: runs of the handler, including replays.
+        replays: the number of the current replay.
+        claim: the operation that changed the state last.
+        unconfirmed: the current replay was not confirmed, but may have been published.
+        error: why the current replay was not published.
         body: as published, byte for byte.
         headers_raw: the publisher's headers as an AMQP table.
     """
@@ -80,7 +77,7 @@ class ArchivedEvent(models.Model):
     exception = models.CharField(max_length=LENGTH, blank=True)
     message = models.CharField(max_length=LENGTH, blank=True)
     location = models.CharField(_("failing line"), max_length=LENGTH, blank=True)
-    # Nothing is done to events when a group goes: one that has any does not.
+    # A group with events is never deleted.
     group = models.ForeignKey(
         FailureGroup,
         models.DO_NOTHING,
@@ -111,13 +108,13 @@ class ArchivedEvent(models.Model):
             ("replay_archivedevent", "Can replay archived events"),
             ("discard_archivedevent", "Can discard archived events"),
             ("restore_archivedevent", "Can restore discarded events"),
-            ("force_archivedevent", "Can replay events whose replay never reported back"),
-            ("bulk_replay_archivedevent", "Can replay any number of archived events in a batch"),
+            ("force_archivedevent", "Can force replays of overdue events"),
+            ("bulk_replay_archivedevent", "Can replay archived events in batches"),
             ("edit_archivedevent", "Can edit the payload of archived events and replay them"),
             ("view_raw_archivedevent", "Can view raw bodies where payloads are redacted"),
             ("export_archivedevent", "Can export archived events"),
         ]
-        # Each filter of the list with its order; a page is read from one of them.
+        # One for each filter of the list, in the order of the list.
         indexes: ClassVar = [
             models.Index(fields=["-last_failed_at", "-id"], name="amqp_events_failed"),
             models.Index(fields=["state", "-last_failed_at", "-id"], name="amqp_events_state"),
@@ -126,7 +123,7 @@ class ArchivedEvent(models.Model):
             models.Index(fields=["exception", "-last_failed_at", "-id"], name="amqp_events_exc"),
             models.Index(fields=["reason", "-last_failed_at", "-id"], name="amqp_events_reason"),
             models.Index(fields=["state", "state_since"], name="amqp_events_since"),
-            # Of equal ids, and on PostgreSQL of those that begin alike, whatever its collation.
+            # For equal ids, and in PostgreSQL for prefixes, in any collation.
             models.Index(
                 fields=["event_id"], name="amqp_events_event_id", opclasses=["varchar_pattern_ops"]
             ),
@@ -136,14 +133,14 @@ class ArchivedEvent(models.Model):
                 opclasses=["varchar_pattern_ops"],
             ),
             models.Index(fields=["claim"], name="amqp_events_claim"),
-            # Partial: it costs nothing where every confirm comes.
+            # Partial: it is empty while every publish is confirmed.
             models.Index(
                 fields=["id"],
                 name="amqp_events_unconfirmed",
                 condition=models.Q(unconfirmed=True),
             ),
             models.Index(fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"),
-            # What is open of a group, a handler, … where nearly all of it is settled.
+            # For open events, where nearly all others are settled.
             *(
                 models.Index(
                     fields=[column, "-last_failed_at", "-id"],
@@ -169,13 +166,13 @@ class ArchivedEvent(models.Model):
 
     @cached_property
     def headers(self) -> Mapping[str, Any]:
-        """The publisher's headers, with the types that they had."""
+        """The publisher's headers, with their AMQP types."""
         raw = bytes(self.headers_raw)
         return dict(loads("F", raw, 0)[0][0]) if raw else {}
 
     @property
     def received(self) -> Received:
-        """The message as the handler's queue had it, as far as a copy needs it."""
+        """The parts of the original message that a copy needs."""
         properties = {
             "content_type": self.content_type,
             "content_encoding": self.content_encoding,
@@ -204,38 +201,35 @@ class ArchivedEvent(models.Model):
 
     @cached_property
     def decoded(self) -> Payload | None:
-        """The body, read; ``None`` where it cannot be."""
+        """The decoded body; ``None`` if it is invalid."""
         try:
             return decoding.decode(self.received, self.body_size)
-        except Exception:  # noqa: BLE001 - Malformed, or headers that somebody has changed by hand
+        except Exception:  # noqa: BLE001 - Malformed, or headers that were changed by hand
             return None
 
     @property
     def payload(self) -> Mapping[str, Any] | None:
-        """The arguments by name, ``None`` where the body cannot be read."""
+        """The arguments by name; ``None`` if the body is invalid."""
         return None if self.decoded is None else self.decoded.kwargs
 
     @property
     def task_id(self) -> str:
-        """Id of its TaskResult: of its run before any replay."""
+        """The id of the TaskResult of the run before any replay."""
         return task_id(self.source, self.event_id, self.handler, None)
 
     @staticmethod
     def pack_headers(headers: Mapping[str, Any]) -> bytes:
-        """Write headers as an AMQP table, the only form that keeps all their types."""
+        """Write headers as an AMQP table, which keeps all their types."""
         return bytes(dumps("F", [dict(headers)])) if headers else b""
 
 
 class Revision(AppendOnly):
-    """A payload published in place of an event's own. Append-only.
-
-    The event keeps its body byte for byte, and its headers go along as they are.
+    """A payload published in place of an event's own; the event keeps its body. Append-only.
 
     Attributes:
         number: 1 for the first revision of the event.
         base: the revision that the edit began with, 0 for the event's own body.
-        body: as it is published.
-        by, at, reason: who, when, and why, as he said.
+        body: as published.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
@@ -259,7 +253,7 @@ class Revision(AppendOnly):
 
     @cached_property
     def payload(self) -> Mapping[str, Any]:
-        """The arguments by name; ``{}`` if the body was changed by hand."""
+        """The arguments by name; ``{}`` if the body is invalid."""
         try:
             return decoding.decode_body(bytes(self.body)).kwargs
         except Exception:  # noqa: BLE001 - Malformed
@@ -275,20 +269,17 @@ class Revision(AppendOnly):
 
 
 class Replay(models.Model):
-    """A replay of an archived event; its id travels with the message.
+    """A replay of an archived event; its id is in the message.
 
     Attributes:
         number: 1 for the first replay of the event.
-        revision: what it publishes in place of the event's own body, if anything.
-        handler: where it went; another than the event's where that was renamed.
-        outcome: how far it has come.
-        requested_by: user name, or the command's.
-        reason: why, as somebody said.
-        published_at: when the broker confirmed it, last.
-        finished_at: when the handler was through, by the worker's clock.
-        publishes: tries to publish it: one, unless a process died or a confirm did not come. It may
-            have run as often.
-        error: why it could not be published.
+        revision: published in place of the event's own body, if set.
+        handler: the destination, which may be the new name of the event's handler.
+        requested_by: a user's name, or a command's.
+        published_at: time of the last confirm.
+        finished_at: by the worker's clock.
+        publishes: attempts to publish it; the handler may have run as often.
+        error: why it was not published.
     """
 
     class Outcome(models.TextChoices):
@@ -302,7 +293,7 @@ class Replay(models.Model):
     id = models.UUIDField(primary_key=True, editable=False)
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="replay_set")
     number = models.PositiveIntegerField()
-    # Not to null: the event's own body would go out in its place.
+    # Not SET_NULL: the event's own body would be published instead.
     revision = models.ForeignKey(
         Revision, models.RESTRICT, related_name="replay_set", null=True, blank=True
     )
@@ -328,27 +319,26 @@ class Replay(models.Model):
 
     @property
     def received(self) -> Received:
-        """The message that it publishes, as far as a copy needs it."""
+        """The parts of the published message that a copy needs."""
         original = self.event.received
         return original if self.revision is None else self.revision.received(original)
 
     @property
     def task_id(self) -> str:
-        """Id of its TaskResult."""
+        """The id of its TaskResult."""
         event = self.event
         return task_id(event.source, event.event_id, self.handler, str(self.pk))
 
 
 class ArchivedFailure(models.Model):
-    """One archive message: the end of a first run with its retries, or of a replay.
+    """One archive message: the end of a run with its retries.
 
     Attributes:
-        id: made of the message, so that reading it twice makes one row.
+        id: derived from the message, so that storing it twice makes one row.
         replay: the replay that failed, ``None`` for the first run.
-        attempts: of this run.
-        failed_at: the last of them.
-        late: it came after the event was settled, or for an older replay, and changed nothing.
-        document: the header ``event-archive``, JSON: traceback, frames, attempts, deaths.
+        attempts, failed_at: of this run; *failed_at* is its last attempt.
+        late: it arrived after the event was settled, or belongs to an older replay.
+        document: the header ``event-archive``: traceback, frames, attempts, deaths.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
@@ -374,7 +364,7 @@ class ArchivedFailure(models.Model):
 
     @cached_property
     def about(self) -> Mapping[str, Any]:
-        """The document, read; ``{}`` where the message had none."""
+        """The decoded document; ``{}`` if the message had none."""
         try:
             found = json.loads(self.document)
         except (ValueError, RecursionError):
@@ -386,11 +376,9 @@ class ArchiveAction(AppendOnly):
     """An action on an archived event. Append-only.
 
     Attributes:
-        action: ``replay``, ``edit``, ``force``, ``discard``, ``restore``.
-        by: user name, or the command's.
-        reason: why, as somebody said.
-        replay: the replay that came of it.
-        batch: the batch that it was done in; its id stays when the batch is deleted.
+        by: a user's name, or a command's.
+        replay: the replay that the action started.
+        batch: the batch of the replay; its id stays when the batch is deleted.
     """
 
     class Action(models.TextChoices):
@@ -406,7 +394,7 @@ class ArchiveAction(AppendOnly):
     by = models.CharField(max_length=LENGTH, blank=True)
     reason = models.TextField(blank=True)
     replay = models.ForeignKey(Replay, models.SET_NULL, null=True, blank=True, related_name="+")
-    # Without a constraint: a row of the audit is not changed because a batch is old.
+    # Without a constraint, so that deleting a batch changes no action.
     batch = models.ForeignKey(
         "ReplayBatch",
         models.DO_NOTHING,

@@ -1,4 +1,4 @@
-"""Column types and base classes that the models share."""
+"""Column types and base classes of the models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 M = TypeVar("M", bound=models.Model)
 
 
-#: Longest text of the columns that lists, filters and indexes use.
+#: Characters of the texts that lists, filters and indexes use.
 LENGTH: Final = 255
 
 
@@ -28,12 +28,12 @@ class Moment(_DateTimeField):
 
     def from_db_value(self, value: datetime | None, *_: object) -> datetime | None:
         if value is not None and is_naive(value):
-            # The connection's own, and so the one that the database has written it in.
+            # Without USE_TZ, Django writes times in the default time zone.
             return make_aware(value, get_default_timezone()).astimezone(UTC)
         return value
 
     def deconstruct(self) -> Any:
-        # It is the same column, and no migration need know of this class.
+        # The column is the same, so migrations do not refer to this class.
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.DateTimeField", args, kwargs
 
@@ -46,9 +46,9 @@ class AppendOnlyRows(models.QuerySet[M]):
 
 
 class AppendOnly(models.Model):
-    """A row that is added and never changed or deleted by itself.
+    """A row that is added and never changed; only its event deletes it.
 
-    What goes round Django is the database's business: docs/audit.md has the statements.
+    docs/audit.md shows how to enforce this in the database.
     """
 
     objects = AppendOnlyRows.as_manager()
@@ -59,7 +59,7 @@ class AppendOnly(models.Model):
     def save(self, *args: Any, **kwargs: Any) -> None:
         if not self._state.adding:
             raise AppendOnlyError.of(type(self).__name__)
-        # Of a row that is there already the database says so.
+        # An existing row is an IntegrityError.
         super().save(*args, **{**kwargs, "force_insert": True})
 
     def delete(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -14,32 +14,25 @@ from .text import visible
 
 
 class ReplayBatch(models.Model):
-    """Archived events that are replayed together, in the background; see docs/batches.md.
+    """Archived events that are replayed together in the background; see docs/batches.md.
 
-    Rows change state only through :mod:`django_amqp_events.archive.batches.batch_states`, by
-    conditional UPDATEs.
+    Only :mod:`django_amqp_events.archive.batches.batch_states` changes the state of rows.
 
     Attributes:
-        service: whose; runners of others leave it alone.
-        title: what it is about, for people.
-        criteria: the filter that found the events, as
-            :meth:`~django_amqp_events.archive.selection.Selection.as_json` writes it; ``None`` if
-            there is none.
-        plan: what the dry run said (:mod:`django_amqp_events.archive.batches.preview`), ``None``
-        before.
-        reason: why, as somebody said; it stands in the history of each event.
-        rate: events per second at most; ``None`` as fast as it goes.
-        canary: so many first; the others when all of them have succeeded.
-        trusted: the canary has succeeded, or somebody has resumed it.
-        threshold: pauses when so many percent of the last outcomes are failures; ``None`` never.
-        note: why it is paused, or what it waits for.
-        created_at, resumed_at: by the database's clock; outcomes before *resumed_at* do not pause
-            it.
-        runner, leased_until: the process that works on it, and until when that is believed.
-        total: events that were frozen.
-        waiting, queued, published, succeeded, failed, unconfirmed, returned, skipped: how many
-            stand there (:class:`ReplayBatchEvent.State`), as its runner counted last.
-        counted_at: when that was.
+        title: the events, for people.
+        criteria: a :class:`~django_amqp_events.archive.selection.Selection` as JSON; ``None`` if
+            the events were selected otherwise.
+        plan: the last preview (:mod:`django_amqp_events.archive.batches.preview`).
+        reason: recorded in the history of each event.
+        rate: events per second at most.
+        canary: events that are published first.
+        trusted: the canary succeeded, or a person resumed the batch.
+        threshold: percentage of failures among the last outcomes that pauses the batch.
+        note: why it is paused, or what it is waiting for.
+        resumed_at: earlier outcomes do not count for the threshold.
+        runner, leased_until: the process that holds it, and the end of its lease.
+        total: events in the batch.
+        waiting, queued, …: events by :class:`ReplayBatchEvent.State` at *counted_at*.
     """
 
     class State(models.TextChoices):
@@ -105,14 +98,13 @@ class ReplayBatch(models.Model):
 
 
 class ReplayBatchEvent(models.Model):
-    """One event of a batch, as it was when the batch was created.
+    """One event of a batch.
 
     Attributes:
-        event: without a constraint: the report of a batch outlives the events in it.
-        version: the event is replayed only while it has this one.
-        state: changed in the transaction that changes the event's.
+        event: without a constraint, so that the row outlives the event.
+        version: the event is replayed only if it still has this version.
+        state: changed in the transaction that changes the state of the event.
         why: it was skipped, or not published.
-        replay: the one that came of it.
         settled_at: when its outcome was mirrored, by the database's clock.
     """
 
@@ -168,12 +160,7 @@ class ReplayBatchEvent(models.Model):
 
 
 class ReplayBatchAction(models.Model):
-    """An action on a batch, by a person or its runner. Append-only.
-
-    Attributes:
-        by: user name, or the command's; ``""`` where the runner did it by itself.
-        note: why.
-    """
+    """An action on a batch by a user, a command or (``by=""``) its runner. Append-only."""
 
     class Action(models.TextChoices):
         FREEZE = "freeze", _("created")

@@ -12,28 +12,23 @@ from .text import visible
 
 
 class FailureGroup(models.Model):
-    """Failures that are alike: one handler, one exception, one place in the project's own code.
+    """Failures of one handler, with one exception, from one place in the project's code.
 
-    What it counts is told by :mod:`django_amqp_events.archive.groups.group_counts`: the columns
-    here are behind by
-    the rows of :class:`TallyChange` that nobody has added yet.
+    The numbers lack the :class:`GroupCountChange` rows that are not folded yet; see
+    :mod:`django_amqp_events.archive.groups.group_counts`.
 
     Attributes:
-        id: made of the next six
-        (:func:`django_amqp_events.archive.groups.fingerprint.fingerprint`).
-        algorithm: version of how it is made.
-        service, handler, exception, frame, reason: what its failures have in common; ``reason``
-            stands in where nothing was raised.
-        first_seen, last_seen: when an event of it failed, first and last.
-        open: events that are archived.
-        again: of these, the ones that were replayed before.
-        going: events that are queued or replaying.
-        resolved_at: when its last open event was settled; ``None`` while it has never been, or
-            somebody has restored one.
-        reopened_at: when it failed again after that; ``None`` while it is put right.
-        note, assignee, ticket: what people write; ``assignee`` is a user's name, ``ticket`` an
-            address.
-        edits: counts changes of these three: whoever writes names the one that he saw.
+        id: derived from the next six
+            (:func:`django_amqp_events.archive.groups.fingerprint.fingerprint`).
+        reason: ``""`` if there is an exception.
+        open: archived events.
+        again: open events that were replayed before.
+        going: queued and replaying events.
+        resolved_at: when its last open event was settled; ``None`` after a restore.
+        reopened_at: when it failed again after that.
+        assignee: a user's name.
+        ticket: a URL.
+        edits: counts changes of note, assignee and ticket; a change names the one that it is about.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
@@ -45,7 +40,7 @@ class FailureGroup(models.Model):
     reason = models.CharField(max_length=32, blank=True)
     first_seen = Moment(_("first seen"))
     last_seen = Moment(_("last seen"))
-    # Signed: what is added up out of order may be below nothing for a moment.
+    # Signed: changes folded out of order may be negative for a moment.
     open = models.IntegerField(default=0)
     again = models.IntegerField(default=0)
     going = models.IntegerField(default=0)
@@ -83,10 +78,8 @@ class GroupAction(models.Model):
     """A note or action on a group. Append-only.
 
     Attributes:
-        action: ``note``, ``assign``, ``ticket``, ``replay``, ``discard``.
-        by: user name, or the command's.
-        text: what was written; of a decision, why.
-        events: how many it was done to, of a decision.
+        text: the new text, or the reason of an action.
+        events: number of events of the action.
     """
 
     class Action(models.TextChoices):
@@ -112,16 +105,14 @@ class GroupAction(models.Model):
 
 
 class GroupHour(models.Model):
-    """The outcomes of a group's events within one hour.
+    """The outcomes of a group's events within one hour in UTC.
 
     Attributes:
-        hour: its beginning, in UTC.
-        archived: failures that brought an event into the archive or kept it there, by when they
-            failed.
-        succeeded, discarded: events that came into this state.
+        archived: failures that archived an event or kept it archived, by the time of the failure.
+        succeeded, discarded: events that changed to this state.
     """
 
-    # No constraint, here and below: the rows are made in each transaction, and go with the group.
+    # No constraint, here and below: every transaction inserts rows, and they go with their group.
     group = models.ForeignKey(
         FailureGroup, models.CASCADE, related_name="hour_set", db_constraint=False, db_index=False
     )
@@ -142,14 +133,13 @@ class GroupHour(models.Model):
 
 
 class GroupCountChange(models.Model):
-    """The count changes of one transaction; folded into the group soon after.
+    """The count changes of one transaction, folded into its group soon after.
 
-    Rows are inserted only, so that nobody waits for anybody who counts for the same group.
+    Rows are only inserted, so that transactions on one group do not wait for each other.
 
     Attributes:
-        at: when, of the change.
-        hour, archived, succeeded, discarded: as in :class:`ArchiveTally`.
-        open, again, going: what is to be added to those of the group.
+        hour, archived, succeeded, discarded: as in :class:`GroupHour`.
+        open, again, going: added to those of the group.
         first_at, last_at: of the failures among them.
     """
 

@@ -12,15 +12,11 @@ from .text import visible
 
 
 class InboxEntry(models.Model):
-    """A handler with ``once`` has handled an event; in the transaction of its effects.
+    """An event that a handler with ``once`` has handled, in the transaction of its effects.
 
     Attributes:
-        id: made of service, handler, source, event id and name
-            (:func:`django_amqp_events.worker.once.inbox_key`); that there is one of each is what
-            the
-            inbox
-            rests on.
-        source, event_id, name: of the event, for people.
+        id: derived from service, handler, source, event id and name
+            (:func:`django_amqp_events.worker.once.inbox_key`); its uniqueness is the guarantee.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
@@ -38,7 +34,7 @@ class InboxEntry(models.Model):
         default_permissions = ("view",)
         indexes: ClassVar = [
             models.Index(fields=["service", "handled_at"], name="amqp_inbox_handled"),
-            # Of equal ids, and on PostgreSQL of those that begin alike, whatever its collation.
+            # For equal ids, and in PostgreSQL for prefixes, in any collation.
             models.Index(
                 fields=["event_id"], name="amqp_inbox_event_id", opclasses=["varchar_pattern_ops"]
             ),

@@ -14,12 +14,12 @@ from .text import visible
 
 
 class Snapshot(models.Model):
-    """The statistics of a service at one moment; see :mod:`django_amqp_events.monitor.snapshots`.
+    """The statistics of a service at one time; see :mod:`django_amqp_events.monitor.snapshots`.
 
     Attributes:
-        seen: the broker answered; without it *document* has no queues.
-        open: archived events that nobody has dealt with, counted to a cap.
-        document: everything else, JSON (:func:`django_amqp_events.monitor.snapshots.take`).
+        seen: RabbitMQ answered; otherwise *document* has no queues.
+        open: archived events, counted up to a limit.
+        document: everything else, JSON.
     """
 
     at = Moment()
@@ -40,7 +40,7 @@ class Snapshot(models.Model):
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """The document; ``{}`` if it was changed by hand."""
+        """The decoded document; ``{}`` if it is invalid."""
         try:
             found = json.loads(self.document)
         except (ValueError, RecursionError):
@@ -49,7 +49,7 @@ class Snapshot(models.Model):
 
 
 class Dashboard(Snapshot):
-    """Gives the dashboard its place and its permission in the admin; it has no table."""
+    """The dashboard's entry and permission in the admin; it has no table."""
 
     class Meta:
         proxy = True
@@ -60,17 +60,13 @@ class Dashboard(Snapshot):
 
 
 class Alert(models.Model):
-    """A trouble that lasts or lasted; one row from its beginning to its end.
-
-    Rows are made and changed by :mod:`django_amqp_events.monitor.alerts` alone.
+    """A problem, from its beginning to its end; see :mod:`django_amqp_events.monitor.alerts`.
 
     Attributes:
-        kind: what sort of trouble.
-        key: which one of its sort, such as a queue; ``""`` where there is one only.
-        since: when it was first seen.
-        last: when it was last seen.
-        ended: when it was over, ``None`` while it lasts.
-        text: what it is and what to do, as last seen.
+        key: the subject, such as a queue; ``""`` if the kind has only one.
+        since, last: when it was first and last seen.
+        ended: ``None`` while it lasts.
+        text: the problem and its remedy, as last seen.
     """
 
     service = models.CharField(max_length=LENGTH)
@@ -88,7 +84,7 @@ class Alert(models.Model):
             models.Index(fields=["service", "ended"], name="amqp_alert_ended"),
         ]
         constraints: ClassVar = [
-            # However many look at once: one of them tells.
+            # One row per problem, however many processes see it.
             models.UniqueConstraint(
                 fields=["service", "kind", "key"],
                 condition=models.Q(ended__isnull=True),

@@ -14,22 +14,17 @@ from .text import visible
 class OutboxEvent(models.Model):
     """A committed event that RabbitMQ has not confirmed; deleted when it has.
 
-    Rows are made, taken and deleted by :mod:`django_amqp_events.publish.outbox_rows` alone.
+    Only :mod:`django_amqp_events.publish` changes rows. Times are by the database's clock.
 
     Attributes:
-        id: begins with the time, so that its order is roughly that of publishing.
-        service: who publishes it; its relays take no row of others.
-        name, exchange, body, envelope: the message as it goes on the wire. ``envelope`` is JSON
-            of headers and properties.
+        id: begins with the time, so its order is roughly that of publishing.
+        envelope: headers and properties, JSON.
         size: bytes of the body.
-        created_at: when it was published, by the database's clock.
-        due_at: from when on a relay may take it, by the database's clock.
-        claim: the relay that has it in hand; none while its own process has.
-        attempts: publishes that failed. One that was not even begun does not count.
+        due_at: from when a relay may lease it.
+        claim: the relay that leased it; ``None`` while its own process publishes it.
+        attempts: publishes that failed after they began.
         error: why the last one failed.
-        discarded_at: when somebody gave it up; no relay takes it, and it stays until
-            ``events_prune`` finds it old.
-        discarded_by, discard_reason: who, and why.
+        discarded_at: relays ignore it from then on, and ``events_prune`` deletes it.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)
@@ -46,7 +41,7 @@ class OutboxEvent(models.Model):
     attempts = models.PositiveIntegerField(default=0)
     error = models.TextField(blank=True)
     discarded_at = Moment(_("discarded"), null=True, blank=True)
-    # The database's defaults: an INSERT of a process that is older than these columns goes on.
+    # Database defaults, so that processes of a release without these columns can insert rows.
     discarded_by = models.CharField(max_length=LENGTH, blank=True, db_default="")
     discard_reason = models.TextField(blank=True, db_default="")
 
@@ -63,7 +58,7 @@ class OutboxEvent(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(fields=["service", "due_at", "id"], name="amqp_outbox_due"),
-            # Partial: they cost an event that is published at once nothing.
+            # Partial: events that are published at once are in neither.
             models.Index(
                 fields=["id"], name="amqp_outbox_failed", condition=models.Q(attempts__gt=0)
             ),

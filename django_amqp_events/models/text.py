@@ -1,4 +1,4 @@
-"""Text that every database takes, and that a page can show."""
+"""Text that every database stores, and text that a page can show."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ _HIDDEN: Final = re.compile(
 
 
 def clean(value: object, limit: int | None = None) -> str:
-    """Return text that any database stores: no NUL, no lone surrogates, bounded.
-
-    Characters that go are written as Python escapes, so that they can be seen.
-    """
+    """Return text that any database stores; NUL and lone surrogates become Python escapes."""
     text = "" if value is None else str(value)
     text = text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
     if limit is not None and len(text) > limit:
@@ -24,9 +21,10 @@ def clean(value: object, limit: int | None = None) -> str:
 
 
 def visible(value: object, limit: int | None = None) -> str:
-    """Write text so that all of it can be seen, and none of it makes the rest lie.
+    """Return text without invisible or misleading characters.
 
-    Controls, bidirectional overrides, what has no width and lone surrogates become Python escapes.
+    Controls, bidirectional overrides, zero-width characters and lone surrogates become Python
+    escapes.
     """
     text = "" if value is None else str(value)
     if limit is not None and len(text) > limit:
