@@ -1,6 +1,6 @@
-"""Check payloads that a person writes in place of an archived event's own.
+"""Check and compare payloads that a person edits.
 
-Nothing here publishes or changes a row: that is :func:`django_amqp_events.archive.replay.edit`.
+Nothing here publishes or changes a row, see :func:`django_amqp_events.archive.replay.edit`.
 """
 
 from __future__ import annotations
@@ -24,32 +24,27 @@ from ..worker import once
 from ..worker.binding import bind
 from ..worker.verdict import InvalidArguments
 
-#: Lines of one side of a diff that are compared; of longer ones all are shown as changed.
+#: Most lines of one side that are compared; longer texts are shown as changed.
 COMPARED: Final = 2_000
-#: Lines of a diff.
+#: Most lines of a diff.
 LINES: Final = 2_000
-#: Codes for JSON that is no object.
+#: Reason codes for JSON values that are not objects.
 _NO_OBJECT: Final[Mapping[type, str]] = {list: "json-list", str: "json-text", bool: "json-bool"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A payload that can be published.
-
-    Attributes:
-        body: as it would go on the wire.
-        notes: what somebody should know before he publishes it.
-    """
+    """The body of a valid payload, and warnings about it."""
 
     body: bytes
     notes: tuple[Reason, ...] = ()
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Parse a payload written by a person.
+    """Parse a payload.
 
     Raises:
-        InvalidEditError: it is no JSON object, or says one thing twice.
+        InvalidEditError: it is not a JSON object, or has a name twice.
     """
     try:
         found = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
@@ -80,7 +75,7 @@ def _no_constant(text: str) -> NoReturn:
 
 
 def written(payload: Mapping[str, Any]) -> str:
-    """Write a payload for an editor and for a diff."""
+    """Write a payload for an editor or a diff."""
     return json.dumps(payload, indent=2, ensure_ascii=False)
 
 
@@ -91,13 +86,13 @@ def draft(
     settings: Settings,
     registry: Registry,
 ) -> Draft:
-    """Check a payload as a publish and a delivery would, and write its body.
+    """Check a payload as a publish and a delivery would, and encode it.
 
-    What the contract's body raises is a problem only where it takes the event's own payload: it
-    may want Python's types (Decimal, date), where a payload out of JSON has text.
+    An exception of the contract's own code is a warning if the original payload raises it too: the
+    contract may expect Python types (Decimal, date) where a decoded payload has text.
 
     Raises:
-        InvalidEditError: with everything that is wrong.
+        InvalidEditError: with all problems.
     """
     own = event.decoded
     args: Sequence[Any] = own.args if own is not None else ()
@@ -106,7 +101,7 @@ def draft(
     try:
         body = encoding.encode_payload(event.name, payload, args)
     except InvalidEventError as exc:
-        # Too deep to be looked at any further, maybe.
+        # It may be nested too deeply for further checks.
         raise InvalidEditError(_sentence(exc)) from exc
     if own is not None and _same(own.kwargs, payload):
         problems.append(Reason("own-payload"))
@@ -143,7 +138,7 @@ def draft(
 def _refusal(
     name: str, contract: Any, args: Sequence[Any], payload: Mapping[str, Any]
 ) -> Exception | None:
-    """Return what a contract raises for a payload."""
+    """Return the exception that a contract raises for a payload, if any."""
     try:
         contracts.bind_contract(name, contract, payload, *args)
     except Exception as exc:  # noqa: BLE001 - a project's own code
@@ -157,22 +152,17 @@ def _sentence(exc: Exception) -> Reason:
 
 
 def _same(one: object, other: object) -> bool:
-    # Of 1, 1.0 and True Python says that they are equal.
-    return _canonical(one) == _canonical(other)
-
-
-def _canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True)
+    # For Python, 1, 1.0 and True are equal.
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def handled(event: ArchivedEvent, handler: Handler, settings: Settings) -> InboxEntry | None:
-    """Return the inbox's row that says that a handler with ``once`` has handled this event.
+    """Return the inbox entry of this event, if the handler has ``once`` and has handled it.
 
-    An edited replay has the event's id, so such a handler skips it, and it is reported as
-    succeeded.
+    An edited replay keeps the event's id, so such a handler skips it and reports success.
 
     Raises:
-        DatabaseError: the inbox's database is away, or has no table.
+        DatabaseError: the database of the inbox is unreachable, or has no table.
     """
     if not handler.once:
         return None
@@ -180,7 +170,7 @@ def handled(event: ArchivedEvent, handler: Handler, settings: Settings) -> Inbox
     return InboxEntry.objects.using(once.database(handler, settings)).filter(pk=key).first()
 
 
-# -- what differs ---------------------------------------------------------------------------
+# -- comparing ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +178,7 @@ class Line:
     """One line of a diff.
 
     Attributes:
-        kind: ``+``, ``-``, ``" "``, or ``…`` for what is left out.
+        kind: ``+``, ``-``, ``" "``, or ``…`` for omitted lines.
     """
 
     kind: str
@@ -198,7 +188,7 @@ class Line:
 def diff(before: str, after: str) -> list[Line]:
     """Return the unified diff of two texts, bounded in lines and in time."""
     old, new = before.splitlines(), after.splitlines()
-    # What is alike at both ends costs nothing then, and most of a payload is.
+    # Equal lines at both ends are not compared by difflib.
     start = 0
     while start < min(len(old), len(new)) and old[start] == new[start]:
         start += 1
@@ -216,7 +206,7 @@ def diff(before: str, after: str) -> list[Line]:
         lines += [Line(kind="+", text=text) for text in new[:COMPARED]]
         lines += _left_out(len(new) - COMPARED)
         return lines
-    # Without the two names in the beginning; @@ is what lies between.
+    # Without the two file names; @@ separates the parts.
     for number, text in enumerate(list(difflib.unified_diff(old, new, lineterm=""))[2:]):
         if not text.startswith("@@"):
             lines.append(Line(kind=text[0], text=text[1:]))

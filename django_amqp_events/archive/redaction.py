@@ -1,7 +1,7 @@
-"""Redact payloads for pages and exports by the project's hook.
+"""Redact payloads for pages and exports.
 
-``AMQP_EVENTS["REDACT"]`` names a callable that gets an event's name and a copy of its payload and
-returns what may be shown. A hook that fails hides the payload: nothing is shown on a guess.
+``AMQP_EVENTS["REDACT"]`` names a callable that gets an event's name and a copy of its payload, and
+returns the payload to show. If it fails, the payload is hidden.
 """
 
 from __future__ import annotations
@@ -22,19 +22,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redacted:
-    """A payload as it may be shown.
-
-    Attributes:
-        payload: ``None`` where it is hidden.
-        problem: why it is, without anything of the payload.
-    """
+    """A redacted payload, or ``None`` and the problem, which does not quote the payload."""
 
     payload: Mapping[str, Any] | None
     problem: Reason | None = None
 
 
 def has_hook() -> bool:
-    """Return True if a hook is configured, even if other settings are wrong."""
+    """Return True if a hook is configured, even if other settings are invalid."""
     return bool(conf.load()[0].redact)
 
 
@@ -46,9 +41,9 @@ def redact(name: str, payload: Mapping[str, Any]) -> Redacted:
     try:
         found = import_string(path)(name, deepcopy(dict(payload)))
         if not isinstance(found, Mapping):
-            raise TypeError(f"it returned a {type(found).__name__}, not a dict")
+            raise TypeError("it did not return a dict")
     except Exception as exc:  # noqa: BLE001 - a project's own code
-        # Its words may quote the payload.
+        # The text of the exception may quote the payload.
         kind = type(exc).__name__
         logger.error("AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind)  # noqa: TRY400
         problem = Reason("redaction-failed", hook=path, error=kind)

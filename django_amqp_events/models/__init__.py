@@ -9,6 +9,7 @@ from .archive import Replay as Replay
 from .archive import Revision as Revision
 from .archive import State as State
 from .base import LENGTH as LENGTH
+from .base import Moment as Moment
 from .batches import ReplayBatch as ReplayBatch
 from .batches import ReplayBatchAction as ReplayBatchAction
 from .batches import ReplayBatchEvent as ReplayBatchEvent
