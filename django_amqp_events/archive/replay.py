@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from django.db import InterfaceError, OperationalError, connections
+from django.db import Error, InterfaceError, OperationalError, connections
 
 from ..broker.publish_errors import describe_message
 from ..broker.topology import Names
@@ -178,6 +178,11 @@ def replay(
                 break
     except _DATABASE_UNREACHABLE as exc:
         report.stopped = _database_unreachable(exc)
+    except Error as exc:
+        if not report.published:
+            raise
+        # The caller has to learn what was published before.
+        report.stopped = Reason.of(error_line(exc))
     return report
 
 

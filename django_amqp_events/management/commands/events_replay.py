@@ -481,7 +481,9 @@ class Command(ReportCommand):
             short = len(each) < selection.SHORT
             hint = f"; give the full id, or at least its first {selection.SHORT} characters"
             self.stderr.write(f"no archived event has the id {each!r}{hint if short else ''}")
-        if report.stopped and not dry_run:
+        if report.stopped and dry_run:
+            self.stderr.write(f"stopped: {report.stopped}; the list is incomplete")
+        elif report.stopped:
             left = result.matched - len(report.published) - len(report.returned)
             printed = any(each.why == report.stopped for each in report.returned)
             why = "for the same reason" if printed and self.verbosity else report.stopped

@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from django.db import ProgrammingError
 
 from django_amqp_events.archive import replay
 from django_amqp_events.management.commands import events_replay
@@ -490,6 +491,23 @@ def test_ctrl_c_stops_between_chunks_and_reports(billing, monkeypatch):
     assert "stopped: interrupted; 4 not replayed" in err
     assert sorted(states()) == [State.ARCHIVED] * 4 + [State.REPLAYING] * 2
     assert billing.ready("billing.send_invoice") == 2
+
+
+def test_database_error_after_a_chunk_reports_what_was_published(billing, monkeypatch):
+    monkeypatch.setattr(replay, "CHUNK", 1)
+    fill(billing, 1, 2)
+    publish_chunk = replay._publish
+
+    def once(*args, **options):
+        if ArchivedEvent.objects.filter(state=State.REPLAYING).exists():
+            raise ProgrammingError("a column is missing")
+        return publish_chunk(*args, **options)
+
+    monkeypatch.setattr(replay, "_publish", once)
+    code, out, err = billing.command("events_replay", "--all")
+    assert code == 1
+    assert "1 of 2 events published" in out
+    assert "stopped: ProgrammingError: a column is missing; 1 not replayed" in err
 
 
 def test_rate_limit_is_kept_and_interruptible(billing, monkeypatch):
