@@ -13,7 +13,7 @@ import pytest
 from django.db import InterfaceError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_amqp_events import conf
+from django_amqp_events import conf, service_loop
 from django_amqp_events.archive import eligibility, replay, states
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
@@ -116,6 +116,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(replay, "time", made)
+    monkeypatch.setattr(service_loop, "time", made)
     return made
 
 
