@@ -115,8 +115,7 @@ class Publishable(Declared, Generic[P]):
     def delay(self, *args: Any, **kwargs: Any) -> Any:
         raise DirectCallError.of_event(self.name)
 
-    def apply_async(self, *args: Any, **kwargs: Any) -> Any:
-        raise DirectCallError.of_event(self.name)
+    apply_async = delay
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -163,9 +162,7 @@ def event(name: str) -> Callable[[Callable[P, Any]], Event[P]]:
                 f"{dotted(contract)}, the contract of event {name!r}, is async, so its body would "
                 f"never run. Write an ordinary function"
             )
-        declarations.add_event(
-            EventDeclaration(name=name, contract=contract, source=dotted(contract))
-        )
+        declarations.add_event(EventDeclaration(name=name, contract=contract))
         return Event(name, contract)
 
     return declare
@@ -200,8 +197,7 @@ class HandlerFunction(Declared, Generic[P, R]):
     def delay(self, *args: Any, **kwargs: Any) -> Any:
         raise DirectCallError.of(self.name)
 
-    def apply_async(self, *args: Any, **kwargs: Any) -> Any:
-        raise DirectCallError.of(self.name)
+    apply_async = delay
 
     def __repr__(self) -> str:
         return f"<handler {self.name}>"

@@ -9,8 +9,8 @@ from typing import Any, Final
 from celery import Task
 from celery.local import Proxy
 
-from ..declare.declarations import dotted
-from ..declare.registry import EventType, Handler
+from ..declare.declarations import EventDeclaration, dotted
+from ..declare.registry import Handler
 from ..options import Problem
 from .project import Project
 
@@ -92,7 +92,7 @@ def _unusable(handler: Handler) -> tuple[str, str, str] | None:
     return None
 
 
-def _compare(handler: Handler, event: EventType) -> Iterator[Problem]:
+def _compare(handler: Handler, event: EventDeclaration) -> Iterator[Problem]:
     """Yield the differences between an event's payload and a handler's arguments."""
     contract = _signature(event.contract)
     if contract is None:

@@ -12,11 +12,14 @@ from django.apps import apps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDeclaration:
-    """An event declared by ``@event`` or ``EVENTS``: a name and, optionally, its contract."""
+    """An event declared by ``@event`` or ``EVENTS``.
+
+    Attributes:
+        contract: function whose signature and body validate a payload.
+    """
 
     name: str
     contract: Callable[..., Any] | None = None
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +35,6 @@ class HandlerDeclaration:
     target: Callable[..., Any]
     name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def source(self) -> str:
-        return dotted(self.target)
 
 
 Snapshot = tuple[tuple[EventDeclaration, ...], tuple[HandlerDeclaration, ...]]

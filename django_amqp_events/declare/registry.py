@@ -37,18 +37,6 @@ from .retry_policy import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventType:
-    """An event that this service knows.
-
-    Attributes:
-        contract: function whose signature and body validate a payload.
-    """
-
-    name: str
-    contract: Callable[..., Any] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Handler:
     """A handler of this service with all its options, which docs/settings.md describes.
 
@@ -103,7 +91,7 @@ class Handler:
 class Registry:
     """All events and handlers of this service."""
 
-    events: Mapping[str, EventType]
+    events: Mapping[str, EventDeclaration]
     handlers: Mapping[str, Handler]
     problems: tuple[Problem, ...] = ()
 
@@ -150,11 +138,11 @@ class _Builder:
 
     # -- events --
 
-    def events(self, declared: Iterable[EventDeclaration]) -> dict[str, EventType]:
-        found: dict[str, EventType] = {}
+    def events(self, declared: Iterable[EventDeclaration]) -> dict[str, EventDeclaration]:
+        found: dict[str, EventDeclaration] = {}
         for event in declared:
             self.check_name(
-                "E006", event.source or "@event", event.name, full_name_problem(event.name)
+                "E006", dotted(event.contract), event.name, full_name_problem(event.name)
             )
             self.add_event(found, event.name, event.contract)
         for name, options in self.settings.events.items():
@@ -162,7 +150,7 @@ class _Builder:
             self.check_name("E006", where, name, full_name_problem(name))
             contract = options.get("contract")
             if contract is None:
-                found.setdefault(name, EventType(name=name))
+                found.setdefault(name, EventDeclaration(name=name))
                 continue
             loaded = self.load(contract, f"{where}['CONTRACT']")
             if loaded is not None:
@@ -170,9 +158,9 @@ class _Builder:
         return found
 
     def add_event(
-        self, found: dict[str, EventType], name: str, contract: Callable[..., Any] | None
+        self, found: dict[str, EventDeclaration], name: str, contract: Callable[..., Any] | None
     ) -> None:
-        known = found.get(name, EventType(name=name)).contract
+        known = found.get(name, EventDeclaration(name=name)).contract
         if known not in (None, contract):
             self.report(
                 "E008",
@@ -180,7 +168,7 @@ class _Builder:
                 "Remove one of them. A service that handles the event can import its declaration.",
             )
         else:
-            found[name] = EventType(name=name, contract=contract)
+            found[name] = EventDeclaration(name=name, contract=contract)
 
     def check_name(self, code: str, where: str, name: object, wrong: str | None) -> None:
         if wrong:
