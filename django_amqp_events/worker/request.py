@@ -8,10 +8,17 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from celery import signals
-from celery.exceptions import TaskRevokedError, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import (
+    InvalidTaskError,
+    TaskRevokedError,
+    Terminated,
+    TimeLimitExceeded,
+    WorkerLostError,
+)
 from celery.platforms import signals as signal_names
 from kombu.message import Message
 
+from ..exceptions import DirectCallError
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
 from ..message.text import printable
 from ..message.types import Payload
@@ -262,8 +269,11 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
     connection_errors = consumer.connection_errors
     get_bucket = consumer.task_buckets.__getitem__
 
-    def handle_message(message: EventMessage, body: Any, ack: Any, reject: Any, callbacks: Any,
+    def handle_message(message: Message, body: Any, ack: Any, reject: Any, callbacks: Any,
                        **_: Any) -> None:  # fmt: skip
+        if not isinstance(message, EventMessage):
+            # A task message on one of Celery's queues, as by send_task(); Celery rejects it.
+            raise InvalidTaskError(str(DirectCallError.of(task.name)))
         request = EventRequest(
             message,
             on_ack=ack,

@@ -51,6 +51,16 @@ def test_ordinary_tasks_run_in_the_same_worker(mixed: Service, eyes: Eyes) -> No
     until(lambda: len(started(mixed, "beat")) >= 2)
 
 
+def test_task_message_with_a_handlers_name_is_rejected(mixed: Service, eyes: Eyes) -> None:
+    """As by send_task() in another service: it is no event, and must not end the worker."""
+    eyes.app.send_task("testproject.one", queue="ordinary")
+    call(eyes, "ordinary", "ordinary", "behind it")
+    until(lambda: started(mixed, "behind it"))
+    log = "".join(path.read_text() for path in mixed.where.glob("*.log"))
+    assert "handler 'testproject.one' was called as a Celery task" in log
+    assert not log.count("Unrecoverable error")
+
+
 def test_a_handler_starts_an_ordinary_task(mixed: Service, eyes: Eyes) -> None:
     event_id = eyes.event("mixed.calls", {"plan": ["ok"]})
     until(lambda: started(mixed, "from a handler"))
