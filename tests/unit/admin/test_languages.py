@@ -220,7 +220,7 @@ def test_reasons_are_translated_on_pages() -> None:
         assert str(Reason("state", state=State.ARCHIVED.label)) == "it is archived"
         state = Reason("state", state=State.ARCHIVED.label)
         assert translated(state) == "sein Zustand ist: archiviert"
-        assert translated(NESTED).startswith("seine Neuzustellung wartet vielleicht noch")
+        assert translated(NESTED).startswith("seine Neuzustellung ist nicht überfällig")
         assert translated(NESTED).endswith("verworfen von Zoë 100 %, today)")
         assert translated("archived") == "archived"
         assert stored(str(Reason("deleted"))) == "es gibt dieses Ereignis nicht mehr"
