@@ -269,24 +269,20 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
     connection_errors = consumer.connection_errors
     get_bucket = consumer.task_buckets.__getitem__
 
-    def handle_message(message: Message, body: Any, ack: Any, reject: Any, callbacks: Any,
+    def handle_message(message: Message, body: Any, _ack: Any, _reject: Any, callbacks: Any,
                        **_: Any) -> None:  # fmt: skip
         if not isinstance(message, EventMessage):
             # A task message on one of Celery's queues, as by send_task(); Celery rejects it.
             raise InvalidTaskError(str(DirectCallError.of(task.name)))
         request = EventRequest(
             message,
-            on_ack=ack,
-            on_reject=reject,
             app=app,
             hostname=hostname,
             eventer=eventer,
             task=task,
             connection_errors=connection_errors,
             body=body,
-            headers=message.headers,
             decoded=True,
-            utc=True,
         )
         event, handler = message.delivery.known
         if logger.isEnabledFor(logging.INFO):
