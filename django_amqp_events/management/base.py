@@ -104,6 +104,19 @@ class EventsCommand(BaseCommand):
         """Return True if the command was asked to stop."""
         return self.stopping
 
+    def styled(self, state: str, text: str = "") -> str:
+        """Color *text*, or the name of the state, by a state or severity."""
+        style = {
+            "ok": self.style.SUCCESS,
+            "unknown": self.style.NOTICE,
+            "warning": self.style.WARNING,
+            "missing": self.style.WARNING,
+            "stale": self.style.WARNING,
+            "different": self.style.ERROR,
+            "error": self.style.ERROR,
+        }[state]
+        return style(text or state)
+
     def wrong(self, text: str) -> CommandError:
         """Return an error that ends the command with :attr:`error_code`."""
         return CommandError(text, returncode=self.error_code)

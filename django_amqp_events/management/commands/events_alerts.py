@@ -31,7 +31,7 @@ class Command(ReportCommand):
         def show() -> None:
             for each in found:
                 since = f"{each.since:%Y-%m-%d %H:%M:%S}"
-                self.stdout.write(self.style.ERROR(f"{since}  {alerts.title(each)}"))
+                self.stdout.write(f"{since}  {alerts.title(each)}", self.style.ERROR)
                 self.tell(f"    {alerts.alert_text(each)}")
             if not found:
                 self.tell("no open alerts")

@@ -150,20 +150,18 @@ class Command(ReportCommand):
                 self.stdout.write(f"{indent} {twig} {line}")
         if any(item.kind == "queue" and item.role == "handler" for item in stale):
             for problem in check_discovery(project.Project(settings=settings, registry=declared)):
-                self.stdout.write(self.style.WARNING(f"{problem.message} {problem.hint}"))
+                self.stdout.write(f"{problem.message} {problem.hint}", self.style.WARNING)
             self.stdout.write(
-                self.style.WARNING(
-                    "A stale queue still receives events, which no handler processes. If its "
-                    "handler was renamed, add it to RENAMED_HANDLERS, stop its old workers and run "
-                    "`manage.py events_recover QUEUE`, then replay the events. --delete-stale "
-                    "deletes stale queues that are empty and unused."
-                )
+                "A stale queue still receives events, which no handler processes. If its handler "
+                "was renamed, add it to RENAMED_HANDLERS, stop its old workers and run `manage.py "
+                "events_recover QUEUE`, then replay the events. --delete-stale deletes stale "
+                "queues that are empty and unused.",
+                self.style.WARNING,
             )
         if settings.queue_type == "classic":
             self.stdout.write(
-                self.style.WARNING(
-                    "QUEUE_TYPE is classic: dead letters are moved at most once and can be lost"
-                )
+                "QUEUE_TYPE is classic: dead letters are moved at most once and can be lost",
+                self.style.WARNING,
             )
 
     def _handlers(self, report: drift.Report, declared: Registry) -> Iterator[Branch]:
@@ -180,10 +178,11 @@ class Command(ReportCommand):
 
     def _infrastructure(self, report: drift.Report) -> Iterator[Branch]:
         names, delays = report.topology.names, report.topology.delays
+        steps = f"{len(delays)} delays, {delays[0]} s to {delays[-1]} s"
         for title, roles in (
             (names.events, {"events"}),
             (f"{names.return_}, {names.replay}", {"return", "replay"}),
-            (f"{names.infrastructure('delay')}.*", {"delay"}),
+            (f"{names.infrastructure('delay')}.*  {steps}", {"delay"}),
             (names.archive, {"archive"}),
             (f"{names.graveyard} → dead → abyss", {"graveyard", "dead", "abyss"}),
         ):
@@ -194,12 +193,7 @@ class Command(ReportCommand):
                 for item in report.items
                 if item.state != "stale" and _queue_or_name(item) in own
             ]
-            detail = (
-                f"{len(delays)} delays, {delays[0]} s to {delays[-1]} s  "
-                if "delay" in roles
-                else ""
-            )
-            yield f"{title}  {detail}{self._summary(items)}", self._noteworthy(items)
+            yield f"{title}  {self._summary(items)}", self._noteworthy(items)
 
     def _noteworthy(self, items: list[drift.Item]) -> list[str]:
         """Describe the items that need attention, unless all of them are missing."""
@@ -215,49 +209,39 @@ class Command(ReportCommand):
 
     def _line(self, item: drift.Item) -> str:
         details = "; ".join(filter(None, [*map(str, item.differences), item.note]))
-        return f"{item.kind} {item.name}  {self._styled(item.state)}" + (
+        return f"{item.kind} {item.name}  {self.styled(item.state)}" + (
             f"  {details}" if details else ""
         )
 
     def _summary(self, items: list[drift.Item]) -> str:
         """Summarize the states: one word if all are alike, else a count of each."""
-        kinds: dict[drift.State, list[str]] = {}
+        kinds: dict[str, list[drift.Kind]] = {}
         for state in ("different", "missing", "unknown", "ok"):
             if found := [item.kind for item in items if item.state == state]:
-                kinds[state] = list(found)
+                kinds[state] = found
         if len(kinds) == 1:
-            return self._styled(next(iter(kinds)))
+            return self.styled(next(iter(kinds)))
         return ", ".join(
             f"{counted(len(found), found[0]) if len(set(found)) == 1 else len(found)} "
-            f"{self._styled(state)}"
+            f"{self.styled(state)}"
             for state, found in kinds.items()
         )
-
-    def _styled(self, state: drift.State) -> str:
-        style = {
-            "ok": self.style.SUCCESS,
-            "missing": self.style.WARNING,
-            "different": self.style.ERROR,
-            "stale": self.style.WARNING,
-            "unknown": self.style.NOTICE,
-        }[state]
-        return style(state)
 
     # -- the result
 
     def _show_result(
         self, plan: drift.Plan, result: str, applied: Applied | None, after: drift.Report
     ) -> None:
-        for trouble in after.problems:
-            style = self.style.ERROR if trouble.severity == "error" else self.style.WARNING
-            self.stderr.write(style(str(trouble)))
+        for problem in after.problems:
+            style = self.style.ERROR if problem.severity == "error" else self.style.WARNING
+            self.stderr.write(str(problem), style)
         if result in ("refused", "drift") and applied is None:
-            errors = {str(trouble) for trouble in after.errors}
+            errors = {str(problem) for problem in after.errors}
             for line in plan.refusals:
                 if line not in errors:
-                    self.stderr.write(self.style.ERROR(line))
+                    self.stderr.write(line, self.style.ERROR)
         for step, reason in applied.refused if applied else ():
-            self.stderr.write(self.style.ERROR(f"did not {step}: {reason}"))
+            self.stderr.write(f"did not {step}: {reason}", self.style.ERROR)
         if self.verbosity:
             self.stdout.write(self._conclusion(plan, result, applied))
 

@@ -79,11 +79,10 @@ class Command(ReportCommand):
                 self._show_outbox(each)
             for found in hanging or ():
                 self.stdout.write(
-                    self.style.ERROR(
-                        f"{found['handler']} has not ended after {found['seconds']} s: event "
-                        f"{found['name']!r} ({found['event']}), process {found['process']} of "
-                        f"{found['worker']}"
-                    )
+                    f"{found['handler']} has not ended after {found['seconds']} s: event "
+                    f"{found['name']!r} ({found['event']}), process {found['process']} of "
+                    f"{found['worker']}",
+                    self.style.ERROR,
                 )
 
         document: dict[str, Any] = {
@@ -123,7 +122,7 @@ class Command(ReportCommand):
         for index, (name, *figures, meaning) in enumerate(rows):
             columns = [each.rjust(width) for each, width in zip(figures, widths[1:], strict=False)]
             line = "  ".join([name.ljust(widths[0]), *columns, meaning])
-            self.stdout.write(self._styled(line, shown[index - 1].severity) if index else line)
+            self.stdout.write(self._line(line, shown[index - 1].severity) if index else line)
         hidden = len(status.queues) - len(shown)
         if self.verbosity == 1 and hidden:
             self.stdout.write(f"and {hidden} empty delay queues")
@@ -140,15 +139,10 @@ class Command(ReportCommand):
         if isinstance(each, outbox.OutboxStatus) and each.total:
             pending = f"{counted(each.total, 'event')} since {each.oldest:%Y-%m-%d %H:%M:%S}: "
         line = f"outbox in database {each.alias!r}: {pending}{each.meaning}"
-        self.stdout.write(self._styled(line, each.severity))
+        self.stdout.write(self._line(line, each.severity))
 
-    def _styled(self, line: str, severity: str) -> str:
-        styles = {
-            "error": self.style.ERROR,
-            "warning": self.style.WARNING,
-            "unknown": self.style.NOTICE,
-        }
-        return styles[severity](line) if severity in styles else line
+    def _line(self, text: str, severity: str) -> str:
+        return text if severity == "ok" else self.styled(severity, text)
 
 
 def _is_idle_delay(queue: queue_status.QueueStatus) -> bool:

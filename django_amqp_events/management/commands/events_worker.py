@@ -111,8 +111,7 @@ class Command(EventsCommand):
             others = sorted(handler.name for handler in handlers if handler.name not in chosen)
             if queue in queues and others:
                 self.stderr.write(
-                    self.style.WARNING(
-                        f"queue {queue} is shared, so this worker also handles {', '.join(others)}"
-                    )
+                    f"queue {queue} is shared, so this worker also handles {', '.join(others)}",
+                    self.style.WARNING,
                 )
         return queues
