@@ -376,15 +376,12 @@ _publishers_lock = threading.RLock()
 def get_direct_publisher(settings: Settings) -> DirectPublisher:
     """Return this process's direct publisher for the project's Celery app."""
     app = celery_app(settings)
-    key = id(app)
-    found = _publishers.get(key)
-    if found is None or found.app is not app or found.settings is not settings:
-        with _publishers_lock:
-            found = _publishers.get(key)
-            if found is None or found.app is not app or found.settings is not settings:
-                if found is not None:
-                    found.close(0)
-                found = _publishers[key] = DirectPublisher(app, settings)
+    with _publishers_lock:
+        found = _publishers.get(id(app))
+        if found is None or found.app is not app or found.settings is not settings:
+            if found is not None:
+                found.close(0)
+            found = _publishers[id(app)] = DirectPublisher(app, settings)
     return found
 
 

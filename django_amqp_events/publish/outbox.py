@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
 from django.db.models import Count, Min, Q, QuerySet
@@ -128,45 +128,39 @@ class UnreachableOutbox:
 
 def count_pending(alias: str, service: str) -> OutboxStatus:
     """Count the rows in one database."""
-    open_ = rows(alias).filter(discarded_at__isnull=True)
-    ours = open_.filter(service=service)
-    total = ours.count()
+    pending = rows(alias).filter(discarded_at__isnull=True)
     others: dict[str, int] = {}
     stray: dict[str, int] = {}
     for name, count, late in (
-        open_.exclude(service=service)
+        pending.exclude(service=service)
         .order_by("service")
         .values_list("service")
-        .annotate(count=Count("pk"), late=Count("pk", filter=_count_overdue()))
+        .annotate(count=Count("pk"), late=Count("pk", filter=_overdue()))
     ):
         others[name] = count
         if late:
             stray[name] = late
-    if not total:
-        return OutboxStatus(alias=alias, others=others, stray=stray)
-    worst = ours.filter(attempts__gt=0).order_by("-attempts", "pk").first()
-    return OutboxStatus(
-        alias=alias,
-        total=total,
-        held=_count_leased(ours).count(),
-        stuck=_count_leased(ours).filter(created_at__lt=Now() - timedelta(seconds=STUCK)).count(),
-        failing=ours.filter(attempts__gt=0).count(),
-        overdue=ours.filter(_count_overdue()).count(),
-        attempts=worst.attempts if worst else 0,
-        oldest=ours.aggregate(oldest=Min("created_at"))["oldest"],
-        error=worst.error if worst else "",
-        others=others,
-        stray=stray,
+    ours = pending.filter(service=service)
+    counts: dict[str, Any] = ours.aggregate(
+        total=Count("pk"),
+        held=Count("pk", filter=_leased()),
+        stuck=Count("pk", filter=_leased() & Q(created_at__lt=Now() - timedelta(seconds=STUCK))),
+        failing=Count("pk", filter=Q(attempts__gt=0)),
+        overdue=Count("pk", filter=_overdue()),
+        oldest=Min("created_at"),
     )
+    worst = ours.filter(attempts__gt=0).order_by("-attempts", "pk").first()
+    if worst is not None:
+        counts |= {"attempts": worst.attempts, "error": worst.error}
+    return OutboxStatus(alias=alias, **counts, others=others, stray=stray)
 
 
-def _count_overdue() -> Q:
+def _overdue() -> Q:
     return Q(due_at__lt=Now() - timedelta(seconds=OVERDUE))
 
 
-def _count_leased(found: QuerySet[OutboxEvent]) -> QuerySet[OutboxEvent]:
-    held = found.filter(due_at__gt=Now())
-    return held.filter(attempts=0) | held.filter(claim__isnull=False)
+def _leased() -> Q:
+    return Q(due_at__gt=Now()) & (Q(attempts=0) | Q(claim__isnull=False))
 
 
 def describe_row(row: OutboxEvent) -> str:
@@ -208,12 +202,12 @@ def in_state(found: QuerySet[OutboxEvent], wanted: RowState) -> QuerySet[OutboxE
         return found.filter(discarded_at__isnull=False)
     found = found.filter(discarded_at__isnull=True)
     if wanted == "overdue":
-        return found.filter(_count_overdue())
+        return found.filter(_overdue())
     if wanted == "due":
-        return found.filter(~_count_overdue(), due_at__lte=Now())
+        return found.filter(~_overdue(), due_at__lte=Now())
     if wanted == "failed":
         return found.filter(due_at__gt=Now(), attempts__gt=0, claim__isnull=True)
-    return _count_leased(found)
+    return found.filter(_leased())
 
 
 # -- actions ---------------------------------------------------------------------------------

@@ -98,14 +98,19 @@ class Answer:
 
     def done(self, settings: Settings) -> bool:
         """Return True if the row can be deleted."""
-        if isinstance(self.error, UnroutableError):
-            return settings.unrouted in ("warn", "ignore")
-        return self.error is None
+        return is_accepted(self.error, settings)
 
     @property
     def untried(self) -> bool:
         """Return True if the row was not published, so that its attempts do not count."""
         return isinstance(self.error, BrokerUnavailableError)
+
+
+def is_accepted(error: PublishError | None, settings: Settings) -> bool:
+    """Return True if RabbitMQ has confirmed a message, or ``UNROUTED`` allows its error."""
+    if isinstance(error, UnroutableError):
+        return settings.unrouted in ("warn", "ignore")
+    return error is None
 
 
 # -- writing ---------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from uuid import uuid4
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
 from ..broker.publisher_pool import publisher_pool
@@ -32,14 +31,13 @@ from ..exceptions import (
     InvalidEventError,
     MessageTooLargeError,
     PublishError,
-    UnroutableError,
 )
 from ..message import decoding, encoding
 from ..message.headers import check_headers
 from ..message.types import Message
-from ..signals import event_published, event_unrouted
 from . import outbox_rows
 from .direct_publisher import CommittedRows, get_direct_publisher
+from .relay import announce
 
 logger = logging.getLogger(__name__)
 
@@ -217,19 +215,12 @@ class PendingPublish:
         settings = get_settings()
         errors = self.backend.publish(self.messages, mandatory=settings.unrouted != "ignore")
         failed: dict[str, PublishError] = {}
-        for message, outcome in zip(self.messages, errors, strict=True):
-            error = outcome
-            if isinstance(error, UnroutableError):
-                _announce(event_unrouted, settings, message)
-                if settings.unrouted == "warn":
-                    logger.warning("%s", error)
-                    error = None
-                elif settings.unrouted == "ignore":
-                    error = None
-            elif error is None:
-                _announce(event_published, settings, message)
-            if error is not None:
+        for message, error in zip(self.messages, errors, strict=True):
+            announce(message, error, settings)
+            if error is not None and not outbox_rows.is_accepted(error, settings):
                 failed[message.event_id] = error
+            elif error is not None and settings.unrouted == "warn":
+                logger.warning("%s", error)
         if failed and self.mode == "outbox":
             # With RabbitMQ, the outbox would retry; this backend is for tests or development.
             for error in failed.values():
@@ -309,11 +300,6 @@ def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options
         connection.on_commit(delivery)
     else:
         delivery()
-
-
-def _announce(signal: Signal, settings: Settings, message: Message) -> None:
-    # An error of a receiver must not look like a failed publish.
-    signal.send_robust(settings.service, event_id=message.event_id, name=message.name)
 
 
 _valid_names: set[str] = set()

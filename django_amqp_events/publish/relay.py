@@ -27,6 +27,7 @@ from ..exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
+from ..message.types import Message
 from ..service_loop import ServiceLoop
 from ..signals import event_postponed, event_published, event_unrouted
 from . import outbox_rows
@@ -149,6 +150,15 @@ class RelayCounts:
         return ", ".join(f"{count} {word}" for word, count in words.items() if count) or "nothing"
 
 
+def announce(message: Message, error: PublishError | None, settings: Settings) -> None:
+    """Send the signal of a published or unroutable event; errors of receivers are logged."""
+    about = {"event_id": message.event_id, "name": message.name}
+    if isinstance(error, UnroutableError):
+        event_unrouted.send_robust(settings.service, **about)
+    elif error is None:
+        event_published.send_robust(settings.service, **about)
+
+
 def report_answers(answers: Sequence[Answer], settings: Settings) -> RelayCounts:
     """Send the signals of answers, and log unroutable and failed events in one line each."""
     counts = RelayCounts()
@@ -156,18 +166,16 @@ def report_answers(answers: Sequence[Answer], settings: Settings) -> RelayCounts
     failures: list[PublishError] = []
     for answer in answers:
         message, error = answer.row.message, answer.error
-        about = {"event_id": message.event_id, "name": message.name}
-        if isinstance(error, UnroutableError):
-            event_unrouted.send_robust(settings.service, **about)
-        elif error is None:
-            event_published.send_robust(settings.service, **about)
+        announce(message, error, settings)
         if answer.done(settings):
             counts.published += 1
             if error is not None:
                 counts.unrouted += 1
                 unrouted.append(error)
         elif error is not None and not answer.untried:
-            event_postponed.send_robust(settings.service, **about, error=str(error))
+            event_postponed.send_robust(
+                settings.service, event_id=message.event_id, name=message.name, error=str(error)
+            )
             counts.failed += 1
             failures.append(error)
     if unrouted and settings.unrouted == "warn":
@@ -334,4 +342,4 @@ class Relay:
             connections[self.alias].close()
 
 
-__all__ = ["BATCH", "OutboxChannel", "Relay", "RelayCounts", "report_answers"]
+__all__ = ["BATCH", "OutboxChannel", "Relay", "RelayCounts", "announce", "report_answers"]
