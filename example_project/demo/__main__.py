@@ -13,10 +13,10 @@ import signal
 import sys
 from typing import Any
 
-from . import keeping, serve
-from .place import RUN
+from . import serve, state_file
 from .processes import DemoError
 from .run import Demo
+from .sandbox import RUN
 from .screen import YELLOW, Screen
 
 from broker import BrokerError  # isort: skip - processes.py has its path
@@ -44,8 +44,8 @@ def main() -> int:
             )
             return 2
         if options.stop:
-            return keeping.end(screen)
-        if keeping.read():
+            return state_file.end(screen)
+        if state_file.read():
             print("demo: one that was kept runs; end it: make demo ARGS=--stop", file=sys.stderr)
             return 2
         if options.serve and options.keep:

@@ -8,7 +8,7 @@ from typing import Any
 
 from django_amqp_events import RetryPolicy
 
-from .evidence import Archived, Attempt, Ledger, Result
+from .accounting import Archived, Attempt, Ledger, Result
 from .screen import BOLD, DIM, GREEN, RED, Screen
 
 

@@ -20,12 +20,12 @@ from urllib.parse import urlsplit
 
 from example_project.releases import NOTES
 
-from . import evidence, keeping
-from .evidence import Ledger, Result, Shape
-from .person import Person, answers
-from .place import RUN, Place, pick_ports, shown
+from . import accounting, state_file
+from .accounting import Ledger, Result, ServiceTopology
+from .admin_user import AdminUser, answers
 from .processes import ROOT, Service, Worker, stop, until
 from .report import report, report_again
+from .sandbox import RUN, Sandbox, pick_ports, shown
 from .screen import BOLD, DIM, GREEN, RED, YELLOW, Screen
 
 from broker import Node  # isort: skip - processes.py has its path
@@ -62,14 +62,14 @@ class Demo:
         self.limit = orders
         self.keep = keep
         self.ports = ports
-        self.place: Place | None = None
+        self.sandbox: Sandbox | None = None
         self.release = 1
         self.services: list[Service] = []
         self.workers: list[Worker] = []
         self.webs: list[Worker] = []
         self.ended: list[Process] = []
         self.reports: list[dict[str, Any]] = []
-        self.shapes: list[Shape] = []
+        self.shapes: list[ServiceTopology] = []
         self.refused: list[dict[str, Any]] = []
         self.addresses: dict[str, str] = {}
         self.password = secrets.token_urlsafe(9)
@@ -103,8 +103,8 @@ class Demo:
                 self.stop_workers()
             result = self.take_stock(broker, again=True)
         if self.keep:
-            keeping.write(self)
-            keeping.explain(self.screen, self)
+            state_file.write(self)
+            state_file.explain(self.screen, self)
             self.screen.write("  stop        make demo ARGS=--stop")
             self.kept = True
         return self.verdict(result, final=True)
@@ -114,7 +114,7 @@ class Demo:
     def set_up(self) -> None:
         """Broker, databases with a user for the admin, topology."""
         for path in RUN.iterdir():
-            if path.name not in keeping.STAYS:
+            if path.name not in state_file.STAYS:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         (RUN / "log").mkdir()
         screen = self.screen
@@ -125,20 +125,20 @@ class Demo:
             databases = [pool.submit(self.make_database, service(name)) for name in SERVICES]
             screen.status("starting RabbitMQ …")
             self.begun = True
-            self.place = Place.find(keep=self.keep)
-            screen.step("broker", self.place.text)
+            self.sandbox = Sandbox.find(keep=self.keep)
+            screen.step("broker", self.sandbox.text)
             for database in databases:
                 database.result()
             screen.step("databases", f"SQLite, one per service, in {shown(RUN)}")
             key = secrets.token_urlsafe(64)
             self.services = [
-                service(name, self.place).with_environment(DJANGO_SECRET_KEY=key)
+                service(name, self.sandbox).with_environment(DJANGO_SECRET_KEY=key)
                 for name in SERVICES
             ]
             screen.status("manage.py events_declare …")
             declared = [pool.submit(one.manage_json, "events_declare") for one in self.services]
             self.reports = [each.result() for each in declared]
-        self.shapes = [Shape.of(each) for each in self.reports]
+        self.shapes = [ServiceTopology.of(each) for each in self.reports]
         sizes = [f"{s.service} {len(s.handlers)} handlers" for s in self.shapes]
         queues = sum(len(shape.queues) for shape in self.shapes)
         screen.step("topology", f"{', '.join(sizes)}, {queues} queues, by events_declare")
@@ -149,7 +149,7 @@ class Demo:
             "createsuperuser", "--noinput", "--username", USER, "--email", f"{USER}@shop.example"
         )
 
-    def start(self, broker: evidence.Broker, *, web: bool) -> None:
+    def start(self, broker: accounting.Queues, *, web: bool) -> None:
         """Start workers and mirrors, and web servers; wait until they consume and answer."""
         self.screen.status(f"starting release {self.release} …")
         self.working = True
@@ -214,7 +214,7 @@ class Demo:
 
     # -- the second release ---------------------------------------------------------------
 
-    def roll_out(self, broker: evidence.Broker) -> None:
+    def roll_out(self, broker: accounting.Queues) -> None:
         """Deploy release 2: whatever runs of release 1 ends warm, then the new one starts."""
         self.screen.heading("Release 2 mends what failed for good")
         for handler, note in NOTES:
@@ -240,13 +240,13 @@ class Demo:
         self.screen.heading(f"Replayed in the admin, over HTTP, as {self.user}")
         for name, address in self.addresses.items():
             self.screen.status(f"{address} …")
-            person = Person(address)
+            person = AdminUser(address)
             said = person.replay_everything(person.log_in(self.user, self.password), "release 2")
             self.screen.step(name, "; ".join(said) or "nothing is in the archive")
 
     # -- watching -------------------------------------------------------------------------
 
-    def publish(self, broker: evidence.Broker) -> None:
+    def publish(self, broker: accounting.Queues) -> None:
         """Publish the orders, and look on until everything is settled and mirrored."""
         intake = Intake(self.services[0], self.limit)
         total = min(len(ORDERS.read_bytes().splitlines()), self.limit or sys.maxsize)
@@ -254,7 +254,9 @@ class Demo:
         self.watch(broker, intake, total)
         self.refused = intake.refused
 
-    def watch(self, broker: evidence.Broker, intake: Intake | None = None, total: int = 0) -> None:
+    def watch(
+        self, broker: accounting.Queues, intake: Intake | None = None, total: int = 0
+    ) -> None:
         """Look on until everything is settled, or nothing moves.
 
         Settled is what was handled, or has come into the archive's tables; without an *intake*
@@ -277,7 +279,7 @@ class Demo:
             time.sleep(LOOK)
         self.screen.clear()
 
-    def look(self, broker: evidence.Broker) -> State:
+    def look(self, broker: accounting.Queues) -> State:
         state = State()
         published = Counter(name for one in self.ledgers.values() for _, name in one.published())
         for shape in self.shapes:
@@ -328,7 +330,7 @@ class Demo:
 
     # -- the end --------------------------------------------------------------------------
 
-    def take_stock(self, broker: evidence.Broker, *, again: bool = False) -> Result:
+    def take_stock(self, broker: accounting.Queues, *, again: bool = False) -> Result:
         """Count what is where, and show it."""
         depths = broker.depths(name for shape in self.shapes for name in shape.queues)
         archives = {
@@ -339,7 +341,7 @@ class Demo:
             ]
             for shape in self.shapes
         }
-        result = evidence.account(self.shapes, self.ledgers, depths, archives)
+        result = accounting.account(self.shapes, self.ledgers, depths, archives)
         self.screen.clear()
         if again:
             report_again(self.screen, result, archives)
@@ -383,14 +385,14 @@ class Demo:
             signal.signal(number, signal.SIG_IGN)
         self.screen.status("stopping …")
         # A node whose start was interrupted is found by its folder.
-        node = self.place.node if self.place else Node.attach(RUN / "broker")
+        node = self.sandbox.node if self.sandbox else Node.attach(RUN / "broker")
         ended = node.processes if node is not None else []
         self._stop(self.webs)
         self._stop(self.workers)
         ended += self.ended
         try:
-            if self.place is not None:
-                self.place.clear_away(self.shapes)
+            if self.sandbox is not None:
+                self.sandbox.clear_away(self.shapes)
             elif node is not None:
                 node.end()
         except Exception as exc:  # noqa: BLE001 - the broker may be what has failed
@@ -404,9 +406,9 @@ class Demo:
             self.screen.write(self.screen.paint(text, DIM))
 
     @contextmanager
-    def broker(self) -> Iterator[evidence.Broker]:
-        assert self.place is not None  # noqa: S101 - made first
-        connected = evidence.Broker(self.place.url)
+    def broker(self) -> Iterator[accounting.Queues]:
+        assert self.sandbox is not None  # noqa: S101 - made first
+        connected = accounting.Queues(self.sandbox.url)
         try:
             yield connected
         finally:
@@ -481,7 +483,7 @@ class Intake:
             self.ended = self.ended or "ended" in entry
 
 
-def service(name: str, place: Place | None = None) -> Service:
+def service(name: str, place: Sandbox | None = None) -> Service:
     """Return a service; without a place only what needs no broker."""
     environment = {"EXAMPLE_DATA": str(RUN)}
     if place is not None:

@@ -14,10 +14,10 @@ from typing import Any
 
 from amqp.exceptions import AMQPError
 
-from . import evidence, keeping
-from .place import RUN, shown
+from . import accounting, state_file
 from .processes import ROOT, DemoError
 from .run import Demo
+from .sandbox import RUN, shown
 from .screen import DIM, Screen
 
 from machine import wait_until  # isort: skip - processes.py has its path
@@ -45,9 +45,9 @@ class Serving(Demo):
             self.start(broker, web=True)
             self.publish(broker)
             self.take_stock(broker)
-            keeping.explain(self.screen, self)
+            state_file.explain(self.screen, self)
             self.explain()
-            keeping.write(self, server=True)
+            state_file.write(self, server=True)
             self.served = True
             try:
                 self.wait(broker)
@@ -72,7 +72,7 @@ class Serving(Demo):
         screen.write("  end with Ctrl-C, or make serve ARGS=--stop")
         screen.write()
 
-    def wait(self, broker: evidence.Broker) -> None:
+    def wait(self, broker: accounting.Queues) -> None:
         """Look on, say what changes, and roll out the fix when it is asked for."""
         said = ""
         while True:
@@ -80,7 +80,7 @@ class Serving(Demo):
             if self.wanted and self.release == 1:
                 self.roll_out(broker)
                 self.screen.write()
-                keeping.write(self, server=True)
+                state_file.write(self, server=True)
             state = self.look(broker)
             opened = ", ".join(f"{name} {count}" for name, count in state.archived.items())
             text = f"handled {state.handled} of {state.expected}; open in the archive: {opened}"
@@ -95,9 +95,9 @@ def in_background(screen: Screen, *, orders: int | None) -> int:
     """Start a process that serves, and return when it does; returns the exit code."""
     command = [sys.executable, "-m", "example_project.demo", "--serve"]
     command += ["--orders", str(orders)] if orders else []
-    keeping.OUTPUT.unlink(missing_ok=True)
-    keeping.OUTPUT.touch(mode=0o600)  # it has passwords in it
-    with keeping.OUTPUT.open("w") as out:
+    state_file.OUTPUT.unlink(missing_ok=True)
+    state_file.OUTPUT.touch(mode=0o600)  # it has passwords in it
+    with state_file.OUTPUT.open("w") as out:
         child = subprocess.Popen(  # noqa: S603 - this program
             command,
             cwd=ROOT,
@@ -107,7 +107,7 @@ def in_background(screen: Screen, *, orders: int | None) -> int:
             start_new_session=True,
         )
     try:
-        with keeping.OUTPUT.open() as said:
+        with state_file.OUTPUT.open() as said:
             while child.poll() is None and _server_pid() != child.pid:
                 _pass_on(screen, said.read())
                 time.sleep(0.1)
@@ -128,14 +128,14 @@ def _pass_on(screen: Screen, text: str) -> None:
 
 
 def _server_pid() -> int:
-    process = keeping.server(keeping.read())
+    process = state_file.server(state_file.read())
     return process.pid if process is not None else 0
 
 
 def release(screen: Screen) -> int:
     """Ask the process that serves to release the fix; returns the exit code."""
-    state = keeping.read()
-    server = keeping.server(state)
+    state = state_file.read()
+    server = state_file.server(state)
     if server is None:
         print("demo: nothing is served; begin with: make serve", file=sys.stderr)
         return 2
@@ -144,8 +144,8 @@ def release(screen: Screen) -> int:
         return 0
     screen.write("rolling out release 2: workers end what they have in hand and start anew …")
     server.send(signal.SIGUSR1)
-    wait_until(lambda: not server.alive or keeping.read().get("release") == 2, PATIENCE)
-    if keeping.read().get("release") != 2:
+    wait_until(lambda: not server.alive or state_file.read().get("release") == 2, PATIENCE)
+    if state_file.read().get("release") != 2:
         print(f"demo: the roll-out did not end; look into {shown(RUN / 'log')}", file=sys.stderr)
         return 1
     screen.write("Release 2 runs. What is replayed now is handled.")
@@ -154,7 +154,7 @@ def release(screen: Screen) -> int:
 
 def end(screen: Screen) -> int | None:
     """End the process that serves, and with it all others; ``None`` where there is none."""
-    server = keeping.server(keeping.read())
+    server = state_file.server(state_file.read())
     if server is None:
         return None
     screen.status("stopping …")

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from chromium import Chromium
-from example_project.demo.pages import Page
+from example_project.demo.html_forms import Page
 
 from .console import Console
 

@@ -139,7 +139,7 @@ def test_release_2_handles_the_failed_orders(tmp_path: Path) -> None:
 
 
 PAGE = """
-from example_project.demo.pages import Page
+from example_project.demo.html_forms import Page
 page = Page("http://here/list/?page=2", '''<!doctype html><title>A &amp; B</title>
 <ul class="messagelist"><li class="success">3 events <b>published</b>.</li><li>Done</li></ul>
 <p class="errornote">Wrong.</p><form><input name="q"></form>
@@ -198,10 +198,10 @@ print(before - left() == sum(line["quantity"] for line in order["lines"]))
 ACCOUNT = """
 from datetime import datetime, UTC
 from types import SimpleNamespace as Fake
-from example_project.demo.evidence import Archived, Attempt, Shape, account
+from example_project.demo.accounting import Archived, Attempt, ServiceTopology, account
 
 now = datetime.now(UTC)
-shape = Shape(service="shop", prefix="", events="events", exchanges=[],
+shape = ServiceTopology(service="shop", prefix="", events="events", exchanges=[],
               queues={"shop.a": "handler", "shop:archive": "archive", "shop:delay.1s": "delay"},
               bindings=[("order.*", "shop.a")])
 

@@ -223,8 +223,8 @@ def log_in(address: str, user: str, password: str) -> OpenerDirector:
 
 REPLAY = """
 import sys
-from example_project.demo.person import Person
-person = Person(sys.argv[1])
+from example_project.demo.admin_user import AdminUser
+person = AdminUser(sys.argv[1])
 print(*person.replay_everything(person.log_in(*sys.argv[2:]), "seen enough"))
 """
 

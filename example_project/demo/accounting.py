@@ -20,7 +20,7 @@ from django_amqp_events.declare.patterns import pattern_matches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ServiceTopology:
     """What `events_declare --format json` says a service has on the broker."""
 
     service: str
@@ -31,7 +31,7 @@ class Shape:
     events: str
 
     @classmethod
-    def of(cls, report: dict[str, Any]) -> Shape:
+    def of(cls, report: dict[str, Any]) -> ServiceTopology:
         items = report["items"]
         roles = {item["name"]: item["role"] for item in items if item["kind"] == "queue"}
         exchanges = {item["name"]: item["role"] for item in items if item["kind"] == "exchange"}
@@ -194,7 +194,7 @@ class Archived:
         return self.state not in ("succeeded", "discarded")
 
 
-class Broker:
+class Queues:
     """The queues, over plain AMQP: passive declares count what is ready."""
 
     def __init__(self, url: str) -> None:
@@ -337,7 +337,7 @@ class Result:
 
 
 def account(
-    shapes: list[Shape],
+    shapes: list[ServiceTopology],
     ledgers: dict[str, Ledger],
     depths: dict[str, int],
     archives: dict[str, list[Archived]],

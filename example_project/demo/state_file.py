@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from .evidence import Shape
-from .place import RUN, Place, shown
+from .accounting import ServiceTopology
 from .processes import Service, Worker, stop
+from .sandbox import RUN, Sandbox, shown
 from .screen import Screen
 
 from broker import Node  # isort: skip - processes.py has its path
@@ -32,7 +32,7 @@ def write(demo: Demo, *, server: bool = False) -> None:
     Args:
         server: this process looks after it, and ends it when it is asked to.
     """
-    place = demo.place
+    place = demo.sandbox
     assert place is not None  # noqa: S101 - set up
     state = {
         "server": _written(Process(pid=os.getpid(), birth=process_birth(os.getpid()) or ""))
@@ -83,7 +83,7 @@ def explain(screen: Screen, demo: Demo) -> None:
     environment.touch(mode=0o600)
     pairs = demo.services[0].environment.items()
     environment.write_text("".join(f"export {key}='{value}'\n" for key, value in pairs))
-    place = demo.place
+    place = demo.sandbox
     assert place is not None  # noqa: S101 - set up
     screen.heading("Left running")
     for name, address in demo.addresses.items():
@@ -108,7 +108,7 @@ def end(screen: Screen) -> int:
         main, *family = (Process(**process) for process in processes)
         none = Service(name="", environment={}, data=Path())
         workers.append(Worker(none, "", main, family))
-    place = Place(
+    place = Sandbox(
         url=state["url"],
         management_url=state["management_url"],
         prefix=state["prefix"],
@@ -119,7 +119,7 @@ def end(screen: Screen) -> int:
     screen.status("stopping …")
     stop(workers)
     if place.node is not None or not state["private"]:
-        place.clear_away([Shape.of(report) for report in state["reports"]])
+        place.clear_away([ServiceTopology.of(report) for report in state["reports"]])
     STATE.unlink(missing_ok=True)
     left = [process.pid for process in ended if process.alive]
     screen.write(f"still running: {left}" if left else f"{len(ended)} processes stopped")

@@ -12,8 +12,8 @@ from urllib.parse import quote, urlsplit
 
 from amqp.exceptions import AMQPError
 
-from . import evidence
-from .evidence import Shape
+from . import accounting
+from .accounting import ServiceTopology
 from .processes import ROOT, DemoError
 
 from broker import Broker, BrokerError, Node  # isort: skip - processes.py has its path
@@ -23,7 +23,7 @@ RUN = ROOT / ".run" / "demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Sandbox:
     """A private node; or a vhost, or a prefix, on the broker that AMQP_URL names."""
 
     url: str
@@ -40,7 +40,7 @@ class Place:
         return f"the one that AMQP_URL names, {where}"
 
     @classmethod
-    def find(cls, *, keep: bool) -> Place:
+    def find(cls, *, keep: bool) -> Sandbox:
         """Start a private node, or make a place on the broker that AMQP_URL names.
 
         Raises:
@@ -57,7 +57,7 @@ class Place:
         except (OSError, BrokerError, http.client.HTTPException, ValueError):
             # Somebody else's broker, and no right to make a vhost on it.
             try:
-                evidence.Broker(url).close()
+                accounting.Queues(url).close()
             except (OSError, AMQPError) as exc:
                 host = urlsplit(url).hostname
                 raise DemoError(
@@ -72,14 +72,14 @@ class Place:
         """Return the private node, its epmd and its guard."""
         return self.node.processes if self.node is not None else []
 
-    def clear_away(self, shapes: Iterable[Shape]) -> None:
+    def clear_away(self, shapes: Iterable[ServiceTopology]) -> None:
         """End the node, or take what the demo has made from somebody else's broker."""
         if self.node is not None:
             self.node.end()
         elif self.vhost:
             Broker.from_urls(self.url, self.management_url or None).delete_vhost(self.vhost)
         else:
-            broker = evidence.Broker(self.url)
+            broker = accounting.Queues(self.url)
             try:
                 for shape in shapes:
                     tasks = f"{self.prefix}tasks-{shape.service}"

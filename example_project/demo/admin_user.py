@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from urllib.parse import urlencode, urljoin, urlsplit
 
-from .pages import Element, Form, Page
+from .html_forms import Element, Form, Page
 from .processes import DemoError
 
 #: Seconds for an answer.
@@ -18,7 +18,7 @@ TIMEOUT = 60.0
 PAGES = 50
 
 
-class Person:
+class AdminUser:
     """Somebody with a browser.
 
     Args:
@@ -123,7 +123,7 @@ class Person:
 def answers(address: str) -> bool:
     """Whether an admin can be logged in to there."""
     try:
-        return bool(Person(address).open("/admin/login/").forms)
+        return bool(AdminUser(address).open("/admin/login/").forms)
     except DemoError:
         return False
 
