@@ -1,4 +1,4 @@
-"""Two services over one code base: a shop that takes orders, and the billing that invoices them."""
+"""Two services in one code base: a shop that takes orders, and a billing service."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What both services have in common. `shop.py` and `billing.py` say what each of them is.
+"""Settings that both services share; `shop.py` and `billing.py` have the rest.
 
 The environment of the example (the library itself reads none):
 
 AMQP_URL              the broker, amqp://user:password@host:5672/vhost
-AMQP_MANAGEMENT_URL   its management API, for exact answers of events_declare and events_status
-EXAMPLE_PREFIX        in front of every name on the broker, to share a vhost with other things
+AMQP_MANAGEMENT_URL   its management API, for exact counts in events_declare and events_status
+EXAMPLE_PREFIX        prefix of every name on the broker, to share a vhost
 EXAMPLE_DATA          folder of databases and mails, .run/example by default
-EXAMPLE_RELEASE       1, or 2 with what `releases.py` says is mended
-DJANGO_SECRET_KEY     made anew for each process where it is not set, so that sessions end with it
+EXAMPLE_RELEASE       1, or 2 with the fixes that `releases.py` names
+DJANGO_SECRET_KEY     random for each process by default, so sessions end with the process
 DJANGO_DEBUG          1 for development: plain HTTP, and runserver serves static files
 """
 
@@ -85,15 +85,15 @@ SHARED_APPS = [
 
 
 def database(service: str) -> dict[str, dict[str, Any]]:
-    """A SQLite database for the service, set for many processes that write."""
+    """Return a SQLite database for many writing processes."""
     return {
         "default": {
             "ENGINE": "django.db.backends.sqlite3",
             "NAME": DATA / f"{service}.sqlite3",
-            "CONN_MAX_AGE": 60,  # seconds; a worker would connect anew for every handler
+            "CONN_MAX_AGE": 60,  # seconds; otherwise a worker connects again for every handler
             "OPTIONS": {
-                # Wait for the other writers, and take the lock when the transaction begins: one
-                # that reads first and then wants to write is refused at once, not after the wait.
+                # Take the write lock when the transaction begins, and wait for it: SQLite refuses
+                # a transaction that reads first and writes later at once, without waiting.
                 "timeout": 30,
                 "transaction_mode": "IMMEDIATE",
                 "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
@@ -110,7 +110,7 @@ CELERY_RESULT_BACKEND = "django-db"
 CELERY_RESULT_EXTENDED = True
 CELERY_TASK_IGNORE_RESULT = True  # ordinary tasks; handlers ignore theirs by default
 CELERY_TASK_STORE_ERRORS_EVEN_IF_IGNORED = True
-# What events ask of a worker; `manage.py check` reminds you.
+# Required for handlers; see `manage.py check`.
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
 

@@ -7,7 +7,7 @@ from .base import MANAGEMENT_URL, PREFIX, SHARED_APPS, database
 
 INSTALLED_APPS = [*SHARED_APPS, "example_project.invoices"]
 DATABASES = database("billing")
-# Browsers tell hosts apart, not ports: two services on 127.0.0.1 need cookies of their own names.
+# Cookies ignore ports: two services on 127.0.0.1 need different cookie names.
 SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "billing_session", "billing_csrf"
 
 CELERY_TASK_DEFAULT_QUEUE = f"{PREFIX}tasks-billing"
@@ -17,7 +17,7 @@ AMQP_EVENTS = {
     "PREFIX": PREFIX,
     "MANAGEMENT_URL": MANAGEMENT_URL,
     "HANDLERS": {
-        # Merged over the decorator's options: four attempts, after 1, 2 and 4 seconds.
+        # Overrides the decorator's options: four attempts, with delays of 1, 2 and 4 seconds.
         "invoices.register_sale": {"MAX_RETRIES": 3, "RETRY_BACKOFF": 1},
     },
 }

@@ -1,4 +1,4 @@
-"""The project's Celery app, as Celery's guide for Django says; nothing of it is about events."""
+"""The project's Celery app, as in Celery's guide for Django; events need nothing here."""
 
 from __future__ import annotations
 

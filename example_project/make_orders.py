@@ -1,11 +1,11 @@
-"""Write orders.jsonl: orders as a shop gets them, some of them broken as real ones are.
+"""Write orders.jsonl: realistic orders, some of them invalid.
 
 The same seed gives the same file::
 
     python -m example_project.make_orders > example_project/orders.jsonl
 """
 
-# ruff: noqa: RUF001 (letters that look like others are what names are made of)
+# ruff: noqa: RUF001 (names contain letters that look like others)
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _total(order: dict[str, Any]) -> Decimal:
 
 
 def _broken(orders: list[dict[str, Any]]) -> dict[int, str]:
-    """Spoil some orders in place; return the lines that are no JSON any more."""
+    """Spoil some orders in place; return the lines that are not JSON any more."""
     # Refused by the contract, in the publisher.
     del orders[17]["customer"]["email"]
     del orders[41]["currency"]
@@ -160,9 +160,9 @@ def _broken(orders: list[dict[str, Any]]) -> dict[int, str]:
     orders[66] |= {"currency": "EUR", "total": "-38.70"}
     orders[93]["total"] = f"{orders[93]['total'].replace('.', ',')}"
     orders[188]["total"] = str(Decimal(orders[188]["total"]) + 1)
-    # A repeat of an order that was sent twice by a nervous browser.
+    # The same order, sent twice by a browser.
     orders[120] = dict(orders[119])
-    # Accepted, and then too much for one of the handlers.
+    # Accepted, but one of the handlers fails.
     orders[58]["customer"] |= {"country": "HR", "address": "Ilica 12, 10000 Zagreb"}
     orders[101]["customer"] |= {"country": "DE", "vat_id": "DE 12 345"}
     orders[157]["customer"]["vat_id"] = "unknown"
@@ -173,7 +173,7 @@ def _broken(orders: list[dict[str, Any]]) -> dict[int, str]:
         {"sku": "PN-9999", "name": "Discontinued pen", "quantity": 1, "price": "25.00"}
     ]
     orders[266]["total"] = "25.00"
-    # Strange, and right.
+    # Unusual, but valid.
     orders[250]["customer"]["name"] = "Дарья \u202eи \u202cСергей & Söhne <GmbH> '); DROP TABLE--"
     orders[281]["customer"]["name"] = "👩‍🚀 Zoë 𝒳 " + "long" * 40
     return {

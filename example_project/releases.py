@@ -1,8 +1,7 @@
-"""The second release, which mends what made events of the first one fail for good.
+"""The second release, which fixes the failures of the first one.
 
-A real release is other files. Here both are in these files, so that `make demo` can roll out the
-second one half way: `EXAMPLE_RELEASE` says which a process runs, and each place that differs asks
-:func:`mended`.
+Both releases share these files, so that `make demo` can roll out the second one: `EXAMPLE_RELEASE`
+selects one for a process, and the code that differs asks :func:`fixed`.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from django.conf import settings
 
 #: What release 2 changes, by handler.
 NOTES = (
-    ("orders.send_confirmation", "a line break in a name becomes a space in the mail's subject"),
-    ("stock.reserve_stock", "what the shelves do not have is noted for the buyers"),
-    ("invoices.issue_invoice", "rate for Croatia; who gives no valid VAT id pays VAT"),
+    ("orders.send_confirmation", "a line break in a customer's name becomes a space"),
+    ("stock.reserve_stock", "missing stock becomes a back-order"),
+    ("invoices.issue_invoice", "tax rate of Croatia; an invalid VAT id means that VAT is charged"),
     ("invoices.register_sale", "the new address of the Greek tax office"),
 )
 
 
-def mended() -> bool:
-    """Whether this process runs release 2."""
+def fixed() -> bool:
+    """Return True if this process runs release 2."""
     return bool(getattr(settings, "EXAMPLE_RELEASE", 1) >= 2)

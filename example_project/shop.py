@@ -14,11 +14,11 @@ INSTALLED_APPS = [
     "example_project.audit",
 ]
 DATABASES = database("shop")
-# Browsers tell hosts apart, not ports: two services on 127.0.0.1 need cookies of their own names.
+# Cookies ignore ports: two services on 127.0.0.1 need different cookie names.
 SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "shop_session", "shop_csrf"
 
-# Services that share a vhost need a queue of their own for ordinary tasks. Its name does not
-# begin with "shop.", which is where the handlers' queues are.
+# Services on one vhost need a queue each for ordinary tasks. Its name must not start with "shop.",
+# as the handlers' queues do.
 CELERY_TASK_DEFAULT_QUEUE = f"{PREFIX}tasks-shop"
 
 AMQP_EVENTS = {
@@ -26,7 +26,7 @@ AMQP_EVENTS = {
     "PREFIX": PREFIX,
     "MANAGEMENT_URL": MANAGEMENT_URL,
     "HANDLERS": {
-        # Declared here instead of by a decorator: audit knows nothing of events.
+        # Declared here, not by a decorator: the app audit does not know events.
         "audit.record": {
             "EVENTS": ["shop.order.#"],
             "HANDLER": "example_project.audit.trail.record",

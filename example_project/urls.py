@@ -1,4 +1,4 @@
-"""The admin, and nothing else; its pages say which service they are of."""
+"""The admin alone, titled with the service's name."""
 
 from __future__ import annotations
 

@@ -38,12 +38,15 @@ def run(*command: str | Path, **options: Any) -> str:
     """Run a command without input and return what it prints.
 
     Raises:
-        ScriptError: the command failed; the message ends with its output.
+        ScriptError: the command failed, does not exist or took longer than *timeout* (seconds).
     """
     words = [str(word) for word in command]
-    done: subprocess.CompletedProcess[str] = subprocess.run(
-        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **options
-    )
+    try:
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **options
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise ScriptError(f"`{shlex.join(words)}`: {exc}") from exc
     if done.returncode:
         said = f"{done.stdout}{done.stderr}".strip()[-4000:]
         raise ScriptError(f"`{shlex.join(words)}` failed ({done.returncode}):\n{said}")

@@ -8,7 +8,7 @@ from django.db import models
 
 
 class Entry(models.Model):
-    """That something happened to an order."""
+    """An event of an order."""
 
     objects: ClassVar[models.Manager[Entry]]
     event_id = models.CharField(max_length=255, unique=True)

@@ -1,4 +1,4 @@
-"""Whatever happens to an order is written down. `AMQP_EVENTS` of the shop makes it a handler."""
+"""The audit trail of orders. `AMQP_EVENTS` of the shop makes this a handler."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""``python -m example_project.demo``: from an empty broker to a table that has to add up.
+"""``python -m example_project.demo``: two services, from an empty broker to a balanced account.
 
-Exit codes: 0 all that was accepted is handled; 1 it is not, or it did not end; 2 it could not
-begin; 130 interrupted, which for --serve is a regular end (0). Whatever it was, nothing is left
-running unless --keep was asked for.
+Exit codes: 0 all accepted events are handled; 1 some are not, or the demo did not finish; 2 it
+could not start; 130 interrupted (0 with --serve). Nothing keeps running, except with --keep.
 """
 
 from __future__ import annotations
@@ -14,18 +13,17 @@ import sys
 from typing import Any
 
 from . import serve, state_file
-from .processes import DemoError
+from .processes import RUN
 from .run import Demo
-from .sandbox import RUN
 from .screen import YELLOW, Screen
 
-from broker import BrokerError  # isort: skip - processes.py has its path
+from machine import ScriptError  # isort: skip - processes.py adds its path
 
 
 def main() -> int:
     options = arguments()
     screen = Screen()
-    # SIGINT too: a shell lets programs in its background ignore it.
+    # SIGINT too: a shell makes background programs ignore it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     RUN.mkdir(parents=True, exist_ok=True)
@@ -37,19 +35,13 @@ def main() -> int:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(
-                "demo: another one runs in this checkout; wait for its end, or where it serves: "
-                "make serve ARGS=--stop",
-                file=sys.stderr,
-            )
-            return 2
+            return refuse("another demo runs in this checkout. Wait, or: make serve ARGS=--stop")
         if options.stop:
             return state_file.end(screen)
         if state_file.read():
-            print("demo: one that was kept runs; end it: make demo ARGS=--stop", file=sys.stderr)
-            return 2
+            return refuse("a demo was left running. Stop it first: make demo ARGS=--stop")
         if options.serve and options.keep:
-            lock.close()  # the other process takes it
+            lock.close()  # for the other process
             return serve.in_background(screen, orders=options.orders)
         demo: Demo
         if options.serve:
@@ -63,7 +55,7 @@ def main() -> int:
                 return 0
             screen.write(screen.paint("interrupted", YELLOW))
             return 130
-        except (BrokerError, DemoError) as exc:
+        except ScriptError as exc:
             screen.clear()
             print(f"demo: {exc}", file=sys.stderr)
             return 1 if demo.working else 2
@@ -71,27 +63,28 @@ def main() -> int:
             demo.clean_up()
 
 
+def refuse(message: str) -> int:
+    print(f"demo: {message}", file=sys.stderr)
+    return 2
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m example_project.demo",
-        description="Two services, some hundred orders, failures, retries, the archive, a release "
-        "that mends them and their replay in the admin, on a real RabbitMQ: a private node, or the "
-        "broker that AMQP_URL names (there in a vhost of its own, or below a prefix).",
+        description="Two services, 300 orders, failures, retries, the archive, a release with the "
+        "fix, and the replay in the admin, on a real RabbitMQ: a private node, or a vhost or "
+        "prefix on the broker of AMQP_URL.",
     )
-    parser.add_argument("--orders", type=int, metavar="N", help="only the first N lines of orders")
+    parser.add_argument("--orders", type=int, metavar="N", help="read only the first N orders")
+    parser.add_argument("--keep", action="store_true", help="leave everything running")
     parser.add_argument(
-        "--keep", action="store_true", help="leave everything running in the background"
+        "--serve", action="store_true", help="stop with a full archive, and serve the admin"
     )
-    parser.add_argument(
-        "--serve", action="store_true", help="stop half way, and leave the archive to you"
-    )
-    parser.add_argument("--fix", action="store_true", help="release the fix where --serve runs")
-    parser.add_argument(
-        "--stop", action="store_true", help="end what --keep has left running, or --serve"
-    )
+    parser.add_argument("--fix", action="store_true", help="release the fix while --serve runs")
+    parser.add_argument("--stop", action="store_true", help="stop what --keep or --serve runs")
     options = parser.parse_args()
     if options.orders is not None and options.orders < 1:
-        parser.error("--orders is 1 or more")
+        parser.error("--orders must be 1 or more")
     return options
 
 

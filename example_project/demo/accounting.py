@@ -1,4 +1,4 @@
-"""What happened, by ledgers, the archive's tables and the broker; nobody is believed twice."""
+"""Count what became of every event, from the ledgers, the archive's tables and the queues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from django_amqp_events.declare.patterns import pattern_matches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTopology:
-    """What `events_declare --format json` says a service has on the broker."""
+    """What a service has on the broker, as `events_declare --format json` reports it."""
 
     service: str
     prefix: str
@@ -62,22 +62,12 @@ class ServiceTopology:
         return next(name for name, role in self.queues.items() if role == "archive")
 
     @property
-    def inboxes(self) -> list[str]:
-        """What somebody has to consume: the handlers' queues and the archive."""
+    def consumed(self) -> list[str]:
+        """The queues that need a consumer: those of the handlers, and the archive."""
         return [*self.handlers, self.archive]
 
-    @property
-    def watched(self) -> list[str]:
-        """Queues worth a look while things go on: long delays are not."""
-        short = tuple(f":delay.{seconds}s" for seconds in (1, 2, 4, 8))
-        return [
-            name
-            for name, role in self.queues.items()
-            if role in ("handler", "archive") or name.endswith(short)
-        ]
-
     def wants(self, event: str) -> set[str]:
-        """Return the handlers that get an event of that name."""
+        """Return the handlers of an event."""
         names = self.handlers
         return {names[queue] for key, queue in self.bindings if pattern_matches(key, event)}
 
@@ -95,7 +85,7 @@ class Attempt:
 
 
 class Ledger:
-    """A service's ledger, read only."""
+    """A service's database, read only."""
 
     def __init__(self, database: Path) -> None:
         self.database = database
@@ -107,16 +97,8 @@ class Ledger:
             return db.execute(query).fetchall()
 
     def published(self) -> list[tuple[str, str]]:
-        """Event id and name of all confirmed publishes."""
+        """Return the id and name of all confirmed events."""
         return self._all("SELECT event_id, name FROM ledger_published")
-
-    def counts(self) -> dict[str, tuple[int, int]]:
-        """Events handled and attempts that failed and were retried, by handler."""
-        rows = self._all(
-            "SELECT handler, COUNT(DISTINCT CASE WHEN state = 'SUCCESS' THEN event_id END), "
-            "SUM(state = 'RETRY') FROM ledger_attempt GROUP BY handler"
-        )
-        return {handler: (handled, retried) for handler, handled, retried in rows}
 
     def attempts(self) -> list[Attempt]:
         rows = self._all(
@@ -138,7 +120,7 @@ class Ledger:
         ]
 
     def archive(self) -> list[Archived]:
-        """The archive's table."""
+        """Return the archive's table."""
         rows = self._all(
             "SELECT name, event_id, handler, reason, exception, attempts, message, body, state, "
             "replays FROM django_amqp_events_archivedevent ORDER BY handler, published_at"
@@ -160,7 +142,7 @@ class Ledger:
         ]
 
     def failures_stored(self) -> int:
-        """FAILURE results in django-celery-results."""
+        """Count the failures in django-celery-results."""
         query = "SELECT COUNT(*) FROM django_celery_results_taskresult WHERE status = 'FAILURE'"
         return int(self._all(query)[0][0])
 
@@ -171,11 +153,7 @@ def _moment(text: str) -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
-    """An archived event, as far as the tables show it.
-
-    Attributes:
-        state: what the archive's table says, ``""`` for a message that is in the queue still.
-    """
+    """An archived event. The state of a message that is still in the queue is empty."""
 
     event: str
     event_id: str
@@ -190,12 +168,12 @@ class Archived:
 
     @property
     def open(self) -> bool:
-        """Whether somebody has to see to it."""
+        """Return True without an outcome."""
         return self.state not in ("succeeded", "discarded")
 
 
 class Queues:
-    """The queues, over plain AMQP: passive declares count what is ready."""
+    """The broker's queues, over plain AMQP: a passive declare counts the ready messages."""
 
     def __init__(self, url: str) -> None:
         self.connection = Connection(url, connect_timeout=5)
@@ -208,7 +186,7 @@ class Queues:
         self.connection.close()
 
     def depth(self, queue: str) -> tuple[int, int]:
-        """Messages that are ready, and consumers; zeros where there is no such queue."""
+        """Return the numbers of ready messages and of consumers, zeros for a missing queue."""
         try:
             answer = self.channel.queue_declare(queue, passive=True)
         except NotFound:
@@ -222,8 +200,8 @@ class Queues:
     def peek(self, queue: str) -> list[Archived]:
         """Read all messages of a queue and leave them there.
 
-        They are taken on a channel of their own, unacked, until there is none left; when the
-        channel closes RabbitMQ puts them back. The archive's delivery limit is out of reach.
+        RabbitMQ requeues unacknowledged messages when their channel closes. That counts as a
+        delivery, but the archive's delivery limit is out of reach.
         """
         channel = self.connection.channel()
         found = []
@@ -243,7 +221,7 @@ class Queues:
 
 def _archived(message: Any) -> Archived:
     headers = message.headers or message.properties.get("application_headers") or {}
-    # The same queue carries the news that a replay has ended well.
+    # The same queue carries the outcomes of replays.
     about = json.loads(headers.get("event-archive") or headers["event-outcome"])
     exception = about.get("exception") or {}
     text = str(exception.get("message") or about.get("detail") or "")
@@ -260,7 +238,7 @@ def _archived(message: Any) -> Archived:
 
 
 def _subject(body: bytes | str) -> str:
-    """Return the number of the order that an event is about."""
+    """Return the order number of an event."""
     try:
         return str(json.loads(body)[1].get("number", ""))
     except (ValueError, LookupError, AttributeError):
@@ -269,12 +247,12 @@ def _subject(body: bytes | str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A line of the result's table.
+    """The counts of one handler.
 
     Attributes:
-        archived: open in the archive, its queue or its table, and not handled.
-        settled: given up by somebody, in the archive's table.
-        replayed: replays, of whatever became of them.
+        archived: open in the archive's queue or table, and not handled.
+        waiting: in the handler's queue.
+        doubled: runs that ended well after the first one that did.
     """
 
     service: str
@@ -283,106 +261,88 @@ class Row:
     handled: int
     retried: int
     archived: int
-    settled: int
+    discarded: int
     replayed: int
     waiting: int
     doubled: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """The account of everything that was accepted.
+class Account:
+    """What became of everything that was accepted.
 
     Attributes:
-        missing: (handler, event id) neither handled nor archived. The archive's word that a replay
-            succeeded is not enough: the handler's service has to know of it.
-        open: whatever is in the archive's queue, or in its table with something to be done.
-        delayed: messages in delay queues, graveyards and the like.
+        missing: (handler, event id), neither handled nor archived. That the archive calls a replay
+            succeeded is no proof: the handler's ledger must have the event.
+        delayed: depths of delay queues, graveyards and the like that are not empty.
+        open: archived events without an outcome.
     """
 
     published: Counter[str]
     rows: list[Row]
     missing: set[tuple[str, str]]
-    delayed: int
-    open: int
+    delayed: dict[str, int]
+    open: dict[str, int]
 
-    @property
-    def expected(self) -> int:
-        return sum(row.events for row in self.rows)
-
-    @property
-    def handled(self) -> int:
-        return sum(row.handled for row in self.rows)
-
-    @property
-    def archived(self) -> int:
-        return sum(row.archived for row in self.rows)
-
-    @property
-    def settled(self) -> int:
-        return sum(row.settled for row in self.rows)
+    def total(self, column: str) -> int:
+        """Add up a column of the rows."""
+        return sum(getattr(row, column) for row in self.rows)
 
     @property
     def waiting(self) -> int:
-        return sum(row.waiting for row in self.rows) + self.delayed
-
-    @property
-    def doubled(self) -> int:
-        return sum(row.doubled for row in self.rows)
+        return self.total("waiting") + sum(self.delayed.values())
 
     @property
     def lost(self) -> int:
-        """What was accepted and is nowhere."""
+        """Accepted events that are nowhere."""
         return max(0, len(self.missing) - self.waiting)
 
 
 def account(
-    shapes: list[ServiceTopology],
+    topologies: Iterable[ServiceTopology],
     ledgers: dict[str, Ledger],
     depths: dict[str, int],
     archives: dict[str, list[Archived]],
-) -> Result:
-    """Put the accepted events against what became of them, handler by handler.
+) -> Account:
+    """Compare the accepted events with what became of them, handler by handler.
 
     Args:
-        archives: by service, what is in the archive's queue and in its table.
+        archives: by service, the contents of the archive's table, and of its queue.
     """
     events = [pair for ledger in ledgers.values() for pair in ledger.published()]
     rows, missing = [], set()
-    for shape in shapes:
-        attempts = ledgers[shape.service].attempts()
-        for queue, handler in shape.handlers.items():
-            accepted = {key for key, name in events if handler in shape.wants(name)}
+    delayed = {}
+    for topology in topologies:
+        attempts = ledgers[topology.service].attempts()
+        for queue, role in topology.queues.items():
+            if depths.get(queue) and role not in ("handler", "archive"):
+                delayed[f"{topology.service} {queue.rpartition('.')[2]}"] = depths[queue]
+        for queue, handler in topology.handlers.items():
+            accepted = {key for key, name in events if handler in topology.wants(name)}
             done = [a for a in attempts if a.handler == handler and a.state == "SUCCESS"]
             handled = {attempt.event_id for attempt in done}
-            kept = [a for a in archives[shape.service] if a.handler == handler]
+            kept = [a for a in archives[topology.service] if a.handler == handler]
             archived = {a.event_id for a in kept if a.open} - handled
-            settled = {a.event_id for a in kept if a.state == "discarded"} - handled - archived
-            missing |= {(handler, key) for key in accepted - handled - archived - settled}
+            discarded = {a.event_id for a in kept if a.state == "discarded"} - handled - archived
+            missing |= {(handler, key) for key in accepted - handled - archived - discarded}
             rows.append(
                 Row(
-                    service=shape.service,
+                    service=topology.service,
                     handler=handler,
                     events=len(accepted),
                     handled=len(handled),
                     retried=sum(a.handler == handler and a.state == "RETRY" for a in attempts),
                     archived=len(archived),
-                    settled=len(settled),
+                    discarded=len(discarded),
                     replayed=sum(a.replays for a in kept),
                     waiting=depths.get(queue, 0),
                     doubled=len(done) - len(handled),
                 )
             )
-    elsewhere = {
-        queue
-        for shape in shapes
-        for queue, role in shape.queues.items()
-        if role not in ("handler", "archive")
-    }
-    return Result(
+    return Account(
         published=Counter(name for _, name in events),
         rows=rows,
         missing=missing,
-        delayed=sum(depths.get(queue, 0) for queue in elsewhere),
-        open=sum(a.open for all_ in archives.values() for a in all_),
+        delayed=delayed,
+        open={service: sum(a.open for a in found) for service, found in archives.items()},
     )

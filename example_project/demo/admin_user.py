@@ -1,42 +1,42 @@
-"""A person at an admin: over HTTP, with cookies, by the forms and links that its pages show."""
+"""A user of the admin: over HTTP, with cookies, by the forms and links of its pages."""
 
 from __future__ import annotations
 
 import http.client
-import http.cookiejar
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from urllib.parse import urlencode, urljoin, urlsplit
+from xml.etree.ElementTree import Element
 
-from .html_forms import Element, Form, Page
+from .html_forms import Form, Page
 from .processes import DemoError
 
-#: Seconds for an answer.
+#: Seconds to wait for an answer.
 TIMEOUT = 60.0
-#: More pages of one list than this are none that a person would go through.
+#: The longest list that the user pages through.
 PAGES = 50
 
 
 class AdminUser:
-    """Somebody with a browser.
+    """A browser session.
 
     Args:
-        address: where the service answers, ``http://host:port``.
+        address: of the service, ``http://host:port``.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._browser = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}),  # it is this machine, whatever the environment says
-            urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()),
+            urllib.request.ProxyHandler({}),  # this machine needs no proxy
+            urllib.request.HTTPCookieProcessor(),
         )
 
     def open(self, url: str, data: list[tuple[str, str]] | None = None) -> Page:
         """Get a page, or post to it.
 
         Raises:
-            DemoError: it does not answer, or with an error.
+            DemoError: there is no answer, or an error.
         """
         url = urljoin(self.address, url)
         body = None if data is None else urlencode(data).encode()
@@ -51,101 +51,72 @@ class AdminUser:
         except (OSError, http.client.HTTPException) as exc:
             raise DemoError(f"{url} does not answer: {exc}") from exc
 
-    def submit(
-        self,
-        form: Form,
-        filled: Mapping[str, str | list[str]] | None = None,
-        *,
-        button: Element | None = None,
-    ) -> Page:
-        data = form.data(filled or {}, button)
-        if form.method == "post":
-            return self.open(form.action, data)
-        return self.open(urlsplit(form.action)._replace(query=urlencode(data)).geturl())
+    def submit(self, form: Form, filled: Mapping[str, str | list[str]], button: Element) -> Page:
+        return self.open(form.action, form.data(filled, button))
 
     def log_in(self, name: str, password: str) -> Page:
         """Log in to the admin and return its first page."""
         page = self.open("/admin/")
-        form = _form(page, lambda form: form.named("password"), "form to log in with")
-        page = self.submit(form, {"username": name, "password": password})
+        form = _form(page, "login form", lambda form: form.named("password"))
+        page = self.submit(form, {"username": name, "password": password}, form.buttons[0])
         if any(form.named("password") for form in page.forms):
-            raise DemoError(f"no login at {self.address}: {' '.join(page.errors)}")
+            raise DemoError(f"Login failed at {self.address}: {' '.join(page.errors)}")
         return page
 
     def replay_everything(self, page: Page, reason: str) -> list[str]:
-        """Go from the first page to the archived events, select all and replay them, once each.
-
-        Returns:
-            what the admin said about it.
+        """Open the archived events, select all and replay each once; return the admin's messages.
 
         Raises:
-            DemoError: a page is not what it should be.
+            DemoError: a page lacks a form or link.
         """
-        said: list[str] = []
+        messages: list[str] = []
         known: set[str] = set()
         for _ in range(PAGES):
-            page = self._archived(page)
-            listed = next((form for form in page.forms if form.named("_selected_action")), None)
-            boxes = listed.named("_selected_action") if listed is not None else []
-            # Those that failed again meanwhile are there again.
-            chosen = [value for box in boxes if (value := box.get("value")) not in known]
-            if listed is None or not chosen:
-                return said
+            page = self.open(_link(page, lambda url, _: url.endswith("/archivedevent/")))
+            page = self.open(_link(page, _filters_archived))
+            form = next((form for form in page.forms if form.named("_selected_action")), None)
+            boxes = form.named("_selected_action") if form is not None else []
+            # An event that failed again is in the list again.
+            chosen = [value for box in boxes if (value := box.get("value", "")) not in known]
+            if form is None or not chosen:
+                return messages
             known.update(chosen)
-            page = self._confirm(self._choose(page, listed, chosen), reason)
-            said += page.messages
-        raise DemoError(f"there is no end of archived events at {page.url}: {said[-1:]}")
-
-    def _archived(self, page: Page) -> Page:
-        """The list, and of it what its filter calls archived."""
-        page = self.open(
-            _link(page, lambda url, _: url.endswith("/archivedevent/"), "the archived events")
-        )
-        return self.open(_link(page, _shows_archived, "the filter for those that are archived"))
-
-    def _choose(self, page: Page, listed: Form, boxes: list[str]) -> Page:
-        actions = listed.options("action")
-        replay = [value for value in actions if value.startswith("replay")]
-        if len(replay) != 1:
-            raise DemoError(f"one action of {page.url} should replay, of {actions}")
-        filled: dict[str, str | list[str]] = {"action": replay[0], "_selected_action": boxes}
-        return self.submit(listed, filled, button=next(iter(listed.buttons), None))
-
-    def _confirm(self, page: Page, reason: str) -> Page:
-        form = _form(
-            page,
-            lambda form: form.method == "post" and form.named("reason"),
-            "confirmation to replay",
-        )
-        return self.submit(form, {"reason": reason}, button=next(iter(form.buttons), None))
+            action = next(name for name in form.options("action") if name.startswith("replay"))
+            page = self.submit(
+                form, {"action": action, "_selected_action": chosen}, form.buttons[0]
+            )
+            form = _form(
+                page,
+                "confirmation",
+                lambda form: form.method == "post" and form.named("reason"),
+            )
+            page = self.submit(form, {"reason": reason}, form.buttons[0])
+            messages += page.messages
+        raise DemoError(f"{page.url} lists archived events without end: {messages[-1:]}")
 
 
 def answers(address: str) -> bool:
-    """Whether an admin can be logged in to there."""
+    """Return True if the admin at *address* shows its login form."""
     try:
         return bool(AdminUser(address).open("/admin/login/").forms)
     except DemoError:
         return False
 
 
-def _shows_archived(url: str, text: str) -> bool:
+def _filters_archived(url: str, text: str) -> bool:
     return "state" in urlsplit(url).query and text.lower().startswith("archived")
 
 
-def _form(page: Page, fits: Callable[[Form], object], what: str) -> Form:
-    found = next((form for form in page.forms if fits(form)), None)
+def _form(page: Page, what: str, matches: Callable[[Form], object]) -> Form:
+    found = next((form for form in page.forms if matches(form)), None)
     if found is None:
-        raise DemoError(_missing(page, what))
+        said = "; ".join([*page.errors, *page.messages])
+        raise DemoError(f"{page.url} ({page.title}) has no {what}. {said}")
     return found
 
 
-def _link(page: Page, fits: Callable[[str, str], bool], what: str) -> str:
-    found = next((url for url, text in page.links if fits(url, text)), None)
+def _link(page: Page, matches: Callable[[str, str], bool]) -> str:
+    found = next((url for url, text in page.links if matches(url, text)), None)
     if found is None:
-        raise DemoError(_missing(page, f"link to {what}"))
+        raise DemoError(f"{page.url} ({page.title}) has no link to the archived events.")
     return found
-
-
-def _missing(page: Page, what: str) -> str:
-    said = "; ".join([*page.errors, *page.messages])
-    return f"there is no {what} on {page.url} ({page.title}){': ' + said if said else ''}"

@@ -1,165 +1,137 @@
-"""Pages as a person reads them: forms to fill in, links to follow, what the page says."""
+"""HTML pages as a browser reads them: forms to fill in, links, messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from urllib.parse import urljoin
+from xml.etree.ElementTree import Element, SubElement
 
-#: Elements without content, and so without an end tag.
+#: Elements that have no content and no end tag.
 VOID = frozenset(
-    "area base br col embed hr img input link meta param source track wbr".split()  # noqa: SIM905
+    ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "wbr")
 )
-#: Kinds of input that are not sent unless they are pressed or filled in.
-SILENT = frozenset({"submit", "button", "reset", "image", "file"})
-
-
-@dataclass(slots=True)
-class Element:
-    """An element with what is in it, texts and elements, in their order."""
-
-    tag: str
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    inside: list[Element | str] = field(default_factory=list)
-
-    def get(self, name: str) -> str:
-        return self.attributes.get(name, "")
-
-    @property
-    def classes(self) -> list[str]:
-        return self.get("class").split()
-
-    def all(self, *tags: str) -> Iterator[Element]:
-        """Yield the elements below this one, those of some tags or all."""
-        for each in self.inside:
-            if isinstance(each, Element):
-                if not tags or each.tag in tags:
-                    yield each
-                yield from each.all(*tags)
-
-    @property
-    def text(self) -> str:
-        texts = (each if isinstance(each, str) else each.text for each in self.inside)
-        return " ".join("".join(texts).split())
+#: Inputs that a form sends only if they are clicked or filled in.
+SILENT = frozenset(("submit", "button", "reset", "image", "file"))
 
 
 class Page:
-    """An HTML page that came from *url*."""
+    """An HTML page from *url*."""
 
     def __init__(self, url: str, html: str) -> None:
         self.url = url
         self.root = parse(html)
-        self.title = next((each.text for each in self.root.all("title")), "")
+        self.title = next(map(text_of, self.root.iter("title")), "")
 
     @property
     def forms(self) -> list[Form]:
-        return [Form(self, each) for each in self.root.all("form")]
+        return [Form(self, each) for each in self.root.iter("form")]
 
     @property
     def links(self) -> list[tuple[str, str]]:
         """Addresses and texts."""
-        found = [each for each in self.root.all("a") if each.get("href")]
-        return [(urljoin(self.url, each.get("href")), each.text) for each in found]
+        return [
+            (urljoin(self.url, href), text_of(each))
+            for each in self.root.iter("a")
+            if (href := each.get("href"))
+        ]
 
     @property
     def messages(self) -> list[str]:
-        """What the last step came to."""
-        return [li.text for ul in self._lists("messagelist") for li in ul.all("li")]
+        """What Django's messages say about the last action."""
+        return self._items("messagelist")
 
     @property
     def errors(self) -> list[str]:
-        notes = [each.text for each in self.root.all() if "errornote" in each.classes]
-        return notes + [li.text for ul in self._lists("errorlist") for li in ul.all("li")]
+        notes = (each for each in self.root.iter() if "errornote" in each.get("class", "").split())
+        return [*map(text_of, notes), *self._items("errorlist")]
 
-    def _lists(self, name: str) -> Iterator[Element]:
-        return (each for each in self.root.all("ul") if name in each.classes)
+    def _items(self, name: str) -> list[str]:
+        lists = (each for each in self.root.iter("ul") if name in each.get("class", "").split())
+        return [text_of(item) for each in lists for item in each.iter("li")]
 
 
 class Form:
-    """A form, and what a browser would send of it."""
+    """A form, and the data that a browser would send."""
 
     def __init__(self, page: Page, element: Element) -> None:
-        self.element = element
-        # A form without an action goes where its page came from.
-        self.action = urljoin(page.url, element.get("action")) or page.url
-        self.method = element.get("method").lower() or "get"
-
-    @property
-    def controls(self) -> list[Element]:
-        return list(self.element.all("input", "select", "textarea", "button"))
+        # A form without an action is sent to its page.
+        self.action = urljoin(page.url, element.get("action", "")) or page.url
+        self.method = element.get("method", "get").lower()
+        kinds = ("input", "select", "textarea", "button")
+        self.controls = [each for each in element.iter() if each.tag in kinds]
 
     @property
     def buttons(self) -> list[Element]:
-        return [
-            each
-            for each in self.controls
-            if (each.tag == "button" and each.get("type") in ("", "submit"))
-            or (each.tag == "input" and each.get("type") == "submit")
-        ]
+        kinds = {"button": ("", "submit"), "input": ("submit",)}
+        return [each for each in self.controls if each.get("type", "") in kinds.get(each.tag, ())]
 
     def named(self, name: str) -> list[Element]:
         return [each for each in self.controls if each.get("name") == name]
 
     def options(self, name: str) -> dict[str, str]:
         """Return the values and labels of a select."""
-        found = (option for each in self.named(name) for option in each.all("option"))
-        return {option.get("value"): option.text for option in found}
+        found = (option for each in self.named(name) for option in each.iter("option"))
+        return {option.get("value", ""): text_of(option) for option in found}
 
     def data(
         self, filled: Mapping[str, str | list[str]], button: Element | None
     ) -> list[tuple[str, str]]:
-        """Return names and values: what is *filled* in, and the rest as it is."""
+        """Return names and values, with *filled* in place of what the page has."""
         pairs = []
         for each in self.controls:
             name = each.get("name")
-            if name and name not in filled and "disabled" not in each.attributes:
+            if name and name not in filled and "disabled" not in each.attrib:
                 pairs += [(name, value) for value in _values(each)]
         for name, given in filled.items():
             pairs += [(name, value) for value in ([given] if isinstance(given, str) else given)]
-        if button is not None and button.get("name"):
-            pairs.append((button.get("name"), button.get("value")))
+        if button is not None and (name := button.get("name")):
+            pairs.append((name, button.get("value", "")))
         return pairs
 
 
-def _values(control: Element) -> list[str]:
-    kind = control.get("type").lower()
-    if control.tag == "button" or kind in SILENT:
-        return []
+def _values(control: Element) -> Iterator[str]:
+    kind = control.get("type", "").lower()
     if control.tag == "select":
-        options = list(control.all("option"))
-        chosen = [each for each in options if "selected" in each.attributes]
-        return [each.get("value") for each in chosen or options[:1]]
-    if control.tag == "textarea":
-        return ["".join(each for each in control.inside if isinstance(each, str))]
-    if kind in ("checkbox", "radio") and "checked" not in control.attributes:
-        return []
-    return [control.attributes.get("value", "on" if kind in ("checkbox", "radio") else "")]
+        options = list(control.iter("option"))
+        chosen = [each for each in options if "selected" in each.attrib]
+        yield from (each.get("value", "") for each in chosen or options[:1])
+    elif control.tag == "textarea":
+        yield control.text or ""
+    elif kind in ("checkbox", "radio"):
+        if "checked" in control.attrib:
+            yield control.get("value", "on")
+    elif control.tag == "input" and kind not in SILENT:
+        yield control.get("value", "")
+
+
+def text_of(element: Element) -> str:
+    """Return an element's text, with single spaces."""
+    return " ".join("".join(element.itertext()).split())
 
 
 class _Parser(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.open = [Element("")]
+        self.open = [Element("page")]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        element = Element(tag, {name: value or "" for name, value in attrs})
-        self.open[-1].inside.append(element)
+        element = SubElement(self.open[-1], tag, {name: value or "" for name, value in attrs})
         if tag not in VOID:
             self.open.append(element)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
     def handle_endtag(self, tag: str) -> None:
-        # Whatever was not ended inside of it ends with it.
+        # An end tag also ends the elements inside that have none.
         if any(each.tag == tag for each in self.open):
             while self.open.pop().tag != tag:
                 pass
 
     def handle_data(self, data: str) -> None:
-        self.open[-1].inside.append(data)
+        parent = self.open[-1]
+        if len(parent):
+            parent[-1].tail = (parent[-1].tail or "") + data
+        else:
+            parent.text = (parent.text or "") + data
 
 
 def parse(html: str) -> Element:

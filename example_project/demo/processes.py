@@ -1,42 +1,32 @@
-"""Commands and workers of the services, as processes of their own that surely end."""
+"""The services of the demo: their commands, and their workers and web servers."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+RUN = ROOT / ".run" / "demo"
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from machine import Process, process_birth, wait_until  # noqa: E402 - scripts/ is no package
+from machine import Process, ScriptError, process_birth, run, wait_until  # noqa: E402 - no package
 
-# ruff: noqa: S603 - commands of this project
-
-#: Seconds for a warm shutdown of a worker before it is killed.
+#: Seconds that a worker has for a warm shutdown before it is killed.
 STOP_TIMEOUT = 12.0
 COMMAND_TIMEOUT = 120.0
-
-#: Becomes the command, which the kernel kills when the demo is gone, however it went (Linux).
-TIED = """
-import ctypes, os, signal, sys
-try:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-except (OSError, AttributeError):
-    pass
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-"""
+#: The kernel kills the process when the demo ends, even if the demo is killed (util-linux).
+TIED = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
-class DemoError(RuntimeError):
-    """The demo cannot go on; the message names the remedy."""
+class DemoError(ScriptError):
+    """The demo cannot continue; the message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,92 +35,38 @@ class Service:
 
     name: str
     environment: Mapping[str, str]
-    data: Path
 
     def with_environment(self, **more: str) -> Service:
         return replace(self, environment={**self.environment, **more})
 
     @property
     def env(self) -> dict[str, str]:
-        kept = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("AMQP_", "CELERY_", "DJANGO_", "EXAMPLE_"))
-        }
+        prefixes = ("AMQP_", "CELERY_", "DJANGO_", "EXAMPLE_")
         return {
-            **kept,
+            **{key: value for key, value in os.environ.items() if not key.startswith(prefixes)},
             **self.environment,
             "DJANGO_SETTINGS_MODULE": f"example_project.{self.name}",
             "PYTHONUNBUFFERED": "1",
         }
 
-    @property
-    def database(self) -> Path:
-        return self.data / f"{self.name}.sqlite3"
-
-    def manage(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> str:
-        """Run a command of `manage.py` and return what it writes.
-
-        Raises:
-            DemoError: it failed; with what it said.
-        """
-        command = [sys.executable, "manage.py", *arguments]
-        shown = f"DJANGO_SETTINGS_MODULE=example_project.{self.name} manage.py {arguments[0]}"
+    def manage(self, *arguments: str) -> str:
+        """Run a command of `manage.py` and return its output."""
+        command = (sys.executable, "manage.py", *arguments)
         try:
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=COMMAND_TIMEOUT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as exc:
-            raise DemoError(f"{shown} did not end within {COMMAND_TIMEOUT:.0f} s") from exc
-        if done.returncode not in codes:
-            said = (done.stderr.strip() or done.stdout.strip())[-2000:]
-            raise DemoError(f"{shown} ended with {done.returncode}:\n{said}")
-        return done.stdout
+            return run(*command, cwd=ROOT, env=self.env, timeout=COMMAND_TIMEOUT)
+        except ScriptError as exc:
+            raise DemoError(f"service {self.name}: {exc}") from exc
 
-    def manage_json(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> Any:
-        return json.loads(self.manage(*arguments, "--format", "json", codes=codes))
+    def manage_json(self, *arguments: str) -> Any:
+        return json.loads(self.manage(*arguments, "--format", "json"))
 
-    def lines(self, *arguments: str) -> Iterator[str]:
-        """Run a command and yield its lines as it writes them."""
-        errors = log_of(self, arguments[0])
-        with (
-            errors.open("w") as stderr,
-            subprocess.Popen(
-                [sys.executable, "-c", TIED, "manage.py", *arguments],
-                cwd=ROOT,
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                start_new_session=True,
-            ) as child,
-        ):
-            assert child.stdout is not None  # noqa: S101 - PIPE
-            try:
-                yield from child.stdout
-            finally:
-                if child.poll() is None:
-                    with suppress(subprocess.TimeoutExpired):
-                        child.wait(5)
-                    child.kill()
-        if child.returncode:
-            raise DemoError(
-                f"manage.py {arguments[0]} ended with {child.returncode}:\n"
-                f"{errors.read_text()[-2000:]}"
-            )
+    def log(self, role: str) -> Path:
+        return RUN / "log" / f"{self.name}-{role}.log"
 
 
 @dataclass(slots=True)
 class Worker:
-    """A running worker, mirror or web server: its main process, and what that has started."""
+    """A running worker, mirror or web server: its main process and the children of that."""
 
     service: Service
     role: str
@@ -138,83 +74,61 @@ class Worker:
     family: list[Process] = field(default_factory=list)
 
     @classmethod
-    def start(cls, service: Service, role: str, *arguments: str, keep: bool) -> Worker:
-        """Start it; from the main thread, for a process that is tied ends with its thread.
+    def start(cls, service: Service, role: str, *arguments: str, keep: bool = False) -> Worker:
+        """Start a Python program, from the main thread: a tied process ends with its thread.
 
         Args:
-            keep: not tied to this process.
+            keep: do not tie it to this process.
         """
-        path = log_of(service, role)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as log:
-            child = subprocess.Popen(
-                [sys.executable, *(() if keep else ("-c", TIED)), *arguments],
-                cwd=ROOT,
-                env=service.env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # A session of its own: Ctrl-C reaches the demo, which then stops its workers.
-                start_new_session=True,
-            )
-        return cls(service, role, Process.of(child))
+        command = (*(() if keep else TIED), sys.executable, *arguments)
+        # In a session of its own: Ctrl-C reaches the demo, which then stops its workers.
+        main = Process.spawn(*command, output=service.log(role), cwd=ROOT, env=service.env)
+        return cls(service, role, main)
 
-    def look(self) -> None:
-        """Note the processes that belong to it, to know later whether they are gone."""
-        known = {process.pid for process in self.family}
-        for pid in session_members(self.main.pid):
-            birth = process_birth(pid)
-            if birth is not None and pid not in known and pid != self.main.pid:
-                self.family.append(Process(pid=pid, birth=birth))
+    def find_children(self) -> None:
+        """Note the processes of its session, to check later that they have ended."""
+        known = {process.pid for process in self.processes}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError, ValueError, IndexError):
+                pid = int(stat.parent.name)
+                session = int(stat.read_text().rpartition(")")[2].split()[3])
+                if session == self.main.pid and pid not in known and (born := process_birth(pid)):
+                    self.family.append(Process(pid, born))
 
     @property
     def processes(self) -> list[Process]:
         return [self.main, *self.family]
 
-    def complain(self) -> None:
-        """Raise where the worker has ended by itself."""
+    def check(self) -> None:
+        """Raise DemoError if the main process has ended."""
         if not self.main.alive:
-            log = log_of(self.service, self.role)
+            log = self.service.log(self.role)
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             raise DemoError(
-                f"the {self.role} of {self.service.name} has ended; the end of {log}:\n{tail}"
+                f"the {self.role} of {self.service.name} has ended. {shown(log)} says:\n{tail}"
             )
 
 
-def log_of(service: Service, role: str) -> Path:
-    return service.data / "log" / f"{service.name}-{role}.log"
-
-
 def stop(workers: list[Worker]) -> None:
-    """Warm shutdown of all at once; what is left after :data:`STOP_TIMEOUT` is killed."""
+    """Shut down all workers warm, and kill what is left after :data:`STOP_TIMEOUT`."""
     for worker in workers:
-        worker.look()
+        worker.find_children()
         worker.main.send(signal.SIGTERM)
     wait_until(lambda: not any(worker.main.alive for worker in workers), STOP_TIMEOUT)
     for worker in workers:
-        worker.look()
-        for process in worker.processes:
-            process.send(signal.SIGKILL)
-    everybody = [process for worker in workers for process in worker.processes]
-    wait_until(lambda: not any(process.alive for process in everybody), 5)
-
-
-def session_members(session: int) -> list[int]:
-    """Return the processes of a session: a worker leads one of its own."""
-    members = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, ValueError, IndexError):
-            text = stat.read_text()
-            if int(text[text.rindex(")") + 2 :].split()[3]) == session:
-                members.append(int(stat.parent.name))
-    return members
+        worker.find_children()
+    processes = [process for worker in workers for process in worker.processes]
+    for process in processes:
+        process.send(signal.SIGKILL)
+    wait_until(lambda: not any(process.alive for process in processes), 5)
 
 
 def until(condition: Callable[[], bool], timeout: float, failure: str) -> None:
-    """Wait for a condition.
-
-    Raises:
-        DemoError: with *failure*, when it does not come true in time (seconds).
-    """
+    """Wait for a condition; raise DemoError with *failure* after *timeout* seconds."""
     if not wait_until(condition, timeout):
         raise DemoError(f"{failure} (waited {timeout:.0f} s)")
+
+
+def shown(path: Path) -> str:
+    """Return a path relative to the project's folder."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

@@ -1,4 +1,4 @@
-"""The end of the demo: what was published, refused, handled, archived, and how long it waited."""
+"""The tables of the demo: published, refused, handled and archived events, and retry delays."""
 
 from __future__ import annotations
 
@@ -8,43 +8,42 @@ from typing import Any
 
 from django_amqp_events import RetryPolicy
 
-from .accounting import Archived, Attempt, Ledger, Result
+from .accounting import Account, Archived, Attempt, Ledger
 from .screen import BOLD, DIM, GREEN, RED, Screen
 
 
 def report(
     screen: Screen,
-    result: Result,
-    *,
+    result: Account,
     refused: list[dict[str, Any]],
     ledgers: dict[str, Ledger],
     archives: dict[str, list[Archived]],
 ) -> None:
-    """Write all tables."""
-    screen.heading("Published, each one confirmed by the broker")
+    """Print all tables."""
+    screen.heading("Published and confirmed")
     _lines(screen, screen.table(("event", "count"), result.published.most_common()))
     if refused:
-        screen.heading(f"Refused before anything was published: {len(refused)} lines")
+        screen.heading(f"Refused, nothing was published: {len(refused)} lines")
         rows = [(entry["line"], entry["number"], entry["reason"]) for entry in refused]
-        _lines(screen, screen.table(("line", "order", "why"), rows))
+        _lines(screen, screen.table(("line", "order", "reason"), rows))
     screen.heading("Handled")
     _handled(screen, result)
     found = [(service, message) for service, all_ in archives.items() for message in all_]
     if found:
         unread = sum(not message.state for _, message in found)
         screen.heading(
-            f"In the archive: {len(found) - unread} rows in the services' databases, "
-            f"{unread} messages in the queues"
+            f"Archived: {len(found) - unread} events in the services' databases, "
+            f"{unread} in the queues"
         )
         _archive(screen, found)
         stored = sum(ledger.failures_stored() for ledger in ledgers.values())
-        screen.write(screen.paint(f"  {stored} failures in django-celery-results", DIM))
+        screen.write(screen.paint(f"  {stored} failures stored by django-celery-results", DIM))
     _delays(screen, [attempt for ledger in ledgers.values() for attempt in ledger.attempts()])
 
 
-def report_again(screen: Screen, result: Result, archives: dict[str, list[Archived]]) -> None:
-    """Write what there is to say once the archive was replayed."""
-    screen.heading("In the archive, after the replay")
+def report_again(screen: Screen, result: Account, archives: dict[str, list[Archived]]) -> None:
+    """Print the tables after the replay."""
+    screen.heading("Archived, after the replay")
     head = ("handler", "event", "order", "replays", "state")
     found = [(service, message) for service, all_ in archives.items() for message in all_]
     rows = [
@@ -58,34 +57,30 @@ def report_again(screen: Screen, result: Result, archives: dict[str, list[Archiv
         for service, message in found
     ]
     _lines(screen, screen.table(head, rows))
-    screen.heading("Handled, counted anew")
+    screen.heading("Handled, counted again")
     _handled(screen, result, again=True)
 
 
-def _handled(screen: Screen, result: Result, *, again: bool = False) -> None:
-    head = ["service", "handler", "events", "handled", "retries", "archived", "waiting"]
+def _handled(screen: Screen, result: Account, *, again: bool = False) -> None:
+    columns = ["events", "handled", "retried", "replayed", "archived", "waiting"]
+    if not again:
+        columns.remove("replayed")
     rows: list[list[object]] = [
-        [r.service, r.handler, r.events, r.handled, r.retried, r.archived, r.waiting]
-        for r in result.rows
+        [row.service, row.handler, *(getattr(row, column) for column in columns)]
+        for row in result.rows
     ]
-    retried = sum(row.retried for row in result.rows)
-    rows.append(
-        ["all", "", result.expected, result.handled, retried, result.archived, result.waiting]
-    )
-    if again:
-        head.insert(5, "replays")
-        for row, found in zip(rows, result.rows, strict=False):
-            row.insert(5, found.replayed)
-        rows[-1].insert(5, sum(found.replayed for found in result.rows))
-    _lines(screen, screen.table(head, rows, total=True))
-    lost = screen.paint(f"lost {result.lost}", BOLD, RED if result.lost else GREEN)
-    doubled = f"; {result.doubled} runs ended twice" if result.doubled else ""
-    archived = f"{result.archived} archived{' and open' if again else ''}"
-    discarded = f" - {result.settled} discarded" if result.settled else ""
+    rows.append(["all", "", *map(result.total, columns)])
+    _lines(screen, screen.table(["service", "handler", *columns], rows, total=True))
+    lost = screen.paint(f"{result.lost} lost", BOLD, RED if result.lost else GREEN)
+    doubled = result.total("doubled")
+    parts = [f"{result.total('events')} accepted", f"{result.total('handled')} handled"]
+    parts.append(f"{result.total('archived')} {'still ' if again else ''}archived")
+    if discarded := result.total("discarded"):
+        parts.append(f"{discarded} discarded")
+    parts.append(f"{result.waiting} waiting")
     screen.write()
     screen.write(
-        f"  {result.expected} accepted - {result.handled} handled - {archived}{discarded} "
-        f"- {result.waiting} waiting = {lost}{doubled}"
+        f"  {' - '.join(parts)} = {lost}" + (f"; {doubled} handled twice" if doubled else "")
     )
 
 
@@ -106,18 +101,18 @@ def _archive(screen: Screen, found: list[tuple[str, Archived]]) -> None:
 
 
 def _delays(screen: Screen, attempts: list[Attempt]) -> None:
-    """Show the attempts of one event beside its schedule, and how late all retries were."""
+    """Print the attempts of one event beside its schedule, and how late all retries were."""
     runs: dict[tuple[str, str], list[Attempt]] = {}
     for attempt in attempts:
         runs.setdefault((attempt.handler, attempt.event_id), []).append(attempt)
-    # Of those with most attempts the last one published: it met the shortest queues.
+    # The last published of those with the most attempts: it met the shortest queues.
     longest = max(runs.values(), key=lambda run: (len(run), run[0].began_at), default=[])
     late = [(one.began_at - one.due_at).total_seconds() for one in attempts if one.due_at]
     if len(longest) < 2 or not late:
         return
     schedule = RetryPolicy(max_retries=len(longest) - 1).schedule()
     delays = ", ".join(f"{delay:g} s" for delay in schedule)
-    screen.heading(f"One event and its schedule: {longest[0].handler}, {delays}")
+    screen.heading(f"The retries of one event: {longest[0].handler}, declared delays {delays}")
     rows = []
     before: Attempt | None = None
     for one, delay in zip(longest, (0.0, *schedule), strict=True):
@@ -133,16 +128,14 @@ def _delays(screen: Screen, attempts: list[Attempt]) -> None:
             )
         )
         before = one
-    _lines(screen, screen.table(("attempt", "began", "declared", "waited", "", ""), rows))
+    _lines(screen, screen.table(("attempt", "began", "declared", "waited", "result", ""), rows))
     early = sum(seconds < 0 for seconds in late)
     screen.write()
     screen.write(
-        f"  all {len(late)} retries: {early or 'none'} early; begun {median(late):.2f} s after "
-        f"they were due in the median, {max(late):.2f} s at most"
+        f"  all {len(late)} retries: {early or 'none'} early, {median(late):.2f} s late in the "
+        f"median, {max(late):.2f} s at most"
     )
-    screen.write(
-        screen.paint("  (a retry that is back waits behind what its queue holds already)", DIM)
-    )
+    screen.write(screen.paint("  (a returning retry waits behind the events in its queue)", DIM))
 
 
 def _lines(screen: Screen, lines: Iterable[str]) -> None:

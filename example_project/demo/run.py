@@ -1,43 +1,42 @@
-"""One run of the demo, from an empty broker to the verdict, and its end whatever happens."""
+"""One run of the demo, from an empty broker to the verdict, and its end in any case."""
 
 from __future__ import annotations
 
 import json
-import queue
 import secrets
 import shutil
 import signal
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 from example_project.releases import NOTES
 
-from . import accounting, state_file
-from .accounting import Ledger, Result, ServiceTopology
+from . import state_file
+from .accounting import Account, Ledger, Queues, ServiceTopology, account
 from .admin_user import AdminUser, answers
-from .processes import ROOT, Service, Worker, stop, until
+from .processes import ROOT, RUN, DemoError, Service, Worker, shown, stop, until
 from .report import report, report_again
-from .sandbox import RUN, Sandbox, pick_ports, shown
-from .screen import BOLD, DIM, GREEN, RED, YELLOW, Screen
+from .sandbox import Sandbox
+from .screen import BOLD, DIM, GREEN, RED, YELLOW, Screen, bar
 
-from broker import Node  # isort: skip - processes.py has its path
-from machine import Process  # isort: skip
+from broker import Node  # isort: skip - processes.py adds its path
+from machine import Process, free_ports, port_is_free  # isort: skip
 
 ORDERS = ROOT / "example_project" / "orders.jsonl"
+LOGS = shown(RUN / "log")
+#: Output of a server in the background.
+OUTPUT = RUN / "serve.log"
 SERVICES = ("shop", "billing")
-#: Who may log in to the admin.
+#: The user of the admin.
 USER = "demo"
-#: Seconds without anything happening after which the demo gives up waiting.
+#: Seconds without progress after which the demo stops waiting.
 PATIENCE = 30.0
-#: Seconds between looks at ledgers and queues.
+#: Seconds between two looks at ledgers and queues.
 LOOK = 0.4
 
 
@@ -45,9 +44,9 @@ class Demo:
     """One run.
 
     Args:
-        orders: how many lines of orders, all where it is ``None``.
+        orders: the number of lines to read, None for all.
         keep: leave everything running.
-        ports: of the services' web servers, where these are free.
+        ports: of the services' web servers, if they are free.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Demo:
         *,
         orders: int | None = None,
         keep: bool = False,
-        ports: Sequence[int] = (),
+        ports: Sequence[int] = (0, 0),
     ) -> None:
         self.screen = screen
         self.limit = orders
@@ -67,145 +66,143 @@ class Demo:
         self.services: list[Service] = []
         self.workers: list[Worker] = []
         self.webs: list[Worker] = []
+        self.intake: Intake | None = None
         self.ended: list[Process] = []
-        self.reports: list[dict[str, Any]] = []
-        self.shapes: list[ServiceTopology] = []
-        self.refused: list[dict[str, Any]] = []
+        self.declared: list[dict[str, Any]] = []
+        self.topologies: list[ServiceTopology] = []
         self.addresses: dict[str, str] = {}
         self.password = secrets.token_urlsafe(9)
-        self.user = USER
-        #: The broker may run; workers have been started; somebody is served.
-        self.begun = self.working = self.served = False
-        self.kept = False
+        #: The broker may run; workers were started; `make serve` is ready; `--keep` was obeyed.
+        self.begun = self.working = self.served = self.kept = False
         self.ledgers = {name: Ledger(RUN / f"{name}.sqlite3") for name in SERVICES}
 
     def run(self) -> int:
-        """Run it and return the exit code.
-
-        Raises:
-            DemoError, BrokerError: it cannot go on.
-        """
+        """Run the demo and return the exit code."""
         self.set_up()
-        with self.broker() as broker:
-            self.start(broker, web=False)
-            self.publish(broker)
+        with self.queues() as queues:
+            self.start(queues, web=False)
+            self.publish(queues)
             self.screen.status("stopping the workers …")
-            # Without workers nothing is in anybody's hands, so the counts are exact.
-            self.stop_workers()
-            result = self.take_stock(broker)
+            # Without workers no message is unacknowledged, so the counts are exact.
+            self._stop(self.workers)
+            result = self.take_stock(queues)
             if result.lost or result.waiting:
                 return self.verdict(result)
-            self.roll_out(broker)
+            self.roll_out(queues)
             self.replay()
-            self.watch(broker)
+            self.watch(queues)
             if not self.keep:
                 self.screen.status("stopping the workers …")
-                self.stop_workers()
-            result = self.take_stock(broker, again=True)
+                self._stop(self.workers)
+            result = self.take_stock(queues, again=True)
         if self.keep:
-            state_file.write(self)
-            state_file.explain(self.screen, self)
+            self.save_state()
+            self.explain()
             self.screen.write("  stop        make demo ARGS=--stop")
             self.kept = True
         return self.verdict(result, final=True)
 
-    # -- beginning ------------------------------------------------------------------------
+    # -- setup ----------------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """Broker, databases with a user for the admin, topology."""
+        """Start the broker, create the databases with a user, declare the topology."""
         for path in RUN.iterdir():
-            if path.name not in state_file.STAYS:
+            if path.name not in ("lock", OUTPUT.name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         (RUN / "log").mkdir()
         screen = self.screen
-        screen.write(screen.paint("A shop and its billing, on one RabbitMQ", BOLD))
+        screen.write(screen.paint("A shop and its billing service, on one RabbitMQ", BOLD))
         screen.write()
         with ThreadPoolExecutor(2) as pool:
             # The databases need no broker.
-            databases = [pool.submit(self.make_database, service(name)) for name in SERVICES]
+            data = {"EXAMPLE_DATA": str(RUN)}
+            databases = [
+                pool.submit(self.create_database, Service(name=name, environment=data))
+                for name in SERVICES
+            ]
             screen.status("starting RabbitMQ …")
             self.begun = True
-            self.sandbox = Sandbox.find(keep=self.keep)
-            screen.step("broker", self.sandbox.text)
+            self.sandbox = Sandbox.create(keep=self.keep)
+            screen.step("broker", str(self.sandbox))
             for database in databases:
                 database.result()
             screen.step("databases", f"SQLite, one per service, in {shown(RUN)}")
-            key = secrets.token_urlsafe(64)
-            self.services = [
-                service(name, self.sandbox).with_environment(DJANGO_SECRET_KEY=key)
-                for name in SERVICES
-            ]
+            environment = data | {
+                "AMQP_URL": self.sandbox.url,
+                "EXAMPLE_PREFIX": self.sandbox.prefix,
+                "DJANGO_SECRET_KEY": secrets.token_urlsafe(64),
+            }
+            if self.sandbox.management_url:
+                environment["AMQP_MANAGEMENT_URL"] = self.sandbox.management_url
+            self.services = [Service(name=name, environment=environment) for name in SERVICES]
             screen.status("manage.py events_declare …")
             declared = [pool.submit(one.manage_json, "events_declare") for one in self.services]
-            self.reports = [each.result() for each in declared]
-        self.shapes = [ServiceTopology.of(each) for each in self.reports]
-        sizes = [f"{s.service} {len(s.handlers)} handlers" for s in self.shapes]
-        queues = sum(len(shape.queues) for shape in self.shapes)
-        screen.step("topology", f"{', '.join(sizes)}, {queues} queues, by events_declare")
+            self.declared = [each.result() for each in declared]
+        self.topologies = [ServiceTopology.of(each) for each in self.declared]
+        handlers = [f"{each.service} {len(each.handlers)}" for each in self.topologies]
+        queues = sum(len(each.queues) for each in self.topologies)
+        screen.step(
+            "topology", f"{queues} queues by events_declare; handlers: {', '.join(handlers)}"
+        )
 
-    def make_database(self, one: Service) -> None:
+    def create_database(self, one: Service) -> None:
         one.manage("migrate", "--verbosity", "0")
         one.with_environment(DJANGO_SUPERUSER_PASSWORD=self.password).manage(
             "createsuperuser", "--noinput", "--username", USER, "--email", f"{USER}@shop.example"
         )
 
-    def start(self, broker: accounting.Queues, *, web: bool) -> None:
+    def start(self, queues: Queues, *, web: bool) -> None:
         """Start workers and mirrors, and web servers; wait until they consume and answer."""
         self.screen.status(f"starting release {self.release} …")
         self.working = True
-        self._spawn_workers()
+        self._start_workers()
         if web:
-            self._spawn_webs()
-        queues = [name for shape in self.shapes for name in shape.inboxes]
+            self._start_webs()
 
-        def ready() -> bool:
-            self.complain()
-            return all(broker.depth(name)[1] for name in queues)
-
-        until(ready, 60, f"the workers do not consume; look into {shown(RUN / 'log')}")
-        text = "shop: events_worker; billing: celery worker, events_mirror"
-        self.screen.step("workers", f"{text}: release {self.release}")
+        def consumed() -> bool:
+            self.check_workers()
+            return all(queues.depth(name)[1] for each in self.topologies for name in each.consumed)
 
         def answering() -> bool:
-            self.complain()
+            self.check_workers()
             return all(answers(address) for address in self.addresses.values())
 
+        until(consumed, 60, f"The workers do not consume. Look into {LOGS}")
+        text = "shop: events_worker; billing: celery worker, events_mirror"
+        self.screen.step("workers", f"{text} (release {self.release})")
         if web:
-            until(answering, 60, f"the admin does not answer; look into {shown(RUN / 'log')}")
+            until(answering, 60, f"The admin does not answer. Look into {LOGS}")
             places = ", ".join(f"{name} {url}/admin/" for name, url in self.addresses.items())
             self.screen.step("admin", places)
         for each in [*self.workers, *self.webs]:
-            each.look()
+            each.find_children()
 
-    def _spawn_workers(self) -> None:
+    def _start_workers(self) -> None:
         shop, billing = self.services
-        # Two services on one vhost: without a name of its own the second worker of a machine
-        # finds the remote control queue of the first one locked.
+        # On one vhost, the second worker with the same name finds its remote control queue locked.
         pool = ("--pool", "prefork", "--concurrency", "1", "--loglevel", "WARNING")
         for one, role, *command in (
-            # With the mirror of its archive.
+            # Includes the mirror of the archive.
             (shop, "worker", "manage.py", "events_worker", "--hostname", "shop@%h", *pool),
-            # An ordinary worker has the ordinary tasks too, and no mirror.
+            # An ordinary worker runs ordinary tasks too, and no mirror.
             (billing, "worker", "-m", "celery", "--app", "example_project", "worker",
              "--hostname", "billing@%h", *pool),
             (billing, "mirror", "manage.py", "events_mirror"),
         ):  # fmt: skip
             self.workers.append(Worker.start(one, role, *command, keep=self.keep))
 
-    def _spawn_webs(self) -> None:
-        for one, port in zip(self.services, pick_ports(self.ports), strict=True):
-            # Plain HTTP and static files are for development only, and so is this server.
+    def _start_webs(self) -> None:
+        for one, wanted, free in zip(self.services, self.ports, free_ports(2), strict=True):
+            port = wanted if wanted and port_is_free(wanted) else free
+            # Plain HTTP and static files are for development only, like this server.
             web = one.with_environment(DJANGO_DEBUG="1")
             command = ("manage.py", "runserver", "--noreload", f"127.0.0.1:{port}")
             self.addresses[one.name] = f"http://127.0.0.1:{port}"
             self.webs.append(Worker.start(web, "web", *command, keep=self.keep))
 
-    def complain(self) -> None:
+    def check_workers(self) -> None:
         for each in [*self.workers, *self.webs]:
-            each.complain()
-
-    def stop_workers(self) -> None:
-        self._stop(self.workers)
+            each.check()
 
     def _stop(self, workers: list[Worker]) -> None:
         stop(workers)
@@ -214,171 +211,180 @@ class Demo:
 
     # -- the second release ---------------------------------------------------------------
 
-    def roll_out(self, broker: accounting.Queues) -> None:
-        """Deploy release 2: whatever runs of release 1 ends warm, then the new one starts."""
-        self.screen.heading("Release 2 mends what failed for good")
+    def roll_out(self, queues: Queues) -> None:
+        """Deploy release 2: stop all processes of release 1 warm, then start the new ones."""
+        self.screen.heading("Release 2 fixes the failures")
         for handler, note in NOTES:
             self.screen.write(f"  {handler:<26} {note}")
         self.screen.write()
-        # Whoever looks at a page goes on looking.
+        # An open page of the admin keeps its address.
         self.ports = [urlsplit(url).port or 0 for url in self.addresses.values()] or self.ports
         self.screen.status("stopping release 1 …")
-        self.stop_workers()
+        self._stop(self.workers)
         self._stop(self.webs)
-        inboxes = [name for shape in self.shapes for name in shape.inboxes]
         until(
-            lambda: not any(broker.depth(name)[1] for name in inboxes),
+            lambda: not any(queues.depth(q)[1] for each in self.topologies for q in each.consumed),
             30,
-            "somebody else consumes the queues of this demo",
+            "Another program consumes the queues of this demo. Stop it",
         )
         self.release = 2
         self.services = [one.with_environment(EXAMPLE_RELEASE="2") for one in self.services]
-        self.start(broker, web=True)
+        self.start(queues, web=True)
 
     def replay(self) -> None:
-        """Log in to the admin of each service, and replay all that is in its archive."""
-        self.screen.heading(f"Replayed in the admin, over HTTP, as {self.user}")
+        """Replay the whole archive of each service in its admin."""
+        self.screen.heading(f"Replayed in the admin, over HTTP, by the user {USER}")
         for name, address in self.addresses.items():
             self.screen.status(f"{address} …")
-            person = AdminUser(address)
-            said = person.replay_everything(person.log_in(self.user, self.password), "release 2")
-            self.screen.step(name, "; ".join(said) or "nothing is in the archive")
+            user = AdminUser(address)
+            said = user.replay_everything(user.log_in(USER, self.password), "release 2")
+            self.screen.step(name, "; ".join(said) or "nothing is archived")
 
-    # -- watching -------------------------------------------------------------------------
+    # -- progress -------------------------------------------------------------------------
 
-    def publish(self, broker: accounting.Queues) -> None:
-        """Publish the orders, and look on until everything is settled and mirrored."""
-        intake = Intake(self.services[0], self.limit)
-        total = min(len(ORDERS.read_bytes().splitlines()), self.limit or sys.maxsize)
+    def publish(self, queues: Queues) -> None:
+        """Publish the orders, and wait until every event is handled or archived."""
+        self.intake = Intake(self.services[0], self.limit)
         self.screen.step("orders", f"{shown(ORDERS)}, by manage.py place_orders")
-        self.watch(broker, intake, total)
-        self.refused = intake.refused
+        self.watch(queues, self.intake)
 
-    def watch(
-        self, broker: accounting.Queues, intake: Intake | None = None, total: int = 0
-    ) -> None:
-        """Look on until everything is settled, or nothing moves.
+    def watch(self, queues: Queues, intake: Intake | None = None) -> None:
+        """Show the progress until every event is handled or archived, or nothing moves.
 
-        Settled is what was handled, or has come into the archive's tables; without an *intake*
-        these must have nothing open either.
+        Without an *intake*, the archive must be done too.
         """
-        moved, before = time.monotonic(), State()
+        moved, before = time.monotonic(), None
         while True:
-            if intake is not None:
-                intake.read()
-            self.complain()
-            state = self.look(broker)
-            self.show(state, intake, total)
-            published = intake is None or intake.ended
-            if published and state.settled and (intake is not None or not state.open):
+            published = intake is None or intake.read()
+            self.check_workers()
+            now = self.look(queues)
+            self.show(now, intake)
+            finished = not now.missing and (intake is not None or not any(now.open.values()))
+            if published and finished and not self.unread(queues):
                 break
-            if state != before or not published:
-                moved, before = time.monotonic(), state
+            if now != before or not published:
+                moved, before = time.monotonic(), now
             if time.monotonic() - moved > PATIENCE:
-                break  # the table tells what waits
+                break  # the report shows what waits
             time.sleep(LOOK)
         self.screen.clear()
 
-    def look(self, broker: accounting.Queues) -> State:
-        state = State()
-        published = Counter(name for one in self.ledgers.values() for _, name in one.published())
-        for shape in self.shapes:
-            depths = broker.depths(shape.watched)
-            counts = self.ledgers[shape.service].counts()
-            archive = self.ledgers[shape.service].archive()
-            state.archived[shape.service] = sum(one.open for one in archive)
-            state.unread += depths[shape.archive]
-            for name, handler in shape.handlers.items():
-                handled, retried = counts.get(handler, (0, 0))
-                expected = sum(n for key, n in published.items() if handler in shape.wants(key))
-                state.rows.append(
-                    (shape.service, handler, expected, handled, depths[name], retried)
-                )
-            for name, count in depths.items():
-                if count and shape.queues[name] == "delay":
-                    state.delayed[f"{shape.service} {name.rpartition('.')[2]}"] = count
-        return state
+    def look(self, queues: Queues, *, peek: bool = False) -> Account:
+        """Count what became of the events.
 
-    def show(self, state: State, intake: Intake | None, total: int) -> None:
+        Args:
+            peek: read the archives' queues too; the mirrors must not run.
+        """
+        depths = queues.depths(name for each in self.topologies for name in each.queues)
+        self.archives = {
+            # The queue first: an event that the mirror moves meanwhile counts twice, not never.
+            each.service: [
+                *(queues.peek(each.archive) if peek else ()),
+                *self.ledgers[each.service].archive(),
+            ]
+            for each in self.topologies
+        }
+        return account(self.topologies, self.ledgers, depths, self.archives)
+
+    def unread(self, queues: Queues) -> int:
+        """Return the number of messages that the mirrors have not stored."""
+        return sum(queues.depth(each.archive)[0] for each in self.topologies)
+
+    def show(self, now: Account, intake: Intake | None) -> None:
         screen = self.screen
-        refused = f"{len(intake.refused)} refused" if intake else ""
-        delayed = ", ".join(f"{queue}: {count}" for queue, count in state.delayed.items())
-        archived = ", ".join(f"{name} {count}" for name, count in state.archived.items())
+        delayed = ", ".join(f"{queue}: {n}" for queue, n in now.delayed.items()) or "none"
+        archived = ", ".join(f"{name} {count}" for name, count in now.open.items())
         head = ("service", "handler", "", "handled", "of", "waiting", "retried")
         rows = [
-            (service, handler, small_bar(handled, expected), handled, expected, waiting, retried)
-            for service, handler, expected, handled, waiting, retried in state.rows
-        ]
-        block = [""]
-        if intake:
-            bar = screen.bar(intake.lines, total)
-            block += [f"  orders   {bar} {intake.lines} of {total}, {refused}", ""]
+            (r.service, r.handler, bar(r.handled, r.events, 12), r.handled, r.events,
+             r.waiting, r.retried)
+            for r in now.rows
+        ]  # fmt: skip
+        block = ["", *screen.table(head, rows)]
         block += [
-            *screen.table(head, rows),
             "",
-            f"  delayed on the broker   {delayed or 'nothing'}",
-            f"  open in the archive     {archived}",
+            f"  waiting in delay queues   {delayed}",
+            f"  open in the archive       {archived}",
         ]
         plain = (
-            f"handled {state.handled} of {state.expected}, retried "
-            f"{sum(row[5] for row in state.rows)}, open in the archive {state.open}; delayed "
-            f"{delayed or 'nothing'}"
+            f"handled {now.total('handled')} of {now.total('events')}, retried "
+            f"{now.total('retried')}, open in the archive {sum(now.open.values())}; "
+            f"in delay queues: {delayed}"
         )
         if intake:
-            plain = f"{intake.lines}/{total} orders, {refused}; {plain}"
+            orders = f"{intake.lines} of {intake.total} orders, {len(intake.refused)} refused"
+            block[:0] = ["", f"  orders   {bar(intake.lines, intake.total)} {orders}"]
+            plain = f"{orders}; {plain}"
         screen.live(block, plain)
 
     # -- the end --------------------------------------------------------------------------
 
-    def take_stock(self, broker: accounting.Queues, *, again: bool = False) -> Result:
-        """Count what is where, and show it."""
-        depths = broker.depths(name for shape in self.shapes for name in shape.queues)
-        archives = {
-            # The queue first: what the mirror takes meanwhile is counted twice, never not at all.
-            shape.service: [
-                *broker.peek(shape.archive),
-                *self.ledgers[shape.service].archive(),
-            ]
-            for shape in self.shapes
-        }
-        result = accounting.account(self.shapes, self.ledgers, depths, archives)
+    def take_stock(self, queues: Queues, *, again: bool = False) -> Account:
+        """Count everything, and print the tables."""
+        result = self.look(queues, peek=True)
         self.screen.clear()
         if again:
-            report_again(self.screen, result, archives)
+            report_again(self.screen, result, self.archives)
         else:
-            report(
-                self.screen, result, refused=self.refused, ledgers=self.ledgers, archives=archives
-            )
+            refused = self.intake.refused if self.intake is not None else []
+            report(self.screen, result, refused, self.ledgers, self.archives)
         return result
 
-    def verdict(self, result: Result, *, final: bool = False) -> int:
+    def verdict(self, result: Account, *, final: bool = False) -> int:
         screen = self.screen
-        seconds = time.monotonic() - screen.began
         screen.write()
         if result.lost:
             screen.write(f"  {screen.paint(f'{result.lost} events are lost', BOLD, RED)}:")
             for handler, event_id in sorted(result.missing)[:10]:
                 screen.write(f"    {handler} {event_id}")
             return 1
+        unhandled = result.total("events") - result.total("handled")
+        problem = ""
         if result.waiting:
-            waiting = f"{result.waiting} messages waited still after {PATIENCE:.0f} s of silence"
-            screen.write(f"  Nothing is lost, but {screen.paint(waiting, YELLOW)}.")
-            screen.write(f"  Remedy: look into {shown(RUN / 'log')}, then run it again")
-            return 1
-        if final and (result.open or result.handled != result.expected):
-            left = result.expected - result.handled
-            text = f"{left} are not handled, and {result.open} open in the archive"
-            screen.write(f"  Nothing is lost, but {screen.paint(text, YELLOW)}.")
-            screen.write(f"  Remedy: look into {shown(RUN / 'log')}, then run it again")
+            problem = (
+                f"{result.waiting} messages still wait after {PATIENCE:.0f} s without progress"
+            )
+        elif final and (unhandled or any(result.open.values())):
+            problem = f"{unhandled} are not handled, and {sum(result.open.values())} are archived"
+        if problem:
+            screen.write(f"  Nothing is lost, but {screen.paint(problem, YELLOW)}.")
+            screen.write(f"  Look into {LOGS}, then run the demo again.")
             return 1
         screen.write(
-            f"  {screen.paint('Nothing was lost.', BOLD, GREEN)} {seconds:.0f} s. "
+            f"  {screen.paint('Nothing was lost.', BOLD, GREEN)} "
+            f"{time.monotonic() - screen.began:.0f} s. "
             + screen.paint(f"Databases, mails and logs: {shown(RUN)}", DIM)
         )
         return 0
 
+    def save_state(self, *, server: bool = False) -> None:
+        assert self.sandbox is not None  # noqa: S101 - set_up() creates it
+        running = [*self.webs, *self.workers]
+        state_file.write(self.sandbox, running, self.declared, release=self.release, server=server)
+
+    def explain(self) -> None:
+        """Print what runs where."""
+        assert self.sandbox is not None  # noqa: S101 - set_up() creates it
+        environment = RUN / "env"
+        environment.touch(mode=0o600)
+        pairs = self.services[0].environment.items()
+        environment.write_text("".join(f"export {key}='{value}'\n" for key, value in pairs))
+        screen = self.screen
+        screen.heading("Running now")
+        for name, address in self.addresses.items():
+            screen.write(f"  {name:<11} {address}/admin/")
+        screen.write(f"  log in      user {USER}, password {self.password}")
+        screen.write(f"  broker      {self.sandbox.url}")
+        if self.sandbox.management_url:
+            url = urlsplit(self.sandbox.management_url)
+            page = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+            screen.write(f"  management  {page}, user {url.username}, password {url.password}")
+        screen.write(
+            f"  commands    . {shown(environment)}; .venv/bin/python manage.py events_status"
+        )
+
     def clean_up(self) -> None:
-        """End everything that was started, whatever has happened; bounded in time."""
+        """End everything that was started, in bounded time."""
         if self.kept or not self.begun:
             return
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -388,27 +394,27 @@ class Demo:
         node = self.sandbox.node if self.sandbox else Node.attach(RUN / "broker")
         ended = node.processes if node is not None else []
         self._stop(self.webs)
-        self._stop(self.workers)
+        self._stop([*self.workers, *([self.intake.worker] if self.intake else [])])
         ended += self.ended
         try:
             if self.sandbox is not None:
-                self.sandbox.clear_away(self.shapes)
+                self.sandbox.clean_up(self.topologies)
             elif node is not None:
                 node.end()
         except Exception as exc:  # noqa: BLE001 - the broker may be what has failed
-            print(f"demo: not cleared away on the broker: {exc}", file=sys.stderr)
+            print(f"demo: the broker was not cleaned up: {exc}", file=sys.stderr)
         self.screen.clear()
         left = [process.pid for process in ended if process.alive]
         if left:
-            print(f"demo: still running: {left}; end them with kill -9", file=sys.stderr)
+            print(f"demo: still running: {left}. End them with kill -9.", file=sys.stderr)
         elif ended:
             text = f"  {len(ended)} processes stopped, none is left"
             self.screen.write(self.screen.paint(text, DIM))
 
     @contextmanager
-    def broker(self) -> Iterator[accounting.Queues]:
-        assert self.sandbox is not None  # noqa: S101 - made first
-        connected = accounting.Queues(self.sandbox.url)
+    def queues(self) -> Iterator[Queues]:
+        assert self.sandbox is not None  # noqa: S101 - set_up() creates it
+        connected = Queues(self.sandbox.url)
         try:
             yield connected
         finally:
@@ -416,84 +422,36 @@ class Demo:
                 connected.close()
 
 
-@dataclass(slots=True)
-class State:
-    """A look at ledgers and queues while things go on."""
-
-    #: service, handler, expected, handled, waiting, retried
-    rows: list[tuple[str, str, int, int, int, int]] = field(default_factory=list)
-    delayed: dict[str, int] = field(default_factory=dict)
-    #: open in the archive's tables, by service
-    archived: dict[str, int] = field(default_factory=dict)
-    #: messages in the archive's queues
-    unread: int = 0
-
-    @property
-    def open(self) -> int:
-        return sum(self.archived.values())
-
-    @property
-    def expected(self) -> int:
-        return sum(row[2] for row in self.rows)
-
-    @property
-    def handled(self) -> int:
-        return sum(row[3] for row in self.rows)
-
-    @property
-    def settled(self) -> bool:
-        """Whether everything is handled or mirrored."""
-        return not self.unread and self.handled + self.open >= self.expected
-
-
 class Intake:
-    """`manage.py place_orders`, read as it goes on."""
+    """`manage.py place_orders`, and what it has said so far."""
 
     def __init__(self, shop: Service, limit: int | None) -> None:
+        self.total = min(len(ORDERS.read_bytes().splitlines()), limit or sys.maxsize)
         self.lines = 0
         self.refused: list[dict[str, Any]] = []
-        self.ended = False
-        self._queue: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
-        command = ["place_orders", str(ORDERS), "--format", "json"]
+        command = ["manage.py", "place_orders", str(ORDERS), "--format", "json"]
         command += ["--limit", str(limit)] if limit else []
-        threading.Thread(target=self._run, args=(shop, command), daemon=True).start()
+        self.worker = Worker.start(shop, "place_orders", *command)
+        self._output = shop.log(self.worker.role)
+        self._read = 0
 
-    def _run(self, shop: Service, command: list[str]) -> None:
-        try:
-            for line in shop.lines(*command):
-                self._queue.put(json.loads(line))
-            self._queue.put({"ended": True})
-        except Exception as exc:  # noqa: BLE001 - it is raised where it is read
-            self._queue.put(exc)
-
-    def read(self) -> None:
-        """Take in what was said since the last time.
+    def read(self) -> bool:
+        """Read new lines; return True once the command has ended.
 
         Raises:
             DemoError: the command has failed.
         """
-        while not self._queue.empty():
-            entry = self._queue.get()
-            if isinstance(entry, Exception):
-                raise entry
-            if "line" in entry:
+        child = self.worker.main.child
+        code = child.poll() if child is not None else 0
+        text = self._output.read_text()
+        end = text.rfind("\n") + 1  # the last line may be incomplete
+        for line in text[self._read : end].split("\n"):
+            if line.startswith('{"line"'):
+                entry = json.loads(line)
                 self.lines += 1
                 if entry["outcome"] != "published":
                     self.refused.append(entry)
-            self.ended = self.ended or "ended" in entry
-
-
-def service(name: str, place: Sandbox | None = None) -> Service:
-    """Return a service; without a place only what needs no broker."""
-    environment = {"EXAMPLE_DATA": str(RUN)}
-    if place is not None:
-        environment |= {"AMQP_URL": place.url, "EXAMPLE_PREFIX": place.prefix}
-        if place.management_url:
-            environment["AMQP_MANAGEMENT_URL"] = place.management_url
-    return Service(name=name, environment=environment, data=RUN)
-
-
-def small_bar(done: int, total: int) -> str:
-    length = 12
-    filled = length if done and done >= total else done * length // total if total else 0
-    return "█" * filled + "░" * (length - filled)
+        self._read = end
+        if code:
+            raise DemoError(f"manage.py place_orders ended with {code}:\n{text[-2000:]}")
+        return code is not None

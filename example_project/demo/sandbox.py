@@ -1,30 +1,25 @@
-"""Where on a broker the demo happens, and how it is cleared away again."""
+"""The part of a broker that the demo uses and cleans up."""
 
 from __future__ import annotations
 
 import http.client
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from amqp.exceptions import AMQPError
 
-from . import accounting
-from .accounting import ServiceTopology
-from .processes import ROOT, DemoError
+from .accounting import Queues, ServiceTopology
+from .processes import RUN, DemoError
 
-from broker import Broker, BrokerError, Node  # isort: skip - processes.py has its path
-from machine import Process, free_ports, port_is_free  # isort: skip
-
-RUN = ROOT / ".run" / "demo"
+from broker import Broker, BrokerError, Node  # isort: skip - processes.py adds its path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """A private node; or a vhost, or a prefix, on the broker that AMQP_URL names."""
+    """A private node, or a vhost or a prefix on the broker of AMQP_URL."""
 
     url: str
     management_url: str = ""
@@ -32,70 +27,50 @@ class Sandbox:
     vhost: str = ""
     node: Node | None = None
 
-    @property
-    def text(self) -> str:
+    def __str__(self) -> str:
         if self.node is not None:
-            return f"RabbitMQ {self.node.version}, private"
-        where = f"vhost {self.vhost}" if self.vhost else f"prefix {self.prefix}"
-        return f"the one that AMQP_URL names, {where}"
+            return f"RabbitMQ {self.node.version}, a private node"
+        return f"AMQP_URL, {f'vhost {self.vhost}' if self.vhost else f'prefix {self.prefix}'}"
 
     @classmethod
-    def find(cls, *, keep: bool) -> Sandbox:
-        """Start a private node, or make a place on the broker that AMQP_URL names.
+    def create(cls, *, keep: bool) -> Sandbox:
+        """Start a private node, or use the broker of AMQP_URL.
 
         Raises:
-            BrokerError, DemoError: there is no broker; with the remedies.
+            BrokerError, DemoError: there is no broker; the message names the remedies.
         """
         url, management = os.environ.get("AMQP_URL"), os.environ.get("AMQP_MANAGEMENT_URL", "")
         if not url:
             node = Node.start(RUN / "broker", die_with_parent=not keep)
-            return cls(url=node.amqp_url(), management_url=node.management_url or "", node=node)
+            return cls(url=node.amqp_url(), management_url=node.management_url, node=node)
         name = f"demo-{secrets.token_hex(3)}"
         broker = Broker.from_urls(url, management or None)
         try:
             broker.add_vhost(name)
         except (OSError, BrokerError, http.client.HTTPException, ValueError):
-            # Somebody else's broker, and no right to make a vhost on it.
+            # No permission to create a vhost: a prefix will do if AMQP answers.
             try:
-                accounting.Queues(url).close()
+                Queues(url).close()
             except (OSError, AMQPError) as exc:
-                host = urlsplit(url).hostname
                 raise DemoError(
-                    f"no RabbitMQ answers where AMQP_URL says ({host}): {exc}. Remedy: correct "
-                    f"AMQP_URL, or unset it, and the demo starts a node of its own"
+                    f"No RabbitMQ answers at AMQP_URL ({urlsplit(url).hostname}): {exc}. "
+                    "Correct AMQP_URL, or unset it to start a private node."
                 ) from exc
             return cls(url=url, management_url=management, prefix=f"{name}-")
         own = urlsplit(url)._replace(path=f"/{quote(name, safe='')}").geturl()
-        return cls(url=own, management_url=broker.management_url or "", vhost=name)
+        return cls(url=own, management_url=broker.management_url, vhost=name)
 
-    def processes(self) -> list[Process]:
-        """Return the private node, its epmd and its guard."""
-        return self.node.processes if self.node is not None else []
-
-    def clear_away(self, shapes: Iterable[ServiceTopology]) -> None:
-        """End the node, or take what the demo has made from somebody else's broker."""
+    def clean_up(self, topologies: Iterable[ServiceTopology]) -> None:
+        """End the node, or delete what the demo has declared."""
         if self.node is not None:
             self.node.end()
         elif self.vhost:
             Broker.from_urls(self.url, self.management_url or None).delete_vhost(self.vhost)
         else:
-            broker = accounting.Queues(self.url)
+            queues = Queues(self.url)
             try:
-                for shape in shapes:
-                    tasks = f"{self.prefix}tasks-{shape.service}"
-                    broker.delete([*shape.queues, tasks], [*shape.exchanges, tasks])
+                for each in topologies:
+                    tasks = f"{self.prefix}tasks-{each.service}"
+                    queues.delete([*each.queues, tasks], [*each.exchanges, tasks])
             finally:
-                broker.close()
-
-
-def pick_ports(wanted: Sequence[int]) -> list[int]:
-    """Return two ports for the web servers: those that are wanted, where they are free."""
-    return [
-        port if port and port_is_free(port) else free
-        for port, free in zip(wanted or (0, 0), free_ports(2), strict=True)
-    ]
-
-
-def shown(path: Path) -> str:
-    """Return a path as a person in the project's folder would write it."""
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+                queues.close()

@@ -1,4 +1,4 @@
-"""What is shown: steps, one block that is updated in place at a terminal, tables."""
+"""The terminal: steps, a block updated in place, tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BOLD, DIM, RED, GREEN, YELLOW = "1", "2", "31", "32", "33"
 
 
 class Screen:
-    """Writes to a terminal, or plain lines to anything else."""
+    """Output to a terminal, or plain lines to a file or pipe."""
 
-    #: Seconds between the plain lines of something that goes on.
+    #: Seconds between two plain lines of progress.
     INTERVAL = 2.0
 
     def __init__(self, out: TextIO | None = None) -> None:
@@ -47,12 +47,12 @@ class Screen:
         self.write(self.paint(text, BOLD))
 
     def step(self, name: str, text: str) -> None:
-        """One thing that is done."""
+        """Print a completed step."""
         seconds = f"{time.monotonic() - self.began:5.1f} s"
         self.write(f"  {self.paint(seconds, DIM)}  {name:<10} {text}")
 
     def live(self, block: Sequence[str], plain: str) -> None:
-        """Show a block in place of the one before; where that cannot be, a line now and then."""
+        """Replace the last block at a terminal; otherwise print *plain* every few seconds."""
         if self.terminal:
             self.clear()
             block = block[: shutil.get_terminal_size((100, 24)).lines - 2]
@@ -64,19 +64,15 @@ class Screen:
             self.write(f"  {time.monotonic() - self.began:5.1f} s  {plain}")
 
     def status(self, text: str) -> None:
-        """Say at a terminal what is waited for."""
+        """Say at a terminal what is in progress."""
         if self.terminal:
             self.live(["", f"  {self.paint(text, DIM)}"], "")
 
     def clear(self) -> None:
-        """Take the block away."""
+        """Remove the block."""
         if self._height:
             self.out.write(f"\033[{self._height}F\033[J")
             self._height = 0
-
-    def bar(self, done: int, total: int, length: int = 24) -> str:
-        filled = length if not total else min(length, done * length // total)
-        return self.paint("█" * filled, GREEN) + self.paint("░" * (length - filled), DIM)
 
     def table(
         self,
@@ -86,11 +82,11 @@ class Screen:
         total: bool = False,
         wrap: bool = False,
     ) -> list[str]:
-        """Lay out rows; numbers go to the right.
+        """Lay out rows, numbers to the right.
 
         Args:
-            total: the last row stands apart.
-            wrap: where it is too wide, the last column gets lines of its own.
+            total: separate the last row.
+            wrap: if the table is too wide, the last column gets its own lines.
         """
         cells = [[clean(str(cell)) for cell in row] for row in rows]
         count = len(head)
@@ -117,13 +113,18 @@ class Screen:
         return lines
 
 
+def bar(done: int, total: int, length: int = 24) -> str:
+    filled = min(length, done * length // total) if total else 0
+    return "█" * filled + "░" * (length - filled)
+
+
 def clean(text: str) -> str:
-    """Take out what would leave its cell: control characters, directions of writing."""
+    """Replace characters that would leave their cell: controls, writing directions."""
     return "".join("·" if unicodedata.category(char) in ("Cc", "Cf") else char for char in text)
 
 
 def columns(text: str) -> int:
-    """Return the columns that a text takes at a terminal."""
+    """Return the width of a text at a terminal."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
         for char in text
@@ -131,7 +132,7 @@ def columns(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Cut a line to so many columns; colours take none."""
+    """Cut a line to *width* columns; colours take none."""
     taken, escape = 0, False
     kept: list[str] = []
     for char in text:

@@ -1,7 +1,7 @@
-"""`make serve`: both services, with their failures in the archive, until somebody has seen enough.
+"""`make serve`: both services with a full archive, until a signal ends them.
 
-One process looks after all the others, at a terminal or in the background. It is told by signals:
-SIGUSR1 releases the fix, SIGINT and SIGTERM end everything.
+One process watches all the others, at a terminal or in the background. SIGUSR1 releases the fix,
+SIGINT and SIGTERM end everything.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from amqp.exceptions import AMQPError
 
-from . import accounting, state_file
+from . import state_file
+from .accounting import Queues
 from .processes import ROOT, DemoError
-from .run import Demo
-from .sandbox import RUN, shown
+from .run import LOGS, OUTPUT, Demo
 from .screen import DIM, Screen
 
-from machine import wait_until  # isort: skip - processes.py has its path
+from machine import wait_until  # isort: skip - processes.py adds its path
 
-#: Ports of the two web servers, where they are free.
+#: Ports of the two web servers, if they are free.
 PORTS = (8001, 8002)
-#: Seconds between looks.
+#: Seconds between two looks.
 LOOK = 0.5
-#: Seconds for a roll-out, for all to begin and for all to end.
+#: Seconds for a roll-out, and for everything to start or to end.
 PATIENCE = 120.0
 
 
@@ -35,55 +35,56 @@ class Serving(Demo):
 
     def __init__(self, screen: Screen, *, orders: int | None) -> None:
         super().__init__(screen, orders=orders, ports=PORTS)
-        self.wanted = False
+        self.fix_requested = False
 
     def run(self) -> int:
         """Serve until a signal ends it (KeyboardInterrupt)."""
-        signal.signal(signal.SIGUSR1, self._want)
+        signal.signal(signal.SIGUSR1, self._request_fix)
         self.set_up()
-        with self.broker() as broker:
-            self.start(broker, web=True)
-            self.publish(broker)
-            self.take_stock(broker)
-            state_file.explain(self.screen, self)
+        with self.queues() as queues:
+            self.start(queues, web=True)
+            self.publish(queues)
+            self.take_stock(queues)
             self.explain()
-            state_file.write(self, server=True)
+            self.suggest()
+            self.save_state(server=True)
             self.served = True
             try:
-                self.wait(broker)
+                self.wait(queues)
             except (AMQPError, OSError) as exc:
-                raise DemoError(f"the broker is gone: {exc}") from exc
+                raise DemoError(f"RabbitMQ is unreachable: {exc}") from exc
         return 0
 
-    def _want(self, _number: int, _frame: Any) -> None:
-        self.wanted = True
+    def _request_fix(self, _number: int, _frame: Any) -> None:
+        self.fix_requested = True
 
-    def explain(self) -> None:
+    def suggest(self) -> None:
         screen = self.screen
         screen.heading("What to try")
         for line in (
-            "1. Log in, open Archived events, look at one: what failed, where, and how often",
-            "2. Replay it: it is tried anew, fails again, and comes back as the same row",
+            "1. Log in, open Archived events, look at one: the error, the traceback, the attempts",
+            "2. Replay it: it fails again and returns to the same row",
             "3. Release the fix, in another terminal:  make serve ARGS=--fix",
-            "4. Select all, action Replay, in both services; watch them succeed",
+            "4. Select all events, choose Replay, in both services, and watch them succeed",
         ):
             screen.write(f"  {line}")
         screen.write()
-        screen.write("  end with Ctrl-C, or make serve ARGS=--stop")
+        screen.write("  stop with Ctrl-C, or make serve ARGS=--stop")
         screen.write()
 
-    def wait(self, broker: accounting.Queues) -> None:
-        """Look on, say what changes, and roll out the fix when it is asked for."""
+    def wait(self, queues: Queues) -> None:
+        """Print every change, and roll out the fix on request."""
         said = ""
         while True:
-            self.complain()
-            if self.wanted and self.release == 1:
-                self.roll_out(broker)
+            self.check_workers()
+            if self.fix_requested and self.release == 1:
+                self.roll_out(queues)
                 self.screen.write()
-                state_file.write(self, server=True)
-            state = self.look(broker)
-            opened = ", ".join(f"{name} {count}" for name, count in state.archived.items())
-            text = f"handled {state.handled} of {state.expected}; open in the archive: {opened}"
+                self.save_state(server=True)
+            now = self.look(queues)
+            opened = ", ".join(f"{name} {count}" for name, count in now.open.items())
+            handled = f"handled {now.total('handled')} of {now.total('events')}"
+            text = f"{handled}; open in the archive: {opened}"
             if text != said:
                 said = text
                 moment = self.screen.paint(time.strftime("%H:%M:%S"), DIM)
@@ -92,12 +93,12 @@ class Serving(Demo):
 
 
 def in_background(screen: Screen, *, orders: int | None) -> int:
-    """Start a process that serves, and return when it does; returns the exit code."""
+    """Start a process that serves, and return the exit code when it is ready."""
     command = [sys.executable, "-m", "example_project.demo", "--serve"]
     command += ["--orders", str(orders)] if orders else []
-    state_file.OUTPUT.unlink(missing_ok=True)
-    state_file.OUTPUT.touch(mode=0o600)  # it has passwords in it
-    with state_file.OUTPUT.open("w") as out:
+    OUTPUT.unlink(missing_ok=True)
+    OUTPUT.touch(mode=0o600)  # it contains passwords
+    with OUTPUT.open("w") as out:
         child = subprocess.Popen(  # noqa: S603 - this program
             command,
             cwd=ROOT,
@@ -107,7 +108,7 @@ def in_background(screen: Screen, *, orders: int | None) -> int:
             start_new_session=True,
         )
     try:
-        with state_file.OUTPUT.open() as said:
+        with OUTPUT.open() as said:
             while child.poll() is None and _server_pid() != child.pid:
                 _pass_on(screen, said.read())
                 time.sleep(0.1)
@@ -118,7 +119,7 @@ def in_background(screen: Screen, *, orders: int | None) -> int:
         raise
     if child.poll() is not None:
         return child.returncode or 1
-    child.returncode = 0  # it goes on without us
+    child.returncode = 0  # it outlives this process
     return 0
 
 
@@ -133,32 +134,32 @@ def _server_pid() -> int:
 
 
 def release(screen: Screen) -> int:
-    """Ask the process that serves to release the fix; returns the exit code."""
+    """Ask the serving process to release the fix; return the exit code."""
     state = state_file.read()
     server = state_file.server(state)
     if server is None:
-        print("demo: nothing is served; begin with: make serve", file=sys.stderr)
+        print("demo: make serve is not running. Start it first.", file=sys.stderr)
         return 2
     if state["release"] == 2:
-        screen.write("release 2 runs already")
+        screen.write("release 2 is running already")
         return 0
-    screen.write("rolling out release 2: workers end what they have in hand and start anew …")
+    screen.write("rolling out release 2: the workers finish their events and restart …")
     server.send(signal.SIGUSR1)
     wait_until(lambda: not server.alive or state_file.read().get("release") == 2, PATIENCE)
     if state_file.read().get("release") != 2:
-        print(f"demo: the roll-out did not end; look into {shown(RUN / 'log')}", file=sys.stderr)
+        print(f"demo: the roll-out did not finish. Look into {LOGS}.", file=sys.stderr)
         return 1
-    screen.write("Release 2 runs. What is replayed now is handled.")
+    screen.write("Release 2 is running. Replayed events are handled now.")
     return 0
 
 
 def end(screen: Screen) -> int | None:
-    """End the process that serves, and with it all others; ``None`` where there is none."""
+    """End the serving process and all others; return the exit code, None if it does not run."""
     server = state_file.server(state_file.read())
     if server is None:
         return None
     screen.status("stopping …")
     server.send(signal.SIGTERM)
     gone = server.wait(PATIENCE)
-    screen.write("all stopped" if gone else f"still running: {server.pid}")
+    screen.write("all processes stopped" if gone else f"still running: {server.pid}")
     return 0 if gone else 1

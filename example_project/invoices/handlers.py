@@ -1,4 +1,4 @@
-"""What billing does when the shop has an order: three handlers, each with its own retries."""
+"""Billing's handlers of an order: three, each with its own retries."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def issue_invoice(number: str, customer: dict[str, Any], currency: str, total: s
                 "total": gross,
             },
         )
-        # Also where the invoice is not new: an earlier attempt may have ended between its commit
-        # and the confirm. The event id is made of the order, so a repeat is known for one.
+        # Even if the invoice exists: an earlier attempt may have died between its commit and the
+        # confirm. The event id depends on the order alone, so consumers recognise a repeat.
         event_id = str(uuid5(NAMESPACE_URL, f"invoice:{number}"))
         invoice_issued.using(event_id=event_id).publish(
             order_number=number,
@@ -52,7 +52,7 @@ def issue_invoice(number: str, customer: dict[str, Any], currency: str, total: s
 
 @order_created.handler
 def book_revenue(number: str, placed_at: str, currency: str, total: str) -> None:
-    """Book the amount on the day of the order; once per order, whatever is delivered twice."""
+    """Book the amount on the day of the order, once per order even if delivered twice."""
     Revenue.objects.get_or_create(
         order_number=number,
         defaults={
@@ -65,10 +65,10 @@ def book_revenue(number: str, placed_at: str, currency: str, total: str) -> None
 
 @order_created.handler(name="invoices.register_sale")
 class RegisterSale(Task):
-    """Report the sale to the tax office: fails now and then, and waits 1, 2, 4 seconds."""
+    """Report the sale to the tax office; retries after 1, 2 and 4 seconds."""
 
     def run(self, number: str, customer: dict[str, Any]) -> None:
-        """Report it once; `self.request` is Celery's, with the retries so far."""
+        """Report it once; `self.request` is Celery's request, with the number of retries."""
         if SaleReport.objects.filter(order_number=number).exists():
             return
         receipt = report_sale(number, customer["country"], attempt=self.request.retries + 1)

@@ -1,4 +1,4 @@
-"""Ordinary Celery tasks: they go on beside the handlers, in the same worker."""
+"""Ordinary Celery tasks, which run beside the handlers in the same worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .models import Invoice
 
 @shared_task
 def render_document(invoice_id: int) -> None:
-    """Render an invoice; slow in real life, so no handler waits for it."""
+    """Render an invoice. In production this is slow, so no handler waits for it."""
     invoice = Invoice.objects.get(pk=invoice_id)
     invoice.document = (
         f"INVOICE {invoice.number}\n{invoice.customer['name']}\n"

@@ -1,4 +1,4 @@
-"""Tax rates, VAT ids, and the tax offices, which are not always in."""
+"""Tax rates, VAT ids, and the tax offices, which are not always available."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 import zlib
 from decimal import Decimal
 
-from example_project.releases import mended
+from example_project.releases import fixed
 
-#: VAT in per cent; sales to countries with 0 here are exports.
+#: VAT in percent; a sale to a country with 0 is an export.
 RATES = {
     "AE": 0, "AT": 20, "BE": 21, "CH": 0, "CZ": 21, "DE": 19, "DK": 25, "ES": 21, "FI": 24,
     "FR": 20, "GB": 20, "GR": 24, "IE": 23, "IL": 0, "IT": 22, "JP": 0, "NL": 21, "PL": 23,
     "PT": 23, "SE": 25, "US": 0,
 }  # fmt: skip
-#: Joined in release 2.
+#: Added in release 2.
 NEW_RATES = {"HR": 25}
 VAT_ID = {
     "AT": r"ATU\d{8}", "BE": r"BE[01]\d{9}", "DE": r"DE\d{9}", "DK": r"DK\d{8}",
@@ -24,44 +24,44 @@ VAT_ID = {
 
 
 class TaxError(ValueError):
-    """The order cannot be taxed as it is; somebody has to correct it."""
+    """The order cannot be taxed: its data must be corrected."""
 
 
 class TaxOfficeUnavailable(OSError):
-    """No answer, or a busy one; it may be better in a second."""
+    """The tax office is busy or does not answer; a retry may succeed."""
 
 
 def rate(country: str, vat_id: str | None) -> Decimal:
     """Return the VAT rate for a customer.
 
     Raises:
-        TaxError: unknown country; in release 1 a VAT id that cannot be one, too.
+        TaxError: unknown country, or, in release 1, an invalid VAT id.
     """
-    rates = RATES | NEW_RATES if mended() else RATES
+    rates = RATES | NEW_RATES if fixed() else RATES
     if country not in rates:
         raise TaxError(f"there is no tax rate for the country {country!r}")
     if vat_id:
         valid = re.fullmatch(VAT_ID.get(country, r"(?!)"), vat_id)
-        if not valid and not mended():
-            raise TaxError(f"{vat_id!r} is no VAT id of {country}")
+        if not valid and not fixed():
+            raise TaxError(f"{vat_id!r} is not a VAT id of {country}")
         if valid and country != "DE":
-            return Decimal(0)  # reverse charge: the customer pays it
+            return Decimal(0)  # reverse charge: the customer pays the tax
     return Decimal(rates[country]) / 100
 
 
 def report_sale(number: str, country: str, *, attempt: int) -> str:
-    """Report a sale to the tax office of a country; returns its receipt.
+    """Report a sale to the tax office of a country and return its receipt.
 
-    It is simulated, and fails in the same way every time the demo runs: for three orders in twelve
-    the first one, two or three calls find it busy. The Greek office has moved; release 1 calls it
-    where it was, release 2 has the new address.
+    The office is simulated and fails in the same way in every run: for three of twelve orders, the
+    first one, two or three calls find it busy. The Greek office has moved; release 2 knows the new
+    address.
 
     Raises:
         TaxOfficeUnavailable: try again.
     """
-    if country == "GR" and not mended():
-        raise TaxOfficeUnavailable("503 the office of GR does not answer")
+    if country == "GR" and not fixed():
+        raise TaxOfficeUnavailable("503 the tax office of GR does not answer")
     busy = {0: 1, 1: 2, 2: 3}.get(zlib.crc32(number.encode()) % 12, 0)
     if attempt <= busy:
-        raise TaxOfficeUnavailable(f"429 the office of {country} is busy (order {number})")
+        raise TaxOfficeUnavailable(f"429 the tax office of {country} is busy (order {number})")
     return f"{country}-{zlib.crc32(f'receipt {number}'.encode()):08x}"

@@ -1,1 +1,1 @@
-"""The example's own bookkeeping of what was published and run; the demo's table is made of it."""
+"""The example's own bookkeeping of what was published and run; the demo counts it."""

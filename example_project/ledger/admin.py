@@ -1,4 +1,4 @@
-"""Runs of handlers, to look up what became of an event."""
+"""Runs of handlers, to look up the outcome of an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the ledger: one row per confirmed publish, one per attempt of a handler."""
+"""Keep the ledger: one row per confirmed event, one per attempt of a handler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _published(event_id: str, name: str, **_: Any) -> None:
 
 
 def _began(task: Any, **_: Any) -> None:
-    # Handlers are Celery tasks, so Celery's signals tell of them; ordinary tasks have no event.
+    # Handlers are Celery tasks, so Celery sends its signals; an ordinary task has no event.
     if getattr(task, "event", None) is not None:
         task.request.began_at = datetime.now(UTC)
 
@@ -44,7 +44,7 @@ def _ended(task: Any, state: str | None = None, retval: Any = None, **_: Any) ->
         event_name=event.name,
         attempt=event.attempt,
         state=state or "",
-        # Celery's Retry has what went wrong in it.
+        # Celery's Retry contains the exception.
         exception=str(getattr(retval, "exc", None) or retval)[:200] if state != "SUCCESS" else "",
         due_at=event.due_at,
         began_at=getattr(task.request, "began_at", None) or datetime.now(UTC),

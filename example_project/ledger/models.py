@@ -1,4 +1,4 @@
-"""Two lists that only grow."""
+"""The ledger, to which rows are only added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shop's orders do when something happened."""
+"""The shop's handlers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.core.mail import EmailMessage
 
-from example_project.releases import mended
+from example_project.releases import fixed
 
 from .events import invoice_issued, order_created
 from .models import Confirmation, Order
@@ -17,11 +17,11 @@ from .models import Confirmation, Order
 async def send_confirmation(
     number: str, customer: dict[str, Any], currency: str, total: str
 ) -> None:
-    """Mail the customer. A name that no mail can carry will not get better, so: no retry."""
+    """Mail the customer. An invalid header does not improve, so a ValueError is not retried."""
     if await Confirmation.objects.filter(number=number).aexists():
-        return  # delivered again; "at least once" means that this happens
+        return  # delivered again: "at least once" includes twice
     name = customer["name"]
-    if mended():
+    if fixed():
         name = " ".join(name.split())  # a subject has one line
     mail = EmailMessage(
         subject=f"Your order {number}, {name}",
@@ -34,6 +34,6 @@ async def send_confirmation(
 
 @invoice_issued.handler
 def mark_invoiced(order_number: str, invoice_number: str) -> None:
-    """Note the invoice's number; the same twice changes nothing."""
+    """Store the invoice's number; a repeat changes nothing."""
     if not Order.objects.filter(number=order_number).update(invoice_number=invoice_number):
-        raise Order.DoesNotExist(f"invoice {invoice_number}: there is no order {order_number}")
+        raise Order.DoesNotExist(f"invoice {invoice_number}: order {order_number} does not exist")

@@ -1,4 +1,4 @@
-"""Accepting orders."""
+"""Accept orders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db import transaction
 from .events import order_created
 from .models import Order
 
-#: Above this a person looks at the order; in its currency, which is close enough here.
+#: A higher total is reviewed. It is compared in the order's currency, which is close enough here.
 HELD_ABOVE = Decimal(20_000)
 
 
@@ -20,12 +20,12 @@ def place(entry: dict[str, Any]) -> Order:
 
     Raises:
         ValueError: the contract refuses the entry.
-        IntegrityError: there is an order of that number already.
+        IntegrityError: an order with that number exists already.
         PublishError: the order is saved, but its event was not confirmed.
     """
     with transaction.atomic():
-        # Validated here, published when the transaction has committed: if the number is taken,
-        # the insert fails and no event leaves.
+        # Validated here, published after the commit: if the number is taken, the insert fails and
+        # no event is published.
         event_id = order_created.publish(**entry)
         return Order.objects.create(
             number=entry["number"],

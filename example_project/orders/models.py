@@ -8,7 +8,7 @@ from django.db import models
 
 
 class Order(models.Model):
-    """An order as it was accepted."""
+    """An accepted order."""
 
     objects: ClassVar[models.Manager[Order]]
     number = models.CharField(max_length=20, unique=True)
@@ -25,7 +25,7 @@ class Order(models.Model):
 
 
 class Confirmation(models.Model):
-    """A confirmation that was mailed."""
+    """A confirmation mail that was sent."""
 
     objects: ClassVar[models.Manager[Confirmation]]
     number = models.CharField(max_length=20, unique=True)

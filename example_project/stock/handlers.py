@@ -1,4 +1,4 @@
-"""Reserving what was ordered."""
+"""Reserve the ordered products."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from django.db import transaction
 from django.db.models import F
 
 from django_amqp_events import handler
-from example_project.releases import mended
+from example_project.releases import fixed
 
 from .models import BackOrder, Product, Reservation
 
 
 class OutOfStock(Exception):
-    """Waiting a few seconds does not fill the shelves, so this is never retried."""
+    """A retry a few seconds later would not help, so there is none."""
 
 
 @handler("shop.order.created", dont_autoretry_for=[OutOfStock])
 def reserve_stock(number: str, lines: list[dict[str, Any]]) -> None:
-    """Take every line from the shelves, or none: one transaction, once per order.
+    """Reserve all lines or none, in one transaction, once per order.
 
-    In release 2 what is not there is noted for the buyers instead.
+    In release 2, a missing product becomes a back-order.
     """
     with transaction.atomic():
         _, new = Reservation.objects.get_or_create(
@@ -35,7 +35,7 @@ def reserve_stock(number: str, lines: list[dict[str, Any]]) -> None:
             taken = Product.objects.filter(sku=line["sku"], available__gte=quantity).update(
                 available=F("available") - quantity
             )
-            if not taken and mended():
+            if not taken and fixed():
                 BackOrder.objects.create(order_number=number, sku=line["sku"], pieces=quantity)
             elif not taken:
-                raise OutOfStock(f"order {number}: {quantity} of {line['sku']} are not there")
+                raise OutOfStock(f"order {number}: {quantity} of {line['sku']} are not in stock")

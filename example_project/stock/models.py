@@ -1,4 +1,4 @@
-"""The shop's shelves."""
+"""The shop's stock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from django.db import models
 
 
 class Product(models.Model):
-    """An article, and how many of it can still be promised."""
+    """A product, and how many of it are available."""
 
     objects: ClassVar[models.Manager[Product]]
     sku = models.CharField(max_length=20, unique=True)
@@ -20,7 +20,7 @@ class Product(models.Model):
 
 
 class Reservation(models.Model):
-    """What an order has been promised."""
+    """The pieces reserved for an order."""
 
     objects: ClassVar[models.Manager[Reservation]]
     order_number = models.CharField(max_length=20, unique=True)
@@ -31,7 +31,7 @@ class Reservation(models.Model):
 
 
 class BackOrder(models.Model):
-    """What an order has been promised and the shelves do not have; the buyers see to it."""
+    """Pieces of an order that are not in stock and must be bought."""
 
     objects: ClassVar[models.Manager[BackOrder]]
     order_number = models.CharField(max_length=20)

@@ -228,7 +228,7 @@ def test_missing_events_count_as_lost(tmp_path: Path) -> None:
         + """
 def lost(*arguments):
     result = found(*arguments)
-    return result.lost, result.waiting, result.doubled
+    return result.lost, result.waiting, result.total('doubled')
 
 print(lost("012", "3", {}), lost("012", "", {}), lost("0012", "", {}), lost("01", "3", {}),
       lost("012", "", {"shop.a": 1}), lost("01", "", {"shop:delay.1s": 1}))
@@ -245,7 +245,8 @@ def test_the_archive_is_not_believed_that_a_replay_was_handled(tmp_path: Path) -
         + """
 def lost(*arguments):
     result = found(*arguments)
-    return result.lost, result.archived, result.settled, result.open
+    archived, discarded = result.total("archived"), result.total("discarded")
+    return result.lost, archived, discarded, sum(result.open.values())
 
 print(lost("012", "3", {}, "archived"), lost("012", "3", {}, "replaying"),
       lost("012", "3", {}, "succeeded"), lost("0123", "3", {}, "succeeded"),

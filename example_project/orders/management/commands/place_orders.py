@@ -18,13 +18,13 @@ from example_project.orders.intake import HELD_ABOVE, place
 
 class Command(BaseCommand):
     help = (
-        "Accept orders from a file of JSON lines. Exit codes: 0 all lines read, refused ones "
-        "included; 1 events were not confirmed (their orders are saved)."
+        "Accept orders from a file of JSON lines. Exit codes: 0 all lines were read, some may be "
+        "refused; 1 events were not confirmed, but their orders are saved."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("file", type=Path)
-        parser.add_argument("--limit", type=int, help="stop after so many lines")
+        parser.add_argument("--limit", type=int, help="read only the first N lines", metavar="N")
         parser.add_argument("--format", choices=["text", "json"], default="text")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -38,7 +38,7 @@ class Command(BaseCommand):
                 counts[outcome] += 1
                 self._say(number, outcome, about, reason)
         if held:
-            # Confirmed before this returns, and far faster than one by one.
+            # Confirmed before this returns, and much faster than one by one.
             order_held.using(mode="immediate").publish_many(held)
         if self.json:
             self.stdout.write(json.dumps({"done": True, "held": len(held), **counts}))
@@ -49,9 +49,9 @@ class Command(BaseCommand):
             )
         if counts["unconfirmed"]:
             raise CommandError(
-                f"{counts['unconfirmed']} orders are saved, but their events were not confirmed; "
-                f"each is named above. Remedy: see that the broker runs and that "
-                f"manage.py events_declare was run, then publish them again under the same event id"
+                f"{counts['unconfirmed']} orders are saved, but their events were not confirmed. "
+                f"Check the broker and manage.py events_declare, then publish the events named "
+                f"above again with the same event ids."
             )
 
     def _line(self, line: bytes, held: list[dict[str, Any]]) -> tuple[str, str, str]:
@@ -59,15 +59,15 @@ class Command(BaseCommand):
         try:
             entry = json.loads(line)
             if not isinstance(entry, dict):
-                return "refused", "", "the line is no JSON object"
+                return "refused", "", "the line is not a JSON object"
             about = str(entry.get("number", ""))
             order = place(entry)
         except PublishError as exc:
             return "unconfirmed", about, f"{exc} (event id {exc.event_id})"
         except IntegrityError:
-            return "refused", about, f"there is an order {about} already; no event left"
+            return "refused", about, f"order {about} exists already"
         except json.JSONDecodeError as exc:
-            return "refused", "", f"the line is no JSON: {exc}"
+            return "refused", "", f"the line is not valid JSON: {exc}"
         except ValueError as exc:
             return "refused", about, str(exc)
         if order.total > HELD_ABOVE:
