@@ -1,7 +1,7 @@
 """``python -m benchmarks [names] [--short] [--rounds N]``: measure, and write RESULTS.md.
 
-``make bench``, ``make bench ARGS="publish handle"``, ``make bench ARGS=--short``. What is chosen
-replaces what RESULTS.md and results.json have of it; the rest of them stays.
+``make bench``, ``make bench ARGS="publish handle"``, ``make bench ARGS=--short``. Each benchmark
+replaces its part of RESULTS.md and results.json; the rest stays.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from .rows import benchmarks
 
 def main() -> int:
     known = benchmarks()
-    parser = argparse.ArgumentParser(prog="make bench", description="Measure.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
+    parser = argparse.ArgumentParser(prog="make bench", description="Run benchmarks.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}")
     parser.add_argument("--rounds", type=int, help="turns of each participant")
     parser.add_argument(
         "--short", action="store_true", help="seconds for each, without peers; writes nothing"
     )
     parser.add_argument(
-        "--scale", type=float, default=1.0, help="of all numbers of messages, to try it (1)"
+        "--scale", type=float, default=1.0, help="factor of all numbers of messages, to try it (1)"
     )
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
-    parser.add_argument("--list", action="store_true", help="what there is")
+    parser.add_argument("--list", action="store_true", help="list the benchmarks")
     options = parser.parse_args()
     if options.list:
         for each in known.values():
             print(f"{each.name:10} {each.title}")
         return 0
     if unknown := set(options.names) - set(known):
-        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there is "
-                     f"{', '.join(known)}")  # fmt: skip
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}. Choose from "
+                     f"{', '.join(known)}.")  # fmt: skip
     size = Size(short=options.short, rounds=options.rounds, scale=options.scale)
     names = options.names or [name for name, each in known.items() if each.brief or not size.short]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -51,13 +51,13 @@ def main() -> int:
         benchmark = known[name]
         print(f"\n{name}: {benchmark.title}", flush=True)
         began = time.monotonic()
-        # A node of its own: what an earlier one has left there, such as idle queues, costs too.
+        # A new node: what an earlier benchmark has left, such as idle queues, costs time.
         with ExitStack() as stack:
             ground = Ground(stack)
             try:
                 measured = benchmark.run(ground, size, _tell)
             except BenchmarkError as exc:
-                # What was miscounted is no figure, and is an error; the others are measured.
+                # A wrong count is an error; the other benchmarks still run.
                 wrong += 1
                 print(f"  NOT MEASURED: {exc}", flush=True)
                 continue
@@ -74,7 +74,7 @@ def main() -> int:
                 for line in results.told(found):
                     print(line, flush=True)
             if not (size.short or options.no_write or size.scale != 1):
-                # At once: what comes later may fail.
+                # Now: a later benchmark may fail.
                 kept: dict[str, Any] = {**results.load(), name: result}
                 results.keep(kept, known)
     return 1 if wrong else 0

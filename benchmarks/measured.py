@@ -30,11 +30,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is to be reached.
+    """A target.
 
     Attributes:
-        level: ``reach``, or ``stretch`` where the first is reached.
-        factor: of the figure of *against*; where that is ``""`` the figure itself.
+        factor: of the figure of *against*; the figure itself if *against* is ``""``.
         against: a participant of the same table.
     """
 
@@ -43,22 +42,17 @@ class Target:
     against: str
 
     def met(self, figure: float, better: Better) -> bool:
-        """Say whether a ratio (or a figure by itself) is as good as that."""
+        """Return True if a ratio, or an absolute figure, meets the target."""
         return figure >= self.factor if better == "more" else figure <= self.factor
 
 
 @dataclass(slots=True, kw_only=True)
 class Table:
-    """One row of the issue's table, or one participant's part of it: figures in turn, by round.
+    """The figures of several participants.
 
     Attributes:
-        what: what was measured.
-        unit: of the figures.
-        better: whether more or less of it is better.
-        values: figures of each participant, one per round.
-        targets: what is to be reached.
+        values: by participant, one figure per round.
         counted: what was counted afterwards, so that no figure comes from lost messages.
-        notes: what a reader has to know to judge it.
     """
 
     what: str
@@ -74,16 +68,16 @@ class Table:
         return Spread.of(self.values[name])
 
     def ratio(self, name: str, against: str) -> Spread:
-        """Return the ratio of two participants, round by round: both had the same neighbours."""
+        """Return the ratio of two participants, round by round, since both had the same load."""
         pairs = zip(self.values[name], self.values[against], strict=True)
         return Spread.of([one / other for one, other in pairs])
 
     def figure(self, target: Target) -> Spread:
-        """Return what is compared with a target."""
+        """Return the figure that is compared with a target."""
         return self.ratio(self.ours, target.against) if target.against else self.spread(self.ours)
 
     def verdicts(self) -> list[tuple[Target, Spread, bool]]:
-        """Return each target with what was measured, and whether it is met (by the median)."""
+        """Return each target with its figure, and True if the median meets it."""
         found = []
         for target in self.targets:
             spread = self.figure(target)
@@ -96,11 +90,10 @@ class Curve:
     """How something grows.
 
     Attributes:
-        x: name of what grows.
-        values: by participant, by the size of what grows: figures, one per round.
-        flat: the largest may be so many times the smallest (or the other way round), by median;
-            0 where that is not asked for.
-        line: whether a straight line is fitted, and its slope stated.
+        x: the name of what grows.
+        values: by participant and size, one figure per round.
+        flat: the highest allowed growth of the median cost; 0 for no limit.
+        line: fit a straight line and state its slope.
     """
 
     what: str
@@ -118,7 +111,7 @@ class Curve:
         return [(x, statistics.median(found)) for x, found in sorted(self.values[name].items())]
 
     def growth(self, name: str) -> float:
-        """Return by how much the cost differs between the smallest and the largest size."""
+        """Return the cost of the largest size as a multiple of the smallest."""
         points = self.medians(name)
         first, last = points[0][1], points[-1][1]
         return first / last if self.better == "more" else last / first
@@ -141,11 +134,11 @@ Measured = Table | Curve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much is measured: in full, or in short, as CI does.
+    """How much is measured: in full or in short.
 
     Attributes:
-        rounds: how often each participant has its turn; ``None`` is the benchmark's own number.
-        scale: of all numbers of messages; 1 but for trying the benchmarks themselves.
+        rounds: turns of each participant; ``None`` for the benchmark's own number.
+        scale: factor of all numbers of messages, to try out a benchmark.
     """
 
     short: bool = False
@@ -166,7 +159,7 @@ def in_turn(
     rounds: int,
     tell: Callable[[str], object] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Let everybody have a turn in each round, each time beginning with another one."""
+    """Give each participant a turn per round, each round starting with another one."""
     values: dict[str, list[float]] = {name: [] for name in runs}
     names = list(runs)
     for turn in range(rounds):
@@ -179,7 +172,7 @@ def in_turn(
 
 
 def shown(value: float) -> str:
-    """Write a figure with three digits that mean something."""
+    """Format a figure with three significant digits."""
     if value == 0 or not abs(value) < 1e15:
         return f"{value:g}"
     size = abs(value)
@@ -196,7 +189,7 @@ def shown(value: float) -> str:
 
 
 def to_json(measured: Measured) -> dict[str, Any]:
-    """Return what is kept of a measurement."""
+    """Return a measurement as JSON data."""
     kept: dict[str, Any] = {
         "kind": type(measured).__name__.lower(),
         **{name: getattr(measured, name) for name in measured.__dataclass_fields__},
@@ -210,7 +203,7 @@ def to_json(measured: Measured) -> dict[str, Any]:
 
 
 def from_json(kept: Mapping[str, Any]) -> Measured:
-    """Return a measurement that was kept."""
+    """Return a measurement from JSON data."""
     words = {key: value for key, value in kept.items() if key != "kind"}
     words["notes"] = tuple(words["notes"])
     if kept["kind"] == "table":
@@ -225,13 +218,7 @@ def from_json(kept: Mapping[str, Any]) -> Measured:
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """What a benchmark brought.
-
-    Attributes:
-        at: when, in UTC.
-        code: git's name of the code that was measured.
-        seconds: how long it took.
-    """
+    """The results of a benchmark. *at* is in UTC; *code* is git's hash of the package."""
 
     name: str
     title: str

@@ -1,7 +1,7 @@
-"""Processes that are measured: each participant has an interpreter of its own.
+"""The measured processes: each participant has its own interpreter.
 
-What a peer patches or imports stays in its process, and the peers have a virtual environment of
-their own below ``.run/bench/``, made from ``requirements/bench.txt`` when it is first needed.
+A peer's patches and imports stay in its process. The peers have their own virtual environment
+below ``.run/bench/``, created from ``requirements/bench.txt`` on first use.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ ANSWER = 1800.0
 
 
 class BenchmarkError(RuntimeError):
-    """Something was not measured, or not counted right; the message says what."""
+    """A benchmark failed or counted wrong; the message says why."""
 
 
 def environment(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment of a participant: nothing of the caller's settings is in it."""
+    """Return the environment of a participant, without the caller's settings."""
     kept = {
         key: value
         for key, value in os.environ.items()
@@ -49,11 +49,8 @@ def environment(given: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def ends_with_us(command: Sequence[str]) -> list[str]:
-    """Let a process end when this one does, however that goes; where the system can."""
-    return (
-        ["setpriv", "--pdeathsig=KILL", "--", *command] if shutil.which("setpriv") else [*command]
-    )
+#: The kernel kills the process when this one ends, even if this one is killed (util-linux).
+TIED = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 class Child:
@@ -63,7 +60,7 @@ class Child:
         self.log = log
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                ends_with_us(command),
+                [*TIED, *command],
                 env=environment(given),
                 cwd=log.parent,
                 stdin=subprocess.PIPE,
@@ -85,7 +82,7 @@ class Child:
         return self.log.read_text(errors="replace")[-4000:]
 
     def stop(self, timeout: float = 60.0) -> None:
-        """Ask it to end, as an operator does, and wait."""
+        """Send SIGTERM and wait."""
         if self.alive:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -94,7 +91,7 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """End it and all of its children."""
+        """Kill it and all of its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self.process.wait(30)
@@ -104,18 +101,13 @@ class Child:
 
 
 class Program(Child):
-    """A process that does what it is told, command by command (:mod:`benchmarks.programs.serving`).
+    """A process that runs one command after another (:mod:`benchmarks.programs.serving`).
 
-    It stays from round to round, so that connections are open and code is warm; between its
-    commands it waits and takes no time.
+    It stays from round to round, so its connections are open and its code is warm.
     """
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Give a command and wait for the answer.
-
-        Raises:
-            BenchmarkError: it ended, or does not answer.
-        """
+        """Send a command and wait for the answer."""
         assert self.process.stdin is not None  # noqa: S101 - for mypy
         assert self.process.stdout is not None  # noqa: S101
         try:
@@ -129,22 +121,18 @@ class Program(Child):
                 raise BenchmarkError(f"{self.log.stem} does not answer {do!r}:\n{self.said()}")
         line = self.process.stdout.readline()
         if not line:
-            raise BenchmarkError(f"{self.log.stem} ended over {do!r}:\n{self.said()}")
+            raise BenchmarkError(f"{self.log.stem} ended during {do!r}:\n{self.said()}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
 
 def peers() -> str:
-    """Return the interpreter that has the peers; install them if need be.
-
-    Raises:
-        BenchmarkError: they cannot be installed.
-    """
+    """Return the interpreter of the peers' environment; create it if it is missing."""
     where = RUN / f"peers-{sys.version_info.major}.{sys.version_info.minor}"
     python, stamp = where / "bin" / "python", where / "stamp"
     wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != wanted:
-        print("making the peers' virtual environment ...", file=sys.stderr, flush=True)
+        print("creating the peers' virtual environment ...", file=sys.stderr, flush=True)
         shutil.rmtree(where, ignore_errors=True)
         venv.create(where, with_pip=True)
         done = subprocess.run(
@@ -159,11 +147,11 @@ def peers() -> str:
 
 
 def resident(pid: int) -> float:
-    """Return the megabytes of a process; pages that it shares are divided among those who do."""
+    """Return the megabytes of a process, with shared pages divided among their processes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
-    raise BenchmarkError("this system says nothing of the memory of processes")
+    raise BenchmarkError("this system has no smaps_rollup for the memory of processes")
 
 
 def children(pid: int) -> list[int]:
@@ -174,10 +162,10 @@ def children(pid: int) -> list[int]:
 def until(
     condition: Any, seconds: float, what: str, *, interval: float = 0.02, alive: Child | None = None
 ) -> None:
-    """Wait until *condition* holds.
+    """Wait until *condition* is true.
 
     Raises:
-        BenchmarkError: it does not within *seconds*, or the process *alive* has ended.
+        BenchmarkError: *seconds* have passed, or the process *alive* has ended.
     """
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,4 +1,4 @@
-"""What was measured, kept as JSON, and the page that is made of it."""
+"""Results, stored as JSON, and the page RESULTS.md that shows them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ INTRODUCTION = """\
 
 Written by `make bench`; [what is compared, and how](README.md). Raw figures:
 [results.json](results.json).
-Ratios are of figures of the same round, the median of all rounds with the least and the most of
-them, which is not the ratio of the medians. Ratios of times, memory and latency are the better the
-smaller they are. Compare within a table only: others were measured at another hour, in another way.
-*Reached* says nothing of the stretch target unless it says so.
-*Code* is what `git rev-parse HEAD:django_amqp_events` says of the package that was measured.
+A ratio compares figures of the same round. Shown is the median of all rounds with the minimum and
+the maximum, which differs from the ratio of the medians. For times, memory and latency, smaller is
+better. Compare within one table only: others were measured at another time, in another way.
+*Reached* does not include the stretch target unless it says so.
+*Code* is the output of `git rev-parse HEAD:django_amqp_events` for the measured package.
 """
 
 
 def versions() -> dict[str, str]:
-    """Return what is measured, and on what."""
+    """Return the versions of the libraries, and the machine."""
     found = {"Python": platform.python_version()}
     for name in ("django", "celery", "kombu", "amqp", "psycopg"):
         try:
@@ -62,9 +62,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def code() -> str:
-    """Return git's name of the package that is measured, marked where it has changed since.
+    """Return git's hash of the measured package, marked if it has uncommitted changes.
 
-    The tree's, not a commit's: what it names is the same after a rebase, and in any clone.
+    The hash of the tree, not of a commit, so a rebase does not change it.
     """
     name = _git("rev-parse", "--short=10", f"HEAD:{PACKAGE}")
     changed = "-dirty" if _git("status", "--porcelain", "--", PACKAGE) else ""
@@ -82,7 +82,7 @@ def _git(*arguments: str) -> str:
 
 
 def load() -> dict[str, Result]:
-    """Return what was kept, by benchmark."""
+    """Return the stored results by name."""
     if not JSON.exists():
         return {}
     kept = json.loads(JSON.read_text())
@@ -96,7 +96,7 @@ def load() -> dict[str, Result]:
 
 
 def keep(results: Mapping[str, Result], order: Iterable[str]) -> None:
-    """Write the figures, the charts and the page; of benchmarks in *order*."""
+    """Write the figures, the charts and the page of the benchmarks in *order*."""
     found = {name: results[name] for name in order if name in results}
     kept = {
         "format": FORMAT,
@@ -153,7 +153,7 @@ SUMMARY = ("what", "against", "measured", "reach", "stretch", "")
 
 
 def summary(results: Mapping[str, Result]) -> list[list[str]]:
-    """Return a row for each target's figure, and for each curve that is to be flat."""
+    """Return a row for each target, and for each curve that should be flat."""
     rows = []
     for result in results.values():
         for each in result.measured:
@@ -185,7 +185,7 @@ def _summary_of(measured: Measured) -> list[list[str]]:
         rows.append(
             [
                 measured.what,
-                against or "by itself",
+                against or "absolute",
                 ratio(verdicts[0][1]) if against else f"{_spread(verdicts[0][1])} {measured.unit}",
                 wanted.get("reach", ""),
                 wanted.get("stretch", ""),
@@ -196,7 +196,7 @@ def _summary_of(measured: Measured) -> list[list[str]]:
 
 
 def table_lines(table: Table) -> list[str]:
-    """Return a table: each participant's figures, and their ratio to whoever a target names."""
+    """Return a table: each participant's figures, and their ratio to those that a target names."""
     against = list(dict.fromkeys(each.against for each in table.targets if each.against))
     head = ("", f"{table.unit}, median", "least to most", *(f"of {name}" for name in against))
     rows = []
@@ -216,7 +216,7 @@ def table_lines(table: Table) -> list[str]:
 
 
 def curve_lines(measured: Curve) -> list[str]:
-    """Return a table of medians, and what the curves come to."""
+    """Return a table of medians, and the growth or slope of each curve."""
     xs = sorted({x for points in measured.values.values() for x in points})
     rows = []
     for x in xs:
@@ -269,7 +269,7 @@ def _factor(target: Target, unit: str) -> str:
 
 
 def told(measured: Measured) -> Iterable[str]:
-    """Return the lines that a terminal shows of a measurement."""
+    """Return the lines of a measurement for a terminal."""
     yield f"  {measured.what} ({measured.unit}, {measured.better} is better)"
     if isinstance(measured, Curve):
         for name in measured.values:
@@ -287,5 +287,5 @@ def told(measured: Measured) -> Iterable[str]:
 
 
 def entry(**words: Any) -> Result:
-    """Build a result of what is measured now."""
+    """Build a result of the current code."""
     return Result(code=code(), **words)

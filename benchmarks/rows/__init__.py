@@ -1,4 +1,4 @@
-"""The benchmarks, one module for each; their order is that of the page."""
+"""The benchmarks, one module each, in the order of RESULTS.md."""
 
 from __future__ import annotations
 

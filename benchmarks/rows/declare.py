@@ -1,11 +1,11 @@
-"""`events_declare` of 1,000 handlers, when nothing is to be done.
+"""`events_declare` of 1,000 handlers without changes.
 
-The second run of the command, in a process that is there already, over plain AMQP and with the
-management API (which sees bindings and left-overs too), beside passive declares of the same
-exchanges and queues, one after another, from a process that is there already too; all of them
-connect anew. Passive declares compare no arguments and look at no binding. Plain AMQP cannot see
-bindings, so there the command binds all of them again, three for each handler: the same binds
-behind the passive declares are a figure of their own.
+The second run of the command, in a running process, over plain AMQP and with the management API
+(which also sees bindings and stale queues). It is compared with passive declares of the same
+exchanges and queues, one after another, also in a running process; each opens a new connection.
+Passive declares compare no arguments and see no bindings. Over plain AMQP the command therefore
+binds everything again, three bindings per handler; passive declares followed by the same binds are
+a participant of their own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             values={who: values[who] for who in (OURS, PASSIVE, BINDING)},
             targets=targets,
             counted=f"{there}, {len(declared['bindings']):,} bindings",
-            notes=(f"What plain AMQP takes for the same outcome are {BINDING}.",),
+            notes=(f"Over plain AMQP, the same result needs {BINDING}.",),
         ),
         Table(
             what=f"{what}, management API",

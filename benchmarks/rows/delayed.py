@@ -1,9 +1,9 @@
-"""An event behind 10,000 that wait.
+"""Latency behind 10,000 delayed events.
 
-10,000 events of the same handler wait for a retry in two hours. Events that are published
-meanwhile, 20 a second, are measured from their call to the first line of their handler, beside
-the same service with nothing that waits. Workers with two processes, both there all the time; a
-figure is the median of a turn.
+10,000 events of the same handler wait for a retry in two hours. Meanwhile 20 events a second are
+published and measured from the call to the first line of their handler, and compared with the same
+service without waiting events. Both workers have two processes and run all the time; a figure is
+the median of a turn.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .latency import Stage, percentile
 from .memory import COUNTDOWN
 
 BRIEF = False
-EMPTY = "nothing waits"
+EMPTY = "no delayed events"
 
 
 def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
@@ -36,7 +36,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     behind.vhost.expect(delayed, held, what="what waits")
     return [
         Table(
-            what=f"Immediate event behind {delayed:,} delayed ones, time to handler",
+            what=f"Immediate event behind {delayed:,} delayed events, time to handler",
             unit="ms",
             better="less",
             values=values,
@@ -44,7 +44,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 Target(level="reach", factor=1.1, against=EMPTY),
                 Target(level="stretch", factor=1.0, against=EMPTY),
             ),
-            counted="calls of the handler, as many as events; all that waits is still there",
+            counted="as many calls as events; all delayed events still wait",
         )
     ]
 

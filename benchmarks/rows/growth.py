@@ -1,11 +1,11 @@
 """How cost grows.
 
-*Handlers*: one worker (a pool of two) with more and more handlers, each with its queue: the
-memory of all its processes, its start-up, and how fast it drains a backlog that is spread over
-all queues. *Services*: more and more services on one exchange; the event has one handler, or one
-in each service. *Payload*: a larger and larger one, published and handled, beside Celery.
-*Archive*: more and more archived rows in PostgreSQL, while 2,000 more are mirrored, and 1,000
-replayed. Sizes have their turn in each round, but for the archive, which only grows.
+*Handlers*: one worker (a pool of two) with a growing number of handlers, each with its queue: the
+memory of all its processes, its start-up time, and how fast it drains a backlog spread over all
+queues. *Services*: a growing number of services on one exchange; the event has one handler, or one
+in each service. *Payload*: growing payloads, published and handled, compared with Celery.
+*Archive*: a growing number of archived rows in PostgreSQL, while 2,000 more are mirrored and 1,000
+replayed. All sizes have a turn in each round, except the archive, which only grows.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def of_handlers(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
         return run
 
     rates = turns(sizes, {OURS: prepared}, size.turns(3, 1), tell)
-    words: dict[str, Any] = {"x": "handlers", "counted": "calls, exactly as many as events"}
+    words: dict[str, Any] = {"x": "handlers", "counted": "as many calls as events"}
     return [
         Curve(what="Memory by handlers, main process and pool", unit="MB", better="less",
               values={OURS: megabytes}, line=True, **words),
@@ -139,12 +139,12 @@ def of_services(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     every = turns(sizes, {OURS: of_all}, rounds, tell)
     words: dict[str, Any] = {
         "x": "services", "unit": "events/s", "better": "more",
-        "counted": "each queue has exactly what was published",
+        "counted": "each queue has exactly the published events",
     }  # fmt: skip
     return [
-        Curve(what="Published events by services on one exchange, one of them handles it",
+        Curve(what="Published events by services on one exchange, one with a handler",
               values=one, flat=FLAT, **words),
-        Curve(what="Published events by services on one exchange, all of them handle it",
+        Curve(what="Published events by services on one exchange, all with a handler",
               values=every, **words,
               notes=("The broker writes a copy for each service before it confirms.",)),
     ]  # fmt: skip
@@ -175,9 +175,9 @@ def of_payload(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     words: dict[str, Any] = {"x": "bytes of payload", "unit": "events/s", "better": "more"}
     return [
         Curve(what="Published events by payload", values=publishing, **words,
-              counted="the queue has exactly what was published"),
+              counted="the queue has exactly the published events"),
         Curve(what="Handled events by payload, prefork 2", values=handling, **words,
-              counted="calls, exactly as many as events"),
+              counted="as many calls as events"),
     ]  # fmt: skip
 
 

@@ -1,14 +1,13 @@
 """Handling a backlog.
 
-A worker starts on a queue that is full, and its handler does nothing but count: with a pool of
-two processes, with two threads, and solo. Both Celery workers are those of a Django project, with
-late acks, the same prefetch (four for each process, Celery's default; where it is said, 32) and no
-gossip, mingle or heartbeat events. With four, a worker mostly waits: a quorum queue sends the next
-delivery only after it has an ack on its disk. *No chunks* is without the fast path of that name.
-The messages were published by each participant itself, once, and copied with other
-ids. dramatiq has two processes with a thread each, FastStream two processes; py-amqp is a loop in
-one process that reads and acks. The first tenth of the calls is not measured, since processes start
-one after another.
+A worker starts on a full queue, and its handler only counts: with a pool of two processes, with two
+threads, and solo. Both Celery workers belong to a Django project, with late acks, the same prefetch
+(four per process, Celery's default, or 32 where stated) and no gossip, mingle or heartbeat events.
+With a prefetch of four, a worker mostly waits: a quorum queue sends the next delivery only after an
+ack is on its disk. *No chunks* disables the fast path of that name. Each participant published its
+messages itself, once; they were copied with other ids. dramatiq has two processes with a thread
+each, FastStream two processes; py-amqp is a loop in one process that reads and acknowledges. The
+first tenth of the calls is not measured, since processes start one after another.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ from .handling import draining, floor
 #: Without what gives a process several events at a time.
 ALONE = f"{OURS}, no chunks"
 
-COUNTED = (
-    "calls of the handler, exactly as many as events; the queue is empty when the worker is gone"
-)
+COUNTED = "as many calls as events; the queue is empty after the worker has stopped"
 
 
 def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:

@@ -1,4 +1,4 @@
-"""Workers that drain a backlog; what several benchmarks share."""
+"""Workers that drain a backlog, shared by several benchmarks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Latency from publishing to the handler.
 
-50 events a second, published one by one with confirms by another process, measured from the begin
-of the call to the first line of the handler: the median (p50) and the 99th percentile (p99) of a
-turn. Workers with two processes, both there all the time.
+Another process publishes 50 events a second, one by one with confirms. The time from the start of
+the call to the first line of the handler is measured: the median (p50) and the 99th percentile
+(p99) of a turn. Both workers have two processes and run all the time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                     Target(level="reach", factor=1.0, against=PLAIN),
                     Target(level="stretch", factor=0.9, against=PLAIN),
                 ),
-                counted="calls of the handler, and times, exactly as many as events",
+                counted="as many calls, and times, as events",
             )
         )
     return found

@@ -1,11 +1,10 @@
 """A worker's memory while events wait for their retries.
 
-Every event fails once and asks for a retry in two hours; a pool of two processes. The figure is
-by how much the worker has grown between 2,000 retries and all of them: its main process with its
-pool, pages that are shared divided among those who share them. With the project 100,000 events
-wait on the broker. Celery's `countdown` holds them in the worker, which is what it does on
-classic queues; it has 10,000 of them, with a prefetch count without limit, since it else takes
-hours.
+Every event fails once and requests a retry in two hours; the pool has two processes. A figure is
+the growth of the worker between 2,000 retries and all of them: its main process and its pool, with
+shared pages divided among the processes that share them. This project's 100,000 events wait on the
+broker. Celery's `countdown` keeps them in the worker, as it does on classic queues; it has 10,000
+events and an unlimited prefetch count, since otherwise it takes hours.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     words: dict[str, Any] = {
         "unit": "MB",
         "better": "less",
-        "counted": "calls; all events wait, in the delay queue or in the hand of the worker",
+        "counted": "calls; all events wait, in the delay queue or in the worker",
         "notes": (
             f"{OURS}: {events[OURS]:,} events wait; {PLAIN}: {events[PLAIN]:,}.",
         ),
@@ -57,7 +56,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             ),
             **words,
         ),
-        Table(what="The same, of its main process", values=main, **words),
+        Table(what="The same, main process only", values=main, **words),
     ]
 
 

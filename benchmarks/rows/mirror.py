@@ -1,8 +1,9 @@
 """The mirror.
 
-Archive messages with a traceback of 20 kB each come from the broker into the database, beside the
-least that any mirror does: read, `bulk_create` of the same rows, commit, ack, without a look at
-duplicates, groups or replays. PostgreSQL waits for the disk with each commit; SQLite is a file.
+Archive messages, each with a traceback of 20 kB, are read from the broker and stored in the
+database. The comparison is the minimum of any mirror: read, `bulk_create` of the same rows, commit,
+ack, without a check for duplicates, groups or replays. PostgreSQL waits for the disk with each
+commit; SQLite is a file.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                     Target(level="reach", factor=0.8, against=INSERT),
                     Target(level="stretch", factor=0.95, against=INSERT),
                 ),
-                counted="rows in the database, exactly as many as messages; the queue is empty",
+                counted="as many rows as messages; the queue is empty",
             )
         )
     return found

@@ -1,9 +1,8 @@
 """A handler that writes one row, with `once`.
 
-PostgreSQL, a pool of two processes, one row by the ORM. The project's handler has
-`once`: its row commits together with an inbox row, so that a second delivery changes nothing;
-plain Celery's task has no such thing. Connections to the database stay open in both, and commits
-wait for the disk.
+PostgreSQL, a pool of two processes, one row by the ORM. With `once`, the row commits together with
+an inbox row, so that a second delivery changes nothing; plain Celery has no such guarantee. Both
+keep their connections to the database open, and commits wait for the disk.
 """
 
 from __future__ import annotations
@@ -53,6 +52,6 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 Target(level="reach", factor=1.0, against=PLAIN),
                 Target(level="stretch", factor=1.2, against=PLAIN),
             ),
-            counted="rows, and rows of the inbox, exactly as many as events; the queue is empty",
+            counted="as many rows, and inbox rows, as events; the queue is empty",
         )
     ]

@@ -1,16 +1,16 @@
 """The outbox.
 
-*Up to COMMIT*: an event call in a transaction, from its begin to its COMMIT, beside the very
-INSERT that it makes, done by hand. Whoever publishes between his transactions shares cores and disk
-with RabbitMQ, which is not through with the last event; the bare INSERT has the machine for itself,
-and a third participant, the INSERT with `apply_async` between the transactions, has not. At fifty
-a second there is time between them, as there is between the requests of a web process.
-*Up to published*: the same until RabbitMQ has confirmed the event and the row is settled, beside
-that INSERT and Celery's `apply_async` after the commit.
-*Relay*: events that wait in the outbox, published by `events_relay`, beside `apply_async` one by
-one. A figure is the median of a turn's transactions. PostgreSQL waits for the disk with each
-commit, but not when it deletes the row of an event that was published
-([what that means](../docs/guarantees.md)); SQLite as Django sets it up.
+*Up to COMMIT*: an event call in a transaction, from its start to its COMMIT, compared with the same
+INSERT written by hand. A publisher that publishes between its transactions shares cores and disk
+with RabbitMQ, which still processes the last event. The bare INSERT has the machine for itself; a
+third participant, the INSERT with `apply_async` between the transactions, has not. At 50 a second
+there is time between them, as between the requests of a web process.
+*Up to published*: the same until RabbitMQ has confirmed the event and the row is settled, compared
+with the INSERT and Celery's `apply_async` after the commit.
+*Relay*: pending events of the outbox, published by `events_relay`, compared with `apply_async` one
+by one. A figure is the median of a turn's transactions. PostgreSQL waits for the disk with each
+commit, except when it deletes the row of a published event
+([what that means](../docs/guarantees.md)); SQLite has Django's configuration.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Outbox:
 
 def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     found: list[Measured] = []
-    counted = "the queue has what was published, the table of the outbox is empty"
+    counted = "the queue has exactly the published events; the outbox is empty"
     boxes = {"PostgreSQL": Outbox(ground, "postgresql", size)}
     if not size.short:
         boxes["SQLite"] = Outbox(ground, "sqlite", size)
@@ -121,7 +121,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     box = boxes["PostgreSQL"]
     found.append(
         Table(
-            what="The same up to published, PostgreSQL",
+            what="The same, up to published, PostgreSQL",
             unit="ms",
             better="less",
             values=in_turn(

@@ -1,10 +1,10 @@
 """Publishing.
 
 *One by one*: a call returns when RabbitMQ has confirmed the event. The project's event has a
-contract that is checked, and is published `mandatory`, in the mode `immediate`. *Many*:
-`publish_many` of 10,000, beside Celery's `apply_async` in a loop (it has no other way), the 100
-concurrent publishes that asyncio offers, and py-amqp with a sliding window of 1,000 unconfirmed
-messages. Everybody publishes persistent messages with confirms into a quorum queue of his own.
+contract, which is checked, and is published `mandatory`, in the mode `immediate`. *Many*:
+`publish_many` of 10,000, compared with Celery's `apply_async` in a loop (Celery offers nothing
+else), 100 concurrent publishes with asyncio, and py-amqp with a sliding window of 1,000 unconfirmed
+messages. All publish persistent messages with confirms, each into its own quorum queue.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     }
     if not size.short:
         runs["FastStream, 100 at once"] = publishers["FastStream"].rate("many", many)
-    counted = "after each turn, the queue has exactly what was published"
+    counted = "after each turn, the queue has exactly the published events"
     return [
         Table(
             what="Event call, confirmed, one by one",

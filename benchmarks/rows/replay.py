@@ -1,7 +1,7 @@
 """Bulk replay.
 
-Archived events are published to the queue of the handler that failed, all by one call, beside a
-loop over the rows that reads each, publishes it, waits for its confirm and updates it.
+One call publishes archived events to the queue of the failed handler. The comparison is a loop over
+the rows that reads each, publishes it, waits for its confirm and updates it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..measured import OURS, Measured, Size, Table, Target, in_turn
 from ..processes import BenchmarkError
 from . import Tell
 
-LOOP = "one by one, an update each"
+LOOP = "one by one, with an update each"
 
 
 def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
@@ -55,7 +55,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 better="more",
                 values=in_turn(runs, size.turns(5), tell),
                 targets=targets if vendor == "postgresql" else targets[:0],
-                counted="messages in the handler's queue, exactly as many as events",
+                counted="as many messages in the handler's queue as events",
             )
         )
     return found

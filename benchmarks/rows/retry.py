@@ -1,10 +1,10 @@
 """Retried events.
 
-Every event fails once, asks for a retry in a second (`self.retry(exc=…, countdown=1)`, the same
-line in all of them) and is handled then; a pool of two processes. A figure is events per second
-from the first call to the last, so each has two calls and one delay in it. Celery on a quorum
-queue delays on the broker ("native delayed delivery"), on a classic queue in the worker's memory;
-celery-amqp-events on the broker, which goes with classic queues only.
+Every event fails once, requests a retry in a second (`self.retry(exc=…, countdown=1)`, the same
+line for all participants) and then succeeds; the pool has two processes. A figure is events per
+second from the first call to the last, so it includes two calls and one delay. Celery delays on the
+broker with a quorum queue ("native delayed delivery"), and in the worker's memory with a classic
+queue; celery-amqp-events delays on the broker, but only with classic queues.
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 Target(level="reach", factor=2, against=PLAIN),
                 Target(level="stretch", factor=4, against=PLAIN),
             ),
-            counted="calls of the handler, exactly two for each event; the queue is empty",
+            counted="exactly two calls per event; the queue is empty",
         )
     ]

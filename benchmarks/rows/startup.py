@@ -1,8 +1,8 @@
 """Start-up of a worker with 200 handlers.
 
-From the start of the process until an event has been handled from each of the 200 queues, one
-waits in each; a pool of two processes, queues that are declared already. Plain Celery has 200
-tasks with a queue each, in a Django project as the project's worker is, and without Django.
+From the start of the process until one event has been handled from each of the 200 queues; the
+events and queues are there already, and the pool has two processes. Plain Celery has 200 tasks with
+a queue each, in a Django project like that of this project's worker, and without Django.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 Target(level="reach", factor=1.0, against=PLAIN),
                 Target(level="stretch", factor=0.8, against=PLAIN),
             ),
-            counted="calls, one for each queue; all queues are empty",
+            counted="one call per queue; all queues are empty",
         )
     ]
 
