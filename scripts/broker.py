@@ -26,7 +26,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -101,25 +101,16 @@ def _docker_answers() -> bool:
     return False
 
 
+@dataclass(kw_only=True, eq=False)
 class Broker:
     """A running RabbitMQ: the addresses of its vhosts, and its management API."""
 
-    def __init__(
-        self,
-        *,
-        host: str = HOST,
-        port: int,
-        user: str = USER,
-        password: str,
-        management_host: str = HOST,
-        management_port: int,
-    ) -> None:
-        self.host = host
-        self.port = port
-        self.user = user
-        self.password = password
-        self.management_host = management_host
-        self.management_port = management_port
+    port: int
+    management_port: int
+    password: str
+    user: str = USER
+    host: str = HOST
+    management_host: str = HOST
 
     @classmethod
     def from_urls(cls, amqp_url: str, management_url: str | None = None) -> Broker:
@@ -175,64 +166,33 @@ class Broker:
         self.http("DELETE", f"/api/vhosts/{quote(name, safe='')}")
 
 
-@dataclass(slots=True, kw_only=True)
-class Ports:
-    """Loopback ports of one node."""
-
-    amqp: int
-    management: int
-    distribution: int
-    epmd: int
-
-    @classmethod
-    def pick(cls, epmd: int | None = None) -> Ports:
-        """Choose free ports. The nodes of a cluster share one epmd."""
-        amqp, management, distribution, own = free_ports(4)
-        return cls(amqp=amqp, management=management, distribution=distribution, epmd=epmd or own)
-
-    def taken(self, *, without_epmd: bool = False) -> bool:
-        ports = (
-            self.amqp,
-            self.management,
-            self.distribution,
-            *([] if without_epmd else [self.epmd]),
-        )
-        return not all(map(port_is_free, ports))
+#: The ports of a node, as attributes.
+PORTS = ("port", "management_port", "distribution_port", "epmd_port")
 
 
+@dataclass(kw_only=True, eq=False)
 class Node(Broker):
     """A RabbitMQ node of our own: `Node.start` starts one, `Node.attach` finds one again.
 
     Attributes:
         scripts: directory of RabbitMQ's programs; None if it runs in Docker.
+        epmd_port: of Erlang's port mapper, which the nodes of a cluster share.
         cookie: Erlang's cookie of the cluster that the node has joined; None if it is alone.
         owner: the pid with which the node ends; None if it outlives this process.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        *,
-        scripts: Path | None,
-        ports: Ports,
-        password: str,
-        config_extra: str,
-        cookie: str | None,
-        nodename: str = "",
-    ) -> None:
-        super().__init__(port=ports.amqp, password=password, management_port=ports.management)
-        self.directory = directory
-        self.scripts = scripts
-        self.ports = ports
-        self.config_extra = config_extra
-        self.cookie = cookie
-        # Two nodes with one epmd need different names.
-        self.nodename = nodename or f"events{ports.amqp}@localhost"
-        self.owner: int | None = None
-        self.version = ""
-        self._vm: Process | None = None
-        self._epmd: Process | None = None
-        self._guard: Process | None = None
+    directory: Path
+    scripts: Path | None
+    distribution_port: int
+    epmd_port: int
+    nodename: str
+    config_extra: str
+    cookie: str | None
+    owner: int | None
+    version: str = ""
+    _vm: Process | None = field(default=None, init=False)
+    _epmd: Process | None = field(default=None, init=False)
+    _guard: Process | None = field(default=None, init=False)
 
     # -- start and stop
 
@@ -266,19 +226,23 @@ class Node(Broker):
                 )
             old._clean_up()
         known = old or peer  # an old data directory, or the cluster, has the user already
-        epmd = peer.ports.epmd if peer else None
-        ports = old.ports if old is not None and not old.ports.taken() else Ports.pick(epmd)
+        ports = {name: getattr(old, name) for name in PORTS} if old else {}
         for attempts_left in (3, 2, 1, 0):
+            if not ports or not all(map(port_is_free, ports.values())):
+                ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+            if peer is not None:
+                ports["epmd_port"] = peer.epmd_port
             node = cls(
-                directory,
+                directory=directory,
                 scripts=scripts,
-                ports=ports,
+                **ports,
                 password=known.password if known else secrets.token_hex(12),
+                # Two nodes with one epmd need different names.
+                nodename=old.nodename if old else f"events{ports['port']}@localhost",
                 config_extra=config_extra,
                 cookie=peer.erlang_cookie if peer else None,
-                nodename=old.nodename if old else "",
+                owner=(owner or os.getpid()) if die_with_parent else None,
             )
-            node.owner = (owner or os.getpid()) if die_with_parent else None
             try:
                 node._launch()
                 if peer is not None:
@@ -286,11 +250,12 @@ class Node(Broker):
                 return node
             except BaseException as exc:
                 node.end()
+                if peer is not None:
+                    del ports["epmd_port"]
                 # Another program may have taken a port that was free a moment ago.
-                taken = isinstance(exc, BrokerError) and ports.taken(without_epmd=bool(peer))
-                if not (taken and attempts_left):
+                taken = not all(map(port_is_free, ports.values()))
+                if not (taken and attempts_left and isinstance(exc, BrokerError)):
                     raise
-                ports = Ports.pick(epmd)
         raise AssertionError("unreachable")
 
     @classmethod
@@ -438,7 +403,7 @@ class Node(Broker):
         """Start the node's epmd; Erlang would start one that outlives the node."""
         if self._epmd is not None and self._epmd.alive:
             return
-        program, port = shutil.which("epmd", path=self._environment()["PATH"]), self.ports.epmd
+        program, port = shutil.which("epmd", path=self._environment()["PATH"]), self.epmd_port
         if program is None:
             raise BrokerError(f"Erlang's epmd is not on the PATH. {REMEDY}")
         if port_is_free(port):
@@ -477,7 +442,7 @@ class Node(Broker):
 
     @property
     def _container(self) -> str:
-        return f"django-amqp-events-{self.ports.amqp}"
+        return f"django-amqp-events-{self.port}"
 
     @property
     def _surroundings(self) -> dict[str, Any]:
@@ -492,11 +457,11 @@ class Node(Broker):
             "PATH": f"{env.get('PATH', '')}:/usr/bin:/usr/local/bin:/usr/lib/erlang/bin",
             "HOME": str(where / "home"),  # .erlang.cookie
             "LANG": "C.UTF-8",
-            "ERL_EPMD_PORT": str(self.ports.epmd),
+            "ERL_EPMD_PORT": str(self.epmd_port),
             "ERL_EPMD_ADDRESS": HOST,
             "ERL_CRASH_DUMP_SECONDS": "0",
             "RABBITMQ_NODENAME": self.nodename,
-            "RABBITMQ_DIST_PORT": str(self.ports.distribution),
+            "RABBITMQ_DIST_PORT": str(self.distribution_port),
             "RABBITMQ_CONF_ENV_FILE": str(where / "rabbitmq-env.conf"),
             "RABBITMQ_CONFIG_FILE": str(where / "rabbitmq.conf"),
             "RABBITMQ_CONFIG_FILES": str(where / "conf.d"),
@@ -532,9 +497,9 @@ class Node(Broker):
             "advanced.config": f"[{{rabbit, [{{quorum_tick_interval, 500}}]}},\n"
             f" {{rabbitmq_management, [{{sample_retention_policies, {samples}}}]}}].\n",
             "rabbitmq.conf": f"""\
-listeners.tcp.1 = {HOST}:{self.ports.amqp}
+listeners.tcp.1 = {HOST}:{self.port}
 management.tcp.ip = {HOST}
-management.tcp.port = {self.ports.management}
+management.tcp.port = {self.management_port}
 default_user = {USER}
 default_pass = {self.password}
 default_user_tags.administrator = true
@@ -550,21 +515,11 @@ disk_free_limit.absolute = 64MB
             _write_private(self.directory / name, text)
 
     def _write_state(self) -> None:
-        processes = {"vm": self._vm, "epmd": self._epmd, "guard": self._guard}
-        state = {
-            "node": {
-                "scripts": str(self.scripts) if self.scripts is not None else None,
-                "ports": asdict(self.ports),
-                "password": self.password,
-                "config_extra": self.config_extra,
-                "cookie": self.cookie,
-                "nodename": self.nodename,
-            },
-            "version": self.version,
-            "processes": {name: each.identity for name, each in processes.items() if each},
-        }
+        state = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        processes = {"_vm": self._vm, "_epmd": self._epmd, "_guard": self._guard}
+        state["processes"] = {name: each.identity for name, each in processes.items() if each}
         partial = self.directory / "node.tmp"
-        _write_private(partial, json.dumps(state, indent=2))
+        _write_private(partial, json.dumps(state, indent=2, default=str))
         partial.replace(self.directory / "node.json")
 
     @classmethod
@@ -572,15 +527,13 @@ disk_free_limit.absolute = 64MB
         """Return the node of a directory, running or not; None if there was none."""
         try:
             state = json.loads((directory / "node.json").read_text())
-            known = state["node"]
+            processes = state.pop("processes")
         except (OSError, ValueError, LookupError):
             return None
-        known["ports"] = Ports(**known["ports"])
-        known["scripts"] = Path(known["scripts"]) if known["scripts"] else None
-        node = cls(directory, **known)
-        node.version = state["version"]
-        for name, process in state["processes"].items():
-            setattr(node, f"_{name}", Process(**process))
+        scripts = Path(state["scripts"]) if state["scripts"] else None
+        node = cls(**state | {"directory": directory, "scripts": scripts, "owner": None})
+        for name, process in processes.items():
+            setattr(node, name, Process(**process))
         return node
 
     def _queues_on_disk(self) -> bool:

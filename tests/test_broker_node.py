@@ -19,6 +19,7 @@ import pytest
 
 import apt_install
 import broker
+import machine
 from broker import BrokerError, Node
 from machine import Process, ScriptError, process_birth, wait_until
 from tests.conftest import Vhost
@@ -119,7 +120,7 @@ def test_a_node_is_ready_current_and_private(private_node: Node) -> None:
     assert tuple(int(part) for part in private_node.version.split(".")[:2]) >= (3, 10)
     overview = private_node.http("GET", "/api/overview")
     assert overview["rabbitmq_version"] == private_node.version
-    for port in (private_node.port, private_node.management_port, *vars_of(private_node)):
+    for port in ports_of(private_node):
         assert listening_addresses(port) <= {"127.0.0.1", "::1"}, port
     [user] = private_node.http("GET", "/api/users")
     assert (user["name"], "administrator" in user["tags"]) == (private_node.user, True)
@@ -140,7 +141,7 @@ def test_a_vhost_can_be_used_and_deleted(private_node: Node) -> None:
 def test_confirmed_messages_survive(private_node: Node, how: str) -> None:
     vhost = f"survives-{how}"
     private_node.add_vhost(vhost)
-    ports = private_node.ports
+    ports = ports_of(private_node)
     publish(private_node, vhost, "q", how)
     pid = private_node.pid
     getattr(private_node, how)()
@@ -152,7 +153,7 @@ def test_confirmed_messages_survive(private_node: Node, how: str) -> None:
         assert private_node.pid is None
         private_node.start_again()
         assert private_node.pid != pid
-    assert private_node.ports == ports
+    assert ports_of(private_node) == ports
     assert get(private_node, vhost, "q") == how
     private_node.delete_vhost(vhost)
 
@@ -183,7 +184,7 @@ def test_a_second_node_beside_it_and_nothing_left(
     private_node: Node, make_node: Callable[..., Node]
 ) -> None:
     second = make_node(config_extra="consumer_timeout = 123456")
-    assert not set(vars_of(second)) & set(vars_of(private_node))
+    assert not set(ports_of(second)) & set(ports_of(private_node))
     assert "123456" in second.ctl("environment")
     second.add_vhost("other")
     publish(second, "other", "q", "hello")
@@ -192,7 +193,7 @@ def test_a_second_node_beside_it_and_nothing_left(
     second.stop()
     second.stop()  # may be repeated
     assert not processes_below(second.directory)
-    assert not any(listens(port) for port in vars_of(second))
+    assert not any(listens(port) for port in ports_of(second))
     second.start_again()
     assert get(second, "other", "q") == "hello"
     second.end()
@@ -200,8 +201,8 @@ def test_a_second_node_beside_it_and_nothing_left(
     assert private_node.alive
 
 
-def vars_of(node: Node) -> list[int]:
-    return [node.ports.amqp, node.ports.management, node.ports.distribution, node.ports.epmd]
+def ports_of(node: Node) -> list[int]:
+    return [getattr(node, name) for name in broker.PORTS]
 
 
 def test_the_node_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
@@ -252,13 +253,13 @@ def test_the_command_line_starts_and_stops_a_node(tmp_path: Path) -> None:
 def test_a_taken_port_is_exchanged(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = broker.Ports.pick()
+    taken = machine.free_ports(4)
     picks = [taken]
-    real = broker.Ports.pick
-    monkeypatch.setattr(broker.Ports, "pick", lambda *_: picks.pop() if picks else real())
-    with socket.create_server(("127.0.0.1", taken.epmd)):
+    real = machine.free_ports
+    monkeypatch.setattr(broker, "free_ports", lambda n: picks.pop() if picks else real(n))
+    with socket.create_server(("127.0.0.1", taken[-1])):
         node = make_node()
-        assert node.ports.epmd != taken.epmd
+        assert node.epmd_port != taken[-1]
     node.end()
 
 
@@ -333,7 +334,7 @@ def test_a_node_in_docker(
     node.start_again()
     node.end()
     # The stub's epmd is no container's: Erlang has started it.
-    subprocess.run(["epmd", "-port", str(node.ports.epmd), "-kill"], check=False)
+    subprocess.run(["epmd", "-port", str(node.epmd_port), "-kill"], check=False)
 
 
 def test_an_old_server_is_refused(
