@@ -528,12 +528,12 @@ disk_free_limit.absolute = 64MB
         try:
             state = json.loads((directory / "node.json").read_text())
             processes = state.pop("processes")
-        except (OSError, ValueError, LookupError):
+            scripts = Path(state["scripts"]) if state["scripts"] else None
+            node = cls(**state | {"directory": directory, "scripts": scripts, "owner": None})
+            for name, process in processes.items():
+                setattr(node, name, Process(**process))
+        except (OSError, ValueError, LookupError, TypeError):  # of another version of this file
             return None
-        scripts = Path(state["scripts"]) if state["scripts"] else None
-        node = cls(**state | {"directory": directory, "scripts": scripts, "owner": None})
-        for name, process in processes.items():
-            setattr(node, name, Process(**process))
         return node
 
     def _queues_on_disk(self) -> bool:
