@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
@@ -62,13 +63,9 @@ class Publishable(Declared, Generic[P]):
 
             order_created.using(mode="immediate", event_id=…).publish(order_id=1)
         """
-        given: dict[str, Any] = {
-            name: getattr(self.options, name)
-            for name in Options.__dataclass_fields__
-            if getattr(self.options, name) not in (None, {})
-        }
+        changes: dict[str, Any] = {**options}
         try:
-            return Publishable(self.name, self.contract, Options(**{**given, **options}))
+            return Publishable(self.name, self.contract, replace(self.options, **changes))
         except TypeError as exc:
             raise ConfigurationError(
                 f"event {self.name!r}: {exc}. Options are {', '.join(Options.__dataclass_fields__)}"

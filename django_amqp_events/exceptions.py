@@ -133,15 +133,6 @@ class PublishError(AmqpEventsError):
         self.event_name = event_name
         self.errors: dict[str, PublishError] = {}
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild_publish_error, (type(self), str(self), self.event_id, self.event_name))
-
-
-def _rebuild_publish_error(
-    cls: type[PublishError], message: str, event_id: str, event_name: str
-) -> PublishError:
-    return cls(message, event_id=event_id, event_name=event_name)
-
 
 class BrokerUnavailableError(PublishError):
     """No connection could be made, or the broker blocks publishers; nothing was published."""

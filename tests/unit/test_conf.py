@@ -142,7 +142,7 @@ def test_every_key_is_read() -> None:
 def test_editing_and_redaction_are_safe_where_they_are_wrong(
     key: str, value: object, what: str
 ) -> None:
-    """Nobody edits then, and payloads stay hidden: the hook that is named cannot be imported."""
+    """Editing stays off, and payloads stay hidden, since the hook cannot be imported."""
     settings, problems = parse({"SERVICE": "a", key: value})
     assert [(problem.code, problem.hint) for problem in problems] == [("E003", f"Use {what}.")]
     assert not settings.editing
@@ -283,7 +283,7 @@ def test_wrong_values(keys: dict[str, Any]) -> None:
 
 
 def test_wrong_retention_deletes_nothing() -> None:
-    """Whoever reads settings in spite of their errors must not delete on a guess."""
+    """Code that reads settings in spite of their errors must not delete on a guess."""
     wrong = parse({"SERVICE": "a", "RETENTION": 5})[0].retention
     assert wrong == RetentionSettings(
         succeeded=None, discarded=None, inbox=None, batches=None, snapshots=None, alerts=None

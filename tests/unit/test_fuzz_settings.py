@@ -32,7 +32,7 @@ fuzz = profile(max_examples=2 * EXAMPLES, phases=set(Phase) - {Phase.explain})
 
 
 class Odd:
-    """Equal to nothing, true to nobody; a lazy translation or a typo'd import."""
+    """Not equal to anything, not even itself."""
 
     def __eq__(self, other: object) -> bool:
         return False

@@ -673,7 +673,7 @@ def test_declarations_in_a_package_that_is_no_app(
     assert found("events", "handlers") == ["W012"]
     assert found("events") == []
     importlib.import_module("lonely.handlers")
-    assert found("events", "handlers") == [], "somebody imports it"
+    assert found("events", "handlers") == [], "it is imported"
     assert check_discovery in checks.CHECKS
 
 
