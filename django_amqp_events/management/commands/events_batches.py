@@ -15,7 +15,8 @@ An id may be shortened to its first characters, if they are unique.
 exit codes:
   0  stopped (SIGTERM, SIGINT); --until-done: no batch is running; or the action
      is done
-  1  wrong arguments or settings, or the batch is in another state
+  1  wrong settings, no such batch, or the batch is in another state
+  2  wrong arguments
 
 While RabbitMQ or the database is unreachable, the command logs it and waits.
 """

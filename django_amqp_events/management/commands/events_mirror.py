@@ -6,7 +6,8 @@ once; events_worker starts one.
 
 exit codes:
   0  stopped (SIGTERM, SIGINT); --until-empty: the archive queue is empty
-  1  wrong arguments or settings
+  1  wrong settings
+  2  wrong arguments
 
 While RabbitMQ or the database is unreachable, the command reports it and retries.
 """

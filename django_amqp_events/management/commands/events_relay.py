@@ -6,7 +6,8 @@ starts one; a service that only publishes needs at least one of its own.
 
 exit codes:
   0  stopped (SIGTERM, SIGINT); --until-empty: no event is due
-  1  wrong arguments or settings
+  1  wrong settings, or no such database
+  2  wrong arguments
 
 While RabbitMQ or a database is unreachable, the command reports it and retries.
 """
