@@ -145,8 +145,7 @@ class EventStep(bootsteps.StartStopStep):
             self._check_topology(c, topology)
         self.settler = self.settler_class(
             app=c.app,
-            settings=self.settings,
-            copies=OutgoingMessages(
+            outgoing=OutgoingMessages(
                 settings=self.settings,
                 names=self.names,
                 delays=topology.delays,

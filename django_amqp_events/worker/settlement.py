@@ -25,7 +25,6 @@ from celery.concurrency.thread import TaskPool as ThreadPool
 from django.db import close_old_connections
 
 from ..broker.confirms import WINDOW, ConfirmChannel
-from ..conf import Settings
 from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
 from ..message import headers
 from ..message.types import Message
@@ -71,14 +70,13 @@ class Settler:
         self,
         *,
         app: Celery,
-        settings: Settings,
-        copies: OutgoingMessages,
+        outgoing: OutgoingMessages,
         acks: Acks,
         call_soon: Callable[..., Any],
     ) -> None:
         self.app = app
-        self.settings = settings
-        self.copies = copies
+        self.settings = outgoing.settings
+        self.outgoing = outgoing
         self.call_soon = call_soon
         self.acks = acks
         runs_acks_while_stopping()
@@ -157,7 +155,7 @@ class Settler:
             self._answer(delivery, ack=False)
         else:
             try:
-                message = self.copies.build(delivery, verdict, datetime.now(UTC))
+                message = self.outgoing.build(delivery, verdict, datetime.now(UTC))
             except Exception:
                 # A bug of ours. An unsettled delivery would occupy the prefetch count until the
                 # worker ends.
@@ -181,7 +179,7 @@ class Settler:
         """Publish an event to a delay queue again if its retry is not due yet."""
         if not delivery.settled:
             delivery.settled = True
-            message = self.copies.postponed(delivery, datetime.now(UTC))
+            message = self.outgoing.postponed(delivery, datetime.now(UTC))
             self._add(Job(delivery, None, message))
 
     def drain(self, timeout: float) -> bool:
@@ -331,7 +329,7 @@ class Settler:
         # after a timeout a message without a queue tests the channel; otherwise each repeat would
         # duplicate the event.
         test = Message(
-            exchange=self.copies.names.replay,
+            exchange=self.outgoing.names.replay,
             routing_key="",
             body=b"",
             headers={},
