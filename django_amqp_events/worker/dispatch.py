@@ -116,7 +116,7 @@ class Dispatcher:
         return payload
 
     def identify(self, reading: Reading) -> ReceivedEvent:
-        """Fill in what the headers tell, as far as possible, and return the event.
+        """Fill in event, progress and handler from the headers, and return the event.
 
         Raises:
             Malformed: they are invalid.
