@@ -98,10 +98,11 @@ def inserted(number: int) -> dict[str, Any]:
             now = datetime.now(UTC)
             rows, failures = [], []
             for message in batch.messages:
-                entry = message_store._Entry(archive_message.read(message), message, uuid4())  # type: ignore[arg-type] # noqa: SLF001
-                entry.id = entry.failure_id = entry.first_id
-                rows.append(message_store._row(entry, found, now))  # noqa: SLF001
-                failures.append(message_store._failure(entry, late=False, now=now))  # noqa: SLF001
+                archived = archive_message.read(message)
+                entry = message_store._Entry(archived, message, found.service, now)  # type: ignore[arg-type] # noqa: SLF001
+                entry.begin()
+                rows.append(message_store._row(entry))  # noqa: SLF001
+                failures.append(message_store._failure(entry, late=False))  # noqa: SLF001
             with transaction.atomic():
                 ArchivedEvent.objects.bulk_create(rows)
                 ArchivedFailure.objects.bulk_create(failures)

@@ -104,15 +104,18 @@ class _Entry:
 
     archived: Archived
     message: Received
-    first_id: UUID
+    service: str
+    now: datetime
     copy: int = 0
+    failed_at: datetime = field(init=False)
+    first_id: UUID = field(init=False)
     id: UUID = field(init=False)
     failure_id: UUID = field(init=False)
     replay: Replay | None = None
 
-    @property
-    def failed_at(self) -> datetime | None:
-        return _moment(self.archived.last_failed_at)
+    def __post_init__(self) -> None:
+        self.failed_at = _moment(self.archived.last_failed_at) or self.now
+        self.first_id = self.archived.identity(self.service)
 
     @property
     def new(self) -> bool:
@@ -122,15 +125,18 @@ class _Entry:
         """
         return self.archived.event is None and not self.message.redelivered
 
-    def begin(self, service: str) -> None:
+    def begin(self) -> None:
         """Forget what a transaction that was rolled back has found."""
         self.replay = None
-        self.identify(service, str(self.copy) if self.copy else "")
+        self.identify(str(self.copy) if self.copy else "")
 
-    def identify(self, service: str, salt: str) -> None:
+    def identify(self, salt: str) -> None:
         """Set the ids; *salt* tells equal messages apart."""
-        self.id = self.archived.identity(service, salt) if salt else self.first_id
+        self.id = self.archived.identity(self.service, salt) if salt else self.first_id
         self.failure_id = self.archived.occurrence(self.id)
+
+
+_Item = _Entry | _Outcome
 
 
 def store(messages: Sequence[Received], settings: Settings) -> Counts:
@@ -142,20 +148,18 @@ def store(messages: Sequence[Received], settings: Settings) -> Counts:
     """
     check_commits(states.database())
     now = datetime.now(UTC)
-    return _store(_read(messages, settings, now), settings, now)
+    return _store(_read(messages, settings.service, now), now)
 
 
-def _read(
-    messages: Sequence[Received], settings: Settings, now: datetime
-) -> list[_Entry | _Outcome]:
+def _read(messages: Sequence[Received], service: str, now: datetime) -> list[_Item]:
     alike: Counter[UUID] = Counter()
-    entries: list[_Entry | _Outcome] = []
+    entries: list[_Item] = []
     for message in messages:
         try:
-            entry = _entry(message, settings, now)
+            entry = _entry(message, service, now)
         except Exception as exc:
             logger.exception("an archive message cannot be read; its bytes are kept")
-            entry = _entry(_raw_only(message, exc), settings, now)
+            entry = _entry(_raw_only(message, exc), service, now)
         if isinstance(entry, _Entry) and entry.archived.event is None:
             entry.copy = alike[entry.first_id]
             alike[entry.first_id] += 1
@@ -163,20 +167,20 @@ def _read(
     return entries
 
 
-def _entry(message: Received, settings: Settings, now: datetime) -> _Entry | _Outcome:
+def _entry(message: Received, service: str, now: datetime) -> _Item:
     found = archive_message.read(message)
     if isinstance(found, Archived):
-        return _Entry(found, message, found.identity(settings.service))
+        return _Entry(found, message, service, now)
     replay_id = parse_uuid(found.event.replay_id or "")
     if found.outcome == "succeeded" and replay_id is not None:
         return _Outcome(replay_id, _moment(found.at) or now)
-    return _entry(_raw_only(message, ValueError("it has an unknown outcome")), settings, now)
+    return _entry(_raw_only(message, ValueError("it has an unknown outcome")), service, now)
 
 
-def _store(entries: Sequence[_Entry | _Outcome], settings: Settings, now: datetime) -> Counts:
+def _store(entries: Sequence[_Item], now: datetime) -> Counts:
     """Store entries together; those with one that cannot be stored, by halves."""
     try:
-        return _together(entries, settings, now)
+        return _together(entries, now)
     except Exception as exc:
         if isinstance(exc, Error) and not isinstance(exc, (DataError, IntegrityError)):
             raise
@@ -184,31 +188,31 @@ def _store(entries: Sequence[_Entry | _Outcome], settings: Settings, now: dateti
     if len(entries) > 1:
         logger.warning("one of %d archive messages cannot be stored", len(entries))
         middle = len(entries) // 2
-        counts = _store(entries[:middle], settings, now)
-        counts.add(_store(entries[middle:], settings, now))
+        counts = _store(entries[:middle], now)
+        counts.add(_store(entries[middle:], now))
         return counts
     [entry] = entries
     if isinstance(entry, _Outcome) or entry.message.unreadable:
         raise error
     logger.error("an archive message cannot be stored; its bytes are kept", exc_info=error)
-    bare = _entry(_raw_only(entry.message, error), settings, now)
+    bare = _entry(_raw_only(entry.message, error), entry.service, now)
     if isinstance(bare, _Entry):
         bare.copy = entry.copy
-    return _store([bare], settings, now)
+    return _store([bare], now)
 
 
-def _together(entries: Sequence[_Entry | _Outcome], settings: Settings, now: datetime) -> Counts:
+def _together(entries: Sequence[_Item], now: datetime) -> Counts:
     for _ in range(TRIES - 1):
         try:
-            return _transaction(entries, settings, now)
+            return _transaction(entries, now)
         except IntegrityError as exc:
             # Another mirror has stored the same event, or it was pruned.
             logger.info("storing a batch again: %s", exc)
-    return _transaction(entries, settings, now)
+    return _transaction(entries, now)
 
 
 @states.retry_on_conflict
-def _transaction(entries: Sequence[_Entry | _Outcome], settings: Settings, now: datetime) -> Counts:
+def _transaction(entries: Sequence[_Item], now: datetime) -> Counts:
     counts = Counts()
     failures: dict[UUID, _Entry] = {}
     ends: dict[UUID, datetime] = {}
@@ -217,7 +221,7 @@ def _transaction(entries: Sequence[_Entry | _Outcome], settings: Settings, now: 
             counts.known += entry.replay_id in ends
             ends[entry.replay_id] = entry.at
         else:
-            entry.begin(settings.service)
+            entry.begin()
             counts.known += entry.failure_id in failures
             failures[entry.failure_id] = entry
     replays = _find_replays(failures.values(), ends)
@@ -227,7 +231,7 @@ def _transaction(entries: Sequence[_Entry | _Outcome], settings: Settings, now: 
             {entry.id for entry in failures.values()} | {each.event_id for each in replays}
         )
         if failures:
-            _store_events(list(failures.values()), before, settings, counts, now)
+            _store_events(list(failures.values()), before, counts, now)
         if ends:
             counts.outcomes = states.finish(ends, now=now)
             counts.foreign = len(ends) - counts.outcomes
@@ -239,22 +243,18 @@ def _transaction(entries: Sequence[_Entry | _Outcome], settings: Settings, now: 
 
 
 def _store_events(
-    entries: list[_Entry],
-    before: Mapping[UUID, CountedEvent],
-    settings: Settings,
-    counts: Counts,
-    now: datetime,
+    entries: list[_Entry], before: Mapping[UUID, CountedEvent], counts: Counts, now: datetime
 ) -> None:
     stored = set(
         _failures().filter(pk__in=[e.failure_id for e in entries]).values_list("pk", flat=True)
     )
     for entry in entries:
         if entry.new and entry.failure_id in stored:
-            entry.identify(settings.service, uuid4().hex)
+            entry.identify(uuid4().hex)
     # The last failure of an event describes it.
     fresh = sorted(
         (entry for entry in entries if entry.failure_id not in stored),
-        key=lambda entry: (entry.id, entry.failed_at or now),
+        key=lambda entry: (entry.id, entry.failed_at),
     )
     counts.known += len(entries) - len(fresh)
     found = states.rows().filter(pk__in={entry.id for entry in fresh})
@@ -269,17 +269,17 @@ def _store_events(
     for entry in fresh:
         late = False
         if (row := rows.get(entry.id) or new.get(entry.id)) is None:
-            new[entry.id] = _row(entry, settings, now)
+            new[entry.id] = _row(entry)
             counts.events += 1
             counts.unreadable += entry.archived.reason == "unreadable"
         else:
             counts.failures += 1
-            late = not _add_failure(row, entry, now)
+            late = not _add_failure(row, entry)
             if not late and entry.id in rows:
                 changed[entry.id] = row
         if not late:
-            failed.setdefault(entry.id, []).append(entry.failed_at or now)
-        failures.append(_failure(entry, late=late, now=now))
+            failed.setdefault(entry.id, []).append(entry.failed_at)
+        failures.append(_failure(entry, late=late))
     touched = [*new.values(), *changed.values()]
     failure_groups.assign_groups(touched, failed, now=now)
     # Rows of a faster mirror are a conflict, so that they are read.
@@ -295,7 +295,7 @@ def _store_events(
         using=states.database(),
     )
     states.failed_again(
-        {entry.replay.pk: entry.failed_at or now for entry in fresh if entry.replay is not None}
+        {entry.replay.pk: entry.failed_at for entry in fresh if entry.replay is not None}
     )
 
 
@@ -318,10 +318,9 @@ _FAILED: Final = (
 )
 
 
-def _add_failure(row: ArchivedEvent, entry: _Entry, now: datetime) -> bool:
+def _add_failure(row: ArchivedEvent, entry: _Entry) -> bool:
     """Add a further failure to its event; return False if it is too late to change it."""
-    archived, replay = entry.archived, entry.replay
-    failed_at = entry.failed_at or now
+    archived, replay, failed_at = entry.archived, entry.replay, entry.failed_at
     if replay is not None:
         if row.replays != replay.number or row.state in (State.SUCCEEDED, State.DISCARDED):
             return False
@@ -336,7 +335,7 @@ def _add_failure(row: ArchivedEvent, entry: _Entry, now: datetime) -> bool:
         return False
     row.attempts = min(attempts, MOST)
     if row.state != State.ARCHIVED:
-        row.state, row.state_since = State.ARCHIVED, now
+        row.state, row.state_since = State.ARCHIVED, entry.now
     if replay is not None:
         # A replay that reports back was published, confirmed or not.
         row.unconfirmed, row.error = False, ""
@@ -369,13 +368,12 @@ def _find_replays(entries: Iterable[_Entry], ends: Iterable[UUID]) -> list[Repla
     return found
 
 
-def _row(entry: _Entry, settings: Settings, now: datetime) -> ArchivedEvent:
+def _row(entry: _Entry) -> ArchivedEvent:
     archived, event = entry.archived, entry.archived.event
-    failed_at = entry.failed_at or now
     name = event.name if event else entry.message.event_key
     return ArchivedEvent(
         pk=entry.id,
-        service=clean(settings.service, LENGTH),
+        service=clean(entry.service, LENGTH),
         handler=clean(archived.handler, LENGTH),
         queue=clean(archived.queue, LENGTH),
         name=clean(name, LENGTH),
@@ -385,10 +383,10 @@ def _row(entry: _Entry, settings: Settings, now: datetime) -> ArchivedEvent:
         correlation_id=clean(event.correlation_id if event else "", LENGTH),
         causation_id=clean(event.causation_id if event else "", LENGTH),
         published_at=_moment(event.published_at) if event else None,
-        first_failed_at=_moment(archived.first_failed_at) or failed_at,
-        last_failed_at=failed_at,
-        mirrored_at=now,
-        state_since=now,
+        first_failed_at=_moment(archived.first_failed_at) or entry.failed_at,
+        last_failed_at=entry.failed_at,
+        mirrored_at=entry.now,
+        state_since=entry.now,
         attempts=archived.attempts,
         body=archived.body,
         body_size=len(archived.body),
@@ -425,7 +423,7 @@ def _words(archived: Archived) -> dict[str, str]:
     }
 
 
-def _failure(entry: _Entry, *, late: bool, now: datetime) -> ArchivedFailure:
+def _failure(entry: _Entry, *, late: bool) -> ArchivedFailure:
     archived = entry.archived
     words = _words(archived)
     text = archived.text
@@ -440,8 +438,8 @@ def _failure(entry: _Entry, *, late: bool, now: datetime) -> ArchivedFailure:
         exception=words["exception"],
         message=words["message"],
         attempts=archived.attempts,
-        failed_at=entry.failed_at or now,
-        mirrored_at=now,
+        failed_at=entry.failed_at,
+        mirrored_at=entry.now,
         late=late,
         document=clean(text),
     )

@@ -267,9 +267,7 @@ def test_rolled_back_changes_are_not_counted(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(states, "failed_again", fail)
     with pytest.raises(RuntimeError):
         message_store._together(
-            message_store._read([taken(archived(received("1")))], conf.get_settings(), NOW),
-            conf.get_settings(),
-            NOW,
+            message_store._read([taken(archived(received("1")))], "billing", NOW), NOW
         )
     assert not GroupCountChange.objects.exists()
     assert not FailureGroup.objects.exists()
