@@ -21,14 +21,7 @@ from django.db import DataError, IntegrityError, models, transaction
 from django.db.models import QuerySet
 
 from ..databases import check_commits, error_line
-from ..models import (
-    ArchiveAction,
-    ArchivedEvent,
-    ArchivedFailure,
-    Replay,
-    Revision,
-    State,
-)
+from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision, State
 from . import redaction, states
 
 M = TypeVar("M", bound=models.Model)

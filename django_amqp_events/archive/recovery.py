@@ -34,12 +34,7 @@ from ..exceptions import (
     TopologyError,
 )
 from ..message import archive_message, decoding
-from ..message.headers import (
-    EVENT_ARCHIVE,
-    EVENT_NAME,
-    EVENT_OUTCOME,
-    without_publisher_headers,
-)
+from ..message.headers import EVENT_ARCHIVE, EVENT_NAME, EVENT_OUTCOME, without_publisher_headers
 from ..message.text import parse_moment
 from ..message.types import Message, Progress, Received
 from ..reasons import Reason
@@ -155,7 +150,7 @@ def recover(
     copies = RecoveredCopies(settings, registry, waiting.queue)
     left = limit
     window = size if limit is None else min(size, limit)
-    intake = BatchReader(
+    reader = BatchReader(
         app,
         waiting.queue,
         size=window,
@@ -170,14 +165,14 @@ def recover(
                 break
             # A large body may take longer than LULL.
             expected = done.total + len(done.refused) < waiting.ready
-            batch = intake.batch(wait=settings.confirm_timeout if expected else LULL, stop=stop)
+            batch = reader.batch(wait=settings.confirm_timeout if expected else LULL, stop=stop)
             if batch is None:
                 if not stop():
                     break
                 continue
             if left is not None and len(batch.messages) > left:
                 batch = _first(batch, left)
-            done.stopped = _archive(batch, copies, intake, pool, done)
+            done.stopped = _archive(batch, copies, reader, pool, done)
             if left is not None:
                 left -= len(batch.messages)
             progress(done)
@@ -187,14 +182,14 @@ def recover(
         done.stopped = str(exc)
     finally:
         pool.close()
-        intake.close()
+        reader.close()
     return done
 
 
 def _archive(
     batch: Batch,
     copies: RecoveredCopies,
-    intake: BatchReader,
+    reader: BatchReader,
     pool: PublisherPool,
     done: Recovered,
 ) -> str:
@@ -202,7 +197,7 @@ def _archive(
     now = datetime.now(UTC)
     built = [copies.build(received, now) for received in batch.messages]
     errors = _publish(pool, [message for _, message in built])
-    intake.ack(batch, [place for place, error in enumerate(errors) if error is None])
+    reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
     stop = ""
     for (reason, _), error in zip(built, errors, strict=True):
         if error is None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from django.db import Error, InterfaceError, OperationalError, connections
@@ -45,6 +45,7 @@ from .eligibility import (
     CHUNK_BYTES,
     NOT_OVERDUE,
     Skipped,
+    Target,
     chunks,
     edit_target,
     examine_chunk,
@@ -160,18 +161,8 @@ def replay(
                 break
             targets, skipped = examine_chunk(chunk, settings, registry, force=force)
             report.skipped += skipped
-            wanted = {pk: chunk[pk] for pk in targets}
-            claimed = states.claim(
-                wanted,
-                handlers={pk: found.handler.name for pk, found in targets.items()},
-                by=by,
-                reason=reason,
-                now=states.clock(),
-                force=force,
-                batch=batch,
-            )
+            claimed = _claim(chunk, targets, report, by=by, reason=reason, force=force, batch=batch)
             sent += len(claimed)
-            report.skipped += skipped_since(wanted, [each.event.pk for each in claimed])
             _publish(claimed, settings, registry, report)
             progress(report)
             if report.stopped:
@@ -221,19 +212,23 @@ def edit(
             report.skipped.append(Skipped.of(event, where))
             return report
         draft = editing.draft(event, where.handler, payload, settings, registry)
-        claimed = states.claim(
-            {pk: version},
-            handlers={pk: where.handler.name},
-            by=by,
-            reason=reason,
-            now=states.clock(),
-            edit=Revision(body=draft.body, base=base),
-        )
-        report.skipped += skipped_since({pk: version}, [each.event.pk for each in claimed])
+        revision = Revision(body=draft.body, base=base)
+        claimed = _claim({pk: version}, {pk: where}, report, by=by, reason=reason, edit=revision)
         _publish(claimed, settings, registry, report)
     except _DATABASE_UNREACHABLE as exc:
         report.stopped = _database_unreachable(exc)
     return report
+
+
+def _claim(
+    seen: Seen, targets: Mapping[UUID, Target], report: Report, **options: Any
+) -> list[ClaimedReplay]:
+    """Claim the events that have a target, and report those that changed meanwhile."""
+    wanted = {pk: seen[pk] for pk in targets}
+    handlers = {pk: found.handler.name for pk, found in targets.items()}
+    claimed = states.claim(wanted, handlers=handlers, now=states.clock(), **options)
+    report.skipped += skipped_since(wanted, [each.event.pk for each in claimed])
+    return claimed
 
 
 def _require_broker() -> tuple[Settings, Registry]:

@@ -249,7 +249,7 @@ class Revision(AppendOnly):
         ]
 
     def __str__(self) -> str:
-        return f"revision {self.number} by {self.by or 'nobody'}"
+        return f"revision {self.number} by {self.by or 'unknown'}"
 
     @cached_property
     def payload(self) -> Mapping[str, Any]:
@@ -410,4 +410,4 @@ class ArchiveAction(AppendOnly):
         default_permissions = ()
 
     def __str__(self) -> str:
-        return f"{self.get_action_display()} by {self.by or 'nobody'}"
+        return f"{self.get_action_display()} by {self.by or 'unknown'}"

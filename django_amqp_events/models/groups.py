@@ -101,7 +101,7 @@ class GroupAction(models.Model):
         default_permissions = ()
 
     def __str__(self) -> str:
-        return f"{self.get_action_display()} by {self.by or 'nobody'}"
+        return f"{self.get_action_display()} by {self.by or 'unknown'}"
 
 
 class GroupHour(models.Model):

@@ -25,14 +25,7 @@ from django.db.models import Count, Exists, F, Min, OuterRef, Q, QuerySet
 
 from ...conf import get_settings
 from ...databases import check_commits
-from ...models import (
-    LENGTH,
-    ArchivedEvent,
-    ReplayBatch,
-    ReplayBatchAction,
-    ReplayBatchEvent,
-    clean,
-)
+from ...models import LENGTH, ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchEvent, clean
 from .. import states
 from ..eligibility import Skipped
 from ..selection import Selection

@@ -17,13 +17,7 @@ from ...broker.provisioning.amqp_api import session
 from ...conf import Settings, get_settings
 from ...declare.registry import get_registry
 from ...exceptions import AmqpEventsError
-from ...models import (
-    ArchivedEvent,
-    ReplayBatch,
-    ReplayBatchEvent,
-    State,
-    clean,
-)
+from ...models import ArchivedEvent, ReplayBatch, ReplayBatchEvent, State, clean
 from ...reasons import Reason
 from .. import eligibility, states
 from ..eligibility import Target
@@ -88,7 +82,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         for each in unread:
             leave(each.why, each.title)
         undecided -= len(eligible) + len(unread)
-    depths, away = depth(settings, {where.queue for where in targets})
+    depths, problem = depth(settings, {where.queue for where in targets})
     plan = {
         "at": states.clock().isoformat(),
         "eligible": targets.total(),
@@ -111,7 +105,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
             for where, count in targets.most_common()
             for ready, consumers in [depths.get(where.queue, (None, None))]
         ],
-        "broker": clean(away, 500),
+        "broker": clean(problem, 500),
     }
     batch_states.rows().filter(pk=batch.pk).update(plan=plan)
     batch.plan = plan

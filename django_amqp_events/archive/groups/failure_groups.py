@@ -17,13 +17,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 
 from ...databases import check_commits
-from ...models import (
-    LENGTH,
-    ArchivedEvent,
-    FailureGroup,
-    GroupAction,
-    clean,
-)
+from ...models import LENGTH, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import states
 from . import group_counts
 from .fingerprint import VERSION, Fingerprint, fingerprint
@@ -272,8 +266,8 @@ def _move(ids: Collection[UUID]) -> int:
 
 def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:
     """Copy note, assignee and ticket of groups to one that has none."""
-    said = groups().filter(pk__in=[pk for pk in old if pk is not None])
-    for group in said.exclude(note="", assignee="", ticket="").order_by("last_seen"):
+    noted = groups().filter(pk__in=[pk for pk in old if pk is not None])
+    for group in noted.exclude(note="", assignee="", ticket="").order_by("last_seen"):
         groups().filter(pk=new, note="", assignee="", ticket="").update(
             note=group.note, assignee=group.assignee, ticket=group.ticket
         )
