@@ -261,14 +261,6 @@ def chunks(seen: Seen, size: int) -> Iterator[Seen]:
         part = ids[start : start + 1000]
         found = states.rows().filter(pk__in=part).order_by()
         sizes = dict(found.values_list("pk", "body_size"))
-        chunk: dict[UUID, int] = {}
-        total = 0
-        for pk in part:
-            size_of = sizes.get(pk, 0)
-            if chunk and (len(chunk) >= size or total + size_of > CHUNK_BYTES):
-                yield chunk
-                chunk, total = {}, 0
-            chunk[pk] = seen[pk]
-            total += size_of
-        if chunk:
-            yield chunk
+        sized = ((pk, sizes.get(pk, 0)) for pk in part)
+        for piece in states.pieces(sized, count=size, size=CHUNK_BYTES):
+            yield {pk: seen[pk] for pk in piece}

@@ -96,22 +96,10 @@ def export(rows: QuerySet[ArchivedEvent], *, raw: bool) -> Iterator[str]:
         found = list(after.values_list("pk", "body_size")[:CHUNK])
         if not found:
             return
-        for ids in _pieces(found):
+        for ids in states.pieces(found, count=CHUNK, size=CHUNK_BYTES):
             for document in _documents(rows.db, ids, hidden=hidden):
                 yield json.dumps(document) + "\n"
         last = found[-1][0]
-
-
-def _pieces(found: list[tuple[UUID, int]]) -> Iterator[list[UUID]]:
-    piece: list[UUID] = []
-    total = 0
-    for pk, size in found:
-        if piece and total + size > CHUNK_BYTES:
-            yield piece
-            piece, total = [], 0
-        piece.append(pk)
-        total += size
-    yield piece
 
 
 def _documents(using: str, ids: list[UUID], *, hidden: bool) -> Iterator[dict[str, Any]]:

@@ -163,7 +163,7 @@ def prune(
     if not pruned.stopped:
         age = kept.get(State.DISCARDED)
         before = None if age is None else now - timedelta(seconds=age)
-        pruned.groups = failure_groups.prune(before=before, service=service, batch_size=batch_size)
+        pruned.groups = failure_groups.prune(before=before, service=service)
     if (age := others.get("outbox_age")) is not None:
         for alias in outbox_rows.tables(get_settings()):
             check_commits(alias)

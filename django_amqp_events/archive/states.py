@@ -112,6 +112,24 @@ def clock() -> datetime:
     return now.astimezone(UTC)
 
 
+def pieces(found: Iterable[tuple[UUID, int]], *, count: int, size: int) -> Iterator[list[UUID]]:
+    """Cut ids into pieces of at most *count* events and *size* bytes of bodies, or a larger event.
+
+    Args:
+        found: each id with the size of its body.
+    """
+    piece: list[UUID] = []
+    left = size
+    for pk, body_size in found:
+        left -= body_size
+        if piece and (len(piece) == count or left < 0):
+            yield piece
+            piece, left = [], size - body_size
+        piece.append(pk)
+    if piece:
+        yield piece
+
+
 def check_no_transaction() -> None:
     """Refuse to run inside a transaction, whose rollback would undo a claim.
 
@@ -285,14 +303,8 @@ def reclaim(
     """
     token = uuid4()
     waiting = rows().filter(state=State.QUEUED, state_since__lt=since_before, service=service)
-    ids: list[UUID] = []
-    for pk, body_size in waiting.order_by("state_since", "pk").values_list("pk", "body_size")[
-        :limit
-    ]:
-        size -= body_size
-        if ids and size < 0:
-            break
-        ids.append(pk)
+    oldest = waiting.order_by("state_since", "pk").values_list("pk", "body_size")[:limit]
+    ids = next(pieces(oldest, count=limit, size=size), [])
     if not ids:
         return []
     check_no_transaction()

@@ -78,9 +78,9 @@ def assign_groups(
 
 
 @states.retry_on_conflict
-def fold_counts(*, now: datetime | None = None) -> int:
+def fold_counts() -> int:
     """Fold group count changes into their groups; return how many were folded."""
-    return group_counts.fold_changes(using=states.database(), now=now or datetime.now(UTC))
+    return group_counts.fold_changes(using=states.database(), now=datetime.now(UTC))
 
 
 def fold_all_counts(stop: Callable[[], bool] = bool) -> int:
@@ -158,7 +158,7 @@ def rebuild(
     return rebuilt
 
 
-def prune(*, before: datetime | None, service: str, batch_size: int = BATCH) -> int:
+def prune(*, before: datetime | None, service: str) -> int:
     """Delete groups without events and notes; return how many.
 
     Counts of hours older than :data:`~django_amqp_events.archive.groups.group_counts.HOURS` are
@@ -176,8 +176,7 @@ def prune(*, before: datetime | None, service: str, batch_size: int = BATCH) -> 
     if before is None:
         return 0
     old = _empty().filter(service=service, last_seen__lt=before, note="", assignee="", ticket="")
-    ids = list(old.values_list("pk", flat=True))
-    return sum(_delete(ids[start : start + batch_size]) for start in range(0, len(ids), batch_size))
+    return _delete(list(old.values_list("pk", flat=True)))
 
 
 def write(

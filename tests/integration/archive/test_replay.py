@@ -16,7 +16,7 @@ from django.db import connections
 from django.test import override_settings
 
 from broker import Node
-from django_amqp_events.archive import replay, states
+from django_amqp_events.archive import eligibility, replay, states
 from django_amqp_events.archive.replay import Report
 from django_amqp_events.models import (
     ArchiveAction,
@@ -416,7 +416,7 @@ def test_a_second_try_in_vain_keeps_the_id(billing: Service, unconfirmed: Archiv
 @kind("sqlite")
 def test_bodies_of_any_size_in_one_go(billing: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte for byte, a window of a bounded size at a time."""
-    monkeypatch.setattr(replay, "CHUNK_BYTES", 1024 * 1024)
+    monkeypatch.setattr(eligibility, "CHUNK_BYTES", 1024 * 1024)
     deliveries = [
         received(f"order-{n}", payload={"text": chr(65 + n) * size})
         for n, size in enumerate([10, 400_000, 700_000, 20, 1_000_000, 30])
