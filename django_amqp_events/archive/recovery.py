@@ -269,12 +269,13 @@ class RecoveredCopies:
         else:
             reason = "recovered"
             detail = f"it was found in {self.queue!r} and moved into the archive by a person"
+        identity: dict[str, Any] = {}
         try:
             event, progress, handler = self._identify(came, names)
+            identity = {"event": event, "progress": progress, "handler": handler}
         except Malformed as exc:
             detail = f"{detail}; {exc}"
-            return reason, self._copy(came, reason, detail, min(at, now))
-        return reason, self._copy(came, reason, detail, min(at, now), event, progress, handler)
+        return reason, self._copy(came, reason, detail, min(at, now), **identity)
 
     def _identify(self, came: Received, names: Names) -> tuple[ReceivedEvent, Progress, str | None]:
         """Read event, progress and handler as the handler's worker would.
@@ -322,14 +323,7 @@ class RecoveredCopies:
         return None
 
     def _copy(
-        self,
-        received: Received,
-        reason: str,
-        detail: str,
-        at: datetime,
-        event: ReceivedEvent | None = None,
-        progress: Progress | None = None,
-        handler: str | None = None,
+        self, received: Received, reason: str, detail: str, at: datetime, **identity: Any
     ) -> Message:
         return archive_message.build(
             received,
@@ -339,9 +333,7 @@ class RecoveredCopies:
             at=at,
             worker=WORKER,
             service=self.settings.service,
-            event=event,
-            progress=progress,
-            handler=handler,
+            **identity,
         )
 
 
