@@ -1,8 +1,8 @@
-"""A batch from freezing to the last event published: events per second, and the memory it takes.
+"""A batch from its selection to the last published event: events per second, and memory.
 
 ``python -m benchmarks.batches [--events 100000] [--body 5000]``: a private broker, and an archive
-in PostgreSQL. Prints how long freezing, the dry run and publishing took, and the largest memory of
-the process (VmHWM, MiB) after each, beside what it was before.
+in PostgreSQL. Prints the seconds for the selection, the preview and publishing, and the largest
+memory of the process (VmHWM, MiB) after each.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ django.setup()
 
 
 def handle(**_: Any) -> None:
-    """Is never called: there is no worker."""
+    """Never called: there is no worker."""
 
 
 def peak() -> float:
-    """The largest resident memory so far, in MiB."""
+    """Return the largest resident memory so far, in MiB."""
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
@@ -94,7 +94,7 @@ def run(number: int) -> None:
         raise SystemExit(f"{plan['eligible']} of {number} events can be replayed")
     batch_states.start(batch.pk, by="benchmark", reason="a benchmark")
     began = time.monotonic()
-    # Nobody handles them: it ends when all are published.
+    # No worker handles them: the batch ends when all are published.
     runner = Runner(
         app=app, settings=conf.get_settings(), stop=lambda: runner.published >= number, tell=print
     )

@@ -1,6 +1,6 @@
-"""Charts as SVG: bars that lie, with their spread and the targets; curves. Pure.
+"""Charts as SVG: horizontal bars with their spread and the targets; curves. Pure.
 
-A chart lies on a light ground of its own, so that it reads the same on a dark page.
+A chart has a light background of its own, so it looks the same on a dark page.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _STYLE = (
 
 
 def chart(measured: Measured) -> str:
-    """Draw what was measured."""
+    """Draw a measurement."""
     return curve(measured) if isinstance(measured, Curve) else bars(measured)
 
 
 def colour(name: str, others: Sequence[str]) -> str:
-    """Return the colour of a participant; that of the project is the same everywhere."""
+    """Return the colour of a participant; the project always has the same."""
     for known, value in _COLOURS.items():
         if name == known or name.startswith(known + ","):
             return value
@@ -39,7 +39,7 @@ def colour(name: str, others: Sequence[str]) -> str:
 
 
 def bars(table: Table) -> str:
-    """Draw the median of each participant, the least and the most, and the targets."""
+    """Draw the median, minimum and maximum of each participant, and the targets."""
     names = list(table.values)
     spreads = {name: table.spread(name) for name in names}
     marks = [
@@ -83,7 +83,7 @@ def bars(table: Table) -> str:
 
 
 def curve(measured: Curve) -> str:
-    """Draw the medians over the size, by logarithms: a curve that is flat costs nothing."""
+    """Draw the medians over the size, with logarithmic axes."""
     names = list(measured.values)
     lines = {name: measured.medians(name) for name in names}
     xs = sorted({x for points in lines.values() for x, _ in points})
@@ -114,7 +114,7 @@ def curve(measured: Curve) -> str:
     for name, points in lines.items():
         path = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in points)
         shade = colour(name, names)
-        # Above the numbers below the curves, and not upon another name.
+        # Above the numbers of the axis, and not over another name.
         end = min(down(points[-1][1]), _HEIGHT - 54)
         while any(abs(end - other) < 14 for other in ends):
             end -= 14

@@ -1,8 +1,8 @@
-"""Delays measured beside their schedule, and who sees a retry.
+"""Measured delays beside their schedule, and which handlers get a retry.
 
 ``make show``, or ``python -m benchmarks.delays [--countdown 100]``: two services with real workers
-on a private broker. Prints, for an event that fails four times, each wait beside what the policy
-declares; the wait of ``self.retry(countdown=100)``; and how often three handlers of one event in
+on a private broker. Prints, for an event that fails four times, each wait beside the declared
+delay; the wait of ``self.retry(countdown=100)``; and how often three handlers of one event in
 two services were called when one of them fails three times.
 """
 
@@ -45,7 +45,7 @@ from django_amqp_events import event  # noqa: E402 - needs Django's settings
 
 @event("bench.happened")
 def happened(case: str, countdown: int = 0) -> None:
-    """Case ``four`` fails four times, ``three`` three times, ``later`` asks for a countdown."""
+    """Case ``four`` fails four times, ``three`` three times, ``later`` requests a countdown."""
 
 
 def note(task: Any, case: str) -> None:

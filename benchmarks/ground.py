@@ -1,4 +1,4 @@
-"""What a benchmark stands on: a private broker node, a private PostgreSQL, and counting."""
+"""The basis of a benchmark: a private RabbitMQ, a private PostgreSQL, and counting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from broker import Node
 from postgresql import Postgres
 
-#: Seconds in which what was confirmed shows in a queue's depth, and what was acked is gone.
+#: Seconds until a queue's depth shows confirmed and acknowledged messages.
 SETTLED = 30.0
 WORKER = (
     "-l", "WARNING", "--without-gossip", "--without-mingle", "--without-heartbeat",
@@ -34,7 +34,7 @@ C = TypeVar("C", bound=Child)
 
 
 class Vhost:
-    """A vhost of the private node, and what is in its queues."""
+    """A vhost of the private node, and the contents of its queues."""
 
     def __init__(self, node: Node, name: str) -> None:
         self.node = node
@@ -43,7 +43,7 @@ class Vhost:
         self._connection: amqp.Connection | None = None
 
     def channel(self) -> Any:
-        """Return a channel of its own connection, which is kept."""
+        """Return a new channel of its connection."""
         if self._connection is None:
             self._connection = connect(self.url)
         return self._connection.channel()
@@ -54,7 +54,7 @@ class Vhost:
             self._connection = None
 
     def ready(self, *queues: str) -> int:
-        """Return the number of messages that wait in these queues."""
+        """Return the number of ready messages in these queues."""
         channel = self.channel()
         found = sum(channel.queue_declare(queue, passive=True).message_count for queue in queues)
         channel.close()
@@ -68,10 +68,10 @@ class Vhost:
         channel.close()
 
     def expect(self, number: int, *queues: str, what: str = "") -> None:
-        """Count what is in queues.
+        """Expect *number* messages in queues.
 
         Raises:
-            BenchmarkError: it is not *number*.
+            BenchmarkError: there are more or fewer.
         """
         try:
             until(lambda: self.ready(*queues) == number, SETTLED, "", interval=0.05)
@@ -97,10 +97,9 @@ class Vhost:
         return message, message.delivery_info["exchange"], message.delivery_info["routing_key"]
 
     def fill(self, templates: Iterable[tuple[Any, str, str]], number: int) -> None:
-        """Publish *number* copies of messages, in turn, each with ids of its own; all confirmed.
+        """Publish *number* copies of messages, in turn, with new ids; all confirmed.
 
-        Who measures a worker measures no publisher: so backlogs are made, of messages that the
-        participant itself has published.
+        So a backlog needs no slow publisher; the participant itself has published the originals.
         """
         chosen = list(templates)
         window = Window(self.url)
@@ -133,7 +132,7 @@ def _copy(template: Any) -> amqp.Message:
 
 
 class Ground:
-    """The node, the database server, and everything that was started on them."""
+    """The node, the database server, and all processes of a benchmark."""
 
     def __init__(self, stack: ExitStack, *, config_extra: str = "") -> None:
         self._all = stack
@@ -143,11 +142,11 @@ class Ground:
         stack.callback(self.node.end)
         self._server: Postgres | None = None
 
-    # -- what is there --------------------------------------------------------------------
+    # -- servers --------------------------------------------------------------------------
 
     @property
     def server(self) -> Postgres:
-        """The private PostgreSQL, started when it is first asked for; its commits are durable."""
+        """The private PostgreSQL, started on first use; its commits are durable."""
         if self._server is None:
             self._server = Postgres.start(durable=True)
             self._all.callback(self._server.end)
@@ -155,7 +154,7 @@ class Ground:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of what was used."""
+        """The versions of the servers."""
         found = {"RabbitMQ": self.node.version}
         if self._server is not None:
             with self.sql() as cursor:
@@ -178,7 +177,7 @@ class Ground:
             yield cursor
 
     def database(self, vendor: str) -> dict[str, Any]:
-        """Make an empty database; return its entry for DATABASES."""
+        """Create an empty database; return its entry for DATABASES."""
         name = f"bench{next(self._numbers)}"
         if vendor == "sqlite":
             return {
@@ -197,7 +196,7 @@ class Ground:
         }
 
     def vhost(self, name: str) -> Vhost:
-        """Make a vhost."""
+        """Create a vhost."""
         unique = f"{name}-{next(self._numbers)}"
         self.node.add_vhost(unique)
         made = Vhost(self.node, unique)
@@ -211,7 +210,7 @@ class Ground:
 
         Args:
             module: of :mod:`benchmarks.programs`.
-            given: what it finds in :mod:`benchmarks.programs.given`.
+            given: its arguments, for :mod:`benchmarks.programs.given`.
         """
         command = [interpreter(module), "-m", f"benchmarks.programs.{module}"]
         return self._started(Program(command, self._given(vhost, given), self._log(module)))
@@ -236,13 +235,13 @@ class Ground:
         return self._started(Child(command, self._given(vhost, given), self._log(module)))
 
     def tally(self) -> Tally:
-        """Make a tally; its path is what a worker is given."""
+        """Create a tally, whose path a worker gets."""
         made = Tally(self.folder / f"tally{next(self._numbers)}")
         made.reset()
         return made
 
     def path(self, name: str) -> Path:
-        """Return a path of a file that is not there yet."""
+        """Return the path of a new file."""
         return self.folder / f"{next(self._numbers)}-{name}"
 
     def _given(self, vhost: Vhost | None, given: dict[str, Any]) -> dict[str, Any]:
@@ -271,7 +270,7 @@ def measured_drain(tally: Tally, total: int, worker: Child, *, warm: float = 0.1
     """Wait until *total* calls were counted; return how many a second, once the worker is warm.
 
     Args:
-        warm: share of the calls that is not measured: processes start one after another.
+        warm: the share of calls that is not measured, since processes start one after another.
     """
     begin = max(1, int(total * warm))
     until(lambda: tally.count >= begin, 120, "the worker handles", interval=0.002, alive=worker)
@@ -282,10 +281,10 @@ def measured_drain(tally: Tally, total: int, worker: Child, *, warm: float = 0.1
 
 
 def counted(tally: Tally, total: int, vhost: Vhost, worker: Child, *queues: str) -> None:
-    """Stop a worker; all was handled, once, and is acked.
+    """Stop a worker; check that each event was handled once and acknowledged.
 
     Raises:
-        BenchmarkError: it was not.
+        BenchmarkError: a count is wrong.
     """
     worker.stop()
     if tally.count != total:

@@ -54,10 +54,10 @@ from tests.unit.admin import admin_world as world  # noqa: E402
 
 LIMIT = 200.0
 RUNS = 5
-#: Rows of the outbox, of the inbox, and changes that nobody has added up yet: a share of all.
+#: Rows of the outbox and inbox, and count changes that are not added up yet: a share of all rows.
 OUTBOX, INBOX, CHANGES = 0.1, 0.5, 0.002
 
-# Bodies that cannot be compressed, and documents as they are: copied, which is quicker than made.
+# Incompressible bodies, and realistic documents; copying them is faster than generating them.
 NOISE = """
 CREATE TEMP TABLE IF NOT EXISTS noise AS
 SELECT i, convert_to('[[], {"note": "' || body || '"}, {}]', 'UTF8') AS body,
@@ -70,9 +70,9 @@ CROSS JOIN LATERAL (
         '.py\\", line 12, in send_invoice\\n    rate = tax.rate(country)\\n', '') AS lines
     FROM generate_series(1, 185) k) l
 """
-# Most of the archive is open, as after a bad night. What somebody filters for is rarely spread
-# evenly, and an index that a page is read from must do where it is not: one handler's events were
-# all discarded; those of another, a fifth of everything, have all succeeded.
+# Most of the archive is open, as after a long failure. Filtered values are rarely spread evenly,
+# and an index must work then too: one handler's events were all discarded; those of another, a
+# fifth of all rows, have all succeeded.
 ROWS = """
 WITH made AS (
     SELECT n, CASE WHEN n % 50 = 0 THEN 'settled' WHEN n % 5 = 3 THEN 'import'
@@ -179,14 +179,22 @@ class Measured:
 def main() -> int:
     parser = argparse.ArgumentParser(description="The admin's pages on PostgreSQL.")
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--only", metavar="WORD", default="", help="pages whose name has it")
+    parser.add_argument(
+        "--only", metavar="WORD", default="", help="only pages whose name contains it"
+    )
     parser.add_argument("--explain", metavar="FILE", help="write the plans of slow queries")
-    parser.add_argument("--slow", type=float, default=20.0, help="from so many ms on (20)")
-    parser.add_argument("--runs", type=int, default=RUNS, help="of each page, the best counts (5)")
-    parser.add_argument("--reuse", action="store_true", help="the rows that are there already")
+    parser.add_argument(
+        "--slow", type=float, default=20.0, help="milliseconds of a slow query (20)"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=RUNS, help="runs of each page, the best counts (5)"
+    )
+    parser.add_argument("--reuse", action="store_true", help="keep the existing rows")
     options = parser.parse_args()
     if connection.vendor != "postgresql":
-        sys.exit("Run it below scripts/postgresql.py: this database is " + connection.vendor)
+        sys.exit(
+            f"This needs PostgreSQL, not {connection.vendor}. Run it with scripts/postgresql.py."
+        )
     call_command("migrate", verbosity=0)
     client = Client(headers={"host": "localhost"})
     client.force_login(User.objects.get_or_create(username="ada", defaults=_STAFF)[0])
@@ -225,19 +233,19 @@ _STAFF = {"is_staff": True, "is_superuser": True}
 
 
 def fill(first: int, last: int, rows: int) -> None:
-    """Make the rows from *first* to *last* of all *rows*, and what belongs to them."""
+    """Create the rows from *first* to *last* of all *rows*, and what belongs to them."""
     values = {
         "first": first,
         "last": last,
         "rows": rows,
-        # Somewhat less than a day, so that none is older.
+        # Slightly less than a day, so that none is older.
         "step": 2 * 86_000 / rows,
         "outbox": round(1 / OUTBOX) if last > 10 else 1,
         "inbox": round(1 / INBOX) if last > 10 else 1,
         "changes": round(rows * CHANGES),
     }
     with connection.cursor() as cursor:
-        # Quick, in a server of our own: nothing survives a crash, and nobody checks keys.
+        # For speed, on a private server: no crash safety, and no checks of foreign keys.
         cursor.execute("SET session_replication_role = replica")
         cursor.execute("SET default_toast_compression = lz4")
         cursor.execute("SET maintenance_work_mem = '512MB'")
@@ -258,7 +266,7 @@ def fill(first: int, last: int, rows: int) -> None:
 
 
 def _unlog(cursor: Any) -> None:
-    """Make our tables unlogged, those first that others do not refer to."""
+    """Make our tables unlogged, starting with those that no other one refers to."""
     cursor.execute(
         "SELECT relname FROM pg_class WHERE relname LIKE 'django_amqp_events_%' "
         "AND relkind = 'r' AND relpersistence = 'p'"
@@ -279,7 +287,7 @@ def _unlog(cursor: Any) -> None:
 
 @contextmanager
 def _without_indexes(cursor: Any) -> Iterator[None]:
-    """Build the indexes of the large tables once and not row by row."""
+    """Build the indexes of the large tables at once, not row by row."""
     cursor.execute(
         "SELECT i.indexname, i.indexdef FROM pg_indexes i "
         "LEFT JOIN pg_constraint c ON c.conname = i.indexname "
@@ -295,7 +303,7 @@ def _without_indexes(cursor: Any) -> Iterator[None]:
 
 
 def week() -> None:
-    """Make the snapshots of seven days, of fifty queues each."""
+    """Create the snapshots of seven days, with fifty queues each."""
     queue = {"role": "handler", "state": "ok", "severity": "ok", "meaning": "empty", "ready": 0}
     document = json.dumps(
         {
@@ -322,7 +330,7 @@ def size() -> str:
 
 
 def work() -> None:
-    """What is no page, and as long as there are events: it is told, and has no limit."""
+    """Print the cost of work that is not a page and grows with the events; it has no limit."""
     began = time.monotonic()
     batch = batch_states.freeze(
         event_states.rows().filter(state="archived").order_by("-last_failed_at")[:100_000],
@@ -335,7 +343,7 @@ def work() -> None:
         f"a batch of {batch.total}: frozen in {frozen - began:.1f} s, dry run in "
         f"{time.monotonic() - frozen:.1f} s"
     )
-    # As its runner leaves it when a part of it was left alone.
+    # As its runner leaves it when events were skipped.
     states = ReplayBatchEvent.State
     found = ReplayBatchEvent.objects.filter(batch=batch)
     half = found.order_by("pk").values_list("pk", flat=True)[batch.total // 2]
@@ -357,7 +365,7 @@ def work() -> None:
 
 
 def measured(page: Callable[[], Any], times: int) -> Measured:
-    """Open a page some times; the fewest milliseconds and buffers count."""
+    """Open a page several times; the smallest figures count."""
     runs = []
     for _ in range(times):
         found = Measured(0, 0.0, 0)
@@ -372,7 +380,7 @@ def measured(page: Callable[[], Any], times: int) -> Measured:
 
 
 class _Explainer:
-    """Runs each query once more below EXPLAIN, and adds up what that says."""
+    """Runs each query again under EXPLAIN, and adds up its figures."""
 
     def __init__(self, found: Measured) -> None:
         self.found = found
@@ -399,12 +407,12 @@ class _Explainer:
 
 
 _TIME = re.compile(r"^(?:Planning|Execution) Time: ([0-9.]+) ms$", re.MULTILINE)
-#: Those of the topmost node, which has those below it.
+#: The figures of the top node, which include those below it.
 _BUFFERS = re.compile(r"Buffers: shared(?: hit=([0-9]+))?(?: read=([0-9]+))?")
 
 
 def write(path: Path, many: dict[str, Measured], slow: float) -> None:
-    """Write the plan of each page's slowest query, of pages that are slow."""
+    """Write the plan of the slowest query of each slow page."""
     shown = []
     told: set[str] = set()
     for name, found in sorted(many.items(), key=lambda item: -item[1].served):
@@ -525,7 +533,7 @@ def _of_events(got: Any, posted: Any) -> dict[str, Callable[[], Any]]:
 
 def _of_groups(got: Any, posted: Any, address: Any) -> dict[str, Callable[[], Any]]:
     url, events = address("failuregroup", "changelist"), world.url("changelist")
-    # A group with many open events, one with nothing open: of the largest that there are.
+    # The largest groups with and without open events.
     largest = FailureGroup.objects.order_by("-open")[0].pk
     settled = FailureGroup.objects.filter(open=0).order_by("pk")[0].pk
 

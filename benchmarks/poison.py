@@ -1,8 +1,8 @@
-"""An event that the kernel kills for its memory, among healthy ones.
+"""An event whose worker the kernel kills for its memory, among healthy ones.
 
 ``python -m benchmarks.poison [--events 1000]``: two prefork workers and a reaper on a private
-broker; the event comes in the middle of the others. Prints what was handled and archived and after
-how many seconds, how often the kernel killed, and how often a worker had to be started again.
+broker; the event is in the middle of the others. Prints the handled and archived events, the
+seconds, the kernel's kills and the restarts of workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ QUEUE = "core.testproject.act"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--events", type=int, default=1_000, help="healthy ones")
+    parser.add_argument("--events", type=int, default=1_000, help="number of healthy events")
     events = parser.parse_args().events
     from broker import Node
     from tests.acceptance.cgroup import memory_limit
@@ -38,7 +38,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder, memory_limit(64_000_000) as limit:
         if limit is None:
-            sys.exit("no control group can be made here; run it as root, with cgroups' memory")
+            sys.exit("No memory control group can be created here. Run it as root.")
         node = Node.start(Path(folder) / "broker")
         node.add_vhost("poison")
         eyes = Eyes(node, "poison")

@@ -1,11 +1,10 @@
 """Where the time goes: ``python -m benchmarks.profile publish|handle|retry``.
 
-The hot path of the project (or, with ``--plain``, of plain Celery) below cProfile: a process that
-publishes one by one, or with ``--many``; or a worker that drains a backlog, its main process and
-its pool each by itself (``--pool prefork|solo``). Prints the entries with most time of their own,
-in microseconds per event, and with ``--cumulative`` those with most time below them. cProfile
-itself makes calls two to three times as slow, and small functions more than large ones: read
-shares, not rates.
+Profiles the hot path of the project (or, with ``--plain``, of plain Celery) with cProfile: a
+process that publishes one by one or with ``--many``, or a worker that drains a backlog, main
+process and pool separately (``--pool prefork|solo``). Prints the entries with the most own time, or
+with the most cumulative time (``--cumulative``), in microseconds per event. cProfile makes calls
+two to three times slower, and small functions more than large ones: read shares, not rates.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _WAITS = {
     "<built-in method posix.waitpid>",
     "<built-in method time.sleep>",
 }
-#: What a process does while nothing is there to be done; no part of the time per event.
+#: Functions of an idle process, which are not part of the time per event.
 WAITS = {
     "publisher": set[str](),
     "main": _WAITS,
     "thread": _WAITS,
-    # A pool's process reads its jobs, and waits there for the next one.
+    # A pool process also waits while it reads its next job.
     "child": {*_WAITS, "<built-in method posix.read>"},
 }
 
@@ -43,13 +42,13 @@ WAITS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile", description=__doc__)
     parser.add_argument("path", choices=("publish", "handle", "retry"))
-    parser.add_argument("--number", type=int, default=5000, help="of events (5000)")
-    parser.add_argument("--top", type=int, default=30, help="entries that are shown (30)")
-    parser.add_argument("--cumulative", action="store_true", help="with what each one calls")
-    parser.add_argument("--plain", action="store_true", help="plain Celery instead")
+    parser.add_argument("--number", type=int, default=5000, help="number of events (5000)")
+    parser.add_argument("--top", type=int, default=30, help="number of entries (30)")
+    parser.add_argument("--cumulative", action="store_true", help="sort by cumulative time")
+    parser.add_argument("--plain", action="store_true", help="profile plain Celery")
     parser.add_argument("--many", action="store_true", help="publish_many instead of single calls")
     parser.add_argument("--pool", choices=("prefork", "solo"), default="prefork")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave the raw profiles there")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="store the raw profiles")
     options = parser.parse_args(arguments)
     who = PLAIN if options.plain else OURS
     with ExitStack() as stack:
@@ -113,7 +112,7 @@ def _project(who: str) -> dict[str, Any]:
 def report(folder: Path, number: int, top: int, order: str) -> None:
     """Print the profiles of a folder, those of a pool's processes together."""
     for kind, title in (
-        ("publisher", "the process that publishes"),
+        ("publisher", "the publishing process"),
         ("main", "the worker's main process"),
         ("thread", "its other threads, together"),
         ("child", "the pool's processes, together"),
@@ -126,10 +125,10 @@ def report(folder: Path, number: int, top: int, order: str) -> None:
         waited = sum(entry[2] for (*_, name), entry in entries.items() if name in WAITS[kind])
         total: float = stats.total_tt - waited  # type: ignore[attr-defined]
         if total / number < 5e-6:
-            continue  # a thread that only looks after something
+            continue  # an idle thread
         print(f"\n{title}: {total / number * 1e6:,.0f} µs per event")
         print(f"{'µs/event':>9} {'share':>6} {'calls/event':>11}  "
-              f"{'time of its own' if order == 'tottime' else 'with what it calls'}")  # fmt: skip
+              f"{'own time' if order == 'tottime' else 'cumulative time'}")  # fmt: skip
         column = 2 if order == "tottime" else 3
         busy = [item for item in entries.items() if item[0][2] not in WAITS[kind]]
         ranked = sorted(busy, key=lambda item: -item[1][column])[:top]
@@ -139,7 +138,7 @@ def report(folder: Path, number: int, top: int, order: str) -> None:
 
 
 def place(file: str, line: int, function: str) -> str:
-    """Name a function without the path of this machine."""
+    """Return the name of a function without a path of this machine."""
     if file == "~":
         return function
     path = Path(file)

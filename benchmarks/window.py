@@ -1,6 +1,6 @@
 """The raw floor: publishing with py-amqp alone, one by one or with a sliding window of confirms.
 
-Also how backlogs are filled, whoever consumes them.
+It also fills the backlogs of all participants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import amqp
 
 #: Messages that may be unconfirmed at the same time.
 WINDOW = 1000
-#: Seconds without any confirm after which it is given up.
+#: Seconds to wait for the next confirm.
 PATIENCE = 60.0
 
 

@@ -304,7 +304,7 @@ class Node(Broker):
             raise BrokerError(f"RabbitMQ (pid {self._vm.pid}) survives SIGKILL.")
 
     def end(self) -> None:
-        """Kill the node and its helpers: the quick end if nobody needs the data."""
+        """Kill the node and its helpers: the quick end without the data."""
         with contextlib.suppress(BrokerError):
             self.kill(at_once=True)
         self._clean_up()

@@ -1,1 +1,1 @@
-"""What is measured: each module is a program, or a worker's application, of its own process."""
+"""The measured programs: each module runs in its own process, as a program or a worker's app."""

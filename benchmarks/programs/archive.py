@@ -1,4 +1,4 @@
-"""The archive: filled, mirrored and replayed, and by hand what the mirror and the replay do."""
+"""Fill, mirror and replay the archive, also without the library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .publish_events import declare
 from .service_events import app, happened, queue
 from .serving import serve, timed
 
-# Django is set up by what is above.
+# The lines above set up Django.
 # isort: split
 from django.db import connection, transaction
 
@@ -26,7 +26,7 @@ from django_amqp_events.publish import publisher
 
 SERVICE, HANDLER = "bench", "bench.handler0"
 ARCHIVE = f"{SERVICE}:archive"
-#: Seconds for which the mirror waits whether more comes, before it says that nothing is left.
+#: Seconds that the mirror waits for further messages before it reports an empty queue.
 IDLE = 0.5
 LINE = '  File "/srv/bench/tax.py", line 28, in rate\n    raise TaxError(country)\n'
 #: A traceback of 20 kB.
@@ -39,7 +39,7 @@ FAILURE = Failure(
         for n in range(20)
     ),
 )
-#: Ids and versions of the rows that the next replay is about.
+#: Ids and versions of the rows for the next replay.
 _seen: dict[UUID, int] = {}
 
 
@@ -83,9 +83,9 @@ def mirrored() -> dict[str, Any]:
 
 
 def inserted(number: int) -> dict[str, Any]:
-    """Read, insert in bulk, commit, ack: the least that any mirror does.
+    """Read, insert in bulk, commit, ack: the minimum of any mirror.
 
-    It knows neither duplicates nor groups nor outcomes of replays.
+    It handles no duplicates, groups or outcomes of replays.
     """
     found = conf.get_settings()
     with timed() as answer:
@@ -123,7 +123,7 @@ def clear() -> dict[str, Any]:
 
 
 def archived(number: int) -> dict[str, Any]:
-    """Make rows that can be replayed."""
+    """Create rows that can be replayed."""
     now = datetime.now(UTC)
     body = encoding.encode_payload(happened.name, payload())
     rows = [
@@ -149,7 +149,7 @@ def replayed() -> dict[str, Any]:
 
 
 def one_by_one() -> dict[str, Any]:
-    """Do what a loop over the rows would do: read, publish, wait for the confirm, one UPDATE."""
+    """Loop over the rows: read, publish, wait for the confirm, one UPDATE."""
     backend, done = publisher.backend(conf.get_settings()), 0
     with timed() as answer:
         for pk in _seen:
@@ -166,7 +166,7 @@ def one_by_one() -> dict[str, Any]:
 
 
 def grow(rows: int) -> dict[str, Any]:
-    """Copy a row until there are so many (PostgreSQL)."""
+    """Copy a row until there are *number* rows (PostgreSQL)."""
     if not ArchivedEvent.objects.exists():
         archived(1)
     columns = [str(field.column) for field in ArchivedEvent._meta.concrete_fields]  # noqa: SLF001

@@ -1,7 +1,7 @@
-"""Celery's configuration, the same for plain Celery and the project wherever both read it.
+"""Celery's configuration, the same for plain Celery and the project.
 
-What a user sets who wants plain Celery to lose nothing: confirms, late acks, requeue when a worker
-is lost, quorum queues.
+With these options plain Celery loses nothing: confirms, late acks, requeue when a worker is lost,
+quorum queues.
 """
 
 from __future__ import annotations

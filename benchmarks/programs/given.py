@@ -1,4 +1,4 @@
-"""What the benchmark gave this process, and the payload that all of them publish.
+"""The arguments of this process, and the payload that all participants publish.
 
 Nothing but the standard library: it is imported in the peers' virtual environment too.
 """

@@ -1,4 +1,4 @@
-"""Makes the tables of a database."""
+"""Create the tables of a database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .serving import serve
 
 
 def migrate() -> dict[str, Any]:
-    """Make the project's tables, and the one that handlers write to."""
+    """Create the project's tables, and the one that handlers write to."""
     from django.core.management import call_command
 
     call_command("migrate", run_syncdb=True, verbosity=0)

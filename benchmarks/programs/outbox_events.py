@@ -15,7 +15,7 @@ from .publish_events import declare
 from .service_events import happened
 from .serving import at_a_pace, serve, timed
 
-# Django is set up by what is above.
+# The lines above set up Django.
 # isort: split
 from django.db import connection, transaction
 
@@ -27,7 +27,7 @@ from django_amqp_events.publish.relay import Relay
 
 
 def statement() -> dict[str, Any]:
-    """Return the statement by which the library writes a row, for whoever does it without."""
+    """Return the statement that writes a row of the outbox, for the bare INSERT."""
     found: list[tuple[str, Any]] = []
 
     def watch(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -38,7 +38,7 @@ def statement() -> dict[str, Any]:
     with connection.execute_wrapper(watch):
         happened.publish(**payload())
     sql, params = found[0]
-    # SQLite's driver is given views of bytes.
+    # SQLite's driver gets memoryviews.
     plain = [bytes(each) if isinstance(each, memoryview) else each for each in params]
     return {"statement": base64.b64encode(pickle.dumps((sql, plain))).decode()}
 
@@ -49,13 +49,13 @@ def now(ends: list[float]) -> None:
 
 
 def commits(number: int, rate: float) -> dict[str, Any]:
-    """Publish in transactions: seconds from begin to COMMIT, and until it was confirmed."""
+    """Publish in transactions: seconds from the start to COMMIT, and to the confirm."""
     given, committed, published = payload(), [], []
     for _ in at_a_pace(number, rate):
         ends: list[float] = []
         began = time.perf_counter()
         with transaction.atomic():
-            # First of all that happens after the commit.
+            # The first callback after the commit.
             transaction.on_commit(partial(now, ends))
             happened.publish(**given)
         published.append(time.perf_counter() - began)
@@ -64,12 +64,12 @@ def commits(number: int, rate: float) -> dict[str, Any]:
 
 
 def left() -> dict[str, Any]:
-    """Count the rows that wait."""
+    """Count the pending rows."""
     return {"rows": outbox.rows("default").count()}
 
 
 def relay(number: int) -> dict[str, Any]:
-    """Publish so many rows that wait."""
+    """Insert pending rows, and relay them."""
     found = conf.get_settings()
     outbox_rows.insert(
         [

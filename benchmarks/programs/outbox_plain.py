@@ -20,7 +20,7 @@ TABLE = "django_amqp_events_outboxevent"
 
 
 def _statement(encoded: str) -> tuple[str, Any]:
-    # Of our own process; JSON has no dates and no bytes.
+    # From our own process; JSON has no dates and no bytes.
     found: tuple[str, Any] = pickle.loads(base64.b64decode(encoded))  # noqa: S301
     return found
 
@@ -31,7 +31,7 @@ def now(ends: list[float]) -> None:
 
 
 def commits(number: int, rate: float, statement: str, after: bool) -> dict[str, Any]:
-    """Insert in transactions: seconds from begin to COMMIT, and until *after* it was published."""
+    """Insert in transactions: seconds from the start to COMMIT, and to the publish *after* it."""
     sql, params = _statement(statement)
     given, committed, published = payload(), [], []
     publish = tasks[0].apply_async
@@ -52,7 +52,7 @@ def commits(number: int, rate: float, statement: str, after: bool) -> dict[str, 
 
 
 def empty() -> dict[str, Any]:
-    """Delete the rows; say how many there were."""
+    """Delete the rows and return their number."""
     with connection.cursor() as cursor:
         cursor.execute(f"DELETE FROM {TABLE}")  # noqa: S608 - a constant
         return {"rows": cursor.rowcount}

@@ -1,7 +1,7 @@
-"""Runs Celery's worker with a profiler in its main process and in each process of its pool.
+"""Run Celery's worker with a profiler in its main process and in each process of its pool.
 
-``python -m benchmarks.programs.profiled -A … worker …``. When the worker ends it leaves the files
-``main-PID``, ``thread-PID-N`` and ``child-PID`` in the folder that was given as ``profiles``.
+``python -m benchmarks.programs.profiled -A … worker …``. At its end, the worker writes the files
+``main-PID``, ``thread-PID-N`` and ``child-PID`` in the folder ``profiles``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _in_thread(*_: Any) -> None:
 
 @signals.worker_process_init.connect
 def _in_child(**_: Any) -> None:
-    # That of the parent came with the fork.
+    # The parent's profiler came with the fork.
     threading.setprofile(None)
     _threads.clear()
     if parent := _here.pop("main", None):
@@ -63,7 +63,7 @@ def _child_ends(**_: Any) -> None:
 
 @signals.worker_ready.connect
 def _ready(**_: Any) -> None:
-    # What starting costs is not what is asked for.
+    # Without the start-up.
     begin("main")
 
 

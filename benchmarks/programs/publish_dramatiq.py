@@ -1,4 +1,4 @@
-"""Sends messages with dramatiq; runs in the peers' virtual environment."""
+"""Publish with dramatiq; runs in the peers' virtual environment."""
 
 from __future__ import annotations
 

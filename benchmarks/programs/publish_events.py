@@ -1,4 +1,4 @@
-"""Publishes events of the project: one by one, many at once, at a steady pace."""
+"""Publish events of the project: one by one, many at once, at a steady pace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .serving import at_a_pace, serve, timed
 
 
 def declare() -> dict[str, Any]:
-    """Declare the topology; return the names of what there is."""
+    """Declare the topology; return the declared names."""
     from django_amqp_events import conf
     from django_amqp_events.broker import topology
     from django_amqp_events.broker.provisioning import startup
@@ -76,7 +76,7 @@ def declare_again() -> dict[str, Any]:
 
 
 def paced(number: int, rate: float) -> dict[str, Any]:
-    """Publish at a steady pace, each with the time at which its call began."""
+    """Publish at a steady pace, each with the start time of its call."""
     given = payload()
     for _ in at_a_pace(number, rate):
         happened.publish(**given, sent=time.monotonic())

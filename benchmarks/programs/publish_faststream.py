@@ -1,4 +1,4 @@
-"""Publishes with FastStream; runs in the peers' virtual environment."""
+"""Publish with FastStream; runs in the peers' virtual environment."""
 
 from __future__ import annotations
 

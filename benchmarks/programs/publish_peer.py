@@ -1,7 +1,7 @@
-"""Publishes with celery-amqp-events 0.1.0; runs in the peers' virtual environment.
+"""Publish with celery-amqp-events 0.1.0; runs in the peers' virtual environment.
 
-It is started without handlers: in a process that has some, its publish declares the shared
-exchange as a direct one, which RabbitMQ refuses (with Celery 5.7).
+It has no handlers: in a process with handlers, its publish declares the shared exchange as a direct
+one, which RabbitMQ refuses (with Celery 5.7).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .serving import serve, timed
 
 @app.event(EVENT)
 def happened(order_id: int, total: str, note: str) -> None:
-    """Is published."""
+    """The event."""
 
 
 def one_by_one(number: int, size: int = 500) -> dict[str, Any]:

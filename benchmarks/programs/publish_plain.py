@@ -1,4 +1,4 @@
-"""Publishes tasks of plain Celery, with confirms."""
+"""Publish tasks of plain Celery, with confirms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def each() -> dict[str, Any]:
 
 
 def paced(number: int, rate: float) -> dict[str, Any]:
-    """Publish at a steady pace, each with the time at which its call began."""
+    """Publish at a steady pace, each with the start time of its call."""
     given = payload()
     publish = tasks[0].apply_async
     for _ in at_a_pace(number, rate):

@@ -1,7 +1,7 @@
 """dramatiq: an actor; runs in the peers' virtual environment, ``dramatiq …service_dramatiq``.
 
-Its broker knows no quorum queues: a subclass asks for them. Confirms are switched on, and the
-retries that it would do by itself are of no concern: nothing fails.
+A subclass of its broker declares quorum queues, which dramatiq does not support. Confirms are on.
+Its retries do not matter, since nothing fails.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ QUEUE = "dramatiq"
 
 
 class QuorumBroker(RabbitmqBroker):
-    """Declares quorum queues."""
+    """A broker that declares quorum queues."""
 
     def _build_queue_arguments(self, queue_name: str) -> dict[str, Any]:
         kind = GIVEN.get("queue_type", "quorum")
@@ -26,7 +26,7 @@ class QuorumBroker(RabbitmqBroker):
 
 
 broker = QuorumBroker(url=BROKER, confirm_delivery=True)
-# As it comes, but for Prometheus, which would open a port.
+# The default middleware, except Prometheus, which would open a port.
 broker.middleware = [each for each in broker.middleware if type(each).__name__ != "Prometheus"]
 dramatiq.set_broker(broker)
 

@@ -1,4 +1,4 @@
-"""The project's service: events, and handlers that do what :mod:`benchmarks.programs.work` says.
+"""The project's service: events, and handlers that do the work of :mod:`benchmarks.programs.work`.
 
 Also the application of its workers, ``celery -A benchmarks.programs.service_events``.
 """
@@ -24,13 +24,13 @@ django.setup()
 
 from django_amqp_events import event, handler  # noqa: E402 - needs Django's settings
 
-#: Of events, handlers and queues, which go by numbers.
+#: The number of events, handlers and queues.
 HANDLERS: int = GIVEN.get("handlers", 1)
 
 
 @event("bench.happened0")
 def happened(order_id: int, total: str, note: str, sent: float = 0.0) -> None:
-    """What is published where there is one event."""
+    """The event, if there is only one."""
 
 
 def name(number: int) -> str:
@@ -47,7 +47,7 @@ def made(number: int) -> None:
     """Declare a handler."""
     options: dict[str, Any] = {"name": f"bench.handler{number}", "once": GIVEN.get("once", False)}
     if work.COUNTDOWN > 512:
-        # Longer than any default: its own queue.
+        # Longer than the default delays, so with its own queue.
         options |= {"retry_backoff": work.COUNTDOWN, "retry_backoff_max": work.COUNTDOWN}
 
     if work.WORK == "row":
@@ -82,5 +82,5 @@ if "shared" in GIVEN:
 
     @handler(GIVEN["shared"], name="bench.shared")
     def of_shared(order_id: int, total: str, note: str, sent: float = 0.0) -> None:
-        """Handle what all services handle."""
+        """Handle the event of all services."""
         work.nothing()

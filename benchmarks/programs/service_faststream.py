@@ -25,7 +25,7 @@ QUEUE = RabbitQueue(
 
 broker = RabbitBroker(
     BROKER,
-    # Of each worker process: two of them have as many in hand as Celery's two children.
+    # Per worker process: two of them have as many deliveries as Celery's two children.
     default_channel=Channel(prefetch_count=GIVEN.get("prefetch", 4)),
     logger=None,
 )

@@ -1,7 +1,7 @@
 """celery-amqp-events 0.1.0: its service and its publisher; runs in the peers' virtual environment.
 
-As its README asks for; its queue is a quorum queue like everybody's, which its own declaration
-cannot be, so it is given to it, with the bindings and the dead-letter exchange that it would have.
+Configured as its README says, except that its queue is a quorum queue like all others. It cannot
+declare one, so the benchmark does, with the same bindings and dead-letter exchange.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-# Its archive is a lazy queue with limits, which is not what is measured.
+# Its archive is a lazy queue with limits, which is not measured.
 os.environ.setdefault("AMQP_EVENTS_ARCHIVED_MESSAGE_TTL", "0")
 os.environ.setdefault("AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH", "0")
 
@@ -42,7 +42,7 @@ app = events_app(
     worker_prefetch_multiplier=GIVEN.get("prefetch", 4),
     worker_enable_remote_control=False,
     task_ignore_result=True,
-    # Where there are some, a publish declares the shared exchange as a direct one.
+    # With queues, a publish declares the shared exchange as a direct one.
     task_queues=QUEUES if HANDLES else [],
 )
 

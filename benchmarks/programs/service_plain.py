@@ -1,4 +1,4 @@
-"""Plain Celery's tasks, which do what the handlers of the project do.
+"""Plain Celery's tasks, which do the same as the project's handlers.
 
 Also the application of its workers, ``celery -A benchmarks.programs.service_plain``. In a Django
 project (``apps`` was given) Celery's Django fixup is on, as there; else Django is not imported.

@@ -19,7 +19,7 @@ from typing import Any
 def serve(**commands: Callable[..., dict[str, Any]]) -> None:
     """Answer commands until standard input ends.
 
-    ``profiled`` is a command of everybody: another one, below a profiler.
+    The command ``profiled`` runs another one under a profiler.
     """
 
     def profiled(command: str, **arguments: Any) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def serve(**commands: Callable[..., dict[str, Any]]) -> None:
         return answer
 
     every = {**commands, "profiled": profiled}
-    # What a library prints must not be taken for an answer.
+    # Output of a library must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -41,7 +41,7 @@ def serve(**commands: Callable[..., dict[str, Any]]) -> None:
 
 
 def at_a_pace(number: int, rate: float) -> Iterator[int]:
-    """Count to *number*, *rate* times a second; without a pause where it is 0."""
+    """Count to *number*, *rate* times a second; without a pause if *rate* is 0."""
     begin = time.monotonic()
     for n in range(number):
         if rate and (wait := begin + n / rate - time.monotonic()) > 0:
@@ -51,7 +51,7 @@ def at_a_pace(number: int, rate: float) -> Iterator[int]:
 
 @contextmanager
 def timed() -> Iterator[dict[str, Any]]:
-    """Measure a block: seconds of the clock, and of this process's CPU."""
+    """Measure a block: wall-clock seconds, and CPU seconds of this process."""
     answer: dict[str, Any] = {}
     cpu, began = time.process_time(), time.perf_counter()
     yield answer

@@ -1,4 +1,4 @@
-"""Django's settings of those who use Django: the project, and plain Celery in a Django project."""
+"""Django's settings of the project, and of plain Celery in a Django project."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["benchmarks.programs.store", *GIVEN.get("apps", ["django_amqp_events"])]
 DATABASES = {
     "default": {
-        # As a project that cares for speed has it.
+        # As in a project that is tuned for speed.
         "CONN_MAX_AGE": None,
         **GIVEN.get("database", {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}),
     }

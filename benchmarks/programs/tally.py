@@ -1,7 +1,7 @@
-"""Counting calls of a handler, in any number of processes and threads, at next to no cost.
+"""Count the calls of a handler, in any number of processes and threads, at almost no cost.
 
 A file of slots, one for each thread that counts, mapped into memory: a call adds one to its own
-slot, and nobody waits for a lock or the disk. Nothing but the standard library: it is imported in
+slot, without waiting for a lock or the disk. Nothing but the standard library: it is imported in
 the peers' virtual environment too.
 """
 
@@ -19,7 +19,7 @@ _SIZE = 8
 
 
 class Tally:
-    """Calls that were counted; slot 0 says how many slots are taken."""
+    """Counted calls; slot 0 has the number of used slots."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -28,11 +28,11 @@ class Tally:
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """Take slots of its own in a child."""
+        """Use new slots in a child."""
         self._mine = threading.local()
 
     def reset(self) -> None:
-        """Begin at 0; before anybody counts."""
+        """Start at 0, before the first call."""
         self.path.write_bytes(bytes(SLOTS * _SIZE))
         self._map = None
 
@@ -63,5 +63,5 @@ class Tally:
 
     @property
     def count(self) -> int:
-        """All calls until now."""
+        """All calls so far."""
         return sum(struct.unpack(f"@{SLOTS}Q", self._opened()[:])[1:])

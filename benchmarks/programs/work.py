@@ -1,7 +1,6 @@
-"""What handlers and tasks do, the same for everybody who is measured.
+"""The work of handlers and tasks, the same for all participants.
 
-Nothing but the standard library until something asks for more: it is imported in the peers'
-virtual environment too.
+Imports only the standard library at first, since the peers' virtual environment imports it too.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _times: list[int] = []
 
 
 class Fails(Exception):
-    """What a handler raises."""
+    """The exception of a failing handler."""
 
 
 def nothing() -> None:
@@ -40,7 +39,7 @@ def row(order_id: int, note: str) -> None:
 
 
 def since(sent: float) -> None:
-    """Note the seconds since the event was published; both clocks are this machine's."""
+    """Note the seconds since the event was published; both processes share the clock."""
     if not _times:
         _times.append(os.open(GIVEN["times"], os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     os.write(_times[0], struct.pack("@d", time.monotonic() - sent))
@@ -54,5 +53,5 @@ def fail_once(task: Any, attempt: int) -> None:
         try:
             raise Fails("the first attempt fails")
         except Fails as exc:
-            # It raises; what is written after it is never reached.
+            # It always raises.
             task.retry(exc=exc, countdown=COUNTDOWN)

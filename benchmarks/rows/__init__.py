@@ -23,8 +23,8 @@ class Benchmark:
 
     Attributes:
         title: its heading.
-        about: what is compared, and how.
-        run: measures.
+        about: its text.
+        run: measures it.
         brief: whether the short form runs it when no names are given.
     """
 

@@ -50,7 +50,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 
 
 def put_off(ground: Ground, stage: Stage, number: int) -> str:
-    """Let one event fail, and so many copies of its retry wait; return the queue they wait in."""
+    """Let one event fail, and copy its retry; return the delay queue of the copies."""
     tally = ground.tally()
     other = ground.vhost("failing")
     words: dict[str, Any] = {"work": "fail_once", "countdown": COUNTDOWN, "tally": str(tally.path)}

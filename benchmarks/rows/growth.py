@@ -27,7 +27,7 @@ BRIEF = False
 FLAT = 1.3
 SHARED = "bench.shared"
 
-#: Of a size makes what has a turn with it.
+#: Returns the turn for a size.
 Run = Callable[[int], Callable[[], float]]
 
 
@@ -43,7 +43,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 def turns(
     sizes: Sequence[int], runs: Mapping[str, Run], rounds: int, tell: Tell
 ) -> dict[str, dict[float, list[float]]]:
-    """Let each participant with each size have its turn in each round."""
+    """Give each participant a turn with each size in each round."""
     several = len(runs) > 1
     names = {
         (size, who): f"{who} {size:,}" if several else f"{size:,}" for size in sizes for who in runs
@@ -80,7 +80,7 @@ def of_handlers(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             starts[handlers].append(time.perf_counter() - began)
             time.sleep(1)
             megabytes[handlers].append(sum(memory(worker)))
-            # It consumes while this publishes; what is measured is the rest.
+            # It consumes while this publishes; the rest is measured.
             vhost.fill(templates, total)
             rate = measured_drain(tally, handlers + total, worker, warm=0.3)
             counted(tally, handlers + total, vhost, worker, *queues)

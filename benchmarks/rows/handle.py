@@ -19,7 +19,7 @@ from ..measured import OURS, PLAIN, Measured, Size, Table, Target, in_turn
 from . import Tell
 from .handling import draining, floor
 
-#: Without what gives a process several events at a time.
+#: Without several events per job of a pool process.
 ALONE = f"{OURS}, no chunks"
 
 COUNTED = "as many calls as events; the queue is empty after the worker has stopped"

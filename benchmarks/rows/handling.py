@@ -8,7 +8,7 @@ from typing import Any
 from ..ground import Ground, counted, measured_drain
 from ..measured import OURS, PLAIN
 
-#: Application of the worker, and who publishes for it.
+#: The worker's application, and its publisher.
 SERVICES = {
     OURS: ("service_events", "publish_events"),
     PLAIN: ("service_plain", "publish_plain"),
@@ -16,7 +16,7 @@ SERVICES = {
     "dramatiq": ("service_dramatiq", "publish_dramatiq"),
     "FastStream": ("service_faststream", "publish_faststream"),
 }
-#: Both workers are those of a Django project, with Celery's Django fixup.
+#: Both workers belong to a Django project, with Celery's Django fixup.
 PROJECT: Mapping[str, Any] = {"apps": []}
 
 
@@ -33,7 +33,7 @@ def draining(
     body: int = 500,
     **given: Any,
 ) -> Callable[[], float]:
-    """Return what fills a queue, starts a worker and counts; it says how many events a second.
+    """Return a function that fills a queue, starts a worker and returns its events per second.
 
     Args:
         who: of :data:`SERVICES`.

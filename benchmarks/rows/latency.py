@@ -22,7 +22,7 @@ from .handling import PROJECT, SERVICES
 
 
 class Stage:
-    """A publisher and a worker that stay."""
+    """A publisher and a worker that run all the time."""
 
     def __init__(self, ground: Ground, who: str, **given: Any) -> None:
         service, publisher = SERVICES[who]
@@ -37,7 +37,7 @@ class Stage:
         self.program = ground.program(publisher, self.vhost, **words)
         (self.queue,) = self.program.ask("declare")["queues"]
         self.worker = ground.worker(service, self.vhost, **words)
-        # Both processes of the pool are there, and warm.
+        # Both processes of the pool run and are warm.
         self.measure(50, 50)
 
     def measure(self, number: int, rate: float) -> list[float]:
@@ -54,7 +54,7 @@ class Stage:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """Return the value that so many percent of them do not exceed."""
+    """Return a percentile."""
     ranked = sorted(values)
     return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)]
 

@@ -51,7 +51,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             values=values,
             targets=(
                 Target(level="reach", factor=5, against=""),
-                # Less than half a megabyte is none.
+                # Less than half a megabyte counts as none.
                 Target(level="stretch", factor=0.5, against=""),
             ),
             **words,
@@ -61,7 +61,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 
 
 def grown(ground: Ground, who: str, warm: int, events: int) -> tuple[float, float]:
-    """Return by how many megabytes the main process has grown, and all of them together."""
+    """Return the growth of the main process, and of all processes, in megabytes."""
     service, publisher = SERVICES[who]
     vhost = ground.vhost(f"memory-{service}")
     tally = ground.tally()
@@ -96,7 +96,7 @@ def memory(worker: Child) -> tuple[float, float]:
 
 
 def waiting(vhost: Vhost, queue: str) -> int:
-    """Return how many retries wait: in delay queues, or in the worker's hand."""
+    """Return the number of waiting retries, in delay queues or in the worker."""
     found = vhost.queues()
     delayed = [each for name, each in found.items() if ":delay." in name]
     if delayed:

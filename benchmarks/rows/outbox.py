@@ -26,7 +26,7 @@ from . import Tell
 
 INSERT = "bare INSERT"
 AFTER = "INSERT, then Celery apply_async"
-#: Transactions a second, where there is time between them.
+#: Transactions a second, with time between them.
 PACE = 50
 
 
@@ -71,7 +71,7 @@ class Outbox:
         return statistics.median(map(float, answer[what])) * 1e3
 
     def relay(self, number: int) -> float:
-        """Publish what waits; return events per second."""
+        """Publish the pending events; return events per second."""
         answer = self.events.ask("relay", number=number)
         if answer["accepted"] != number or self.events.ask("left")["rows"]:
             raise BenchmarkError(f"the relay published {answer['accepted']} of {number} events")

@@ -25,7 +25,7 @@ PEERS = {
 
 
 class Publisher:
-    """A participant with a queue of its own."""
+    """A participant with its own queue."""
 
     def __init__(self, ground: Ground, module: str, **given: object) -> None:
         self.vhost: Vhost = ground.vhost(module)
@@ -33,8 +33,8 @@ class Publisher:
         (self.queue,) = self.program.ask("declare")["queues"]
 
     def rate(self, do: str, number: int, **arguments: object) -> Callable[[], float]:
-        """Return what publishes and counts; it says how many a second."""
-        # Connections are open, and code is warm.
+        """Return a function that publishes, counts, and returns events per second."""
+        # Open the connections, and warm up.
         self.program.ask(do, number=100, **arguments)
         self.vhost.expect(100, self.queue)
         self.vhost.purge(self.queue)
@@ -56,7 +56,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     }
     if not size.short:
         for name, module in PEERS.items():
-            # Who publishes has no handlers.
+            # A publisher has no handlers.
             publishers[name] = Publisher(ground, module, handlers=0)
     number = size.number(1000, 200)
     many = size.number(10_000, 2000)

@@ -43,7 +43,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 
 
 def starting(ground: Ground, who: str, handlers: int, **given: Any) -> Callable[[], float]:
-    """Return what starts a worker and waits until it has handled from all queues."""
+    """Return a function that starts a worker and waits until it has consumed all queues."""
     service, publisher = SERVICES[who]
     vhost = ground.vhost(service)
     words = {"handlers": handlers, **given}
