@@ -13,14 +13,7 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from ..models import (
-    ArchivedEvent,
-    Dashboard,
-    FailureGroup,
-    InboxEntry,
-    OutboxEvent,
-    ReplayBatch,
-)
+from ..models import ArchivedEvent, Dashboard, FailureGroup, InboxEntry, OutboxEvent, ReplayBatch
 from .archived_events import ArchivedEventAdmin
 from .dashboard import DashboardAdmin
 from .failure_groups import FailureGroupAdmin

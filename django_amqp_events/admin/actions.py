@@ -53,14 +53,7 @@ class SkippedGroup:
 
 @dataclass(slots=True, kw_only=True)
 class Preview:
-    """What an action would do.
-
-    Attributes:
-        eligible: the events that it would take.
-        skipped: the others, by reason.
-        destinations: where it would publish.
-        details: more for the template.
-    """
+    """What an action would do; the template of the pages shows the details."""
 
     eligible: list[UUID]
     skipped: list[SkippedGroup]
@@ -77,7 +70,6 @@ class Action:
 
     Attributes:
         name: in URLs and in the form of the list.
-        right: ``has_<right>_permission`` checks it, by the permission ``<right>_<model>``.
         button: on the page of one event.
         menu: in the list's choice of actions.
         question: on the confirmation page and its button, for ``count`` events.
@@ -88,12 +80,12 @@ class Action:
         reason_required: whether it needs a reason.
         publishes: whether an event is published because of it.
         overdue: only for events whose replay is overdue.
+        permission_of: the action whose permission it needs, if not its own.
         preview: returns what it would do; changes nothing.
         run: does it and writes the history, given the frozen versions, the rows, user and reason.
     """
 
     name: str
-    right: str
     button: Any
     menu: Any
     question: Any
@@ -104,8 +96,14 @@ class Action:
     reason_required: bool = False
     publishes: bool = False
     overdue: bool = False
+    permission_of: str = ""
     preview: Callable[[Action, Seen, Rows], Preview]
     run: Callable[[Action, Seen, Rows, Any, str], Report]
+
+    @property
+    def right(self) -> str:
+        """The permission ``<right>_<model>``, which ``has_<right>_permission`` checks."""
+        return self.permission_of or self.name
 
     @property
     def force(self) -> bool:

@@ -176,7 +176,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
     for each in (
         Action(
             name="replay",
-            right="replay",
             button=pgettext_lazy("button", "Replay"),
             menu=_("Replay selected events"),
             question=ngettext_lazy("Replay %(count)s event", "Replay %(count)s events", "count"),
@@ -190,7 +189,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
         ),
         Action(
             name="force",
-            right="force",
             button=_("Force replay"),
             menu=_("Force replay of selected overdue events"),
             question=ngettext_lazy(
@@ -209,7 +207,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
         ),
         Action(
             name="resolve",
-            right="discard",
+            permission_of="discard",
             button=_("Mark as resolved"),
             menu=_("Mark selected overdue events as resolved"),
             question=ngettext_lazy(
@@ -233,7 +231,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
         ),
         Action(
             name="discard",
-            right="discard",
             button=pgettext_lazy("button", "Discard"),
             menu=_("Discard selected events"),
             question=DISCARD,
@@ -247,7 +244,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
         ),
         Action(
             name="restore",
-            right="restore",
             button=pgettext_lazy("button", "Restore"),
             menu=_("Restore selected events"),
             question=RESTORE,

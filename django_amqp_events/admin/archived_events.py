@@ -16,7 +16,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import URLPattern, reverse
+from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
@@ -27,15 +27,7 @@ from ..archive.replay import Report
 from ..archive.selection import parse_uuid
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
-from ..models import (
-    ArchivedEvent,
-    FailureGroup,
-    GroupAction,
-    Replay,
-    ReplayBatch,
-    State,
-    visible,
-)
+from ..models import ArchivedEvent, FailureGroup, GroupAction, Replay, ReplayBatch, State, visible
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, line, text
 from . import formatting
@@ -579,26 +571,17 @@ class ArchivedEventAdmin(EditingPages):
             return ""
         return _("It cannot be replayed: %(why)s") % {"why": text(where, TEXT)}
 
-    def _tasks(self, request: HttpRequest, ids: list[str]) -> dict[str, dict[str, str]]:
-        """Return status and URL of results that django-celery-results has stored."""
+    def _tasks(self, request: HttpRequest, ids: list[str]) -> dict[str, Any]:
+        """Return the results that django-celery-results has, for users who may see them."""
         if not apps.is_installed("django_celery_results"):
             return {}
         model: Any = apps.get_model("django_celery_results", "TaskResult")
         if not self.admin_site.is_registered(model):
             return {}
-        registered = self.admin_site.get_model_admin(model)
-        if not registered.has_view_or_change_permission(request):
+        if not self.admin_site.get_model_admin(model).has_view_or_change_permission(request):
             return {}
-        url = "admin:django_celery_results_taskresult_change"
-        return {
-            task_id: {
-                "status": status,
-                "url": reverse(url, args=[pk], current_app=self.admin_site.name),
-            }
-            for pk, task_id, status in model.objects.filter(task_id__in=ids).values_list(
-                "pk", "task_id", "status"
-            )
-        }
+        found = model.objects.filter(task_id__in=ids).only("pk", "task_id", "status")
+        return {each.task_id: each for each in found}
 
     def payload_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
         """The body as it was published, as a file."""

@@ -16,7 +16,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
-from ..broker.topology import Queue, Topology
+from ..broker.topology import Topology
 from ..templatetags.amqp_events import UNITS, line
 
 #: Size of a chart; the width is about the pixels of a small screen, so its text is legible there.
@@ -251,7 +251,8 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
     def box(name: str) -> str:
         return delays if name in dull else name
 
-    queues = list(dict.fromkeys(box(queue.name) for queue in _in_order(topology)))[:GRAPH]
+    in_order = sorted(topology.queues, key=lambda queue: ROLES.index(queue.role))
+    queues = list(dict.fromkeys(box(queue.name) for queue in in_order))[:GRAPH]
     right = {name: place * _ROW for place, name in enumerate(queues)}
     edges: dict[tuple[str, str], list[str]] = {}
     for binding in topology.bindings:
@@ -359,10 +360,6 @@ def duration(seconds: float) -> str:
         if count:
             said.append(f"{count} {unit}")
     return " ".join(said[:2]) or f"0 {UNITS[-1][0]}"
-
-
-def _in_order(topology: Topology) -> list[Queue]:
-    return sorted(topology.queues, key=lambda queue: ROLES.index(queue.role))
 
 
 def _beside(right: Mapping[str, int], edges: Mapping[tuple[str, str], object]) -> dict[str, int]:

@@ -23,24 +23,12 @@ from ..archive.batches import batch_states
 from ..broker import topology
 from ..broker.topology import Queue, Topology
 from ..declare.registry import Registry
-from ..models import (
-    ArchiveAction,
-    ArchivedEvent,
-    Dashboard,
-    ReplayBatch,
-    Snapshot,
-    visible,
-)
+from ..models import ArchiveAction, ArchivedEvent, Dashboard, ReplayBatch, visible
 from ..monitor import alerts, snapshots, statistics
 from ..templatetags.amqp_events import TEXT, age, line, text
 from . import charts
 from .base import Pages
-from .charts import (
-    Layer,
-    Node,
-    Picture,
-    Row,
-)
+from .charts import Layer, Node, Picture, Row
 from .filters import overdue, settings_and_registry
 from .formatting import number as formatted
 from .lists import count
@@ -87,14 +75,14 @@ class DashboardAdmin(Pages[Dashboard]):
         now = datetime.now(UTC)
         found = settings_and_registry()
         service = found[0].service if found else ""
-        seen = _Seen.of(service, now)
+        seen = _Seen(service, now)
         opened = statistics.open_events(now, statistics.READ)
         declared = topology.build(*found) if found else None
         series = statistics.hourly_series(now)
         late = count(event_states.rows().filter(overdue(now)), OVERDUE)
         queues = _queues(seen, declared)
         context = {
-            "tiles": self._tiles(request, opened, seen, late, now),
+            "tiles": self._tiles(request, opened, seen, late),
             "alerts": [
                 (each, alerts.title(each), alerts.alert_text(each))
                 for each in alerts.open_alerts(service)[:ALERTS]
@@ -129,7 +117,7 @@ class DashboardAdmin(Pages[Dashboard]):
         """Show exchanges, queues, bindings and the lengths of queues."""
         self._check(request)
         found = settings_and_registry()
-        seen = _Seen.of(found[0].service if found else "", datetime.now(UTC))
+        seen = _Seen(found[0].service if found else "", datetime.now(UTC))
         picture, queues = None, []
         if found is not None:
             declared = topology.build(*found)
@@ -178,16 +166,11 @@ class DashboardAdmin(Pages[Dashboard]):
         return self._render(request, template, titles[name], context)
 
     def _tiles(
-        self,
-        request: HttpRequest,
-        opened: statistics.OpenEvents,
-        seen: _Seen,
-        late: int,
-        now: datetime,
+        self, request: HttpRequest, opened: statistics.OpenEvents, seen: _Seen, late: int
     ) -> list[dict[str, str]]:
         """Return the tiles: name, value, note, URL, severity."""
-        lags = [each["lag"] for each in seen.newest.get("outbox", ()) if "lag" in each]
-        waiting = sum(each.get("total", 0) for each in seen.newest.get("outbox", ()))
+        outboxes = seen.newest.get("outbox", ())
+        lags = [each["lag"] for each in outboxes if "lag" in each]
         mirror = seen.document.get("mirror", {})
         archive = self._url_of(ArchivedEvent, "changelist") if self._sees_events(request) else ""
         number, cap = opened.open, opened.open if opened.capped else None
@@ -196,6 +179,12 @@ class DashboardAdmin(Pages[Dashboard]):
             # A snapshot counts further than a page.
             number = counted["open"]
             cap = number if counted.get("capped") else None
+
+        def listed(state: str) -> str:
+            return f"{archive}?state={state}" if archive else ""
+
+        def waiting(number: int) -> str:
+            return _("%(number)s waiting") % {"number": formatted(number)} if number else ""
 
         def tile(
             name: str, value: str, note: str = "", url: str = "", severity: str = "ok"
@@ -207,14 +196,14 @@ class DashboardAdmin(Pages[Dashboard]):
                 _("Open"),
                 _capped(number, cap),
                 _("archived, no decision yet"),
-                f"{archive}?state=archived" if archive else "",
+                listed("archived"),
                 "error" if opened.open else "ok",
             ),
             tile(_("New in 1 h"), _capped(opened.new_hour, statistics.READ)),
             tile(_("New in 24 h"), _capped(opened.new_day, statistics.READ)),
             tile(
                 _("Oldest"),
-                age(opened.oldest, now) if opened.oldest else pgettext("age", "none"),
+                age(opened.oldest, datetime.now(UTC)) if opened.oldest else pgettext("age", "none"),
                 _("since its last failure") if opened.oldest else "",
             ),
             tile(
@@ -227,20 +216,18 @@ class DashboardAdmin(Pages[Dashboard]):
                 _("Overdue"),
                 _capped(late, OVERDUE),
                 _("replays without an outcome"),
-                f"{archive}?state=overdue" if archive else "",
+                listed("overdue"),
                 "warning" if late else "ok",
             ),
             tile(
                 _("Mirror lag"),
                 charts.duration(mirror["lag"]) if "lag" in mirror else "?",
-                _("%(number)s waiting") % {"number": formatted(mirror["waiting"])}
-                if mirror.get("waiting")
-                else "",
+                waiting(mirror.get("waiting") or 0),
             ),
             tile(
                 _("Outbox lag"),
                 charts.duration(max(lags)) if lags else "?",
-                _("%(number)s waiting") % {"number": formatted(waiting)} if waiting else "",
+                waiting(sum(each.get("total", 0) for each in outboxes)),
             ),
         ]
 
@@ -290,7 +277,9 @@ class _Seen:
         unanswered: the broker did not answer for the newest.
     """
 
-    def __init__(self, newest: Snapshot | None, seen: Snapshot | None, now: datetime) -> None:
+    def __init__(self, service: str, now: datetime) -> None:
+        rows = snapshots.rows(service)
+        newest, seen = rows.first(), rows.filter(seen=True).first()
         self.newest: dict[str, Any] = newest.about if newest else {}
         self.document: dict[str, Any] = seen.about if seen else {}
         self.taken = newest.at if newest else None
@@ -298,16 +287,14 @@ class _Seen:
         self.stale = newest is not None and now - newest.at > timedelta(seconds=STALE)
         self.unanswered = newest is not None and not newest.seen
 
-    @classmethod
-    def of(cls, service: str, now: datetime) -> _Seen:
-        """Read both; always two queries."""
-        rows = snapshots.rows(service)
-        return cls(rows.first(), rows.filter(seen=True).first(), now)
-
     def drift(self) -> dict[str, Any]:
         """Return what the last comparison of the topology with the broker found."""
         found = self.document.get("drift", {})
         return {**found, "at": datetime.fromisoformat(found["at"])} if found else {}
+
+
+#: What a snapshot has of a queue, and the table shows.
+_FIGURES: Final = ("ready", "unacked", "consumers", "published", "delivered")
 
 
 def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
@@ -330,11 +317,7 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
                 "role": role,
                 "severity": severity,
                 "meaning": visible(figures.get("meaning", _("not read yet")), TEXT),
-                "ready": figures.get("ready"),
-                "unacked": figures.get("unacked"),
-                "consumers": figures.get("consumers"),
-                "published": figures.get("published"),
-                "delivered": figures.get("delivered"),
+                **{key: figures.get(key) for key in _FIGURES},
                 "consumed": datetime.fromisoformat(at) if at else None,
                 "limit": _limit(queue) if queue else "",
                 "drift": visible(drift, TEXT),
@@ -345,7 +328,7 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
                 and not (figures.get("ready") or figures.get("total")),
             }
         )
-    # Handlers first; what has no role is not declared any more.
+    # Handlers first, queues without a declaration last.
     order = {role: place for place, role in enumerate(charts.ROLES)}
     return sorted(queues, key=lambda each: order.get(each["role"], len(order)))
 
@@ -398,7 +381,7 @@ def _throughput(series: statistics.Series) -> Picture:
 
 
 def _backlog(service: str, now: datetime) -> Picture:
-    """The open events of the last day, one of the snapshots of each quarter of an hour."""
+    """Draw the open events of the last day, one snapshot per quarter of an hour."""
     since = now - statistics.DAY
     step = statistics.DAY / POINTS
     newest: dict[int, tuple[datetime, int]] = {}
@@ -441,7 +424,7 @@ def _depths(queues: list[dict[str, Any]]) -> Picture:
 
 
 def _returning(queues: list[dict[str, Any]], seen: _Seen) -> Picture:
-    """Return the events in delay queues by return time."""
+    """Draw the events in delay queues by return time."""
     delayed = [each for each in queues if each["role"] == "delay" and each["ready"]]
     delayed.sort(key=lambda each: each["delay"])
     return charts.lying(

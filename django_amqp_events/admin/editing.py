@@ -24,12 +24,7 @@ from ..archive.eligibility import Target
 from ..conf import get_settings
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError, InvalidEditError
-from ..models import (
-    ArchivedEvent,
-    Replay,
-    Revision,
-    visible,
-)
+from ..models import ArchivedEvent, Replay, Revision, visible
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, line, text
 from . import formatting
@@ -186,9 +181,8 @@ class EditingPages(ActionPages[ArchivedEvent]):
         if step == "review":
             form = EditForm(required=True, initial={"payload": request.POST["payload"]})
         elif form.is_valid():
-            reason = form.cleaned_data["reason"]
-            report = _publish(request.user, event, version, payload, reason, context["base"])
-            _tell(request, report)
+            reason, base = form.cleaned_data["reason"], context["base"]
+            _publish(request, event, version, payload, reason=reason, base=base)
             return self._redirect(request, "change", pk)
         return self._review(request, context, form, payload, draft)
 
@@ -257,25 +251,34 @@ class EditingPages(ActionPages[ArchivedEvent]):
 
 
 def _publish(
-    user: Any,
+    request: HttpRequest,
     event: ArchivedEvent,
     version: int,
     payload: Mapping[str, Any],
+    *,
     reason: str,
     base: int,
-) -> replay.Report:
-    """Replay an event with another payload, and write it into its history."""
+) -> None:
+    """Replay an event with another payload, and report the result."""
+    user: Any = request.user
+    by = user.get_username()
     try:
-        report = replay.edit(
-            event.pk, version, payload, by=user.get_username(), reason=reason, base=base
-        )
+        report = replay.edit(event.pk, version, payload, by=by, reason=reason, base=base)
     except AmqpEventsError as exc:
         report = replay.Report(stopped=Reason.of(exc))
     if report.published:
         log(user, [event], f"Edited and replayed: {reason}")
+        messages.success(request, _("1 event published with the edited payload."))
     for each in report.returned:
         log(user, [event], f"Edited, but not published: {visible(str(each.why), 500)}")
-    return report
+        told = _("Not published; the edit is kept: %(why)s")
+        messages.error(request, told % {"why": text(each.why, 500)})
+    for each in report.skipped:
+        told = _("Nothing was published: %(why)s")
+        messages.warning(request, told % {"why": text(each.why, 500)})
+    if report.stopped and not report.returned:
+        told = _("Publishing stopped: %(why)s")
+        messages.error(request, told % {"why": text(report.stopped, 500)})
 
 
 def _start(start: Revision | None, event: ArchivedEvent, data: Any) -> EditForm:
@@ -347,17 +350,3 @@ def _written(payload: Any) -> str:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else None
-
-
-def _tell(request: HttpRequest, report: replay.Report) -> None:
-    if report.published:
-        messages.success(request, _("1 event published with the edited payload."))
-    for each in report.returned:
-        told = _("Not published; the edit is kept: %(why)s")
-        messages.error(request, told % {"why": text(each.why, 500)})
-    for each in report.skipped:
-        told = _("Nothing was published: %(why)s")
-        messages.warning(request, told % {"why": text(each.why, 500)})
-    if report.stopped and not report.returned:
-        told = _("Publishing stopped: %(why)s")
-        messages.error(request, told % {"why": text(report.stopped, 500)})

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final
 from uuid import UUID
 
 from django import forms
@@ -44,15 +44,6 @@ _WORDS: Final = {
     "assignee": gettext_lazy("assignee"),
     "ticket": gettext_lazy("ticket"),
 }
-
-
-class _Counted(Protocol):
-    """A group as the pages have it, with its exact numbers."""
-
-    open_now: int
-    again_now: int
-    going_now: int
-    hours: dict[datetime, dict[str, int]]
 
 
 class GroupList(IndexedList):
@@ -187,15 +178,15 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         )
 
     @admin.display(description=pgettext_lazy("number of events", "open"), ordering="open_now")
-    def opened(self, group: _Counted) -> int:
-        return group.open_now
+    def opened(self, group: Any) -> int:
+        return int(group.open_now)
 
     @admin.display(description=gettext_lazy("replayed"))
-    def share(self, group: _Counted) -> str:
+    def share(self, group: Any) -> str:
         return _share(group)
 
     @admin.display(description=gettext_lazy("24 hours"))
-    def picture(self, group: _Counted) -> str:
+    def picture(self, group: Any) -> str:
         return _picture(group, datetime.now(UTC))
 
     @admin.display(description=gettext_lazy("last seen"), ordering="last_seen")
@@ -330,7 +321,7 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         return self._render(request, "detail", text(group), context)
 
     def _buttons(self, request: HttpRequest, group: FailureGroup, count: int) -> list[Any]:
-        """Return what this user can decide about the open events."""
+        """Return the actions of this user on the open events."""
         events = self._events(request)
         if events is None or not count:
             return []
@@ -340,27 +331,21 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         return [{"name": name, "url": self._url(name, group.pk)} for name in found]
 
     def _sample(self, request: HttpRequest, group: FailureGroup) -> dict[str, Any]:
-        """Show the newest failure, and where the others are; for those who may see events."""
+        """Return the newest failure, for users who may see events."""
         events = self._events(request)
         if events is None:
-            return {"sample": None, "events_url": "", "all_url": ""}
-        found: dict[str, Any] = {
-            "sample": None,
-            "events_url": self._url_of(ArchivedEvent, "changelist", group=str(group.pk)),
-            "all_url": self._url_of(ArchivedEvent, "changelist", group=str(group.pk), state="all"),
-        }
+            return {"linked": False}
         rows = events.get_queryset(request).filter(group=group.pk)
         event = rows.order_by("-last_failed_at", "-pk").first()
         if event is None:
-            return found
+            return {"linked": True}
         failures = event.failure_set.using(alias_of(event)).filter(late=False)
         failure = failures.order_by("-failed_at", "-pk").first()
         document = failure.about if failure is not None else {}
         kind, message = formatting.exception(document)
         return {
-            **found,
+            "linked": True,
             "sample": event,
-            "sample_url": self._url_of(ArchivedEvent, "change", event.pk),
             "exception": kind or line(event.exception, TEXT),
             "message": message or visible(event.message, TEXT),
             "traceback": formatting.fold_traceback(document.get("traceback")),
@@ -403,14 +388,14 @@ def _count(found: list[Any], now: datetime) -> None:
         group.hours = hours.get(group.pk, {})
 
 
-def _totals(group: _Counted) -> dict[str, int]:
+def _totals(group: Any) -> dict[str, int]:
     totals = Counter[str]()
     for values in group.hours.values():
         totals.update(values)
     return {name: totals[name] for name in ("archived", "succeeded", "discarded")}
 
 
-def _picture(group: _Counted, now: datetime) -> str:
+def _picture(group: Any, now: datetime) -> str:
     first = group_counts.hour_of(now) - timedelta(hours=HOURS - 1)
     values = [
         group.hours.get(first + timedelta(hours=number), {}).get("archived", 0)
@@ -424,7 +409,7 @@ def _picture(group: _Counted, now: datetime) -> str:
     return sparkline(values, label)
 
 
-def _share(group: _Counted) -> str:
+def _share(group: Any) -> str:
     if not group.open_now:
         return "-"
     # Never 0 % where there are some, nor all of them where one is missing.

@@ -17,19 +17,12 @@ from typing import Any, Final
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from ..archive.replay import RESOLVED as RESOLVED_WORDS
 from ..message.archive_message import INSTALLED
 from ..message.text import parse_moment
-from ..models import (
-    ArchiveAction,
-    ArchivedEvent,
-    ArchivedFailure,
-    Replay,
-    State,
-    visible,
-)
+from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State, visible
 from ..templatetags.amqp_events import TEXT, line
 
 #: Bytes of a body that a page shows; the rest is in the download.
@@ -39,6 +32,7 @@ HEX: Final = 4 * 1024
 #: Headers, frames, attempts and deaths that a page shows of one document.
 ROWS: Final = 200
 
+_MORE: Final = ngettext_lazy("%(count)s more not shown", "%(count)s more not shown", "count")
 _FILE: Final = re.compile(r'^[\s|+]*File "([^"\n]*)"')
 _INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
 
@@ -58,10 +52,7 @@ STATES: Final[Mapping[str, tuple[Any, Any]]] = {
             "The worker reports the outcome to the archive queue, and events_mirror records it."
         ),
     ),
-    State.SUCCEEDED: (
-        gettext_lazy("A replay succeeded."),
-        gettext_lazy("Nothing is left to do."),
-    ),
+    State.SUCCEEDED: (gettext_lazy("A replay succeeded."), gettext_lazy("Nothing is left to do.")),
     State.DISCARDED: (
         gettext_lazy("Discarded without being handled."),
         gettext_lazy("Restore it to return it to the archive."),
@@ -164,13 +155,7 @@ def headers(event: ArchivedEvent) -> tuple[list[dict[str, str]], str]:
             "error": f"{type(exc).__name__}: {line(exc)}"
         }
     more = len(found) - ROWS
-    rest = (
-        ngettext("%(count)s more not shown", "%(count)s more not shown", more)
-        % {"count": number(more)}
-        if more > 0
-        else ""
-    )
-    return table(found), rest
+    return table(found), counted(_MORE, more) if more > 0 else ""
 
 
 def table(found: Mapping[Any, Any]) -> list[dict[str, str]]:

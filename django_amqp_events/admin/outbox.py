@@ -187,7 +187,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
     for each in (
         Action(
             name="publish",
-            right="publish",
             button=gettext_lazy("Publish now"),
             menu=gettext_lazy("Publish selected events now"),
             question=ngettext_lazy(
@@ -210,7 +209,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
         ),
         Action(
             name="discard",
-            right="discard",
             button=pgettext_lazy("button", "Discard"),
             menu=gettext_lazy("Discard selected events"),
             question=DISCARD,
@@ -227,7 +225,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
         ),
         Action(
             name="restore",
-            right="restore",
             button=pgettext_lazy("button", "Restore"),
             menu=gettext_lazy("Restore selected events"),
             question=RESTORE,

@@ -26,12 +26,7 @@ from ..archive import states
 from ..archive.batches import batch_states, preview
 from ..archive.selection import Selection, parse_uuid
 from ..exceptions import AmqpEventsError
-from ..models import (
-    ArchivedEvent,
-    ReplayBatch,
-    ReplayBatchAction,
-    ReplayBatchEvent,
-)
+from ..models import ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchEvent
 from ..reasons import stored
 from ..templatetags.amqp_events import age, line, text
 from . import formatting
@@ -233,7 +228,7 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             "draft": draft,
             "may": self.has_run_permission(request),
             "form": form or StartForm(),
-            "plan": _plan(batch.plan or {}),
+            "plan": batch.plan,
             "plan_age": _since((batch.plan or {}).get("at"), now),
             "new": new,
             "new_more": new is not None and new > batch_states.COUNTED,
@@ -385,12 +380,6 @@ def titled(batch: ReplayBatch) -> str:
         filters = line(batch.title.removeprefix(_ALL_WITH))
         return _("All with %(filters)s") % {"filters": filters}
     return line(_(_ALL_OPEN) if batch.title == _ALL_OPEN else batch.title)
-
-
-def _plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dry run with those of its reasons in the language of the moment that can be."""
-    skipped = [{**each, "why": stored(each.get("why") or "")} for each in plan.get("skipped") or ()]
-    return {**plan, "skipped": skipped} if skipped else dict(plan)
 
 
 def _rate(rate: float) -> str:
