@@ -87,32 +87,8 @@ def check_headers(name: str, headers: Mapping[str, Any]) -> None:
         InvalidEventError: a header's name or value is not allowed.
     """
     for key, value in headers.items():
-        if not isinstance(key, str) or not key or has_surrogates(key) or len(key.encode()) > 128:
-            raise InvalidEventError(
-                f"the name of header {key!r} of event {name!r} is not text of 1 to 128 bytes"
-            )
-        if key.startswith("event-") or key in _CELERY_HEADERS or _BROKER_HEADER.match(key):
-            raise InvalidEventError(
-                f"header {key!r} of event {name!r} belongs to django_amqp_events, Celery or "
-                f"RabbitMQ; choose another name"
-            )
-        if not isinstance(value, (str, int, float, bool)):
-            raise InvalidEventError(
-                f"header {key!r} of event {name!r} is a {type(value).__name__}; use text, a number "
-                f"or a boolean"
-            )
-        if (isinstance(value, str) and has_surrogates(value)) or (
-            isinstance(value, int) and not -(2**63) <= value < 2**63
-        ):
-            raise InvalidEventError(
-                f"header {key!r} of event {name!r} has a lone surrogate, or a number that does "
-                f"not fit in 64 bits"
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            # RabbitMQ answers with an internal error and closes the connection.
-            raise InvalidEventError(
-                f"header {key!r} of event {name!r} is {value!r}; use a finite number"
-            )
+        if problem := _problem(key, value):
+            raise InvalidEventError(f"header {key!r} of event {name!r} {problem}")
     if table_size(headers) > MAX_HEADERS // 2:
         raise InvalidEventError(
             f"the headers of event {name!r} take more than {MAX_HEADERS // 2} bytes; put large "
@@ -120,15 +96,29 @@ def check_headers(name: str, headers: Mapping[str, Any]) -> None:
         )
 
 
+def _problem(key: object, value: object) -> str:
+    """Return why a publisher may not set a header, ``""`` if it may."""
+    if not isinstance(key, str) or not key or has_surrogates(key) or len(key.encode()) > 128:
+        return "has a name that is not text of 1 to 128 bytes"
+    if key.startswith("event-") or key in _CELERY_HEADERS or is_broker_header(key):
+        return "belongs to django_amqp_events, Celery or RabbitMQ; choose another name"
+    if not isinstance(value, (str, int, float)):
+        return f"is a {type(value).__name__}; use text, a number or a boolean"
+    if isinstance(value, str) and has_surrogates(value):
+        return "has a lone surrogate"
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "does not fit in 64 bits"
+    # RabbitMQ answers with an internal error and closes the connection.
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"is {value!r}; use a finite number"
+    return ""
+
+
 def publisher_headers(headers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     """Yield the publisher's own headers, such as those of tracing."""
     for key, value in headers.items():
-        if (
-            isinstance(key, str)
-            and key not in _OURS
-            and key not in _CELERY_HEADERS
-            and not _BROKER_HEADER.match(key)
-        ):
+        theirs = key not in _OURS and key not in _CELERY_HEADERS and not is_broker_header(key)
+        if isinstance(key, str) and theirs:
             yield key, value
 
 

@@ -1,10 +1,9 @@
-"""A connection that is read in large pieces, for the fast path ``reads``.
+"""Read a connection in large pieces, for the fast path ``reads``.
 
-py-amqp asks the socket for the seven bytes of a frame's head, then for its payload, then for its
-last byte, and sets a time-out before and after each frame: a dozen system calls and four passes
-through its state for one delivery. Here whatever has come is read at once, and a delivery that is
-there whole, in the three frames that events nearly always have, goes to its consumer without
-anything in between. All other frames, of other channels too, go the way they always went. Frames:
+For one delivery, py-amqp makes a dozen system calls: it reads the head, the payload and the last
+byte of each frame, and sets a time-out before and after each. Here everything that has arrived is
+read at once. A complete delivery in the usual three frames goes straight to its consumer; all other
+frames, also of other channels, go to py-amqp. Frames:
 https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
 """
 
@@ -32,25 +31,25 @@ from ..delivery_headers import (
 
 _BODY: Final = 3
 _END: Final = 0xCE
-#: Type, channel and size stand before the payload of a frame, and one byte behind it.
+#: Size of type, channel and size, which come before a frame's payload; one byte comes after it.
 _HEAD: Final = 7
 _unpack_head: Final = Struct(">BHI").unpack_from
-#: Class and the body's size stand in a content header before the properties, two bytes at least.
+#: Class and body size, which come before the properties of a content header (at least 2 bytes).
 _unpack_content: Final = Struct(">HxxQ").unpack_from
 _CONTENT: Final = 14
 _BASIC: Final = 60
 #: Delivery tag, redelivered, and the length of the exchange's name.
 _unpack_deliver: Final = Struct(">QBB").unpack_from
-#: Bytes that are asked for at a time.
+#: Largest read in bytes.
 PIECE: Final = 65536
-#: Texts that are remembered at most: publishers may make up routing keys.
+#: Largest number of cached texts: publishers may invent routing keys.
 _REMEMBERED: Final = 1024
-#: As for py-amqp, the connection is still one after these. TLS calls a lack of data ENOENT.
+#: Errors after which the connection is still open, as in py-amqp. TLS reports ENOENT without data.
 _NOTHING_YET: Final = (errno.EAGAIN, errno.EINTR, errno.ENOENT)
 
 
 class Delivered:
-    """The part of ``amqp.Message`` that a consumer reads."""
+    """The part of ``amqp.Message`` that a consumer uses."""
 
     __slots__ = ("body", "delivery_info", "delivery_tag")
 
@@ -61,14 +60,14 @@ class Delivered:
 
 
 class PartialError(Exception):
-    """The rest of a delivery has not come yet."""
+    """The rest of a frame or delivery has not arrived yet."""
 
 
 class Wakeup:
     """Wakes an event loop for its next turn.
 
-    A timer would not: ten that are due at once end kombu's turn with a poll of a second, and what a
-    timer raises is only logged.
+    A timer does not work: after ten that are due at once, kombu polls for a second, and it only
+    logs what a timer raises.
     """
 
     def __init__(self, hub: Any, answer: Callable[[], None]) -> None:
@@ -97,15 +96,15 @@ class Wakeup:
 
 
 class FrameReader:
-    """Reads a connection from now on, in the thread that reads it anyway.
+    """Replaces ``blocking_read`` of a connection, in the thread that reads it anyway.
 
     Args:
-        channel: an open channel of it that does nothing but consume.
-        frames: what reads that channel's frames.
-        hub: kombu's event loop that polls the connection, if one does: what was read and not used
-            yet is not seen at the socket.
-        several: whether one call of ``drain_events`` hands over all deliveries that have come, or
-            one: who handles an event at once looks up in between.
+        channel: an open channel of the connection that only consumes.
+        frames: the reader of that channel's properties.
+        hub: kombu's event loop that polls the connection, if one does: it cannot see what was read
+            from the socket and is not used yet.
+        several: whether one call of ``drain_events`` delivers everything that has arrived, or one
+            message: a pool that handles it at once must return to the event loop.
     """
 
     def __init__(
@@ -121,44 +120,44 @@ class FrameReader:
         self._channel = channel
         self._number = channel.channel_id
         self._frames = frames
-        # py-amqp has got the beginning of a delivery, and gets the rest.
+        # py-amqp has the beginning of a delivery, so it gets the rest.
         self._begun = False
         self._passed_on = 0
         self._several = several
         self._bell = Wakeup(hub, self._go_on) if hub is not None else None
         self._largest = connection.frame_max - 8
         self._texts: dict[bytes, str] = {}
-        # What py-amqp has read and not used yet comes first.
+        # What py-amqp has read already comes first.
         self._transport = connection.transport
-        self._buffer: bytes = self._transport._read_buffer  # noqa: SLF001 - py-amqp's own
+        self._buffer: bytes = self._transport._read_buffer  # noqa: SLF001 - in amqp_internals
         self._transport._read_buffer = b""  # noqa: SLF001
         self._at = 0
         self._plain = isinstance(self._transport, TCPTransport)
-        # A short piece was all there was: an event loop's question whether there is more is
-        # answered without looking, since its poll says so anyway.
+        # A short piece was everything: then an event loop that reads again gets an immediate
+        # TimeoutError, since its poll shows whether there is more.
         self._empty = False
         connection.blocking_read = self.read
 
     def read(self, timeout: float | None = None) -> bool:
-        """Deal with what comes next, in place of py-amqp's ``Connection.blocking_read``.
+        """Handle the next frames, in place of py-amqp's ``Connection.blocking_read``.
 
         Args:
-            timeout: seconds to wait for something to come; ``None``: for ever.
+            timeout: seconds to wait for data; ``None``: forever.
 
         Returns:
             whether a method is complete, with its content.
 
         Raises:
-            TimeoutError: nothing came in time.
+            TimeoutError: nothing arrived in time.
             OSError: the connection is lost.
-            amqp.exceptions.RecoverableConnectionError: it was closed here.
-            amqp.exceptions.UnexpectedFrame: what came is no frame.
+            amqp.exceptions.RecoverableConnectionError: it was closed by this process.
+            amqp.exceptions.UnexpectedFrame: the data is not a frame.
         """
         while True:
             try:
                 complete = self._deliver() or self._pass_on()
             except PartialError:
-                # The rest will show at the socket, whoever waits for it there.
+                # The rest will arrive at the socket, also for an event loop that polls it.
                 self._receive(timeout)
                 continue
             except Exception:
@@ -174,7 +173,7 @@ class FrameReader:
             self._bell = None
 
     def _ask(self) -> None:
-        """Have what is left used in the next turn, such as what came behind an answer or error."""
+        """Have the rest handled in the next turn, such as frames behind an answer or error."""
         if self._bell is None or self._at == len(self._buffer):
             return
         try:
@@ -182,7 +181,7 @@ class FrameReader:
         except PartialError:
             return
         except UnexpectedFrame:
-            pass  # who reads it will say so
+            pass  # raised when it is read
         self._bell.ring()
 
     def _go_on(self) -> None:
@@ -192,29 +191,29 @@ class FrameReader:
 
     @property
     def _closed(self) -> bool:
-        # Not by the property, which would connect.
+        # The property would connect.
         return self._connection._transport is not self._transport  # noqa: SLF001
 
     def _pass_on(self) -> bool:
-        """Pass one frame on to py-amqp, and say whether a method is complete with it.
+        """Pass a frame to py-amqp; return True if it completes a method.
 
         Raises:
-            PartialError: there is no whole one.
+            PartialError: there is no complete frame.
         """
         kind, channel, start, end = self._frame(self._at)
         payload = self._buffer[start:end]
         self._at = end + 1
         self._passed_on = passed_on = self._passed_on + 1
         complete: bool = self._connection.on_inbound_frame((kind, channel, payload))
-        if channel == self._number and passed_on == self._passed_on:  # nobody has read on in there
+        if channel == self._number and passed_on == self._passed_on:  # no nested read
             self._begun = not complete
         return complete
 
     def _deliver(self) -> bool:
-        """Hand over deliveries that are whole and come next, and say whether there was one.
+        """Deliver the complete messages that come next; return True if there was one.
 
         Raises:
-            PartialError: what comes next is a part of one, and there was none before.
+            PartialError: the first delivery is not complete.
         """
         channel, found = self._channel, False
         while not self._begun and channel.connection is self._connection and not channel.is_closing:
@@ -230,9 +229,9 @@ class FrameReader:
             callback = channel.callbacks.get(delivered.delivery_info["consumer_tag"])
             if callback is None:
                 break
-            # Whoever gets it may read on in there: it is no longer in the buffer.
+            # Before the callback, which may read from this connection.
             self._at, self._frames.header = behind, header
-            # Frames, in fact: for those who watch the heartbeats.
+            # py-amqp counts frames here, for its heartbeats.
             self._connection.bytes_recv += 3 if delivered.body else 2
             callback(delivered)
             found = True
@@ -244,11 +243,11 @@ class FrameReader:
         """Read a delivery in three frames, or in two without a body.
 
         Returns:
-            it, its content header, and where the next frame begins; ``None`` where something else
-            comes next, or there is anything unusual about it, which py-amqp deals with.
+            the delivery, its content header, and the position of the next frame; ``None`` if
+            something else comes next, or anything unusual, which py-amqp handles.
 
         Raises:
-            PartialError: not all of it is here.
+            PartialError: it is not complete.
         """
         number, buffer = self._number, self._buffer
         kind, channel, start, end = self._frame(self._at)
@@ -272,7 +271,7 @@ class FrameReader:
         return None if info is None else (Delivered(info, body), header, end + 1)
 
     def _info(self, method: bytes) -> dict[str, Any] | None:
-        """Read the arguments of Basic.Deliver, as far as they are usual."""
+        """Return the arguments of a usual Basic.Deliver, ``None`` for others."""
         texts = self._texts
         try:
             at = 1 + method[0]
@@ -301,11 +300,11 @@ class FrameReader:
         return text
 
     def _frame(self, at: int) -> tuple[int, int, int, int]:
-        """Return type and channel of a frame, and where its payload begins and ends.
+        """Return a frame's type and channel, and the start and end of its payload.
 
         Raises:
-            PartialError: not all of it is here.
-            amqp.exceptions.UnexpectedFrame: it does not end as a frame does.
+            PartialError: it is not complete.
+            amqp.exceptions.UnexpectedFrame: its last byte is wrong.
         """
         buffer = self._buffer
         have, start = len(buffer), at + _HEAD
@@ -320,7 +319,7 @@ class FrameReader:
         return kind, channel, start, end
 
     def _receive(self, timeout: float | None) -> None:
-        """Wait for more, and take all that there is, up to a piece."""
+        """Wait for data, and read everything that has arrived, up to :data:`PIECE`."""
         transport = self._transport
         if self._closed:
             raise RecoverableConnectionError("the connection was closed")
@@ -330,7 +329,7 @@ class FrameReader:
             raise TimeoutError
         try:
             if at_once and transport.sock.gettimeout() is None:
-                # As the socket is, not made non-blocking and blocking again for each piece.
+                # Without switching the socket to non-blocking and back.
                 piece: bytes = transport.sock.recv(PIECE, socket.MSG_DONTWAIT)
             else:
                 with transport.having_timeout(timeout):
