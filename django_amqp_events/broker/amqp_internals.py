@@ -44,8 +44,6 @@ REQUIRED: Final = (
 )
 FRAME_READER: Final = (
     PrivateName(f"{_CONNECTION}._transport", _READ),
-    PrivateName(f"{_CONNECTION}.bytes_recv", _READ),
-    PrivateName(f"{_CHANNEL}.callbacks", _READ),
     PrivateName(f"{_TRANSPORT}._read_buffer", _READ),
     PrivateName(f"{_TRANSPORT}.having_timeout", _READ, ("self", "timeout")),
 )

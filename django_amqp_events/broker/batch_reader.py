@@ -84,7 +84,7 @@ class BatchReader:
             self._channel.auto_decode = False
             self._frames = HeaderReader(self._channel)
             if "reads" in fast_paths and amqp_internals.can_read_frames():
-                FrameReader(self._channel, self._frames)
+                FrameReader(self._channel)
             self._channel.queue_declare(queue, passive=True)
             self._consume()
         except amqp_errors.NotFound as exc:

@@ -236,7 +236,6 @@ class EventStep(bootsteps.StartStopStep):
         if "reads" in self.settings.fast_paths and amqp_internals.can_read_frames():
             self.inbound = FrameReader(
                 self.channel,
-                self.frames,
                 hub=self.c.hub,
                 several=not isinstance(self.c.pool, SoloPool),
             )

@@ -2,8 +2,7 @@
 
 For one delivery, py-amqp makes a dozen system calls: it reads the head, the payload and the last
 byte of each frame, and sets a time-out before and after each. Here everything that has arrived is
-read at once. A complete delivery in the usual three frames goes straight to its consumer; all other
-frames, also of other channels, go to py-amqp. Frames:
+read at once and passed to py-amqp frame by frame. Frames:
 https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
 """
 
@@ -15,52 +14,26 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - a class
 from typing import Any, Final
 
 from amqp import Channel
 from amqp.exceptions import RecoverableConnectionError, UnexpectedFrame
 from amqp.transport import TCPTransport
 
-from ..delivery_headers import (
-    DELIVER,
-    HEADER,
-    METHOD,
-    HeaderReader,
-)
+from ..delivery_headers import DELIVER, METHOD
 
-_BODY: Final = 3
 _END: Final = 0xCE
 #: Size of type, channel and size, which come before a frame's payload; one byte comes after it.
 _HEAD: Final = 7
 _unpack_head: Final = Struct(">BHI").unpack_from
-#: Class and body size, which come before the properties of a content header (at least 2 bytes).
-_unpack_content: Final = Struct(">HxxQ").unpack_from
-_CONTENT: Final = 14
-_BASIC: Final = 60
-#: Delivery tag, redelivered, and the length of the exchange's name.
-_unpack_deliver: Final = Struct(">QBB").unpack_from
 #: Largest read in bytes.
 PIECE: Final = 65536
-#: Largest number of cached texts: publishers may invent routing keys.
-_REMEMBERED: Final = 1024
 #: Errors after which the connection is still open, as in py-amqp. TLS reports ENOENT without data.
 _NOTHING_YET: Final = (errno.EAGAIN, errno.EINTR, errno.ENOENT)
 
 
-class Delivered:
-    """The part of ``amqp.Message`` that a consumer uses."""
-
-    __slots__ = ("body", "delivery_info", "delivery_tag")
-
-    def __init__(self, delivery_info: dict[str, Any], body: bytes) -> None:
-        self.delivery_tag: int = delivery_info["delivery_tag"]
-        self.delivery_info = delivery_info
-        self.body = body
-
-
 class PartialError(Exception):
-    """The rest of a frame or delivery has not arrived yet."""
+    """The rest of a frame has not arrived yet."""
 
 
 class Wakeup:
@@ -100,7 +73,6 @@ class FrameReader:
 
     Args:
         channel: an open channel of the connection that only consumes.
-        frames: the reader of that channel's properties.
         hub: kombu's event loop that polls the connection, if one does: it cannot see what was read
             from the socket and is not used yet.
         several: whether one call of ``drain_events`` delivers everything that has arrived, or one
@@ -110,23 +82,15 @@ class FrameReader:
     def __init__(
         self,
         channel: Channel,
-        frames: HeaderReader,
         *,
         hub: Any = None,
         several: bool = False,
     ) -> None:
         connection = channel.connection
         self._connection = connection
-        self._channel = channel
         self._number = channel.channel_id
-        self._frames = frames
-        # py-amqp has the beginning of a delivery, so it gets the rest.
-        self._begun = False
-        self._passed_on = 0
         self._several = several
         self._bell = Wakeup(hub, self._go_on) if hub is not None else None
-        self._largest = connection.frame_max - 8
-        self._texts: dict[bytes, str] = {}
         # What py-amqp has read already comes first.
         self._transport = connection.transport
         self._buffer: bytes = self._transport._read_buffer  # noqa: SLF001 - in amqp_internals
@@ -154,17 +118,24 @@ class FrameReader:
             amqp.exceptions.UnexpectedFrame: the data is not a frame.
         """
         while True:
+            passed = False
             try:
-                complete = self._deliver() or self._pass_on()
+                several = self._several and self._delivery_follows()
+                while not self._pass_on():
+                    passed = True
+                if several:
+                    self._pass_on_deliveries()
             except PartialError:
-                # The rest will arrive at the socket, also for an event loop that polls it.
+                if passed:
+                    # So that the caller can send heartbeats while a large message arrives.
+                    return False
                 self._receive(timeout)
                 continue
             except Exception:
                 self._ask()
                 raise
             self._ask()
-            return complete
+            return True
 
     def close(self) -> None:
         """Unregister from the event loop; the connection is lost or about to close."""
@@ -202,102 +173,27 @@ class FrameReader:
         """
         kind, channel, start, end = self._frame(self._at)
         payload = self._buffer[start:end]
+        # Before the call, which may read from this connection.
         self._at = end + 1
-        self._passed_on = passed_on = self._passed_on + 1
         complete: bool = self._connection.on_inbound_frame((kind, channel, payload))
-        if channel == self._number and passed_on == self._passed_on:  # no nested read
-            self._begun = not complete
         return complete
 
-    def _deliver(self) -> bool:
-        """Deliver the complete messages that come next; return True if there was one.
+    def _pass_on_deliveries(self) -> None:
+        """Pass on the deliveries that come next and have arrived."""
+        with suppress(PartialError):
+            while not self._closed and self._delivery_follows():
+                while not self._pass_on():
+                    pass
+
+    def _delivery_follows(self) -> bool:
+        """Return True if the next frame begins a delivery.
 
         Raises:
-            PartialError: the first delivery is not complete.
+            PartialError: there is no complete frame.
         """
-        channel, found = self._channel, False
-        while not self._begun and channel.connection is self._connection and not channel.is_closing:
-            try:
-                next_one = self._delivery()
-            except PartialError:
-                if found:
-                    break
-                raise
-            if next_one is None:
-                break
-            delivered, header, behind = next_one
-            callback = channel.callbacks.get(delivered.delivery_info["consumer_tag"])
-            if callback is None:
-                break
-            # Before the callback, which may read from this connection.
-            self._at, self._frames.header = behind, header
-            # py-amqp counts frames here, for its heartbeats.
-            self._connection.bytes_recv += 3 if delivered.body else 2
-            callback(delivered)
-            found = True
-            if not self._several:
-                break
-        return found
-
-    def _delivery(self) -> tuple[Delivered, bytes, int] | None:
-        """Read a delivery in three frames, or in two without a body.
-
-        Returns:
-            the delivery, its content header, and the position of the next frame; ``None`` if
-            something else comes next, or anything unusual, which py-amqp handles.
-
-        Raises:
-            PartialError: it is not complete.
-        """
-        number, buffer = self._number, self._buffer
-        kind, channel, start, end = self._frame(self._at)
-        if kind != METHOD or channel != number or buffer[start : start + 4] != DELIVER:
-            return None
-        method = buffer[start + 4 : end]
-        kind, channel, start, end = self._frame(end + 1)
-        if kind != HEADER or channel != number or end - start < _CONTENT:
-            return None
-        header = buffer[start:end]
-        basic, size = _unpack_content(header)
-        if basic != _BASIC or size > self._largest:
-            return None
-        body = b""
-        if size:
-            kind, channel, start, end = self._frame(end + 1)
-            if kind != _BODY or channel != number or end - start != size:
-                return None
-            body = buffer[start:end]
-        info = self._info(method)
-        return None if info is None else (Delivered(info, body), header, end + 1)
-
-    def _info(self, method: bytes) -> dict[str, Any] | None:
-        """Return the arguments of a usual Basic.Deliver, ``None`` for others."""
-        texts = self._texts
-        try:
-            at = 1 + method[0]
-            consumer_tag = method[1:at]
-            tag, redelivered, size = _unpack_deliver(method, at)
-            start = at + 10
-            at = start + size
-            exchange = method[start:at]
-            routing_key = method[at + 1 :]
-            if method[at] != len(routing_key):
-                return None
-            return {
-                "consumer_tag": texts.get(consumer_tag) or self._text(consumer_tag),
-                "delivery_tag": tag,
-                "redelivered": redelivered & 1 == 1,
-                "exchange": texts.get(exchange) or self._text(exchange),
-                "routing_key": texts.get(routing_key) or self._text(routing_key),
-            }
-        except (IndexError, UnicodeDecodeError, StructError):
-            return None
-
-    def _text(self, raw: bytes) -> str:
-        if len(self._texts) >= _REMEMBERED:
-            self._texts.clear()
-        text = self._texts[raw] = raw.decode("utf-8", "surrogatepass")
-        return text
+        kind, channel, start, _ = self._frame(self._at)
+        deliver = self._buffer[start : start + len(DELIVER)] == DELIVER
+        return kind == METHOD and channel == self._number and deliver
 
     def _frame(self, at: int) -> tuple[int, int, int, int]:
         """Return a frame's type and channel, and the start and end of its payload.

@@ -144,7 +144,7 @@ def read(pieces: list[bytes], *, several: bool | None) -> tuple[list[Any], int, 
         if several is None:
             pieces = [b"".join(pieces)]
         else:
-            FrameReader(it.channel, it.frames, several=several)
+            FrameReader(it.channel, several=several)
         error = ""
         try:
             for piece in pieces[:-1]:
@@ -220,27 +220,10 @@ def test_the_same_where_bytes_are_damaged(
     assert (ours, our_error) == (theirs, their_error)
 
 
-def test_whole_deliveries_bypass_py_amqp() -> None:
-    with reading() as it:
-        passed: list[Any] = []
-        before = it.connection.on_inbound_frame
-
-        def on_inbound_frame(frame: Any) -> Any:
-            passed.append(frame)
-            return before(frame)
-
-        it.connection.on_inbound_frame = on_inbound_frame
-        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
-        it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2, body=b"")))
-        it.connection.drain_events(timeout=1)
-        assert [seen[1] for seen in it.seen] == [1, 2]
-        assert passed == []
-
-
 @pytest.mark.parametrize(("several", "first"), [(True, [1, 2, 3]), (False, [1])])
 def test_one_or_several_in_one_call(several: bool, first: list[int]) -> None:
     with reading() as it:
-        FrameReader(it.channel, it.frames, several=several)
+        FrameReader(it.channel, several=several)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         assert [seen[1] for seen in it.seen] == first
@@ -263,7 +246,7 @@ def test_a_consumer_that_reads_on() -> None:
             order.append(str(message.delivery_tag))
 
         it.channel.callbacks[TAG] = outer
-        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, hub=it.hub, several=True)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         assert order == ["1 begins", "2", "3", "1 ends"]
@@ -272,7 +255,7 @@ def test_a_consumer_that_reads_on() -> None:
 def test_deliveries_behind_an_answer() -> None:
     """Their bytes have left the socket, so the event loop is asked to call again."""
     with reading() as it:
-        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, hub=it.hub, several=True)
         answer = method(NUMBER, Queue.DeclareOk, "sll", "queue", 1, 0)
         it.peer.sendall(answer + b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2)))
         it.connection.drain_events(timeout=1)
@@ -291,7 +274,7 @@ def test_deliveries_behind_an_answer() -> None:
 
 def test_a_connection_that_is_lost_with_something_left() -> None:
     with reading() as it:
-        FrameReader(it.channel, it.frames, hub=it.hub)
+        FrameReader(it.channel, hub=it.hub)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2)))
         it.connection.drain_events(timeout=1)
         it.connection.transport = None
@@ -303,7 +286,7 @@ def test_a_connection_that_is_lost_with_something_left() -> None:
 def test_a_part_of_a_delivery_is_waited_for_at_the_socket() -> None:
     """Otherwise the event loop would be called without end."""
     with reading() as it:
-        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, hub=it.hub, several=True)
         first, *rest = delivery(tag=2)
         it.peer.sendall(b"".join(delivery(tag=1)) + first)
         it.drain()
@@ -339,7 +322,7 @@ def test_event_loop_reads_the_socket_once() -> None:
         transport = it.connection.transport
         transport.sock = counting = Socket(transport.sock)
         transport._setup_transport()
-        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, hub=it.hub, several=True)
         for turn in (1, 2):
             it.peer.sendall(b"".join(delivery(tag=turn)))
             it.drain()
@@ -349,7 +332,7 @@ def test_event_loop_reads_the_socket_once() -> None:
 
 def test_one_in_each_turn_of_an_event_loop() -> None:
     with reading() as it:
-        FrameReader(it.channel, it.frames, hub=it.hub)
+        FrameReader(it.channel, hub=it.hub)
         it.peer.sendall(b"".join(b"".join(delivery(tag=tag)) for tag in (1, 2, 3)))
         it.connection.drain_events(timeout=1)
         for turn in (1, 2, 3):
@@ -361,7 +344,7 @@ def test_deliveries_behind_an_error() -> None:
     with reading() as it:
         it.connection.frame_writer = lambda *_args: None
         it.other._do_revive = lambda: None
-        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, hub=it.hub, several=True)
         refused = method(OTHER, Channel.Close, "BsBB", 404, "no queue", *Queue.Declare)
         it.peer.sendall(refused + b"".join(delivery(tag=1)) + b"\x01")
         with pytest.raises(NotFound):
@@ -377,7 +360,7 @@ def test_buffered_bytes_of_py_amqp_come_first() -> None:
     with reading() as it:
         first = b"".join(delivery(tag=1))
         it.connection.transport._read_buffer = first[:20]
-        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, hub=it.hub, several=True)
         it.peer.sendall(first[20:] + b"".join(delivery(tag=2)))
         it.drain()
         assert [seen[1] for seen in it.seen] == [1, 2]
@@ -386,7 +369,7 @@ def test_buffered_bytes_of_py_amqp_come_first() -> None:
 def test_a_body_larger_than_a_piece() -> None:
     with reading() as it:
         it.connection.frame_max = 2 * PIECE
-        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, hub=it.hub, several=True)
         body = bytes(range(256)) * 600
         raw = b"".join(delivery(body=body, size=2 * PIECE - 8))
         it.peer.setblocking(False)
@@ -411,7 +394,7 @@ def reset(it: Reading) -> None:
 def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
     """Earlier deliveries count; then the connection reports that it is closed."""
     with reading() as it:
-        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, hub=it.hub, several=True)
         it.peer.sendall(b"".join(delivery(tag=1) + delivery(tag=2))[:-1])
         it.connection.drain_events(timeout=1)
         end(it)
@@ -426,7 +409,7 @@ def test_the_end_of_a_connection(end: Callable[[Reading], None]) -> None:
 
 def test_invalid_frame_is_refused() -> None:
     with reading() as it:
-        FrameReader(it.channel, it.frames, hub=it.hub, several=True)
+        FrameReader(it.channel, hub=it.hub, several=True)
         it.peer.sendall(b"".join(delivery())[:-1] + b"\x00")
         with pytest.raises(UnexpectedFrame):
             it.connection.drain_events(timeout=1)
