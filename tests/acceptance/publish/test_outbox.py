@@ -316,6 +316,7 @@ print("end", flush=True)
     assert process.stdout
     assert process.stdin
     assert process.stdout.readline() == "go\n"
+    until(lambda: not table().exists(), "the first is confirmed")
     proxy.flowing.clear()
     process.stdin.write("\n")
     process.stdin.flush()
