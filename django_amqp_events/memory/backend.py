@@ -167,13 +167,16 @@ class MemoryBackend:
                     f"the event that it handles"
                 )
             count += 1
-            self._handle(world, stored)
+            try:
+                self._dispatch(world, stored)
+            except BaseException:
+                # As when a worker dies.
+                self.broker.reject(stored, requeue=True)
+                raise
 
     def advance(self, seconds: float) -> int:
         """Move the clock, and handle each event when it is due; return the number of deliveries."""
-        return self._run_until(self.now() + timedelta(seconds=seconds))
-
-    def _run_until(self, target: datetime) -> int:
+        target = self.now() + timedelta(seconds=seconds)
         count = self.run()
         while (due := self._next_due()) is not None and due <= target:
             self.clock.move_to(due)
@@ -203,14 +206,6 @@ class MemoryBackend:
                 world = self._world = _World(settings, registry, self.worker)
                 self.broker.declare(world.topology)
             return world
-
-    def _handle(self, world: _World, stored: Stored) -> None:
-        try:
-            self._dispatch(world, stored)
-        except BaseException:
-            # As when a worker dies.
-            self.broker.reject(stored, requeue=True)
-            raise
 
     def _dispatch(self, world: _World, stored: Stored) -> None:
         """Read, run and settle one delivery, as the worker's step and settler do."""

@@ -27,7 +27,7 @@ Death = Literal["expired", "rejected", "delivery_limit", "maxlen"]
 
 
 class Clock:
-    """A clock that only moves when told to; it starts at *start*, by default now."""
+    """A clock that moves only by :meth:`move_to`, from *start* or the present."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._now = start or datetime.now(UTC)

@@ -187,8 +187,8 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None
     If the group of a ``group_new`` alert was resolved and has reopened, a ``group_back`` alert
     replaces it. At most :data:`GROUPS` are new in one call. Makes three queries.
     """
-    told = open_alerts(settings.service).filter(kind__in=OF_GROUPS)
-    known = list(told.values_list("kind", "key", "since", "text"))
+    open_now = open_alerts(settings.service).filter(kind__in=OF_GROUPS)
+    known = list(open_now.values_list("kind", "key", "since", "text"))
     ids = [pk for _, key, *_ in known if (pk := parse_uuid(key)) is not None]
     groups = FailureGroup.objects.using(router.db_for_write(FailureGroup)).filter(
         service=settings.service

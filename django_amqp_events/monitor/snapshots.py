@@ -1,8 +1,8 @@
 """Take snapshots of broker, archive and outbox for the dashboard.
 
 A page shows the newest snapshot and its age, and never waits for RabbitMQ. A thread of
-``events_mirror`` takes them; of several mirrors, the one that is first. Whatever is unreachable is
-recorded as such.
+``events_mirror`` takes them; of several mirrors, the first one does. An unreachable broker or
+outbox is part of the snapshot.
 """
 
 from __future__ import annotations
@@ -111,16 +111,16 @@ class SnapshotTaker:
         self, now: datetime, before: Mapping[str, Any]
     ) -> tuple[Status | None, dict[str, Any]]:
         """Return the queues and the document's part about the broker."""
-        told: dict[str, Any] = {"error": "", "away": 0.0, "seen_at": now}
+        part: dict[str, Any] = {"error": "", "away": 0.0, "seen_at": now}
         try:
             try:
                 api = inspection.management(self.app, self.settings)
                 status = queue_status.status(self.app, self.settings, self.topology, api=api)
                 if api is not None:
-                    told["alarms"] = api.alarms()
+                    part["alarms"] = api.alarms()
             except ManagementApiError as exc:
                 # AMQP reports less, but it reports.
-                told["api_error"] = visible(exc, 500)
+                part["api_error"] = visible(exc, 500)
                 status = queue_status.status(self.app, self.settings, self.topology)
         except Exception as exc:
             if not isinstance(exc, AmqpEventsError):
@@ -131,8 +131,8 @@ class SnapshotTaker:
                 "away": (now - _moment(since)).total_seconds(),
                 "seen_at": since,
             }
-        told |= {"version": status.version, "vhost": status.vhost, "exact": status.exact}
-        return status, told
+        part |= {"version": status.version, "vhost": status.vhost, "exact": status.exact}
+        return status, part
 
     def _drift(self, before: Mapping[str, Any], now: datetime) -> Mapping[str, Any]:
         if before and now - _moment(before["at"]) < timedelta(seconds=COMPARE):
@@ -163,15 +163,15 @@ class SnapshotTaker:
             return []
         found = []
         for each in outbox.read_status(self.settings):
-            told: dict[str, Any] = {
+            part: dict[str, Any] = {
                 "database": each.alias,
                 "severity": each.severity,
                 "meaning": visible(each.meaning, 500),
             }
             if isinstance(each, outbox.OutboxStatus):
                 lag = (now - each.oldest).total_seconds() if each.oldest else 0.0
-                told |= {"total": each.total, "oldest": each.oldest, "lag": max(0.0, lag)}
-            found.append(told)
+                part |= {"total": each.total, "oldest": each.oldest, "lag": max(0.0, lag)}
+            found.append(part)
         return found
 
     def _mirror(
@@ -266,8 +266,8 @@ class SnapshotLoop:
 def _queues(status: Status) -> dict[str, dict[str, Any]]:
     found = {}
     for queue in status.queues:
-        told = {key: value for key, value in asdict(queue).items() if value is not None}
-        found[told.pop("name")] = told
+        part = {key: value for key, value in asdict(queue).items() if value is not None}
+        found[part.pop("name")] = part
     return found
 
 
