@@ -380,18 +380,9 @@ def from_env(
 ) -> dict[str, Any]:
     """Return *settings* with the values of environment variables; for settings modules.
 
-    The library itself reads no environment. Variables, as celery-amqp-events named them:
-
-    ``AMQP_EVENTS_MAX_RETRIES``
-        retries of every handler that has no number of its own (``DEFAULTS``).
-    ``AMQP_EVENTS_ARCHIVED_MESSAGE_TTL``
-        milliseconds after which archived events are dropped.
-    ``AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH``
-        number of archived events above which the oldest is dropped.
-
-    Example::
-
-        AMQP_EVENTS = from_env({"SERVICE": "billing"})
+    ``AMQP_EVENTS_MAX_RETRIES``, ``AMQP_EVENTS_ARCHIVED_MESSAGE_TTL`` (milliseconds) and
+    ``AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH`` have the names of celery-amqp-events. The library itself
+    reads no environment.
 
     Raises:
         ConfigurationError: a variable is not a whole number in its range.

@@ -188,12 +188,6 @@ def capture_events() -> Iterator[CapturedEvents]:
     Payloads are validated as usual. In ``outbox`` and ``on_commit`` mode an event counts as
     published when its transaction commits or, inside Django's ``TestCase``, unless a savepoint
     around it is rolled back. Blocks can be nested: the inner one captures.
-
-    Example::
-
-        with capture_events() as events:
-            place_order(...)
-        assert events.one("shop.order.created").payload["order_id"] == 1
     """
     captured = CapturedEvents()
     try:
@@ -216,14 +210,6 @@ def memory_events(start: datetime | None = None) -> Iterator[MemoryBackend]:
 
     Args:
         start: the clock's first time, aware; now by default.
-
-    Example::
-
-        with memory_events() as broker:
-            order_created.publish(order_id=1)
-            broker.run()
-            broker.advance(seconds=4)
-            assert broker.archived == []
     """
     backend = MemoryBackend(get_settings(), Clock(start))
     with divert(backend, backend.watch):
@@ -242,11 +228,6 @@ class override_events(TestContextDecorator):  # noqa: N801 - used like override_
         handlers: the declared handlers to keep: functions, task classes or names.
         events: the declared events to keep: events or names.
         keys: keys of ``AMQP_EVENTS``, such as ``UNROUTED="raise"``.
-
-    Example::
-
-        @override_events(handlers=[send_invoice], DEFAULTS={"MAX_RETRIES": 1})
-        def test_invoice_is_tried_twice(): ...
     """
 
     def __init__(
