@@ -20,7 +20,7 @@ from ..exceptions import BrokerUnavailableError, TopologyError
 from ..message.types import Received
 from . import amqp_internals, connection
 from .delivery_headers import HeaderReader
-from .fast.frame_reader import FrameReader
+from .frame_reader import FrameReader
 
 #: Seconds between heartbeats; after two without one the connection counts as lost.
 HEARTBEAT: Final = 20

@@ -373,9 +373,9 @@ def read(received: Received) -> Archived | Outcome:
         handler = _text(headers.get(EVENT_HANDLER))
         return Archived(
             reason="unknown",
-            detail="it came back from a delay and its handler is gone"
+            detail="its handler was removed while the event was delayed"
             if handler
-            else "no worker of this service put it into the archive",
+            else "no worker of this service archived it",
             handler=handler,
             event=event,
             attempts=event.attempt if event else 1,

@@ -21,7 +21,7 @@ from kombu.message import Message as KombuMessage
 from ..broker import amqp_internals
 from ..broker.connection import close_socket
 from ..broker.delivery_headers import HeaderReader
-from ..broker.fast.frame_reader import FrameReader
+from ..broker.frame_reader import FrameReader
 from ..broker.provisioning import startup
 from ..broker.topology import Names, Topology, build
 from ..conf import Settings, get_settings

@@ -15,7 +15,7 @@ from django_amqp_events.archive.message_store import Counts
 from django_amqp_events.archive.mirror import Mirror
 from django_amqp_events.broker import batch_reader
 from django_amqp_events.broker.batch_reader import BatchReader
-from django_amqp_events.broker.fast.frame_reader import FrameReader
+from django_amqp_events.broker.frame_reader import FrameReader
 from django_amqp_events.message.headers import EVENT_UNREADABLE
 from django_amqp_events.message.types import Message, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State

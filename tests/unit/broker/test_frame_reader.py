@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from django_amqp_events.broker.delivery_headers import HeaderReader
-from django_amqp_events.broker.fast.frame_reader import PIECE, FrameReader
+from django_amqp_events.broker.frame_reader import PIECE, FrameReader
 
 NUMBER, OTHER = 1, 2
 TAG = "1:worker:queue"

@@ -1,1 +1,0 @@
-"""Optional fast paths through py-amqp."""
