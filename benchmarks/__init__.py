@@ -1,5 +1,10 @@
-"""Measurements: ``make bench``, one alone by its name, ``make bench ARGS=publish`` (README.md).
+"""Benchmarks: ``make bench``, or some by name, ``make bench ARGS=publish`` (README.md).
 
-Beside the suite, each alone: ``python -m benchmarks.<name>`` of ``batches``, ``delays``, ``pages``,
+Not part of the suite: ``python -m benchmarks.<name>`` of ``batches``, ``delays``, ``pages``,
 ``poison``, ``profile``.
 """
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))

@@ -14,10 +14,11 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
 
+from machine import ScriptError
+
 from . import results
 from .ground import Ground
 from .measured import Size
-from .processes import BenchmarkError
 from .rows import benchmarks
 
 
@@ -56,7 +57,7 @@ def main() -> int:
             ground = Ground(stack)
             try:
                 measured = benchmark.run(ground, size, _tell)
-            except BenchmarkError as exc:
+            except ScriptError as exc:
                 # A wrong count is an error; the other benchmarks still run.
                 wrong += 1
                 print(f"  NOT MEASURED: {exc}", flush=True)

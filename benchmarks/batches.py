@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import tempfile
 import time
 from datetime import UTC, datetime
@@ -22,7 +21,6 @@ from celery import Celery
 from django.conf import settings
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
 
 settings.configure(
     SECRET_KEY="of a benchmark",

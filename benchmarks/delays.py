@@ -78,7 +78,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--countdown", type=int, default=100, help="seconds (100)")
     countdown = parser.parse_args().countdown
-    sys.path.insert(0, str(ROOT / "scripts"))
     from broker import Node
 
     with tempfile.TemporaryDirectory() as folder:

@@ -15,14 +15,12 @@ from uuid import uuid4
 
 import amqp
 
-from .processes import ROOT, BenchmarkError, Child, Program, peers, until
-from .programs.tally import Tally
-from .window import Window, connect
-
-sys.path.insert(0, str(ROOT / "scripts"))
-
 from broker import Node
 from postgresql import Postgres
+
+from .processes import BenchmarkError, Child, Program, peers, until
+from .programs.tally import Tally
+from .window import Window, connect
 
 #: Seconds until a queue's depth shows confirmed and acknowledged messages.
 SETTLED = 30.0

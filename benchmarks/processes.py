@@ -15,11 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from machine import ScriptError, run
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = ROOT / ".run" / "bench"
@@ -28,7 +29,7 @@ LOCK = ROOT / "requirements" / "bench.txt"
 ANSWER = 1800.0
 
 
-class BenchmarkError(RuntimeError):
+class BenchmarkError(ScriptError):
     """A benchmark failed or counted wrong; the message says why."""
 
 
@@ -134,14 +135,11 @@ def peers() -> str:
     if not stamp.exists() or stamp.read_text() != wanted:
         print("creating the peers' virtual environment ...", file=sys.stderr, flush=True)
         shutil.rmtree(where, ignore_errors=True)
-        venv.create(where, with_pip=True)
-        done = subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-             "--require-hashes", "--requirement", LOCK],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        run(sys.executable, "-m", "venv", where)
+        run(
+            python, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps",
+            "--require-hashes", "--requirement", LOCK,
         )  # fmt: skip
-        if done.returncode:
-            raise BenchmarkError(f"the peers cannot be installed:\n{done.stderr}")
         stamp.write_text(wanted)
     return str(python)
 
