@@ -78,8 +78,9 @@ def for_review(browser: Chromium, console: Console, wanted: list[str]) -> int:
             browser.photograph(target)
             print(target.relative_to(ROOT))
             complaints += (f"{target.name}: {each}" for each in browser.complaints())
-    print(*complaints, sep="\n", file=sys.stderr)
-    return 1 if complaints else 0
+    if complaints:
+        raise ScriptError("\n".join(complaints))
+    return 0
 
 
 if __name__ == "__main__":
