@@ -23,10 +23,12 @@ class ServiceCommand(EventsCommand):
 
     Attributes:
         name: begins each line of output.
+        progress: reported from time to time, if it is set.
     """
 
     error_code: ClassVar[int] = 1
     name: ClassVar[str]
+    progress: Progress | None = None
     _parent: int | None = None
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -46,6 +48,8 @@ class ServiceCommand(EventsCommand):
         self.stopping = True
 
     def stopped(self) -> bool:
+        if self.progress is not None:
+            self.progress.report()
         if self._parent is not None and os.getppid() != self._parent:
             self.stopping = True
         return self.stopping

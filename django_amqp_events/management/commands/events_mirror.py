@@ -48,19 +48,14 @@ class Command(ServiceCommand):
     def serve(self, options: dict[str, Any]) -> None:
         settings = conf.get_settings()
         app = connection.celery_app(settings)
-        progress = Progress(self.tell, Counts)
-
-        def stop() -> bool:
-            progress.report()
-            return self.stopped()
-
+        progress = self.progress = Progress(self.tell, Counts)
         mirroring = Mirror(
             app=app,
             settings=settings,
             size=options["batch_size"],
             tell=self.tell,
             mirrored=progress.add,
-            stop=stop,
+            stop=self.stopped,
         )
         self.tell(f"mirroring {Names.of(settings).archive}")
         watcher = None if options["until_empty"] else self._watcher(app, settings)

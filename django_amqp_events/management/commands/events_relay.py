@@ -56,12 +56,7 @@ class Command(ServiceCommand):
         for alias in chosen or ():
             if alias not in connections:
                 raise self.wrong(f"DATABASES has no {alias!r}")
-        progress = Progress(self.tell, RelayCounts)
-
-        def stop() -> bool:
-            progress.report()
-            return self.stopped()
-
+        progress = self.progress = Progress(self.tell, RelayCounts)
         relays = [
             Relay(
                 app=app,
@@ -74,7 +69,7 @@ class Command(ServiceCommand):
                 or (alias == settings.database and settings.publish == "outbox"),
                 tell=self.tell,
                 relayed=progress.add,
-                stop=stop,
+                stop=self.stopped,
             )
             for alias in chosen or outbox_rows.aliases(settings)
         ]
