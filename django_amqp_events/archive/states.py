@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
 from django.db import OperationalError, connections, router, transaction
@@ -188,6 +188,15 @@ def counting_changes(ids: Collection[UUID], *, now: datetime) -> Iterator[None]:
         group_counts.record_changes(before, after, now=now, using=database())
 
 
+#: No error of an earlier replay remains.
+_NO_ERROR: Final[Mapping[str, Any]] = {"unconfirmed": False, "error": ""}
+
+
+def _change(found: QuerySet[ArchivedEvent], state: State, now: datetime, **values: Any) -> int:
+    """Change the state of the rows that still match; return how many did."""
+    return found.update(state=state, state_since=now, version=F("version") + 1, **values)
+
+
 # -- publishing ---------------------------------------------------------------------------
 
 
@@ -228,16 +237,8 @@ def claim(
         wanted = rows().filter(_as_seen(seen), state=State.REPLAYING if force else State.ARCHIVED)
         if edit is not None:
             wanted = wanted.exclude(Exists(underway))
-        taken = wanted.update(
-            replays=Case(When(Exists(underway), then=F("replays")), default=F("replays") + 1),
-            state=State.QUEUED,
-            state_since=now,
-            version=F("version") + 1,
-            claim=token,
-            error="",
-            unconfirmed=False,
-        )
-        if not taken:
+        number = Case(When(Exists(underway), then=F("replays")), default=F("replays") + 1)
+        if not _change(wanted, State.QUEUED, now, claim=token, replays=number, **_NO_ERROR):
             return []
         claimed, new = _claimed(token, force=force)
         _publish_again(claimed, handlers)
@@ -342,17 +343,12 @@ def published(claimed: Collection[ClaimedReplay], *, now: datetime) -> None:
             ),
         )
         # Whichever process holds the claim now: the confirm belongs to the replay.
-        rows().filter(
+        confirmed = rows().filter(
             Q(state=State.QUEUED) | Q(state=State.ARCHIVED, unconfirmed=True),
             Exists(_current_replay(ids).filter(outcome=Replay.Outcome.PUBLISHED)),
             pk__in=events,
-        ).update(
-            state=State.REPLAYING,
-            state_since=now,
-            version=F("version") + 1,
-            unconfirmed=False,
-            error="",
         )
+        _change(confirmed, State.REPLAYING, now, **_NO_ERROR)
         _in_batches(ids).exclude(state__in=(_InBatch.SUCCEEDED, _InBatch.FAILED)).update(
             state=_InBatch.PUBLISHED, why=""
         )
@@ -400,17 +396,12 @@ def finish(ends: Mapping[UUID, datetime], *, now: datetime) -> int:
         return 0
     with counting_changes(set(events.values()), now=now):
         _end({pk: ends[pk] for pk in events}, Replay.Outcome.SUCCEEDED)
-        rows().filter(
+        unsettled = rows().filter(
             Exists(_current_replay(events)),
             pk__in=set(events.values()),
             state__in=(State.QUEUED, State.REPLAYING, State.ARCHIVED),
-        ).update(
-            state=State.SUCCEEDED,
-            state_since=now,
-            version=F("version") + 1,
-            unconfirmed=False,
-            error="",
         )
+        _change(unsettled, State.SUCCEEDED, now, **_NO_ERROR)
     return len(events)
 
 
@@ -579,12 +570,8 @@ def _decide_part(
 ) -> list[UUID]:
     token = uuid4()
     with counting_changes(seen, now=now):
-        rows().filter(_as_seen(seen), state=before).update(
-            state=State.ARCHIVED if action == _Action.RESTORE else State.DISCARDED,
-            state_since=now,
-            version=F("version") + 1,
-            claim=token,
-        )
+        after = State.ARCHIVED if action == _Action.RESTORE else State.DISCARDED
+        _change(rows().filter(_as_seen(seen), state=before), after, now, claim=token)
         changed = list(rows().filter(claim=token).order_by("pk").values_list("pk", flat=True))
         _record_actions(dict.fromkeys(changed), action=action, by=by, reason=reason, now=now)
     return changed
