@@ -272,7 +272,7 @@ def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: M
 
     def logged() -> int:
         said = [line for line in mirroring.log.splitlines() if "does not have" in line]
-        return sum(int(line.split()[0]) for line in said)
+        return sum(int(line.split()[1]) for line in said)
 
     def through() -> bool:
         count = sum(map(len, ended().values())) + sum(elsewhere().values()) + logged()
