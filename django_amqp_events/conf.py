@@ -145,7 +145,7 @@ class RetentionSettings:
     """How long ``events_prune`` keeps settled rows; ``None`` is for ever.
 
     A retry schedule can keep inbox rows longer
-    (:func:`django_amqp_events.worker.once.minimum_retention`).
+    (:func:`django_amqp_events.worker.inbox.minimum_retention`).
     """
 
     succeeded: float | None = option(_age, default=30 * DAY)

@@ -16,7 +16,7 @@ from .serving import serve, timed
 from django.db import connection, transaction
 
 from django_amqp_events import conf
-from django_amqp_events.archive import message_store, mirror, replay
+from django_amqp_events.archive import mirror, replay, row_writer
 from django_amqp_events.broker.batch_reader import BatchReader
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.message import archive_message, decoding, encoding
@@ -99,10 +99,10 @@ def inserted(number: int) -> dict[str, Any]:
             rows, failures = [], []
             for message in batch.messages:
                 archived = archive_message.read(message)
-                entry = message_store._Entry(archived, message, found.service, now)  # type: ignore[arg-type] # noqa: SLF001
+                entry = row_writer._Entry(archived, message, found.service, now)  # type: ignore[arg-type] # noqa: SLF001
                 entry.begin()
-                rows.append(message_store._row(entry))  # noqa: SLF001
-                failures.append(message_store._failure(entry, late=False))  # noqa: SLF001
+                rows.append(row_writer._row(entry))  # noqa: SLF001
+                failures.append(row_writer._failure(entry, late=False))  # noqa: SLF001
             with transaction.atomic():
                 ArchivedEvent.objects.bulk_create(rows)
                 ArchivedFailure.objects.bulk_create(failures)

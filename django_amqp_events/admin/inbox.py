@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import InboxEntry
 from ..templatetags.amqp_events import line
-from ..worker import once
+from ..worker import inbox
 from . import databases
 from .base import Pages, ago
 from .databases import DatabaseFilter
@@ -54,7 +54,7 @@ class InboxEntryAdmin(Pages[InboxEntry]):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[InboxEntry]:
         found = settings_and_registry()
-        own = once.aliases(*found) if found is not None else []
+        own = inbox.aliases(*found) if found is not None else []
         return super().get_queryset(request).using(databases.chosen(request, InboxEntry, *own))
 
     def get_search_results(

@@ -20,7 +20,7 @@ from ..exceptions import InvalidEditError, InvalidEventError
 from ..message import encoding
 from ..models import ArchivedEvent, InboxEntry
 from ..reasons import Reason
-from ..worker import once
+from ..worker import inbox
 from ..worker.binding import bind
 from ..worker.verdict import InvalidArguments
 
@@ -166,8 +166,8 @@ def handled(event: ArchivedEvent, handler: Handler, settings: Settings) -> Inbox
     """
     if not handler.once:
         return None
-    key = once.inbox_key(settings.service, handler.name, event.event)
-    return InboxEntry.objects.using(once.database(handler, settings)).filter(pk=key).first()
+    key = inbox.inbox_key(settings.service, handler.name, event.event)
+    return InboxEntry.objects.using(inbox.database(handler, settings)).filter(pk=key).first()
 
 
 # -- comparing ------------------------------------------------------------------------------

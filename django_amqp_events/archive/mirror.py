@@ -28,7 +28,7 @@ from ..models import ArchivedEvent
 from ..service_loop import ServiceLoop
 from . import replay, states
 from .groups import failure_groups
-from .message_store import Counts, store
+from .row_writer import Counts, store
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from ..models import (
     State,
 )
 from ..publish import outbox, outbox_rows
-from ..worker import once
+from ..worker import inbox
 from . import states
 from .batches import batch_states
 from .groups import failure_groups, group_counts
@@ -108,7 +108,7 @@ def due(
             for alias in outbox_rows.tables(get_settings())
         )
     if (age := others.get("inbox_age")) is not None:
-        counted.inbox = once.due(before=now - timedelta(seconds=age), service=service)
+        counted.inbox = inbox.due(before=now - timedelta(seconds=age), service=service)
     if (age := others.get("batch_age")) is not None:
         counted.batches = batch_states.ended_before(service=service, age=age, now=now).count()
     for name, rows in _old_statistics(others, service, now).items():
@@ -177,15 +177,15 @@ def prune(
             run("outbox", iter(delete, 0))
     if (age := others.get("inbox_age")) is not None and not pruned.stopped:
 
-        def inbox(count: int) -> None:
+        def count_inbox(count: int) -> None:
             pruned.inbox = count
             progress(pruned)
 
-        once.prune(
+        inbox.prune(
             before=now - timedelta(seconds=age),
             service=service,
             batch_size=batch_size,
-            progress=inbox,
+            progress=count_inbox,
             stop=stopped,
         )
     if (age := others.get("batch_age")) is not None:

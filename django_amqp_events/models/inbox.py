@@ -16,7 +16,7 @@ class InboxEntry(models.Model):
 
     Attributes:
         id: derived from service, handler, source, event id and name
-            (:func:`django_amqp_events.worker.once.inbox_key`); its uniqueness is the guarantee.
+            (:func:`django_amqp_events.worker.inbox.inbox_key`); its uniqueness is the guarantee.
     """
 
     id = models.UUIDField(primary_key=True, editable=False)

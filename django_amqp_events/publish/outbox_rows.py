@@ -423,7 +423,7 @@ def release(alias: str, held: Sequence[Row]) -> None:
         _still_leased(alias, part).update(due_at=Now(), claim=None)
 
 
-def confirmed(alias: str, done: Sequence[Row], *, wait: bool = True) -> None:
+def delete_confirmed(alias: str, done: Sequence[Row], *, wait: bool = True) -> None:
     """Delete rows whose events RabbitMQ has confirmed, whichever process has leased them.
 
     Args:
@@ -461,7 +461,7 @@ def _delete_statement(_vendor: str, alias: str) -> tuple[str, Callable[..., Any]
     return delete, id_field.get_db_prep_value
 
 
-def failed(alias: str, answers: Sequence[Answer]) -> None:
+def record_failures(alias: str, answers: Sequence[Answer]) -> None:
     """Record why publishes failed, and when each is retried."""
     with transaction.atomic(using=alias, savepoint=False):
         for answer in answers:
@@ -493,17 +493,17 @@ def settle(alias: str, answers: Sequence[Answer], settings: Settings, *, wait: b
     """Delete rows that are done, record errors on failed ones, release untried ones.
 
     Args:
-        wait: as in :func:`confirmed`.
+        wait: as in :func:`delete_confirmed`.
     """
     done = [answer.row for answer in answers if answer.done(settings)]
     if done:
-        confirmed(alias, done, wait=wait)
+        delete_confirmed(alias, done, wait=wait)
     untried = [answer.row for answer in answers if answer.untried]
     if untried:
         release(alias, untried)
     rest = [answer for answer in answers if not answer.done(settings) and not answer.untried]
     if rest:
-        failed(alias, rest)
+        record_failures(alias, rest)
 
 
 def _still_leased(alias: str, held: Sequence[Row]) -> QuerySet[OutboxEvent]:

@@ -21,7 +21,7 @@ from ..context import ReceivedEvent, handling
 from ..declare.registry import Handler, get_registry
 from ..declare.retry_policy import MINIMUM_DELAY, RetryPolicy
 from ..exceptions import ConfigurationError, DirectCallError
-from . import once
+from . import inbox
 from .billiard_internals import terminated_by_signal
 from .binding import bind
 from .celery_internals import TraceInfo
@@ -127,7 +127,7 @@ class HandlerTask(Task):
             args, kwargs = bind(self.handler, args, kwargs)
             with handling(event):
                 if self.handler.once:
-                    result = once.once(self.handler, event, lambda: self._handle(*args, **kwargs))
+                    result = inbox.once(self.handler, event, lambda: self._handle(*args, **kwargs))
                 else:
                     result = self._handle(*args, **kwargs)
         except run.exits:

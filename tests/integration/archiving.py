@@ -8,8 +8,8 @@ from typing import Any
 from uuid import uuid4
 
 from django_amqp_events.archive import mirror
-from django_amqp_events.archive.message_store import Counts
 from django_amqp_events.archive.mirror import Mirror
+from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.message import archive_message, decoding, encoding

@@ -137,7 +137,7 @@ def main() -> None:
 
 def _die(where: str, call: str) -> None:
     """SIGKILL itself before a step, or after it, at the given call."""
-    from django_amqp_events.archive import message_store, states
+    from django_amqp_events.archive import row_writer, states
     from django_amqp_events.broker.batch_reader import BatchReader
     from django_amqp_events.publish import publisher
 
@@ -156,7 +156,7 @@ def _die(where: str, call: str) -> None:
         return wrapped
 
     points: dict[str, tuple[Any, str, bool]] = {
-        "before-commit": (message_store, "_store_events", True),
+        "before-commit": (row_writer, "_store_events", True),
         "before-ack": (BatchReader, "ack", False),
         "before-publish": (publisher.AmqpBackend, "publish", False),
         "before-noted": (states, "published", False),

@@ -21,8 +21,8 @@ from celery import Celery
 
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror
-from django_amqp_events.archive.message_store import Counts
 from django_amqp_events.archive.mirror import Mirror
+from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.broker import connection, topology
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import Settings

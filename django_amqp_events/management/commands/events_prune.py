@@ -27,7 +27,7 @@ from django_amqp_events.archive import retention
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, counted
 from django_amqp_events.models import State
-from django_amqp_events.worker import once
+from django_amqp_events.worker import inbox
 
 
 class Command(ReportCommand):
@@ -130,7 +130,7 @@ class Command(ReportCommand):
         return self.finish(1 if pruned.stopped else 0, document, show)
 
     def _inbox_age(self, asked: float | None, configured: float | None) -> float | None:
-        least = once.minimum_retention().total_seconds()
+        least = inbox.minimum_retention().total_seconds()
         if asked is not None and asked < least:
             raise self.wrong(
                 f"--inbox must be at least {_written(least)}: 30 days, or twice the longest retry "

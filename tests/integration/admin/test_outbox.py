@@ -29,7 +29,7 @@ from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import Relay, RelayCounts
 from django_amqp_events.reasons import Reason
 from django_amqp_events.testing import override_events
-from django_amqp_events.worker import once
+from django_amqp_events.worker import inbox
 from tests.conftest import Database, Vhost, routed_by
 from tests.unit.admin import admin_world as world
 
@@ -223,13 +223,13 @@ def test_late_confirm_does_not_restore_a_discarded_row(wire: Wire, by_a_relay: b
     table().update(due_at=Now() - timedelta(seconds=1))
     assert outbox.discard([row.pk], alias=ALIAS, by="ada", reason="x") == 1
     before = table().values().get()
-    outbox_rows.failed(ALIAS, [Answer(held[0], PublishTimeoutError("late"))])
+    outbox_rows.record_failures(ALIAS, [Answer(held[0], PublishTimeoutError("late"))])
     outbox_rows.release(ALIAS, held)
     outbox_rows.renew(ALIAS, held)
     assert table().values().get() == before
     assert relay() == RelayCounts()
     # A confirmed row is published, whatever action followed.
-    outbox_rows.confirmed(ALIAS, held)
+    outbox_rows.delete_confirmed(ALIAS, held)
     assert not table().exists()
 
 
@@ -434,7 +434,7 @@ def test_row_restored_during_the_prune_stays(wire: Wire, monkeypatch: pytest.Mon
 
 def test_the_inbox_is_kept_for_twice_the_longest_schedule(books: None) -> None:
     rows = InboxEntry.objects.using(ALIAS)
-    longest = once.minimum_retention()
+    longest = inbox.minimum_retention()
     assert longest > timedelta(days=100)
     now = datetime.now(UTC)
     for service, days in (("billing", 40), ("billing", 120), ("billing", 130), ("old", 120)):
@@ -469,7 +469,7 @@ def test_a_stop_ends_the_inbox_between_two_batches(books: None) -> None:
         )  # fmt: skip
     told: list[int] = []
     before = datetime.now(UTC) - timedelta(days=200)
-    gone = once.prune(
+    gone = inbox.prune(
         before=before, batch_size=2, progress=told.append, stop=lambda: len(told) == 2
     )
     assert (gone, told) == (4, [2, 4])

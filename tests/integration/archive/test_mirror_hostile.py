@@ -10,9 +10,9 @@ from typing import Any
 import amqp
 import pytest
 
-from django_amqp_events.archive import message_store
-from django_amqp_events.archive.message_store import Counts
+from django_amqp_events.archive import row_writer
 from django_amqp_events.archive.mirror import Mirror
+from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.broker import batch_reader
 from django_amqp_events.broker.batch_reader import BatchReader
 from django_amqp_events.broker.frame_reader import FrameReader
@@ -118,7 +118,7 @@ def test_a_redelivered_message_without_an_id_is_the_same_row(billing):
         while len(messages) < 8 and (batch := taken.batch(wait=5)):
             messages += batch.messages
         assert len(messages) == 8
-        message_store.store(messages, billing.settings)
+        row_writer.store(messages, billing.settings)
         taken.close()
         wait_until(lambda: billing.ready(ARCHIVE) == 8, "they are back")
         assert ArchivedEvent.objects.count() == 8

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from django_amqp_events import conf
-from django_amqp_events.archive import message_store
+from django_amqp_events.archive import row_writer
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.message.types import Message, Received
 from django_amqp_events.models import (
@@ -93,7 +93,7 @@ def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_
     number = 4 if archive_database.kind == "postgresql" else 2
     settings = conf.get_settings()
     replayed = [received(f"replayed-{n}") for n in range(150)]
-    message_store.store([taken(archived(each)) for each in replayed], settings)
+    row_writer.store([taken(archived(each)) for each in replayed], settings)
     rows = {row.event_id: row for row in ArchivedEvent.objects.all()}
     claimed = event_states.claim(
         {row.pk: row.version for row in rows.values()},

@@ -9,7 +9,7 @@ import pytest
 from django.db import connections
 
 from django_amqp_events import ConfigurationError, handler
-from django_amqp_events.archive import message_store, retention
+from django_amqp_events.archive import retention, row_writer
 from django_amqp_events.conf import get_settings
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.declare.registry import get_registry
@@ -18,7 +18,7 @@ from django_amqp_events.models import InboxEntry, State
 from django_amqp_events.publish.outbox_rows import insert, rows
 from django_amqp_events.publish.relay import Relay
 from django_amqp_events.testing import override_events
-from django_amqp_events.worker import once
+from django_amqp_events.worker import inbox
 from tests.celery_app import app
 from tests.conftest import Database
 
@@ -53,10 +53,10 @@ def test_waiting_publishes_fail_with_the_commit() -> None:
     event = ReceivedEvent(id="1", name="a.b", service="shop")
     known = get_registry().handlers["t.never"]
     with pytest.raises(ConfigurationError, match=REFUSED):
-        once.once(known, event, lambda: called.append("never"))
+        inbox.once(known, event, lambda: called.append("never"))
     assert not called
     with pytest.raises(ConfigurationError, match=REFUSED):
-        message_store.store([], get_settings())
+        row_writer.store([], get_settings())
     with pytest.raises(ConfigurationError, match=REFUSED):
         # It would never end, so the broker is not even asked.
         Relay(app=app, settings=get_settings(), alias=ALIAS).run(until_empty=True)

@@ -343,12 +343,12 @@ def test_only_the_deletion_itself_does_not_wait_for_the_disk(wire: Wire):
     leave()
     taken = outbox_rows.claim(ALIAS, "shop", limit=1, failed=False)
     with CaptureQueriesContext(connection) as queries, rollback():
-        outbox_rows.confirmed(ALIAS, taken, wait=False)
+        outbox_rows.delete_confirmed(ALIAS, taken, wait=False)
         assert setting() == "on"
         assert not table().exists()
     with CaptureQueriesContext(connection) as queries_of_relay:
         # A relay leases up to 900 rows.
-        outbox_rows.confirmed(ALIAS, taken)
+        outbox_rows.delete_confirmed(ALIAS, taken)
     assert lazily not in str([*queries, *queries_of_relay])
     with override_events(FAST_PATHS=[]), CaptureQueriesContext(connection) as queries:
         publish_event(NAME, {})
@@ -795,10 +795,10 @@ def test_expired_lease_is_taken_over(wire: Wire, lease: Callable[[float], None])
     before = list(table().values_list("pk", "claim", "due_at", "attempts"))
     outbox_rows.release(ALIAS, taken)
     outbox_rows.renew(ALIAS, taken)
-    outbox_rows.failed(ALIAS, [Answer(row, PublishTimeoutError("late")) for row in taken])
+    outbox_rows.record_failures(ALIAS, [Answer(row, PublishTimeoutError("late")) for row in taken])
     assert list(table().values_list("pk", "claim", "due_at", "attempts")) == before
     # But what it says is confirmed, is.
-    outbox_rows.confirmed(ALIAS, taken[:1])
+    outbox_rows.delete_confirmed(ALIAS, taken[:1])
     outbox_rows.release(ALIAS, again)
     assert relay() == RelayCounts(published=2)
     assert wire.ids() == left[1:]
@@ -854,7 +854,7 @@ def test_the_database_goes_and_comes(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """It is killed between the confirms of a batch and the deletion of its rows."""
-    delete, calls = outbox_rows.confirmed, itertools.count()
+    delete, calls = outbox_rows.delete_confirmed, itertools.count()
 
     def killing(*args: Any, **options: Any) -> None:
         if next(calls) == 4:

@@ -25,7 +25,7 @@ from django_amqp_events.message import encoding
 from django_amqp_events.models import ArchivedEvent, InboxEntry
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.testing import override_events
-from django_amqp_events.worker import once
+from django_amqp_events.worker import inbox
 from tests.conftest import Database
 
 from ..archiving import archived, mirror_all, publish
@@ -63,7 +63,7 @@ def effects() -> list[str]:
 
 
 def run(books: Handler, event: ReceivedEvent) -> str | None:
-    return once.once(books, event, lambda: effect(event))
+    return inbox.once(books, event, lambda: effect(event))
 
 
 def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptureFixture) -> None:
@@ -90,10 +90,10 @@ def test_the_second_delivery_is_skipped(books: Handler, caplog: pytest.LogCaptur
 def test_another_source_or_handler_is_another_event(books: Handler) -> None:
     event = received("7")
     keys = {
-        once.inbox_key("billing", "books.write", event),
-        once.inbox_key("billing", "books.read", event),
-        once.inbox_key("audit", "books.write", event),
-        once.inbox_key("billing", "books.write", ReceivedEvent(id="7", name="x", service="web")),
+        inbox.inbox_key("billing", "books.write", event),
+        inbox.inbox_key("billing", "books.read", event),
+        inbox.inbox_key("audit", "books.write", event),
+        inbox.inbox_key("billing", "books.write", ReceivedEvent(id="7", name="x", service="web")),
     }
     assert len(keys) == 4
 
@@ -115,7 +115,7 @@ def test_raising_handler_is_rolled_back(books: Handler) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        once.once(books, event, fail)
+        inbox.once(books, event, fail)
     assert not effects()
     assert run(books, event) == "done"
     assert effects() == [event.id]
@@ -130,7 +130,7 @@ def test_handlers_integrity_error_is_a_failure(books: Handler) -> None:
     first, second = received(), received()
     run(books, first)
     with pytest.raises(IntegrityError):
-        once.once(books, second, lambda: effect(first))
+        inbox.once(books, second, lambda: effect(first))
     assert run(books, second) == "done"
 
 
@@ -182,7 +182,7 @@ def check_swallowed(books: Handler, swallow: Callable[[ReceivedEvent], None]) ->
         return done
 
     with pytest.raises(RolledBackError, match=rf"{event.id}.*transaction on .* is rolled back"):
-        once.once(books, event, swallows)
+        inbox.once(books, event, swallows)
     assert not effects()
     assert not InboxEntry.objects.using(ALIAS).exists()
     assert run(books, event) == "done"
@@ -198,11 +198,11 @@ def test_swallowed_database_error_in_a_savepoint_is_harmless(books: Handler) -> 
     def careful() -> str:
         with suppress(IntegrityError), transaction.atomic(using=ALIAS):
             InboxEntry.objects.using(ALIAS).create(
-                id=once.inbox_key("billing", "books.write", other), handled_at=datetime.now(UTC)
+                id=inbox.inbox_key("billing", "books.write", other), handled_at=datetime.now(UTC)
             )
         return effect(event)
 
-    assert once.once(books, event, careful) == "done"
+    assert inbox.once(books, event, careful) == "done"
     assert effects() == [other.id, event.id]
 
 
@@ -247,7 +247,7 @@ def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> Non
     for event in events:
         run(books, event)
     old = now - timedelta(days=100)
-    kept = [once.inbox_key("billing", "books.write", event) for event in events]
+    kept = [inbox.inbox_key("billing", "books.write", event) for event in events]
     InboxEntry.objects.using(ALIAS).filter(pk__in=kept[:4]).update(handled_at=old)
     for event, state in ((events[0], "archived"), (events[1], "succeeded")):
         ArchivedEvent.objects.create(
@@ -266,10 +266,10 @@ def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> Non
             headers_raw=b"",
         )
     before = now - timedelta(days=31)
-    assert once.prune(before=before, batch_size=2) == 3
+    assert inbox.prune(before=before, batch_size=2) == 3
     left = {row.pk for row in InboxEntry.objects.using(ALIAS)}
     assert left == {kept[0], kept[4]}
-    assert once.prune(before=before) == 0
+    assert inbox.prune(before=before) == 0
 
 
 @pytest.mark.parametrize("standing", ["failed", "discarded"])
@@ -290,7 +290,7 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
         )
         (held,) = outbox_rows.insert([message], alias=ALIAS, service="billing")
         refused = PublishNackedError("no", event_id=event.id, event_name=event.name)
-        outbox_rows.failed(ALIAS, [outbox_rows.Answer(held, refused)])
+        outbox_rows.record_failures(ALIAS, [outbox_rows.Answer(held, refused)])
         if standing == "discarded":
             assert outbox.discard([held.id], alias=ALIAS) == 1
         old = now - timedelta(days=40)
@@ -299,13 +299,13 @@ def test_a_row_stays_while_its_event_is_in_the_outbox(books: Handler, standing: 
         assert (pruned.outbox, pruned.inbox) == (0, 1)
         assert run(books, event) is None
         assert run(books, other) == "done"
-        outbox_rows.confirmed(ALIAS, [held])
-        assert once.prune(before=now - timedelta(days=31)) == 1
+        outbox_rows.delete_confirmed(ALIAS, [held])
+        assert inbox.prune(before=now - timedelta(days=31)) == 1
 
 
 def test_rows_are_not_deleted_too_early(books: Handler) -> None:
     with pytest.raises(ValueError, match="at least 30 days"):
-        once.prune(before=datetime.now(UTC))
+        inbox.prune(before=datetime.now(UTC))
 
 
 def test_many_rows_of_one_moment(books: Handler) -> None:
@@ -313,7 +313,7 @@ def test_many_rows_of_one_moment(books: Handler) -> None:
     for _ in range(10):
         run(books, received())
     InboxEntry.objects.using(ALIAS).update(handled_at=old)
-    assert once.prune(before=old + timedelta(days=1), batch_size=3) == 10
+    assert inbox.prune(before=old + timedelta(days=1), batch_size=3) == 10
 
 
 def test_forced_replay_stays_forced_after_takeover(

@@ -25,7 +25,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.publish import publisher
-from django_amqp_events.worker import once
+from django_amqp_events.worker import inbox
 
 from . import admin_world as world
 from .admin_world import (
@@ -275,7 +275,7 @@ def test_a_handler_that_runs_once_is_said_plainly(ada):
     words = page(ada.get(url("edit", row.pk))).words
     assert "An edited replay has the same event id" in words
     InboxEntry.objects.create(
-        id=once.inbox_key("billing", "once", row.event), service="billing", handler="once",
+        id=inbox.inbox_key("billing", "once", row.event), service="billing", handler="once",
         event_id=row.event_id, name=row.name, handled_at=datetime(2026, 3, 1, tzinfo=UTC),
     )  # fmt: skip
     for response in (

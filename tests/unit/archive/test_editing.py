@@ -37,7 +37,7 @@ from django_amqp_events.models import (
 )
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
-from django_amqp_events.worker import once
+from django_amqp_events.worker import inbox
 from tests.conftest import Database
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -493,7 +493,7 @@ def test_inbox_entry_is_shown_before_an_edit() -> None:
     settings, handlers = conf.get_settings(), get_registry().handlers
     assert editing.handled(row, handlers["once"], settings) is None
     InboxEntry.objects.using("default").create(
-        id=once.inbox_key("billing", "once", row.event), service="billing", handler="once",
+        id=inbox.inbox_key("billing", "once", row.event), service="billing", handler="once",
         event_id="order-1", name=row.name, handled_at=NOW,
     )  # fmt: skip
     found = editing.handled(row, handlers["once"], settings)

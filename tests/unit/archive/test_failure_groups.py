@@ -19,7 +19,7 @@ from django.db.models import Sum
 from django.test import override_settings
 
 from django_amqp_events import conf
-from django_amqp_events.archive import message_store, retention, states
+from django_amqp_events.archive import retention, row_writer, states
 from django_amqp_events.archive.groups import failure_groups, fingerprint, group_counts
 from django_amqp_events.archive.states import UnpublishedReplay
 from django_amqp_events.message.types import Failure, Received
@@ -77,8 +77,8 @@ def taken(message: Any) -> Received:
     )
 
 
-def keep(*messages: Any) -> message_store.Counts:
-    return message_store.store([taken(message) for message in messages], conf.get_settings())
+def keep(*messages: Any) -> row_writer.Counts:
+    return row_writer.store([taken(message) for message in messages], conf.get_settings())
 
 
 def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
@@ -266,8 +266,8 @@ def test_rolled_back_changes_are_not_counted(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(states, "failed_again", fail)
     with pytest.raises(RuntimeError):
-        message_store._together(
-            message_store._read([taken(archived(received("1")))], "billing", NOW), NOW
+        row_writer._together(
+            row_writer._read([taken(archived(received("1")))], "billing", NOW), NOW
         )
     assert not GroupCountChange.objects.exists()
     assert not FailureGroup.objects.exists()

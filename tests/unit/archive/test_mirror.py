@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from django_amqp_events import conf
-from django_amqp_events.archive import message_store, mirror, states
-from django_amqp_events.archive.message_store import Counts, store
+from django_amqp_events.archive import mirror, row_writer, states
 from django_amqp_events.archive.mirror import Mirror
+from django_amqp_events.archive.row_writer import Counts, store
 from django_amqp_events.databases import table_missing
 from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
@@ -152,7 +152,7 @@ def test_failure_of_a_pruned_event_makes_a_new_row(row):
 def test_event_pruned_during_a_store(row, monkeypatch):
     """The replay is deleted before its failure is written, so it is read again."""
     replay_id = replayed(row)
-    real = message_store._find_replays
+    real = row_writer._find_replays
     calls: list[Any] = []
 
     def find(*args: Any) -> Any:
@@ -162,7 +162,7 @@ def test_event_pruned_during_a_store(row, monkeypatch):
         calls.append(found)
         return found
 
-    monkeypatch.setattr(message_store, "_find_replays", find)
+    monkeypatch.setattr(row_writer, "_find_replays", find)
     assert keep(failed(replay_id)).events == 1
     assert len(calls) == 2
     assert ArchivedFailure.objects.get().replay is None
@@ -173,14 +173,14 @@ def test_event_pruned_during_a_store(row, monkeypatch):
 
 @pytest.mark.django_db(transaction=True)
 def test_refused_message_is_kept_as_bytes(monkeypatch, caplog):
-    real = message_store._row
+    real = row_writer._row
 
     def row(entry: Any, *args: Any) -> Any:
         if entry.archived.event and entry.archived.event.id == "3":
             raise DataError("no such character")
         return real(entry, *args)
 
-    monkeypatch.setattr(message_store, "_row", row)
+    monkeypatch.setattr(row_writer, "_row", row)
     with caplog.at_level(logging.CRITICAL):
         counts = keep(*(archived(received(f"{n}")) for n in range(7)))
     assert (counts.events, counts.unreadable, counts.messages) == (7, 1, 7)
@@ -195,7 +195,7 @@ def test_unreachable_database_blames_no_message(monkeypatch, error):
     def away(*args: Any) -> Any:
         raise error("gone")
 
-    monkeypatch.setattr(message_store, "_store_events", away)
+    monkeypatch.setattr(row_writer, "_store_events", away)
     with pytest.raises(error):
         keep(archived(), archived())
     assert not ArchivedEvent.objects.exists()
@@ -238,14 +238,14 @@ class Acks:
 @pytest.mark.django_db(transaction=True)
 def test_unstorable_message_is_put_aside(monkeypatch):
     """For example a statement that times out while the database is healthy."""
-    real = message_store._row
+    real = row_writer._row
 
     def row(entry: Any, *args: Any) -> Any:
         if entry.archived.event.id == "3":
             raise OperationalError("canceling statement due to statement timeout")
         return real(entry, *args)
 
-    monkeypatch.setattr(message_store, "_row", row)
+    monkeypatch.setattr(row_writer, "_row", row)
     said: list[str] = []
     intake: Any = Acks()
     mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)
@@ -260,7 +260,7 @@ def test_unstorable_message_is_put_aside(monkeypatch):
 
 @pytest.mark.django_db(transaction=True)
 def test_first_connection_is_not_logged(monkeypatch):
-    real = message_store._store_events
+    real = row_writer._store_events
     calls: list[Any] = []
 
     def once(*args: Any) -> Any:
@@ -269,7 +269,7 @@ def test_first_connection_is_not_logged(monkeypatch):
             raise OperationalError("terminating connection due to administrator command")
         return real(*args)
 
-    monkeypatch.setattr(message_store, "_store_events", once)
+    monkeypatch.setattr(row_writer, "_store_events", once)
     said: list[str] = []
     intake: Any = Acks()
     mirroring = Mirror(app=None, settings=conf.get_settings(), tell=said.append)

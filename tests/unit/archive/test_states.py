@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from django_amqp_events import conf
-from django_amqp_events.archive import message_store, states
+from django_amqp_events.archive import row_writer, states
 from django_amqp_events.archive.states import ClaimedReplay, UnpublishedReplay
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import ConfigurationError
@@ -539,9 +539,7 @@ class Archive(RuleBasedStateMachine):
             model._default_manager.all().delete()
         for number in range(3):
             assert states.rows().count() == number
-            message_store.store(
-                [taken(failure(f"order-{number}", None, 1, NOW))], conf.get_settings()
-            )
+            row_writer.store([taken(failure(f"order-{number}", None, 1, NOW))], conf.get_settings())
 
     @property
     def now(self) -> datetime:
@@ -631,7 +629,7 @@ class Archive(RuleBasedStateMachine):
     def store(self, message: Message) -> None:
         """Twice, as a mirror does that dies before its ack."""
         for _ in range(2):
-            message_store.store([taken(message)], conf.get_settings())
+            row_writer.store([taken(message)], conf.get_settings())
 
     # -- what never happens
 

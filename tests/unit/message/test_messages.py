@@ -850,6 +850,8 @@ def test_any_words_of_an_exception_can_be_written(text: str) -> None:
 def test_copies_of_any_event_stay_small(
     foreign: dict[str, Any], factor: int, traceback: int, words: str
 ) -> None:
+    # Our own headers are limited when an event is published.
+    foreign = {key: value for key, value in foreign.items() if not key.startswith("event-")}
     grown = {key: v * factor if isinstance(v, str) else v for key, v in foreign.items()}
     message = published()
     received = delivered(message, headers={**grown, **message.headers})

@@ -24,7 +24,7 @@ from django_amqp_events.message import decoding, encoding
 from django_amqp_events.message.types import Received
 from django_amqp_events.models import InboxEntry
 from django_amqp_events.testing import memory_events, override_events
-from django_amqp_events.worker import once
+from django_amqp_events.worker import inbox
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -48,10 +48,10 @@ def make(**options: Any) -> None:
 def test_the_alias_is_that_of_using_else_that_of_the_settings() -> None:
     make()
     with override_events(DATABASE="orders"):
-        assert once.database(get_registry().handlers["t.group"]) == "orders"
-        assert once.aliases() == ["orders"]
+        assert inbox.database(get_registry().handlers["t.group"]) == "orders"
+        assert inbox.aliases() == ["orders"]
     found = replace(get_registry().handlers["t.group"], using="books")
-    assert once.database(found) == "books"
+    assert inbox.database(found) == "books"
 
 
 def test_defaults_and_settings_know_the_options() -> None:
