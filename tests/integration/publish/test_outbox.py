@@ -861,7 +861,7 @@ def test_the_database_goes_and_comes(
             private_postgres.kill()
         delete(*args, **options)
 
-    monkeypatch.setattr(outbox_rows, "confirmed", killing)
+    monkeypatch.setattr(outbox_rows, "delete_confirmed", killing)
     with (
         django_db_blocker.unblock(),
         archive_in("postgresql", postgres_settings(private_postgres)) as database,

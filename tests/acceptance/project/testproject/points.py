@@ -116,7 +116,7 @@ def arm() -> None:
     first(DirectPublisher, "deliver", "committed", committed)
     first(
         outbox_rows,
-        "confirmed",
+        "delete_confirmed",
         "relayed",
         lambda _, done, **o: [row.message.event_id for row in done],
     )
