@@ -19,7 +19,7 @@ from ..exceptions import AmqpEventsError
 from ..models import Replay, Revision, State, visible
 from ..reasons import Reason
 from ..templatetags.amqp_events import line
-from .actions import DISCARD, DISCARDED, RESTORE, Action, Preview, Rows, by_reason, log
+from .action_pages import DISCARD, DISCARDED, RESTORE, Action, Preview, Rows, by_reason, log
 from .filters import handler_of, settings_and_registry
 
 

@@ -31,7 +31,7 @@ from ..models import ArchivedEvent, FailureGroup, GroupAction, Replay, ReplayBat
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, line, text
 from . import formatting
-from .actions import Action, in_list
+from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
 from .base import ago, alias_of, as_file, head_of, permission_check
 from .editing import EditingPages

@@ -28,7 +28,7 @@ from ..models import ArchivedEvent, Replay, Revision, visible
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, line, text
 from . import formatting
-from .actions import ActionPages, ReasonForm, log
+from .action_pages import ActionPages, ReasonForm, log
 from .base import alias_of, as_file, head_of, non_atomic, permission_check
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.

@@ -34,7 +34,7 @@ from ..publish.outbox import RowState
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, age, line
 from . import databases, formatting
-from .actions import (
+from .action_pages import (
     DISCARD,
     DISCARDED,
     RESTORE,

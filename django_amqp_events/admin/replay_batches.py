@@ -30,7 +30,7 @@ from ..models import ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchE
 from ..reasons import stored
 from ..templatetags.amqp_events import age, line, text
 from . import formatting
-from .actions import across
+from .action_pages import across
 from .base import Pages, ago
 from .charts import progress
 from .filters import GroupFilter, TimeFilter

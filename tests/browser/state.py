@@ -15,7 +15,7 @@ from django.db import transaction
 from django.test import Client
 from django.urls import reverse
 
-from django_amqp_events.admin.actions import encode_selection
+from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups

@@ -19,7 +19,7 @@ from django.db.models.functions import Now
 from django.test import Client, override_settings
 
 from django_amqp_events import Options, handler
-from django_amqp_events.admin.actions import encode_selection
+from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.archive import replay
 from django_amqp_events.conf import get_settings
 from django_amqp_events.exceptions import PublishTimeoutError

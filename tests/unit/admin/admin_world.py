@@ -19,7 +19,7 @@ from django.test import Client
 from django.urls import path, reverse
 
 from django_amqp_events.admin import ArchivedEventAdmin, DashboardAdmin, FailureGroupAdmin
-from django_amqp_events.admin.actions import encode_selection
+from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,

@@ -24,7 +24,7 @@ from django_celery_results.models import TaskResult
 import django_amqp_events
 from django_amqp_events.admin import (
     ArchivedEventAdmin,
-    actions,
+    action_pages,
     filters,
     formatting,
     lists,
@@ -703,7 +703,7 @@ def test_confirmation_shows_routes_and_skipped_events(ada):
         "Delivery is at least once",
     ):
         assert word in found.words, word
-    assert actions.decode_selection(found.fields["seen"]) == world.seen(*rows[:3])
+    assert action_pages.decode_selection(found.fields["seen"]) == world.seen(*rows[:3])
     assert "may be on" not in found.words
     assert "succeeded" not in found.words
 
@@ -774,7 +774,7 @@ def test_select_all_freezes_the_matching_events(ada, monkeypatch):
     response = ada.post(
         url("changelist") + "?handler=book", select(rows[:1], "replay", select_across="1")
     )
-    assert actions.decode_selection(page(response).fields["seen"]) == world.seen(*rows)
+    assert action_pages.decode_selection(page(response).fields["seen"]) == world.seen(*rows)
 
 
 def test_too_large_selection_names_the_command(ada, monkeypatch):
@@ -813,7 +813,7 @@ def test_a_discard_needs_a_reason(ada):
     fields = page(ada.get(url("discard"), {"seen": frozen(row)})).fields
     for reason in ("", "   ", "x\0y"):
         response = ada.post(url("discard"), {**fields, "reason": reason})
-        assert actions.decode_selection(page(response).fields["seen"]) == world.seen(row)
+        assert action_pages.decode_selection(page(response).fields["seen"]) == world.seen(row)
         assert not decided(row)
     response = ada.post(url("discard"), {**fields, "reason": "a test order"}, follow=True)
     assert said(response) == ["1 event discarded."]

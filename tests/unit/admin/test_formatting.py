@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from django_amqp_events.admin import actions, formatting
+from django_amqp_events.admin import action_pages, formatting
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -254,10 +254,10 @@ def test_timeline_is_complete_and_ordered():
 
 @given(st.dictionaries(st.uuids(), st.integers(0, 2**31 - 1), min_size=1))
 def test_selection_round_trips(seen):
-    assert actions.decode_selection(actions.encode_selection(seen)) == seen
+    assert action_pages.decode_selection(action_pages.encode_selection(seen)) == seen
 
 
 @given(st.text() | st.text("0123456789abcdef:,"))
 def test_nothing_else_thaws(wrong):
-    found = actions.decode_selection(wrong)
+    found = action_pages.decode_selection(wrong)
     assert found is None or all(isinstance(pk, UUID) for pk in found)

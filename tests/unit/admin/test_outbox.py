@@ -21,7 +21,7 @@ from django.urls import path, reverse
 
 from django_amqp_events.admin import OutboxEventAdmin, lists
 from django_amqp_events.admin import outbox as pages
-from django_amqp_events.admin.actions import encode_selection
+from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.models import InboxEntry, Moment, OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows
 

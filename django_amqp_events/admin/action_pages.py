@@ -101,8 +101,8 @@ class Action:
     run: Callable[[Action, Seen, Rows, Any, str], Report]
 
     @property
-    def right(self) -> str:
-        """The permission ``<right>_<model>``, which ``has_<right>_permission`` checks."""
+    def permission(self) -> str:
+        """Its permission as in ``ModelAdmin.actions``: ``has_<permission>_permission`` checks it."""
         return self.permission_of or self.name
 
     @property
@@ -169,7 +169,7 @@ def by_reason(skipped: Iterable[Skipped], titles: int = 5) -> list[SkippedGroup]
 def in_list(action: Action) -> Callable[..., HttpResponse | None]:
     """Return an action as an entry of ``ModelAdmin.actions``."""
 
-    @admin.action(description=action.menu, permissions=[action.right])
+    @admin.action(description=action.menu, permissions=[action.permission])
     def selected(
         pages: ActionPages[Any], request: HttpRequest, queryset: QuerySet[Any]
     ) -> HttpResponse | None:
@@ -218,7 +218,7 @@ class ActionPages(Pages[M]):
 
     def may(self, request: HttpRequest, action: Action) -> bool:
         """Return True if this user may run the action."""
-        return bool(getattr(self, f"has_{action.right}_permission")(request))
+        return bool(getattr(self, f"has_{action.permission}_permission")(request))
 
     def _action_urls(self) -> list[URLPattern]:
         return [
@@ -257,7 +257,7 @@ class ActionPages(Pages[M]):
         """Return why this user cannot run an action now, ``""`` if possible."""
         if self.may(request, action):
             return ""
-        return self._forbidden(action.button, f"{action.right}_{self.opts.model_name}")
+        return self._forbidden(action.button, f"{action.permission}_{self.opts.model_name}")
 
     def ask_selected(
         self, request: HttpRequest, queryset: QuerySet[M], action: Action
