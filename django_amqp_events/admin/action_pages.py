@@ -102,7 +102,7 @@ class Action:
 
     @property
     def permission(self) -> str:
-        """Its permission as in ``ModelAdmin.actions``: ``has_<permission>_permission`` checks it."""
+        """The permission that ``has_<permission>_permission`` checks, as for Django's actions."""
         return self.permission_of or self.name
 
     @property
