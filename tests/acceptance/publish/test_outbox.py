@@ -211,15 +211,15 @@ with open(sys.argv[2], "a") as ledger:
 DYING_RELAY = """
 lease(3)
 calls = 0
-confirmed = outbox_rows.confirmed
+delete_confirmed = outbox_rows.delete_confirmed
 def dying(alias, rows, **options):
     global calls
     calls += 1
     if calls == 4:
         print(" ".join(row.message.event_id for row in rows), flush=True)
         kill()
-    confirmed(alias, rows, **options)
-outbox_rows.confirmed = dying
+    delete_confirmed(alias, rows, **options)
+outbox_rows.delete_confirmed = dying
 relay(size=100)
 """
 
