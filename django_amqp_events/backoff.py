@@ -1,4 +1,7 @@
-"""Delays that grow with each failure in a row."""
+"""Delays that grow with each failure in a row.
+
+:mod:`django_amqp_events.declare.retry_policy` decides the delays of handlers.
+"""
 
 from __future__ import annotations
 

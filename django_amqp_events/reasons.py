@@ -42,12 +42,12 @@ TEXTS: Final[Mapping[str, str]] = {
     "changed": _("another user or tab changed it first; it is %(state)s now"),
     "changed-by": _("%(changed)s (last decision: %(what)s by %(who)s, %(at)s)"),
     "database-unreachable": _(
-        "the database is unreachable (%(error)s); the mirror publishes queued "
+        "the database is unreachable (%(error)s); once it is back, the mirror publishes queued "
         "replays again under the same replay id"
     ),
     "deleted": _("the event no longer exists"),
     "in-transaction": _(
-        "a replay publishes after its claim is committed, but a transaction is open "
+        "a replay must commit its claim before it publishes, but a transaction is open "
         "on the database %(database)s (ATOMIC_REQUESTS, transaction.atomic or "
         "AUTOCOMMIT off). Decorate the view with "
         "django.db.transaction.non_atomic_requests, or replay after the transaction; "

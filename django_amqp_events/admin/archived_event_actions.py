@@ -221,7 +221,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
             states=(State.REPLAYING,),
             log="Marked as resolved",
             effect=_(
-                "The overdue events are discarded as settled; nothing is published. A copy that is "
+                "The overdue events become discarded; nothing is published. A copy that is "
                 "still queued will run, and a late outcome is only recorded in the history."
             ),
             reason_required=True,

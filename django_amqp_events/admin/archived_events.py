@@ -95,8 +95,8 @@ class ArchivedEventAdmin(EditingPages):
     row_actions = ACTIONS
     version = F("version")
     too_many = gettext_lazy(
-        "More than %(limit)s events are selected. Filter the list, or replay them in the "
-        "background with the action of that name or `manage.py events_replay --background`."
+        "More than %(limit)s events are selected. Filter the list, or replay them with the action "
+        "“Replay selected events in the background” or `manage.py events_replay --background`."
     )
     list_display = ("what", "status", "failure", "tries", "replayed", "age")
     list_display_links = ("what",)

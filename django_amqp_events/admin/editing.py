@@ -330,17 +330,17 @@ def _once(event: ArchivedEvent, where: Target) -> str:
         handled = editing.handled(event, where.handler, get_settings())
     except DatabaseError as exc:
         return _(
-            "The handler uses once, and its inbox could not be read (%(error)s). If it "
+            "The handler has once=True, but its inbox could not be read (%(error)s). If it "
             "has handled this event, the replay does nothing and counts as succeeded."
         ) % {"error": type(exc).__name__}
     if handled is not None:
         return _(
-            "The handler uses once and handled this event id on %(at)s, so an edited replay would "
-            "do nothing and count as succeeded. Publish a new event instead."
+            "The handler has once=True and already handled this event id on %(at)s, so an edited "
+            "replay would do nothing and count as succeeded. Publish a new event instead."
         ) % {"at": f"{localtime(handled.handled_at):%Y-%m-%d %H:%M:%S %Z}"}
     return _(
-        "The handler uses once. An edited replay has the same event id, so only one "
-        "of this and any other copy takes effect."
+        "The handler has once=True. An edited replay has the same event id as every other copy "
+        "of this event, so only one of them takes effect."
     )
 
 

@@ -363,8 +363,9 @@ def _conflict(group: FailureGroup) -> str:
     written = group.action_set.using(alias_of(group)).filter(events=None)
     last = written.order_by("-at", "-pk").first()
     return _(
-        "Nothing was saved: %(who)s changed this group since you opened it, to note %(note)s, "
-        "assignee %(assignee)s, ticket %(ticket)s. Save again to replace that with your values."
+        "Nothing was saved: %(who)s changed this group since you opened it. It now has note "
+        "%(note)s, assignee %(assignee)s, ticket %(ticket)s. Save again to replace that with your "
+        "values."
     ) % {
         "who": line(last.by) if last is not None else pgettext("who", "another user"),
         "note": line(group.note, 200) or "-",

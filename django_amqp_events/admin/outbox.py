@@ -200,7 +200,7 @@ ACTIONS: Final[Mapping[str, Action]] = {
             states=("failed",),
             log="Publish now",
             effect=gettext_lazy(
-                "The events are due now instead of at their next try. A relay publishes each "
+                "The next try of the events is due now instead of later. A relay publishes each "
                 "to every bound queue."
             ),
             publishes=True,
@@ -530,7 +530,7 @@ def _timeline(event: OutboxEvent, row_state: RowState) -> list[Step]:
         return [published, Step(at=event.discarded_at, what=_("discarded"), who=who, note=note)]
     what = _("due for a relay")
     if row_state == "held":
-        what = _("lease ends: a relay takes over unless it is confirmed")
+        what = _("lease ends: a relay takes over unless the event is confirmed")
     elif row_state == "failed":
         what = _("try %(number)s by a relay") % {"number": event.attempts + 1}
     late = row_state == "overdue"

@@ -93,8 +93,8 @@ class StartForm(forms.Form):
         min_value=1,
         max_value=1_000_000,
         help_text=gettext_lazy(
-            "The rest starts after these have succeeded; if one fails again, the batch pauses. "
-            "Empty: no canary."
+            "Events to replay first. The rest starts after these have succeeded; if one fails "
+            "again, the batch pauses. Empty: no canary."
         ),
     )
     threshold = forms.IntegerField(

@@ -231,7 +231,7 @@ def _meaning(
             poison = f"poison: {_events(max(ready, unacked + stuck, 1))}"
             if queue.role == "abyss":
                 return "error", (
-                    f"{poison} that ended each consumer; check the logs of workers and reaper, "
+                    f"{poison} that killed every consumer; check the logs of workers and reaper, "
                     f"then run `manage.py events_recover`"
                 )
             if consumers:

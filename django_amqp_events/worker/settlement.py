@@ -168,7 +168,7 @@ class Settler:
                 self._add(Job(delivery, verdict, message))
 
     def unanswered(self, delivery: Delivery, exc: BaseException) -> Verdict:
-        """Return the verdict for a delivery whose run ended without one."""
+        """Return the verdict for a delivery whose run ended without one; the reaper isolates it."""
         return REQUEUE
 
     def timed_out(self, delivery: Delivery, exc: BaseException) -> Verdict | None:
