@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import random
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -18,6 +20,7 @@ from uuid import UUID, uuid4
 from django.db import DataError, Error, IntegrityError, transaction
 from django.db.models import QuerySet
 
+from ..backoff import Backoff
 from ..conf import Settings
 from ..databases import check_commits
 from ..message import archive_message
@@ -35,6 +38,8 @@ logger = logging.getLogger(__name__)
 MOST: Final = 2**31 - 1
 #: Attempts at a batch that conflicts with another process's change of the same rows.
 TRIES: Final = 10
+#: Seconds between them.
+CONFLICT: Final = Backoff(0.01, 0.5)
 #: Years of valid times; pages could not show others in every time zone.
 YEARS: Final = range(1970, 3000)
 
@@ -202,12 +207,14 @@ def _store(entries: Sequence[_Item], now: datetime) -> Counts:
 
 
 def _together(entries: Sequence[_Item], now: datetime) -> Counts:
-    for _ in range(TRIES - 1):
+    for failures in range(TRIES - 1):
         try:
             return _transaction(entries, now)
         except IntegrityError as exc:
             # Another mirror has stored the same event, or it was pruned.
             logger.info("storing a batch again: %s", exc)
+            # So that mirrors with the same events do not collide each time.
+            time.sleep(CONFLICT.delay(failures) * random.uniform(0.5, 1))
     return _transaction(entries, now)
 
 
