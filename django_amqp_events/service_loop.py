@@ -41,7 +41,8 @@ class ServiceLoop:
         tell: receives the reports, each a line of text.
         stop: returns True to end the loop.
         backoff: delays between retries; jitter shortens each by up to a half.
-        errors: what is retried, except ConfigurationError.
+        errors: what is retried.
+        fatal: what ends the loop instead, because a retry would fail again.
     """
 
     work: str
@@ -49,6 +50,7 @@ class ServiceLoop:
     stop: Callable[[], bool]
     backoff: Backoff = BACKOFF
     errors: tuple[type[Exception], ...] = (Error, AmqpEventsError)
+    fatal: tuple[type[Exception], ...] = (ConfigurationError,)
     failures: int = 0
     _reported: str = ""
 
@@ -59,12 +61,12 @@ class ServiceLoop:
             step: does a part of the work and returns the seconds until the next part.
 
         Raises:
-            ConfigurationError: a retry would fail again.
+            Exception: one of :attr:`fatal`, or one that is not in :attr:`errors`.
         """
         while not self.stop():
             try:
                 wait = step()
-            except ConfigurationError:
+            except self.fatal:
                 raise
             except self.errors as exc:
                 connections.close_all()
@@ -99,6 +101,8 @@ class ServiceLoop:
                 trouble, remedy = "a table is missing", "; run `manage.py migrate`"
         elif isinstance(exc, BrokerUnavailableError):
             trouble = "RabbitMQ is unreachable"
+        elif isinstance(exc, ConfigurationError):
+            trouble = "the settings are invalid"
         elif isinstance(exc, AmqpEventsError):
             trouble = "RabbitMQ reports an error"
         else:

@@ -219,6 +219,7 @@ class SnapshotLoop:
             tell=self.tell,
             stop=self._stopping.is_set,
             errors=(Exception,),
+            fatal=(),  # the mirror beside it continues
         )
         self._thread = threading.Thread(
             target=loop.run, args=(self._step,), name="amqp-events-snapshots", daemon=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from django_amqp_events.exceptions import (
     ConfigurationError,
     ExchangeMissingError,
 )
+from django_amqp_events.monitor.snapshots import SnapshotLoop
 from django_amqp_events.service_loop import ServiceLoop
 
 pytestmark = pytest.mark.django_db
@@ -85,3 +87,26 @@ def test_what_no_retry_can_fix_ends_it(error: Exception) -> None:
 def test_delays_double_up_to_the_last() -> None:
     backoff = Backoff(0.5, 30.0)
     assert [backoff.delay(failures) for failures in (0, 1, 2, 6, 10_000)] == [0.5, 1, 2, 30, 30]
+
+
+def test_snapshots_continue_after_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirror beside them runs, so the thread must not end with a traceback."""
+    taken = threading.Event()
+    errors = [ConfigurationError("there is no database 'reports'")]
+
+    def look(_: SnapshotLoop) -> bool:
+        if errors:
+            raise errors.pop()
+        taken.set()
+        return True
+
+    monkeypatch.setattr(SnapshotLoop, "look", look)
+    reports: list[str] = []
+    loop = SnapshotLoop(taker=None, every=0.01, tell=reports.append)  # type: ignore[arg-type]
+    loop.start()
+    try:
+        assert taken.wait(30)
+    finally:
+        loop.stop()
+    assert "the settings are invalid" in reports[0]
+    assert "there is no database 'reports'" in reports[0]
