@@ -37,7 +37,7 @@ from .groups import failure_groups, group_counts
 
 #: Most rows in one transaction.
 BATCH: Final = 500
-#: States in which an event may be deleted: it is not on its way to a handler.
+#: States in which an event may be deleted: no replay of it is in progress.
 STATES: Final = (State.SUCCEEDED, State.DISCARDED, State.ARCHIVED)
 _OTHERS: Final = ("outbox", "inbox", "batches", "snapshots", "alerts", "groups")
 

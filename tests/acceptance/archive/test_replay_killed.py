@@ -36,7 +36,7 @@ BEFORE_NOTED = "states.published = die"
 
 
 @pytest.fixture
-def mended(fresh_eyes: Eyes, service: Make, archive_database: Database) -> Service:
+def repaired(fresh_eyes: Eyes, service: Make, archive_database: Database) -> Service:
     """A service with its archive in the test's database, after one failure."""
     environ = {"TESTPROJECT_DATABASE": archive_database.json}
     made = make(service, fresh_eyes, environ=environ)
@@ -80,65 +80,65 @@ def archived(number: int) -> Message:
 QUEUE = "replays.testproject.bulk"
 
 
-def test_killed_between_claim_and_publish(fresh_eyes: Eyes, mended: Service) -> None:
+def test_killed_between_claim_and_publish(fresh_eyes: Eyes, repaired: Service) -> None:
     """The row says *queued*, nothing is on its way; taken up again, it runs once."""
-    assert replay(mended, BEFORE_PUBLISH) is None
-    left = row(mended)
+    assert replay(repaired, BEFORE_PUBLISH) is None
+    left = row(repaired)
     assert (left["state"], left["replays"]) == ("queued", 1)
     assert left["replay_set"][0]["outcome"] == "queued"
     assert fresh_eyes.ready(QUEUE) == 0
-    assert resume(mended, lease=60) == 0, "it may be alive"
-    report = replay(mended, state="queued")
+    assert resume(repaired, lease=60) == 0, "it may be alive"
+    report = replay(repaired, state="queued")
     assert report is not None
     assert report["skipped"] == ["it is queued"]
-    assert resume(mended) == 1
+    assert resume(repaired) == 1
     assert fresh_eyes.ready(QUEUE) == 1
-    assert row(mended)["state"] == "replaying"
-    assert resume(mended) == 0
-    mended.worker("threads", 1)
-    until(lambda: mended.runs("event-1", "end"))
-    (done,) = mirrored(mended, state="succeeded")
+    assert row(repaired)["state"] == "replaying"
+    assert resume(repaired) == 0
+    repaired.worker("threads", 1)
+    until(lambda: repaired.runs("event-1", "end"))
+    (done,) = mirrored(repaired, state="succeeded")
     (only,) = done["replay_set"]
     assert (done["state"], only["id"]) == ("succeeded", left["replay_set"][0]["id"])
     assert only["publishes"] == 2, "tries, of which one came to nothing"
-    assert [line["replay"] for line in mended.runs("event-1")] == [only["id"]]
+    assert [line["replay"] for line in repaired.runs("event-1")] == [only["id"]]
 
 
-def test_killed_between_publish_and_note(fresh_eyes: Eyes, mended: Service) -> None:
+def test_killed_between_publish_and_note(fresh_eyes: Eyes, repaired: Service) -> None:
     """The row says *queued* although it is on its way: it may run twice, under one replay id."""
-    assert replay(mended, BEFORE_NOTED) is None
-    left = row(mended)
+    assert replay(repaired, BEFORE_NOTED) is None
+    left = row(repaired)
     assert left["state"] == "queued"
     assert fresh_eyes.ready(QUEUE) == 1
-    assert resume(mended) == 1
+    assert resume(repaired) == 1
     assert fresh_eyes.ready(QUEUE) == 2
-    mended.worker("threads", 1)
-    until(lambda: len(mended.runs("event-1", "end")) == 2)
-    (done,) = mirrored(mended, state="succeeded")
+    repaired.worker("threads", 1)
+    until(lambda: len(repaired.runs("event-1", "end")) == 2)
+    (done,) = mirrored(repaired, state="succeeded")
     (only,) = done["replay_set"]
     assert (done["state"], done["replays"], only["publishes"]) == ("succeeded", 1, 2)
-    assert {line["replay"] for line in mended.runs("event-1")} == {left["replay_set"][0]["id"]}
+    assert {line["replay"] for line in repaired.runs("event-1")} == {left["replay_set"][0]["id"]}
 
 
-def test_killed_after_publish_with_a_worker_running(fresh_eyes: Eyes, mended: Service) -> None:
+def test_killed_after_publish_with_a_worker_running(fresh_eyes: Eyes, repaired: Service) -> None:
     """The outcome arrives before the lease expires, so nothing is published again."""
-    mended.worker("threads", 1).wait_ready()
-    assert replay(mended, BEFORE_NOTED) is None
-    until(lambda: mended.runs("event-1", "end"))
-    (done,) = mirrored(mended, state="succeeded")
+    repaired.worker("threads", 1).wait_ready()
+    assert replay(repaired, BEFORE_NOTED) is None
+    until(lambda: repaired.runs("event-1", "end"))
+    (done,) = mirrored(repaired, state="succeeded")
     assert (done["state"], done["replay_set"][0]["outcome"]) == ("succeeded", "succeeded")
-    assert resume(mended) == 0
-    assert len(mended.runs("event-1")) == 1
+    assert resume(repaired) == 0
+    assert len(repaired.runs("event-1")) == 1
 
 
-def test_mirror_takes_over_interrupted_replays(fresh_eyes: Eyes, mended: Service) -> None:
+def test_mirror_takes_over_interrupted_replays(fresh_eyes: Eyes, repaired: Service) -> None:
     """After the lease has expired."""
-    assert replay(mended, BEFORE_PUBLISH) is None
-    mended.worker("threads", 1)
-    running = mirror(mended)
-    (done,) = wait_for(mended, state="succeeded")
+    assert replay(repaired, BEFORE_PUBLISH) is None
+    repaired.worker("threads", 1)
+    running = mirror(repaired)
+    (done,) = wait_for(repaired, state="succeeded")
     assert done["replay_set"][0]["publishes"] == 2
-    assert len(mended.runs("event-1")) == 1
+    assert len(repaired.runs("event-1")) == 1
     until(lambda: "replays again" in running.log)
 
 
@@ -188,7 +188,7 @@ def test_killed_in_the_middle_of_a_thousand(
     assert len({event for event, _ in calls}) == 1000, "no event under two replay ids"
 
 
-def test_unknown_outcome_changes_no_row(fresh_eyes: Eyes, mended: Service) -> None:
+def test_unknown_outcome_changes_no_row(fresh_eyes: Eyes, repaired: Service) -> None:
     """Any client with write permission can publish one. It is counted and changes no row."""
     message = encoding.replay_message(
         Received(
@@ -202,10 +202,10 @@ def test_unknown_outcome_changes_no_row(fresh_eyes: Eyes, mended: Service) -> No
         handler="testproject.bulk",
         replay_id=str(uuid4()),
     )  # fmt: skip
-    before = row(mended)
-    mended.worker("threads", 1)
+    before = row(repaired)
+    repaired.worker("threads", 1)
     fresh_eyes.send(message)
-    until(lambda: mended.runs("event-1", "end"))
+    until(lambda: repaired.runs("event-1", "end"))
     until(lambda: fresh_eyes.ready("replays:archive"))
-    assert "1 outcome of an unknown replay" in mirror_once(mended)
-    assert row(mended) == before
+    assert "1 outcome of an unknown replay" in mirror_once(repaired)
+    assert row(repaired) == before
