@@ -137,7 +137,7 @@ def test_two_write_about_a_group(office: Office) -> None:
     [winner] = [who for who, words in told.items() if "Saved: note, assignee." in words]
     [loser] = set(told) - {winner}
     assert f"Nothing was saved: {winner} changed this group" in told[loser]
-    assert f"to note {winner} looks at it, assignee {winner}" in told[loser]
+    assert f"It now has note {winner} looks at it, assignee {winner}" in told[loser]
     assert f"{loser} looks at it" in told[loser], "what was written is in the form still"
     # The current form can be saved.
     again = {**forms["ada"], "edits": seen[loser]["edits"], "note": "both do", "assignee": "both"}
