@@ -23,6 +23,7 @@ from .options import (
     EVENT_OPTIONS,
     HANDLER_OPTIONS,
     MAX,
+    Format,
     Invalid,
     Problem,
     Reader,
@@ -191,6 +192,7 @@ class Settings:
     defaults: Mapping[str, Any] = option(mapping("a dict of options", {}), default_factory=dict)
     autodiscover: tuple[str, ...] = option(_autodiscover, default=("events", "handlers"))
     publish: PublishMode = option(choice(*PUBLISH_MODES), default="outbox")
+    format: Format = option(choice(*get_args(Format)), default="celery")
     unrouted: Unrouted = option(choice(*get_args(Unrouted)), default="warn")
     backend: BackendName = option(choice(*get_args(BackendName)), default="amqp")
     confirm_timeout: float = option(_confirm_timeout, default=10.0)

@@ -16,7 +16,7 @@ class ReceivedEvent:
     Attributes:
         id: the publisher's event id, the same in every handler, attempt and replay.
         name: the event's name, ``shop.order.created``.
-        service: the publishing service; ``""`` if unknown.
+        service: the publishing service, or the source of a CloudEvent; ``""`` if unknown.
         published_at: the time of the publish, aware; ``None`` if unknown.
         due_at: the time at which this attempt was due, aware; ``None`` on a first attempt.
         attempt: 1 on the first run, counted per event and handler.
@@ -24,6 +24,9 @@ class ReceivedEvent:
         replay_forced: the replay was forced although an earlier one may have run.
         correlation_id: id shared by all events of one cause.
         causation_id: id of the event whose handler published this one.
+        subject: of a CloudEvent.
+        content_type: of the message, as published.
+        extensions: further attributes of a CloudEvent.
         headers: the publisher's other headers, such as those of tracing.
     """
 
@@ -37,7 +40,15 @@ class ReceivedEvent:
     replay_forced: bool = False
     correlation_id: str | None = None
     causation_id: str | None = None
+    subject: str | None = None
+    content_type: str = "application/json"
+    extensions: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """The publishing service, under the name that it has in CloudEvents."""
+        return self.service
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Each event is pickled for a pool process. The default of dataclasses looks up the fields
@@ -54,6 +65,9 @@ class ReceivedEvent:
             self.replay_forced,
             self.correlation_id,
             self.causation_id,
+            self.subject,
+            self.content_type,
+            self.extensions,
             self.headers,
         )
 
@@ -61,7 +75,8 @@ class ReceivedEvent:
 def _event(
     event_id: str, name: str, service: str, published_at: str | None, due_at: str | None,
     attempt: int, replay_id: str | None, replay_forced: bool, correlation_id: str | None,
-    causation_id: str | None, headers: Mapping[str, Any],
+    causation_id: str | None, subject: str | None, content_type: str,
+    extensions: Mapping[str, Any], headers: Mapping[str, Any],
 ) -> ReceivedEvent:  # fmt: skip
     return ReceivedEvent(
         id=event_id,
@@ -74,6 +89,9 @@ def _event(
         replay_forced=replay_forced,
         correlation_id=correlation_id,
         causation_id=causation_id,
+        subject=subject,
+        content_type=content_type,
+        extensions=extensions,
         headers=headers,
     )
 

@@ -22,6 +22,7 @@ from .declare.declarations import (
     dotted,
 )
 from .exceptions import ConfigurationError, DirectCallError
+from .options import Format
 from .publish import publisher
 from .publish.publisher import NO_OPTIONS, Options
 
@@ -40,6 +41,12 @@ class OptionWords(TypedDict, total=False):
     causation_id: str | UUID | None
     headers: Mapping[str, str | int | float | bool]
     using: str | None
+
+
+class EventOptions(TypedDict, total=False):
+    """Options of ``@event``."""
+
+    format: Format
 
 
 class Publishable(Declared, Generic[P]):
@@ -140,13 +147,14 @@ class Event(Publishable[P]):
         return decorate if target is None else decorate(target)
 
 
-def event(name: str) -> Callable[[Callable[P, Any]], Event[P]]:
+def event(name: str, **options: Unpack[EventOptions]) -> Callable[[Callable[P, Any]], Event[P]]:
     """Declare an event whose payload the function's signature and body validate.
 
     A service that only handles the event can declare it too.
 
     Args:
         name: the event's full name, such as ``"shop.order.created"``.
+        options: keys of ``AMQP_EVENTS["EVENTS"]`` in lower case; docs/settings.md lists them.
     """
     if not isinstance(name, str):
         raise ConfigurationError(
@@ -159,7 +167,7 @@ def event(name: str) -> Callable[[Callable[P, Any]], Event[P]]:
                 f"{dotted(contract)}, the contract of event {name!r}, is async, so its body would "
                 f"never run. Write an ordinary function"
             )
-        declarations.add_event(EventDeclaration(name=name, contract=contract))
+        declarations.add_event(EventDeclaration(name=name, contract=contract, options=options))
         return Event(name, contract)
 
     return declare

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 #: Upper limit of seconds, bytes and lengths: AMQP's integers and Python's dates end there.
 MAX: Final = 2**31
@@ -197,7 +197,12 @@ HANDLER_OPTIONS: Final[Mapping[str, Reader]] = {
     "enabled": boolean,
     "bind": boolean,
 }
-EVENT_OPTIONS: Final[Mapping[str, Reader]] = {"contract": unchecked}
+#: The formats in which an event can be published; docs/message-format.md describes them.
+Format = Literal["celery", "cloudevents", "json"]
+EVENT_OPTIONS: Final[Mapping[str, Reader]] = {
+    "contract": unchecked,
+    "format": choice(*get_args(Format)),
+}
 
 
 def option(read: Reader, **default: Any) -> Any:

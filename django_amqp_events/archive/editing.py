@@ -17,7 +17,7 @@ from ..conf import Settings
 from ..declare import contracts
 from ..declare.registry import Handler, Registry
 from ..exceptions import InvalidEditError, InvalidEventError
-from ..message import encoding
+from ..message import encoding, formats
 from ..models import ArchivedEvent, InboxEntry
 from ..reasons import Reason
 from ..worker import inbox
@@ -99,7 +99,7 @@ def draft(
     problems: list[Reason] = []
     notes: list[Reason] = []
     try:
-        body = encoding.encode_payload(event.name, payload, args)
+        body = encoding.encode_payload(event.name, payload, args, **_format(event))
     except InvalidEventError as exc:
         # It may be nested too deeply for further checks.
         raise InvalidEditError(_sentence(exc)) from exc
@@ -133,6 +133,16 @@ def draft(
     if problems:
         raise InvalidEditError(*problems)
     return Draft(body=body, notes=tuple(notes))
+
+
+def _format(event: ArchivedEvent) -> dict[str, Any]:
+    """Return the format of an edited body: that of the event, ours if it cannot be read."""
+    received = event.received
+    form = formats.wire_format(received)
+    attributes = formats.envelope_attributes(received)
+    if form == "cloudevents" and attributes is None:
+        form = "celery"
+    return {"form": form, "attributes": attributes}
 
 
 def _refusal(

@@ -34,7 +34,7 @@ from ..exceptions import (
     TopologyError,
 )
 from ..message import archive_message, decoding
-from ..message.headers import EVENT_ARCHIVE, EVENT_NAME, EVENT_OUTCOME, without_publisher_headers
+from ..message.headers import EVENT_ARCHIVE, EVENT_OUTCOME, without_publisher_headers
 from ..message.text import parse_moment
 from ..message.types import Message, Progress, Received
 from ..reasons import Reason
@@ -286,6 +286,8 @@ class RecoveredCopies:
         trusted = came.exchange in (names.return_, names.replay) or came.exchange.startswith(
             names.infrastructure("delay.")
         )
+        if came.routing_key == came.queue:
+            came = replace(came, exchange="")  # the key is the queue's, not the event's name
         event, progress = decoding.identify(came, trusted=trusted)
         handlers = self.registry.handlers
         if trusted:
@@ -293,11 +295,6 @@ class RecoveredCopies:
                 return event, progress, progress.handler
             by_key = {handler.key: handler.name for handler in handlers.values()}
             return event, progress, by_key.get(came.event_key)
-        if not came.exchange or came.routing_key == came.queue:
-            # It was published to the queue directly, so the routing key is not its name.
-            found = came.headers.get(EVENT_NAME) or came.headers.get("task")
-            if isinstance(found, str) and found:
-                event = replace(event, name=found)
         handler = self.registry.find(came.queue, event.name)
         if handler is not None:
             return event, progress, handler.name

@@ -9,6 +9,8 @@ from typing import Any
 
 from django.apps import apps
 
+from ..options import Format
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventDeclaration:
@@ -16,10 +18,14 @@ class EventDeclaration:
 
     Attributes:
         contract: function whose signature and body validate a payload.
+        options: without the defaults.
+        format: in which it is published; ``None`` for that of the service.
     """
 
     name: str
     contract: Callable[..., Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    format: Format | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from .. import conf
 from ..conf import Settings
 from ..exceptions import ConfigurationError
 from ..options import (
+    EVENT_OPTIONS,
     HANDLER_OPTIONS,
     POLICY_OPTIONS,
     TASK_OPTIONS,
@@ -141,34 +142,39 @@ class _Builder:
     def events(self, declared: Iterable[EventDeclaration]) -> dict[str, EventDeclaration]:
         found: dict[str, EventDeclaration] = {}
         for event in declared:
-            self.check_name(
-                "E006", dotted(event.contract), event.name, full_name_problem(event.name)
-            )
-            self.add_event(found, event.name, event.contract)
+            where = dotted(event.contract)
+            self.check_name("E006", where, event.name, full_name_problem(event.name))
+            self.add_event(found, event.name, event.contract, event.options, where)
         for name, options in self.settings.events.items():
             where = f"AMQP_EVENTS['EVENTS'][{name!r}]"
             self.check_name("E006", where, name, full_name_problem(name))
-            contract = options.get("contract")
-            if contract is None:
-                found.setdefault(name, EventDeclaration(name=name))
-                continue
-            loaded = self.load(contract, f"{where}['CONTRACT']")
-            if loaded is not None:
-                self.add_event(found, name, loaded)
+            given = {**options}
+            contract = given.pop("contract", None)
+            if contract is not None:
+                contract = self.load(contract, f"{where}['CONTRACT']")
+            self.add_event(found, name, contract, given, where)
         return found
 
     def add_event(
-        self, found: dict[str, EventDeclaration], name: str, contract: Callable[..., Any] | None
+        self,
+        found: dict[str, EventDeclaration],
+        name: str,
+        contract: Callable[..., Any] | None,
+        options: Mapping[str, Any],
+        where: str,
     ) -> None:
-        known = found.get(name, EventDeclaration(name=name)).contract
-        if known not in (None, contract):
+        """Merge a declaration over the earlier ones of the same event."""
+        known = found.get(name, EventDeclaration(name=name))
+        if known.contract is not None and contract not in (None, known.contract):
             self.report(
                 "E008",
-                f"Event {name!r} has two contracts: {dotted(known)} and {dotted(contract)}.",
+                f"Event {name!r} has two contracts: {dotted(known.contract)} and "
+                f"{dotted(contract)}.",
                 "Remove one of them. A service that handles the event can import its declaration.",
             )
-        else:
-            found[name] = EventDeclaration(name=name, contract=contract)
+            contract = None
+        values = read_options(EVENT_OPTIONS, options, where, self.problems, "E009")
+        found[name] = replace(known, contract=contract or known.contract, **values)
 
     def check_name(self, code: str, where: str, name: object, wrong: str | None) -> None:
         if wrong:

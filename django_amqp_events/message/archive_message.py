@@ -16,9 +16,11 @@ from uuid import UUID
 from ..context import ReceivedEvent
 from ..exceptions import Malformed
 from . import decoding
+from .formats import wire_format
 from .headers import (
     EVENT_ARCHIVE,
     EVENT_HANDLER,
+    EVENT_ID,
     EVENT_OUTCOME,
     EVENT_UNREADABLE,
     FORMAT,
@@ -128,12 +130,12 @@ class Archived:
     def identity(self, service: str, salt: str = "") -> UUID:
         """Return an id of the event, handler and body that is the same at each read.
 
-        Events with the same id are told apart by name and body. A message without an id is told by
-        its whole content; *salt* tells two of the same content apart.
+        Events with the same id are told apart by name and body. A message without an id of its own
+        is told by its whole content; *salt* tells two of the same content apart.
         """
         place = self.handler or f"queue {self.queue}"
         who: tuple[str, ...]
-        if self.event is not None:
+        if self.event is not None and not self.event.id.startswith(decoding.CONTENT_ID):
             who = (self.event.service, self.event.id, self.event.name)
         else:
             who = (_lasting(self.headers), self.text, salt)
@@ -229,6 +231,9 @@ def build(
     }
     kept.pop(EVENT_ARCHIVE, None)
     kept.pop(EVENT_OUTCOME, None)
+    if event is not None and wire_format(received) != "celery":
+        # Its identity may be in properties, which the archive message has for itself.
+        kept |= identity_headers(event, celery=False)
     if not all(isinstance(key, str) for key in received.headers):
         archive["cut"].append("headers")
     event_id = event.id if event else ""
@@ -433,9 +438,17 @@ def _document(received: Received, header: str) -> Mapping[str, Any] | None:
 
 
 def _identify(received: Received) -> tuple[ReceivedEvent | None, Progress]:
-    for trusted in (True, False):
+    # The last as if it came from the default exchange: the key may be the archive's.
+    for each, trusted in (
+        (received, True),
+        (received, False),
+        (replace(received, exchange=""), False),
+    ):
         with suppress(Malformed):
-            return decoding.identify(received, trusted=trusted)
+            event, progress = decoding.identify(each, trusted=trusted)
+            # An id that is only in the properties is that of the archive message.
+            named = EVENT_ID in received.headers or wire_format(received) != "json"
+            return (event if named else None), progress
     return None, Progress()
 
 

@@ -1,18 +1,21 @@
-"""Decode an event from a delivery."""
+"""Decode an event from a delivery in any format."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any, Final
 from uuid import UUID
 
 from ..context import ReceivedEvent
 from ..exceptions import Malformed
+from . import formats
 from .encoding import MAX_HISTORY_BYTES
 from .headers import (
     CONTENT_ENCODING,
-    CONTENT_TYPE,
     EVENT_ATTEMPT,
     EVENT_CAUSATION_ID,
     EVENT_CORRELATION_ID,
@@ -28,18 +31,13 @@ from .headers import (
     IDENTITY_HEADERS,
     publisher_headers,
 )
-from .text import (
-    MAX_DEPTH,
-    compact_json,
-    count_brackets,
-    has_surrogates,
-    parse_moment,
-    too_deep,
-)
+from .text import as_text, compact_json, has_surrogates, parse_moment, too_deep
 from .types import Payload, Progress, Received
 
 #: Longest accepted identity header, in characters.
 MAX_ID: Final = 255
+#: Start of an id derived from the content of a message that has none.
+CONTENT_ID: Final = "content-"
 
 
 def decode(received: Received, max_body: int) -> Payload:
@@ -48,39 +46,37 @@ def decode(received: Received, max_body: int) -> Payload:
     Raises:
         Malformed: the body is longer than *max_body* bytes, or not an event's.
     """
-    if len(received.body) > max_body:
-        raise Malformed(f"the body has {len(received.body)} bytes, MAX_BODY is {max_body}")
-    content_type = received.properties.get("content_type")
-    if content_type != CONTENT_TYPE:
-        raise Malformed(f"the content type is {content_type!r}, not {CONTENT_TYPE!r}")
+    check_size(received, max_body)
     if received.headers.get("compression"):
         raise Malformed(f"the body is compressed ({received.headers['compression']!r:.80})")
     encoding = str(received.properties.get("content_encoding") or CONTENT_ENCODING).lower()
     if encoding not in ("utf-8", "utf8", "us-ascii", "ascii"):
         raise Malformed(f"the content encoding is {encoding!r:.80}, not 'utf-8'")
-    return decode_body(received.body)
-
-
-def decode_body(raw: bytes) -> Payload:
-    """Decode a body that is JSON in UTF-8.
-
-    Raises:
-        Malformed: it is not Celery's ``[args, kwargs, embed]``.
-    """
-    try:
-        body = _decode(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as exc:
-        raise Malformed(f"the body is not JSON in UTF-8: {exc}") from exc
+    if formats.media_type(received) not in (formats.JSON, formats.STRUCTURED):
+        content_type = received.properties.get("content_type")
+        raise Malformed(
+            f"the content type is {content_type!r:.80}, not {formats.JSON!r} or "
+            f"{formats.STRUCTURED!r}"
+        )
+    if formats.wire_format(received) != "celery":
+        return Payload(args=[], kwargs=formats.payload(received))
+    body = formats.decode_json(received.body, _decode)
     if not isinstance(body, list) or len(body) != 3:
-        raise Malformed("the body is not [args, kwargs, embed] (Celery's protocol 2)")
+        raise Malformed(
+            "the body is neither a JSON object nor [args, kwargs, embed] (Celery's protocol 2)"
+        )
     args, kwargs, embed = body
-    if count_brackets(raw) > MAX_DEPTH and (too_deep(args) or too_deep(kwargs)):
-        raise Malformed(f"the body is nested deeper than {MAX_DEPTH}")
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise Malformed("the body's args are not a list, or its kwargs not an object")
     if embed is not None and not isinstance(embed, dict):
         raise Malformed("the body's embed is not an object")
+    formats.check_depth(received.body, args, kwargs)
     return Payload(args=args, kwargs=kwargs)
+
+
+def check_size(received: Received, max_body: int) -> None:
+    if len(received.body) > max_body:
+        raise Malformed(f"the body has {len(received.body)} bytes, MAX_BODY is {max_body}")
 
 
 def _plain(value: dict[str, Any]) -> Any:
@@ -108,13 +104,20 @@ def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progr
     Raises:
         Malformed: there is no event id or no name, or an identity header has a wrong type.
     """
-    headers = received.headers
+    headers, cloud = received.headers, {}
+    key = _identity({"routing-key": received.event_key}, "routing-key")
+    form = formats.wire_format(received)
+    if form != "celery":
+        cloud = _attributes(received, form, key, trusted=trusted)
+        headers = {**_foreign_identity(received, cloud), **headers}
     event_id = _identity(headers, EVENT_ID) or _identity(headers, "id")
     if not event_id:
         raise Malformed("the message has neither an event-id nor a Celery task id")
-    key = _identity({"routing-key": received.event_key}, "routing-key")
-    # A retry arrives under its handler's key, and its name must stay the same.
-    name = (_identity(headers, EVENT_NAME) if trusted else key) or _identity(headers, "task") or key
+    if trusted or not received.exchange:
+        # A retry has its handler's key, a message for the default exchange that of a queue.
+        name = _identity(headers, EVENT_NAME) or _identity(headers, "task") or key
+    else:
+        name = key or _identity(headers, "task")
     if not name:
         raise Malformed("the message has neither a routing key nor a Celery task name")
     progress = Progress()
@@ -140,9 +143,64 @@ def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progr
         replay_forced=bool(progress.replay_id and headers.get(EVENT_REPLAY_FORCED) is True),
         correlation_id=_identity(headers, EVENT_CORRELATION_ID) or event_id,
         causation_id=_identity(headers, EVENT_CAUSATION_ID) or None,
-        headers=dict(publisher_headers(headers)),
+        subject=as_text(cloud.get("subject")),
+        content_type=as_text(received.properties.get("content_type")) or "",
+        extensions=formats.extensions(cloud),
+        headers=dict(publisher_headers(received.headers)),
     )
     return event, progress
+
+
+def _attributes(
+    received: Received, form: formats.WireFormat, key: str, *, trusted: bool
+) -> dict[str, Any]:
+    """Return the CloudEvents attributes of a message, ``{}`` for plain JSON.
+
+    Raises:
+        Malformed: they are invalid. A copy of ours has its identity in our headers instead.
+    """
+    if form == "json":
+        return {}
+    try:
+        cloud = formats.attributes(received)
+    except Malformed:
+        if trusted:
+            return {}
+        raise
+    # A message for the default exchange has the name of a queue as its key.
+    if not trusted and received.exchange and cloud["type"] != key:
+        raise Malformed(f"the CloudEvents type is {cloud['type']!r:.80}, the routing key {key!r}")
+    return cloud
+
+
+def _foreign_identity(received: Received, cloud: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity of a message of another format, under the names of our headers."""
+    properties = received.properties
+    found = {
+        EVENT_ID: cloud.get("id") or properties.get("message_id") or _content_id(received),
+        EVENT_SERVICE: cloud.get("source") or properties.get("app_id"),
+        EVENT_PUBLISHED_AT: _time(cloud.get("time") or properties.get("timestamp")),
+        EVENT_CORRELATION_ID: cloud.get("correlationid") or properties.get("correlation_id"),
+        EVENT_CAUSATION_ID: cloud.get("causationid"),
+        EVENT_NAME: None if received.exchange else cloud.get("type"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _content_id(received: Received) -> str:
+    """Return an id for a message without one, the same at each delivery."""
+    digest = blake2b(received.event_key.encode() + b"\0" + received.body, digest_size=16)
+    return f"{CONTENT_ID}{digest.hexdigest()}"
+
+
+def _time(value: object) -> str | None:
+    """Return a time as text: of CloudEvents, a header's (naive UTC), or a property's seconds."""
+    with suppress(ValueError, OverflowError, OSError):
+        if isinstance(value, int):
+            value = datetime.fromtimestamp(value, UTC)
+        if isinstance(value, datetime):
+            return value.isoformat()
+    return value if isinstance(value, str) else None
 
 
 def _identity(headers: Mapping[str, Any], key: str) -> str:

@@ -11,6 +11,8 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from ..context import ReceivedEvent
 from ..exceptions import InvalidEventError
+from ..options import Format
+from .formats import STRUCTURED, WireFormat, wire_format
 from .headers import (
     EVENT_ATTEMPT,
     EVENT_CAUSATION_ID,
@@ -46,19 +48,33 @@ MAX_HISTORY_BYTES: Final = 8_000
 _ENCODER: Final = DjangoJSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def encode_payload(name: str, payload: Mapping[str, Any], args: Sequence[Any] = ()) -> bytes:
+def encode_payload(
+    name: str,
+    payload: Mapping[str, Any],
+    args: Sequence[Any] = (),
+    *,
+    form: WireFormat = "celery",
+    attributes: Mapping[str, Any] | None = None,
+) -> bytes:
     """Encode an event's payload as the body of a message.
 
     Django's JSON encoder writes the values (ISO 8601; Decimal and UUID as strings).
 
     Args:
         args: positional values, which a plain Celery publisher may have sent.
+        form: the format of the message.
+        attributes: those of CloudEvents that the body has (``cloudevents``).
 
     Raises:
         InvalidEventError: a value is not one of JSON.
     """
     try:
-        body = _ENCODER.encode([list(args), payload, {}]).encode()
+        content: object = payload
+        if form == "celery":
+            content = [list(args), payload, {}]
+        elif form == "cloudevents":
+            content = {**(attributes or {}), "data": payload}
+        body = _ENCODER.encode(content).encode()
         if count_brackets(body) > MAX_DEPTH and too_deep(payload):
             raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
         return body
@@ -77,20 +93,34 @@ def event_message(
     event_id: str,
     service: str,
     published_at: datetime,
+    form: Format = "celery",
     correlation_id: str | None = None,
     causation_id: str | None = None,
     headers: Mapping[str, Any] | None = None,
 ) -> Message:
-    """Build the messages of new events, retries and replays."""
-    ours: dict[str, Any] = {
-        "lang": "py",
-        "task": name,
-        "id": event_id,
-        "root_id": event_id,
-        "retries": 0,
-        "argsrepr": "()",
-        "kwargsrepr": "{…}",
-        "origin": service,
+    """Build the message of a new event.
+
+    Args:
+        body: as :func:`encode_payload` writes it for *form*.
+    """
+    properties = {**basic_properties(event_id), "correlation_id": event_id}
+    ours: dict[str, Any] = {}
+    if form == "celery":
+        ours = {
+            "lang": "py",
+            "task": name,
+            "id": event_id,
+            "root_id": event_id,
+            "retries": 0,
+            "argsrepr": "()",
+            "kwargsrepr": "{…}",
+            "origin": service,
+        }
+    else:
+        properties |= {"type": name, "app_id": service}
+        if form == "cloudevents":
+            properties["content_type"] = STRUCTURED
+    ours |= {
         EVENT_FORMAT: FORMAT,
         EVENT_ID: event_id,
         EVENT_NAME: name,
@@ -105,7 +135,7 @@ def event_message(
         routing_key=name,
         body=body,
         headers={**(headers or {}), **ours},
-        properties={**basic_properties(event_id), "correlation_id": event_id},
+        properties=properties,
         event_id=event_id,
         name=name,
     )
@@ -150,7 +180,7 @@ def retry_message(
     RabbitMQ up to 3.13 would drop a message that kept its x-death as a cycle behind a delay queue.
     """
     headers: dict[str, Any] = {
-        **identity_headers(event),
+        **identity_headers(event, celery=wire_format(received) == "celery"),
         EVENT_HANDLER: handler,
         EVENT_ATTEMPT: attempt,
     }

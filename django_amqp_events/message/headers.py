@@ -17,6 +17,8 @@ from .types import Message
 #: Version of the event message and of the archive message.
 FORMAT: Final = 1
 CONTENT_TYPE: Final = "application/json"
+#: Prefixes of the headers with CloudEvents attributes; the module ``formats`` reads them.
+PREFIXES: Final = ("cloudEvents_", "cloudEvents:", "ce-", "ce_")
 CONTENT_ENCODING: Final = "utf-8"
 
 # Identity: set by the publisher and trusted on every delivery.
@@ -122,11 +124,14 @@ def publisher_headers(headers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
             yield key, value
 
 
-def identity_headers(event: ReceivedEvent) -> dict[str, Any]:
+def identity_headers(event: ReceivedEvent, *, celery: bool = True) -> dict[str, Any]:
+    """Return the headers that identify an event.
+
+    Args:
+        celery: with those of a Celery task message, by which its format is recognised.
+    """
     headers: dict[str, Any] = {
-        "lang": "py",
-        "task": event.name,
-        "id": event.id,
+        **({"lang": "py", "task": event.name, "id": event.id} if celery else {}),
         EVENT_FORMAT: FORMAT,
         EVENT_ID: event.id,
         EVENT_NAME: event.name,
@@ -157,11 +162,15 @@ def basic_properties(
 
 
 def with_publisher_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return our headers and those of the publisher, the smallest first, that fit."""
+    """Return our headers and those of the publisher that fit.
+
+    CloudEvents attributes come first, by which the format is recognised, then the smallest.
+    """
     room = MAX_HEADERS - table_size(ours)
     kept: dict[str, Any] = {}
     for key, value in sorted(
-        publisher_headers(theirs), key=lambda item: table_size({item[0]: item[1]})
+        publisher_headers(theirs),
+        key=lambda item: (not item[0].startswith(PREFIXES), table_size({item[0]: item[1]})),
     ):
         size = table_size({key: value})
         if size > room:

@@ -197,6 +197,7 @@ class ArchivedEvent(models.Model):
             attempt=self.attempts,
             correlation_id=self.correlation_id or self.event_id,
             causation_id=self.causation_id or None,
+            content_type=self.content_type,
         )
 
     @cached_property
@@ -255,17 +256,16 @@ class Revision(AppendOnly):
     def payload(self) -> Mapping[str, Any]:
         """The arguments by name; ``{}`` if the body is invalid."""
         try:
-            return decoding.decode_body(bytes(self.body)).kwargs
+            return decoding.decode(self.received(self.event.received), len(self.body)).kwargs
         except Exception:  # noqa: BLE001 - Malformed
             return {}
 
     def received(self, original: Received) -> Received:
-        """Return the event's message with this body."""
-        properties = {
-            "content_type": CONTENT_TYPE,
-            "content_encoding": CONTENT_ENCODING,
-        }
-        return replace(original, body=bytes(self.body), properties=properties)
+        """Return the event's message with this body, which has its format if that is known."""
+        body, properties = bytes(self.body), original.properties
+        if body.startswith(b"["):
+            properties = {"content_type": CONTENT_TYPE, "content_encoding": CONTENT_ENCODING}
+        return replace(original, body=body, properties=properties)
 
 
 class Replay(models.Model):

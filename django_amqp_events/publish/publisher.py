@@ -32,7 +32,7 @@ from ..exceptions import (
     MessageTooLargeError,
     PublishError,
 )
-from ..message import decoding, encoding
+from ..message import decoding, encoding, formats
 from ..message.headers import check_headers
 from ..message.types import Message
 from . import outbox_rows
@@ -340,31 +340,36 @@ def _message(
         raise InvalidEventError(
             f"the payload of event {name!r} is not a dict with names as keys: {payload!r:.80}"
         )
-    known = get_registry().events.get(name) if validate else None
-    if known is not None and known.contract is not None:
+    known = get_registry().events.get(name)
+    if validate and known is not None and known.contract is not None:
         payload = bind_contract(name, known.contract, payload)
     if not checked:
         check_headers(name, options.headers)
-    event_id = options.event_id or str(uuid4())
-    body = encoding.encode_payload(name, payload)
+    cause = current_event()
+    identity: dict[str, Any] = {
+        "event_id": options.event_id or str(uuid4()),
+        "name": name,
+        "service": settings.service,
+        "published_at": published_at,
+        "correlation_id": options.correlation_id or (cause.correlation_id if cause else None),
+        "causation_id": options.causation_id or (cause.id if cause else None),
+    }
+    form = (known and known.format) or settings.format
+    attributes = formats.new_attributes(**identity) if form == "cloudevents" else None
+    body = encoding.encode_payload(name, payload, form=form, attributes=attributes)
     if len(body) > settings.max_body:
         raise MessageTooLargeError(
             f"event {name!r} has {len(body)} bytes, MAX_BODY is {settings.max_body}; publish a "
             f"reference to the data",
-            event_id=event_id,
+            event_id=identity["event_id"],
             event_name=name,
         )
-    cause = current_event()
     return encoding.event_message(
         exchange=settings.prefix + settings.exchange,
-        name=name,
         body=body,
-        event_id=event_id,
-        service=settings.service,
-        published_at=published_at,
-        correlation_id=options.correlation_id or (cause.correlation_id if cause else None),
-        causation_id=options.causation_id or (cause.id if cause else None),
+        form=form,
         headers=options.headers,
+        **identity,
     )
 
 

@@ -5,6 +5,7 @@ The worker and the in-memory broker share this module, which does no I/O.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -14,14 +15,16 @@ from typing import Any, Final
 from celery.utils.saferepr import saferepr
 
 from ..broker.topology import Names
-from ..conf import MAX_NAME, Settings
+from ..conf import Settings
 from ..context import ReceivedEvent
 from ..declare.registry import Handler, Registry
 from ..exceptions import Malformed
-from ..message import decoding, headers
+from ..message import decoding, formats
 from ..message.text import printable
 from ..message.types import Payload, Progress, Received, task_id
 from .verdict import Verdict
+
+logger = logging.getLogger(__name__)
 
 #: A retry that is due within this many seconds is held in the worker instead of being published
 #: to a delay queue again, whose shortest delay is a second.
@@ -97,6 +100,8 @@ class Dispatcher:
         self.names = names
         self._by_key = {handler.key: handler for handler in registry.handlers.values()}
         self._find = lru_cache(maxsize=10_000)(registry.find)
+        # Names with a handler of events that came without an id.
+        self._without_id: set[str] = set()
 
     def read(self, reading: Reading) -> Payload | Verdict:
         """Fill in event, progress and handler of a delivery.
@@ -124,12 +129,17 @@ class Dispatcher:
         received = reading.received
         if received.unreadable:
             raise Malformed(received.unreadable)
+        if formats.wire_format(received) == "cloudevents":
+            # Its identity is in the body.
+            decoding.check_size(received, self.settings.max_body)
         # Only this service publishes to these, so our own headers are valid.
         trusted = received.exchange in (self.names.return_, self.names.replay)
         event, progress = decoding.identify(received, trusted=trusted)
         reading.event, reading.progress = event, progress
         if not trusted:
-            reading.handler = self._find(received.queue, _first_name(received, event))
+            handler = reading.handler = self._find(received.queue, event.name)
+            if handler is not None and event.id.startswith(decoding.CONTENT_ID):
+                self._check_content_id(reading, handler)
             return event
         if progress.handler is not None:
             handler = self.registry.handlers.get(progress.handler)
@@ -142,16 +152,26 @@ class Dispatcher:
             reading.handler = handler
         return event
 
+    def _check_content_id(self, reading: Reading, handler: Handler) -> None:
+        """Warn of an event whose publisher gave it no id, once per name.
 
-def _first_name(received: Received, event: ReceivedEvent) -> str:
-    """Return the event's name by which its first delivery finds a handler."""
-    if not received.exchange:
-        # Published to the default exchange: the routing key is the queue's name.
-        header = received.headers.get(headers.EVENT_NAME) or received.headers.get("task")
-        # The name is cached, so limit its length.
-        if isinstance(header, str) and len(header) <= MAX_NAME:
-            return header
-    return event.name
+        Raises:
+            Malformed: the handler has ``once``, and would skip a second event of that content.
+        """
+        name = reading.received.event_key
+        if handler.once:
+            reading.event = None
+            raise Malformed(
+                f"the event has no id, and {handler.name} handles each id once; publish it with a "
+                f"message_id"
+            )
+        if name not in self._without_id:
+            self._without_id.add(name)
+            logger.warning(
+                "event %r is published without an id; its handlers get one derived from its "
+                "content. Publish it with a message_id",
+                name,
+            )
 
 
 def delivery_info(received: Received) -> dict[str, Any]:

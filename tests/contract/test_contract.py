@@ -578,6 +578,80 @@ def an_ordinary_success_is_not_reported(world: World) -> Generator[None]:
     assert world.outcomes(event) == []
 
 
+# -- formats ------------------------------------------------------------------------------
+
+
+def foreign(name: str, content_type: str, body: object, **headers: Any) -> Message:
+    """Build the message of a publisher that does not have this project."""
+    return Message(
+        exchange=names().events,
+        routing_key=name,
+        body=json.dumps(body).encode(),
+        headers=headers,
+        properties={"delivery_mode": 2, "content_type": content_type, "message_id": "by-property"},
+    )
+
+
+def envelope(name: str, event_id: str, data: object) -> dict[str, Any]:
+    return {
+        "specversion": "1.0", "id": event_id, "source": "/elsewhere", "type": name, "data": data,
+    }  # fmt: skip
+
+
+@case
+def plain_json_is_handled_and_retried(world: World) -> Generator[None]:
+    world.send(foreign("case.backoff", "application/json", {}))
+    yield
+    assert attempts(world, "backoff", "by-property") == [1, 2, 3, 4]
+
+
+@case
+def cloud_events_are_handled_and_retried(world: World) -> Generator[None]:
+    body = envelope("case.backoff", "structured", {})
+    world.send(foreign("case.backoff", "application/cloudevents+json", body))
+    binary = {f"ce-{key}": value for key, value in envelope("case.backoff", "binary", 0).items()}
+    world.send(foreign("case.backoff", "application/json", {}, **binary))
+    yield
+    for event_id in ("structured", "binary"):
+        assert attempts(world, "backoff", event_id) == [1, 2, 3, 4]
+
+
+@case
+def a_failed_cloud_event_is_archived_as_it_came(world: World) -> Generator[None]:
+    body = envelope("case.exhausted", "failed-cloud", {"reason": "no"})
+    message = foreign("case.exhausted", "application/cloudevents+json", body)
+    world.send(message)
+    yield
+    archived = one(world, "failed-cloud")
+    assert (archived.body, archived.content_type) == (message.body, "application/cloudevents+json")
+    assert archived.event is not None
+    assert archived.event.source == "/elsewhere"
+    assert archived.payload == {"reason": "no"}
+
+
+@case
+def a_cloud_event_of_another_type_is_archived(world: World) -> Generator[None]:
+    body = envelope("case.paid", "other-type", {})
+    world.send(foreign("case.once", "application/cloudevents+json", body))
+    yield
+    archived = one(world, "other-type")
+    assert archived.reason == "malformed"
+    assert archived.detail == "the CloudEvents type is 'case.paid', the routing key 'case.once'"
+    assert world.runs("once", "other-type") == []
+
+
+@case
+def every_format_is_published(world: World) -> Generator[None]:
+    events = []
+    for form in ("celery", "cloudevents", "json"):
+        with override_events(FORMAT=form):
+            events.append(world.publish("case.once", {"form": form}))
+    yield
+    for event, form in zip(events, ("celery", "cloudevents", "json"), strict=True):
+        (run,) = world.runs("once", event)
+        assert run["payload"] == {"form": form}
+
+
 # -- tools --------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -158,6 +159,10 @@ FAR = "2126-01-01T00:00:00Z"
 REPLAY = "3f1c2c9e-0000-4000-8000-000000000002"
 
 
+def plain_body(mark: str) -> bytes:
+    return json.dumps({"plan": ["ok"], "case": mark}).encode()
+
+
 def forged(queue: str) -> dict[str, Any]:
     return {**DIED, "queue": queue}
 
@@ -183,6 +188,27 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
             **{"ends": bad, **more},
         )
 
+    def plain(name: str, content: Callable[[str], bytes], *ends: str, **more: Any) -> Case:
+        """A message that Celery could not read."""
+        given = {"headers": {"event-name": ACT}, "ends": ends or (HANDLED,), **more}
+        return Case(name=f"json-{name}", body=content, bare=True, **given)
+
+    def cloud(name: str, *ends: str, prefix: str = "", **more: Any) -> Case:
+        """A CloudEvent, in binary mode with a prefix of its headers."""
+        given = {"specversion": "1.0", "id": name, "source": "/odd", "type": ACT}
+        given |= more.pop("attributes", {})
+        given = {key: value for key, value in given.items() if value is not LEAVE_OUT}
+        about: dict[str, Any] = {"name": f"cloud-{name}", "ends": ends or (HANDLED,), "bare": True}
+        if prefix:
+            headers = {f"{prefix}{key}": value for key, value in given.items()}
+            return Case(**{**about, "headers": headers, "body": retried, **more})
+        whole = json.dumps(given)[:-1]
+        content = text(whole + ',"data":{"plan":["fail","ok"],"case":"%"}}')
+        kind = {"content_type": "application/cloudevents+json"}
+        return Case(**{**about, "properties": kind, "body": content, **more})
+
+    retried = text('{"plan":["fail","ok"],"case":"%"}')
+    encoded = '{"specversion":"1.0","id":"%","source":"s","type":"core.act","data_base64":"'
     again = plan("fail", "ok")
     return [
         # -- who it is
@@ -215,8 +241,8 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
         header("event-published-at", "0001-01-01T00:00+14:00", label="published-early"),
         header("event-format", 99),
         header("task", "os.system", direct=unknown),
-        header("task", ["x"], direct=unknown, label="task-list"),
-        header("task", "x" * 100_000, direct=unknown, label="task-long"),
+        header("task", ["x"], direct=bad, label="task-list"),
+        header("task", "x" * 100_000, direct=bad, label="task-long"),
         header("task", LEAVE_OUT, direct=unknown, label="task-none"),
         header("event-name", "core.act.once", direct=unknown),
         # -- what only this service writes
@@ -278,8 +304,8 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
         content("application/x-yaml", "utf-8", lambda mark: (yaml + mark).encode()),
         content("application/x-msgpack", "binary", behind(b"\x93\x90\x80\x80")),
         content("text/plain"),
-        content("APPLICATION/JSON"),
-        content("application/json; charset=utf-8"),
+        content("APPLICATION/JSON", ends=(HANDLED,)),
+        content("application/json; charset=utf-8", ends=(HANDLED,)),
         Case(name="content-none", properties={"content_type": LEAVE_OUT}, ends=bad),
         content("\ud800"),
         content("application/json", "utf-16"),
@@ -339,6 +365,44 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
         body("limit", padded(MIB), HANDLED),
         body("above", padded(MIB + 1)),
         body("15-mib", padded(15 * MIB), direct=None),
+        # -- other formats
+        plain("no-id", retried),
+        plain("no-name", text('{"plan":["ok"],"case":"%"}'), headers={}, direct=unknown),
+        plain("id", retried, properties={"message_id": "json-id", "app_id": "odd"}),
+        plain("id-nul", retried, *bad, properties={"message_id": "a\0b"}),
+        plain("id-long-source", retried, *bad, headers={"event-service": "x" * 256}),
+        plain("time", retried, properties={"timestamp": 1_767_225_600}),
+        plain("time-milliseconds", retried, properties={"timestamp": 1_767_225_600_000}),
+        plain("time-far", retried, properties={"timestamp": 2**64 - 1}),
+        plain("array", text('["%"]'), *bad),
+        plain("deep", text('{"plan":["ok"],"case":"%","x":' + DEEP + "}"), *bad),
+        plain("truncated", text('{"plan":["ok"],"case":"%"'), *bad),
+        plain("missing", text('{"case":"%"}'), *args),
+        plain("wrapped", text('{"plan":["ok"],"case":"%","x":{"__type__":5,"__value__":1}}')),
+        cloud("structured"),
+        cloud("structured-charset",
+              properties={"content_type": "Application/CloudEvents+JSON; charset=UTF-8"}),
+        cloud("time-early", attributes={"time": "0001-01-01T00:00:00+14:00"}),
+        cloud("extensions", attributes={"tenant": "a", "sequence": 5, "subject": "x" * 600}),
+        cloud("other-type", *bad, attributes={"type": "core.other"}, direct=unknown),
+        cloud("no-source", *bad, attributes={"source": LEAVE_OUT}),
+        cloud("source-number", *bad, attributes={"source": 5}),
+        cloud("id-empty", *bad, attributes={"id": ""}),
+        cloud("version", *bad, attributes={"specversion": "0.3"}),
+        cloud("data-array", *bad, body=text(encoded[:-14] + 'data":["%"]}')),
+        cloud("base64", body=lambda mark: (
+            encoded.replace("%", mark) + b64encode(plain_body(mark)).decode() + '"}').encode()),
+        cloud("base64-bad", *bad, body=text(encoded + 'x"}')),
+        cloud("base64-number", *bad, body=text(encoded[:-1] + "5}")),
+        cloud("array", *bad, body=text('["%"]')),
+        cloud("above", *bad, body=text('{"data":{"plan":["ok"],"case":"%"}}' + " " * MIB)),
+        cloud("batch", *bad, properties={"content_type": "application/cloudevents-batch+json"}),
+        *(cloud(f"binary-{prefix}", prefix=prefix)
+          for prefix in ("cloudEvents_", "cloudEvents:", "ce-", "ce_")),
+        cloud("binary-time", prefix="ce-", attributes={"time": datetime(2026, 1, 1, tzinfo=UTC)}),
+        cloud("binary-type", *bad, prefix="ce-", attributes={"type": "core.x"}, direct=unknown),
+        cloud("binary-text", *bad, prefix="ce-", properties={"content_type": "text/plain"}),
+        cloud("binary-list", *bad, prefix="ce-", attributes={"id": ["x"]}),
         # -- properties
         Case(name="expiration-0", properties={"expiration": "0"}),
         Case(name="expiration-later", properties={"expiration": "60000"}, body=again),

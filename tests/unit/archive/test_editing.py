@@ -294,6 +294,42 @@ def test_unreadable_body_is_repaired(broker: Broker) -> None:
         assert json.loads(message.body)[1] == {"order_id": 7, "country": "FR"}
 
 
+@pytest.mark.parametrize(
+    ("body", "content_type", "headers_", "published"),
+    [
+        ({"order_id": 7}, "application/json", {}, {"order_id": 7, "country": "FR"}),
+        ({"order_id": 7}, "application/json", {"ce-specversion": "1.0"},
+         {"order_id": 7, "country": "FR"}),
+        ({"specversion": "1.0", "subject": "x", "data": {"order_id": 7}},
+         "application/cloudevents+json", {},
+         {"specversion": "1.0", "subject": "x", "data": {"order_id": 7, "country": "FR"}}),
+    ],
+)  # fmt: skip
+def test_an_edit_keeps_the_format(
+    broker: Broker, body: Any, content_type: str, headers_: Any, published: Any
+) -> None:
+    row = make(
+        json.dumps(body).encode(),
+        content_type=content_type,
+        headers_raw=ArchivedEvent.pack_headers(headers_),
+    )
+    assert edit(row).published == [row.pk]
+    [message] = broker.messages
+    assert json.loads(message.body) == published
+    assert message.properties["content_type"] == content_type
+    assert "task" not in message.headers
+    assert Revision.objects.get().payload == {"order_id": 7, "country": "FR"}
+
+
+def test_an_unreadable_cloud_event_is_repaired_in_our_format(broker: Broker) -> None:
+    row = make(b"{", content_type="application/cloudevents+json", reason="malformed")
+    assert edit(row).published == [row.pk]
+    [message] = broker.messages
+    assert message.properties["content_type"] == "application/json"
+    assert json.loads(message.body)[1] == {"order_id": 7, "country": "FR"}
+    assert Revision.objects.get().payload == {"order_id": 7, "country": "FR"}
+
+
 def test_editing_starts_from_the_last_revision(broker: Broker) -> None:
     row = make()
     broker.answers = [UnroutableError("nobody is bound")]

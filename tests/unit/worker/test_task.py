@@ -435,6 +435,8 @@ def test_an_event_travels_to_a_pool_process() -> None:
         replay_forced=True,
         correlation_id="c",
         causation_id="d",
+        subject="s",
+        extensions={"tenant": "t"},
         headers={"traceparent": "00"},
     )
     assert all(getattr(event, name) for name in event.__slots__), "a loss would not be noticed"

@@ -1,0 +1,198 @@
+"""The formats of events on the wire: Celery's protocol 2, CloudEvents 1.0 and plain JSON. Pure.
+
+A message shows its format itself, so its copies keep it: retries, archive messages and replays.
+
+CloudEvents: https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/spec.md. It has no binding
+for AMQP 0-9-1; the headers of the binary mode follow the binding for AMQP 1.0, and ``ce-`` that for
+HTTP, which libraries use too.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from ..exceptions import Malformed
+from .headers import CONTENT_TYPE, PREFIXES
+from .text import MAX_DEPTH, count_brackets, too_deep, utc_text
+from .types import Received
+
+#: The formats that are read. ``cloudevents`` is the structured mode, the envelope in the body.
+WireFormat = Literal["celery", "cloudevents", "cloudevents-binary", "json"]
+
+JSON: Final = CONTENT_TYPE
+STRUCTURED: Final = "application/cloudevents+json"
+SPECVERSION: Final = "1.0"
+_REQUIRED: Final = ("id", "source", "type")
+_STANDARD: Final = frozenset(
+    {
+        "specversion", "id", "source", "type", "subject", "time", "datacontenttype", "dataschema",
+        "data", "data_base64",
+    }
+)  # fmt: skip
+#: The keys of a task message of Celery's protocol 1, which has no headers.
+_PROTOCOL_1: Final = frozenset({"task", "id", "args", "kwargs"})
+
+
+def wire_format(received: Received) -> WireFormat:
+    """Return the format of a message; ``celery`` if it is none that is read."""
+    # Celery's header comes first: most messages have it.
+    if "task" in received.headers:
+        return "celery"
+    if media_type(received) == STRUCTURED:
+        return "cloudevents"
+    if _prefix(received.headers):
+        return "cloudevents-binary"
+    if media_type(received) == JSON and received.body.lstrip()[:1] == b"{":
+        return "json"
+    return "celery"
+
+
+def media_type(received: Received) -> str:
+    """Return the content type in lower case, without parameters."""
+    value = received.properties.get("content_type")
+    return value.partition(";")[0].strip().lower() if isinstance(value, str) else ""
+
+
+def _prefix(headers: Mapping[str, Any]) -> str:
+    return next((each for each in PREFIXES if f"{each}specversion" in headers), "")
+
+
+def attributes(received: Received) -> dict[str, Any]:
+    """Return the CloudEvents attributes of a message, its extensions among them.
+
+    Raises:
+        Malformed: it is not an event of CloudEvents 1.0.
+    """
+    if wire_format(received) == "cloudevents":
+        found = _without_data(envelope(received.body))
+    else:
+        prefix = _prefix(received.headers)
+        found = {
+            key.removeprefix(prefix): value
+            for key, value in received.headers.items()
+            if isinstance(key, str) and key.startswith(prefix)
+        }
+    if found.get("specversion") != SPECVERSION:
+        version = found.get("specversion")
+        raise Malformed(f"the CloudEvents specversion is {version!r:.80}, not {SPECVERSION!r}")
+    for name in _REQUIRED:
+        if not isinstance(found.get(name), str) or not found[name]:
+            raise Malformed(f"the CloudEvents attribute {name!r} is missing or not a text")
+    return found
+
+
+def _without_data(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if key not in ("data", "data_base64")}
+
+
+def new_attributes(
+    *,
+    event_id: str,
+    name: str,
+    service: str,
+    published_at: datetime,
+    correlation_id: str | None,
+    causation_id: str | None,
+) -> dict[str, str]:
+    """Return the CloudEvents attributes of a new event.
+
+    The ids of correlation and causation are those of the correlation extension:
+    https://github.com/cloudevents/spec/blob/main/cloudevents/extensions/correlation.md.
+    """
+    found = {
+        "specversion": SPECVERSION,
+        "id": event_id,
+        "source": service,
+        "type": name,
+        "time": utc_text(published_at),
+        "datacontenttype": JSON,
+        "correlationid": correlation_id or event_id,
+    }
+    return found if causation_id is None else {**found, "causationid": causation_id}
+
+
+def extensions(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the CloudEvents attributes that the specification does not define."""
+    return {key: value for key, value in found.items() if key not in _STANDARD}
+
+
+def envelope_attributes(received: Received) -> dict[str, Any] | None:
+    """Return what the body of a message in structured mode has beside the data.
+
+    ``None`` for a message in another format, and for one that cannot be read.
+    """
+    if wire_format(received) != "cloudevents":
+        return None
+    try:
+        return _without_data(envelope(received.body))
+    except Malformed:
+        return None
+
+
+def envelope(raw: bytes) -> dict[str, Any]:
+    """Decode the body of a CloudEvents message in structured mode.
+
+    Raises:
+        Malformed: it is not a JSON object.
+    """
+    found = decode_json(raw)
+    if not isinstance(found, dict):
+        raise Malformed("the body is not a CloudEvents object")
+    return found
+
+
+def payload(received: Received) -> dict[str, Any]:
+    """Return the payload of a message in CloudEvents or plain JSON.
+
+    Raises:
+        Malformed: it is not a JSON object.
+    """
+    form, raw = wire_format(received), received.body
+    if form == "cloudevents":
+        whole = envelope(raw)
+        found = whole.get("data", {})
+        if "data_base64" in whole:
+            try:
+                raw = b64decode(whole["data_base64"], validate=True)
+            except (TypeError, ValueError) as exc:
+                raise Malformed(f"the CloudEvents data_base64 is not Base64: {exc}") from exc
+            found = decode_json(raw)
+    else:
+        # CloudEvents need no data.
+        found = {} if form == "cloudevents-binary" and not raw else decode_json(raw)
+    if not isinstance(found, dict):
+        raise Malformed(f"the payload is {_json_type(found)}, not a JSON object")
+    if form == "json" and found.keys() >= _PROTOCOL_1:
+        raise Malformed("the body is a task message of Celery's protocol 1; publish protocol 2")
+    check_depth(raw, found)
+    return found
+
+
+def decode_json(raw: bytes, load: Callable[[str], Any] = json.loads) -> Any:
+    """Decode JSON in UTF-8.
+
+    Raises:
+        Malformed: it is not.
+    """
+    try:
+        return load(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as exc:
+        raise Malformed(f"the body is not JSON in UTF-8: {exc}") from exc
+
+
+def check_depth(raw: bytes, *values: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Raise Malformed if one of the values decoded from *raw* is nested too deeply."""
+    if count_brackets(raw) > MAX_DEPTH and any(map(too_deep, values)):
+        raise Malformed(f"the body is nested deeper than {MAX_DEPTH}")
+
+
+def _json_type(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return "an array"
+    return "a string" if isinstance(value, str) else "a number"

@@ -1,0 +1,245 @@
+"""CloudEvents and plain JSON: what is read, what is published, and what copies keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.exceptions import Malformed
+from django_amqp_events.message import archive_message, encoding, formats
+from django_amqp_events.message.archive_message import Archived
+from django_amqp_events.message.decoding import CONTENT_ID, decode, identify
+from django_amqp_events.message.types import Message, Progress, Received
+from django_amqp_events.options import Format
+
+NAME = "shop.order.created"
+QUEUE = "billing.billing.send_invoice"
+PAYLOAD = {"order_id": 7, "total": "19.90"}
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+CLOUD = {
+    "specversion": "1.0",
+    "id": "A234-1234",
+    "source": "https://shop.example/orders",
+    "type": NAME,
+    "time": "2026-03-01T12:00:00Z",
+    "subject": "order 7",
+    "tenant": "eu",
+}
+
+
+def message(
+    body: object, content_type: str = "application/json", *, headers: Any = None, **properties: Any
+) -> Received:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Received(
+        queue=QUEUE,
+        exchange="events",
+        routing_key=NAME,
+        body=raw,
+        headers=headers or {},
+        properties={"content_type": content_type, **properties},
+    )
+
+
+def binary(prefix: str = "cloudEvents_", **changes: Any) -> Received:
+    given = {**CLOUD, **changes}
+    return message(PAYLOAD, headers={f"{prefix}{key}": value for key, value in given.items()})
+
+
+def structured(**changes: Any) -> Received:
+    return message({**CLOUD, "data": PAYLOAD, **changes}, formats.STRUCTURED)
+
+
+plain = message(PAYLOAD, message_id="m-1", app_id="shop", correlation_id="basket-5")
+FOREIGN: Mapping[str, Received] = {
+    "json": plain,
+    "cloudevents": structured(),
+    **{f"binary {prefix}": binary(prefix) for prefix in ("cloudEvents_", "cloudEvents:", "ce-")},
+}
+
+
+def returned(copy: Message) -> Received:
+    """Return a retry as it comes back from its delay queue."""
+    return Received(
+        queue=QUEUE,
+        exchange="billing:return",
+        routing_key=QUEUE,
+        body=copy.body,
+        headers=copy.headers,
+        properties=copy.properties,
+    )
+
+
+def retry(received: Received) -> Message:
+    event, _ = identify(received, trusted=False)
+    return encoding.retry_message(
+        received, event, exchange="billing:delay.1s", routing_key=QUEUE, handler="send_invoice",
+        attempt=2, due_at=AT, replay_id=None, history=(),
+    )  # fmt: skip
+
+
+def archive(received: Received, **identity: Any) -> Archived:
+    """Return what the mirror reads of the archive message of a delivery."""
+    copy = archive_message.build(
+        received, exchange="billing:archive", reason="failed", at=AT, worker="w", service="billing",
+        handler="send_invoice", **identity,
+    )  # fmt: skip
+    read = archive_message.read(
+        replace(returned(copy), queue="billing:archive", exchange="billing:archive")
+    )
+    assert isinstance(read, Archived)
+    return read
+
+
+@pytest.mark.parametrize("received", FOREIGN.values(), ids=FOREIGN)
+def test_payload_is_read(received: Received) -> None:
+    payload = decode(received, 1000)
+    assert (payload.args, payload.kwargs) == ([], PAYLOAD)
+
+
+@pytest.mark.parametrize("received", [structured(), binary(), binary("ce-")])
+def test_cloudevents_attributes_are_the_identity(received: Received) -> None:
+    event, _ = identify(received, trusted=False)
+    assert (event.id, event.name, event.source) == (CLOUD["id"], NAME, CLOUD["source"])
+    assert (event.published_at, event.subject) == (AT, "order 7")
+    assert event.extensions == {"tenant": "eu"}
+    assert event.service == event.source
+
+
+def test_properties_are_the_identity_of_plain_json() -> None:
+    event, _ = identify(plain, trusted=False)
+    assert (event.id, event.name, event.source) == ("m-1", NAME, "shop")
+    assert event.correlation_id == "basket-5"
+    timed = message(PAYLOAD, message_id="m-1", timestamp=int(AT.timestamp()))
+    assert identify(timed, trusted=False)[0].published_at == AT
+
+
+def test_a_json_message_without_an_id_gets_one_of_its_content() -> None:
+    one, same, other = message({"a": 1}), message({"a": 1}, priority=5), message({"a": 2})
+    first, second, third = (identify(each, trusted=False)[0].id for each in (one, same, other))
+    assert first == second != third
+    assert first.startswith(CONTENT_ID)
+
+
+@pytest.mark.parametrize(
+    ("received", "why"),
+    [
+        (structured(type="shop.order.paid"), "type is 'shop.order.paid', the routing key"),
+        (structured(specversion="0.3"), "specversion is '0.3', not '1.0'"),
+        (structured(source=""), "attribute 'source' is missing"),
+        (binary(id=5), "attribute 'id' is missing or not a text"),
+        (message(b"[1]", formats.STRUCTURED), "not a CloudEvents object"),
+        (message(b"{", formats.STRUCTURED), "not JSON in UTF-8"),
+    ],
+)
+def test_an_invalid_cloud_event_is_malformed(received: Received, why: str) -> None:
+    with pytest.raises(Malformed, match=why):
+        identify(received, trusted=False)
+
+
+@pytest.mark.parametrize(
+    ("received", "why"),
+    [
+        (structured(data=[1]), "the payload is an array, not a JSON object"),
+        (structured(data="x"), "a string"),
+        (structured(data=None), "null"),
+        (structured(data=True), "true"),
+        (structured(data=1.5), "a number"),
+        (structured(data_base64="?"), "not Base64"),
+        (message(b"{'a': 1}"), "not JSON in UTF-8"),
+        (message({"task": "a", "id": "b", "args": [], "kwargs": {}}), "protocol 1"),
+        (message([1, 2]), "neither a JSON object nor"),
+        (message(PAYLOAD, "text/plain"), "'text/plain', not 'application/json' or"),
+    ],
+)
+def test_an_unreadable_payload_is_malformed(received: Received, why: str) -> None:
+    with pytest.raises(Malformed, match=why):
+        decode(received, 1000)
+
+
+def test_cloud_events_need_no_data() -> None:
+    empty = message(dict(CLOUD), formats.STRUCTURED)
+    assert decode(empty, 1000).kwargs == {}
+    assert decode(replace(binary(), body=b""), 1000).kwargs == {}
+
+
+@pytest.mark.parametrize("received", FOREIGN.values(), ids=FOREIGN)
+def test_a_retry_keeps_format_identity_and_body(received: Received) -> None:
+    event, _ = identify(received, trusted=False)
+    copy = retry(received)
+    assert copy.body == received.body
+    assert copy.properties["content_type"] == received.properties["content_type"]
+    back = returned(copy)
+    assert formats.wire_format(back) == formats.wire_format(received)
+    again, progress = identify(back, trusted=True)
+    expected = replace(event, attempt=2, due_at=AT)
+    assert again == expected
+    assert progress.attempt == 2
+    assert decode(back, 1000).kwargs == PAYLOAD
+
+
+def test_a_retry_with_huge_headers_is_still_a_cloud_event() -> None:
+    received = binary()
+    junk = {f"a{number}": "x" * 500 for number in range(150)}
+    back = returned(retry(replace(received, headers={**received.headers, **junk})))
+    assert len(back.headers) < 150
+    assert identify(back, trusted=True)[0].subject == "order 7"
+
+
+@pytest.mark.parametrize("received", FOREIGN.values(), ids=FOREIGN)
+def test_the_archive_keeps_format_identity_and_body(received: Received) -> None:
+    event, _ = identify(received, trusted=False)
+    read = archive(received, event=event)
+    assert read.event is not None
+    assert (read.event.id, read.event.name, read.event.source) == (event.id, NAME, event.source)
+    assert read.event.correlation_id == event.correlation_id
+    assert read.event.published_at == event.published_at
+    assert (read.body, read.content_type) == (received.body, received.properties["content_type"])
+    assert read.payload == PAYLOAD
+
+
+def test_equal_events_without_an_id_are_two_in_the_archive() -> None:
+    received = message(PAYLOAD)
+    event, _ = identify(received, trusted=False)
+    one, two = (archive(received, event=event, progress=Progress(attempt=n)) for n in (1, 2))
+    assert one.event == replace(two.event or event, attempt=1)
+    assert one.identity("billing") != two.identity("billing")
+    assert one.identity("billing") == archive(received, event=event).identity("billing")
+
+
+def test_an_unidentified_json_message_is_not_named_by_its_archive_message() -> None:
+    assert archive(plain).event is None
+
+
+@pytest.mark.parametrize("form", ["celery", "cloudevents", "json"])
+def test_a_published_event_is_read_as_published(form: Format) -> None:
+    identity: dict[str, Any] = {
+        "event_id": "e-1", "name": NAME, "service": "shop", "published_at": AT,
+        "correlation_id": "basket-5", "causation_id": "cause-1",
+    }  # fmt: skip
+    attributes = formats.new_attributes(**identity)
+    payload = {"order_id": 7, "total": Decimal("19.90")}
+    body = encoding.encode_payload(NAME, payload, form=form, attributes=attributes)
+    sent = encoding.event_message(exchange="events", body=body, form=form, **identity)
+    received = replace(
+        returned(sent), exchange="events", routing_key=NAME, headers=dict(sent.headers)
+    )
+    event, _ = identify(received, trusted=False)
+    assert event == ReceivedEvent(
+        id="e-1", name=NAME, service="shop", published_at=AT, correlation_id="basket-5",
+        causation_id="cause-1", content_type=str(sent.properties["content_type"]),
+        extensions=event.extensions,
+    )  # fmt: skip
+    assert decode(received, 1000).kwargs == PAYLOAD
+    assert formats.wire_format(received) == form
+    # Without our headers too, which a CloudEvents library does not read.
+    if form == "cloudevents":
+        bare, _ = identify(replace(received, headers={}), trusted=False)
+        assert bare == event
