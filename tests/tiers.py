@@ -28,6 +28,7 @@ _LATER: Final = {
     rf"faults/.*\[(?!({'|'.join(FAULT_ROWS)})\])": "one row per family is enough",
     r"browser/(?!test_story)": "the story visits the pages",
     r"acceptance/example/": "`make demo` counts the same",
+    r"acceptance/publish/test_message_format\.py": "the contract covers the formats",
     r"test_broker_node\.py": "tests of scripts/, not of the package",
     r"acceptance/(?!worker/test_core).*\[([^\]]*-)?(threads|solo)\b": "prefork covers it",
     r"acceptance/worker/test_poison\.py::Test(Threads|Solo)": "prefork covers it",
