@@ -20,6 +20,7 @@ SETTINGS = Settings(
     handlers={
         "m.moved": {"handler": handle, "events": ["shop.paid"]},
         "m.mail": {"handler": handle, "events": ["shop.sent"], "queue": "mail"},
+        "m.once": {"handler": handle, "events": ["shop.once"], "once": True},
     },
 )
 OWN, MAIL = "billing.m.moved", "billing.mail"
@@ -72,6 +73,35 @@ def test_unreadable_message_is_malformed() -> None:
     assert isinstance(verdict, Verdict)
     assert (reading.event, reading.handler, verdict.reason) == (None, None, "malformed")
     assert "53872825" in verdict.detail
+
+
+def plain(handler: str, event: str) -> Reading:
+    """Return an unread delivery of plain JSON without an id."""
+    received = Received(
+        queue=f"billing.{handler}", exchange="events", routing_key=event, body=b'{"a": 1}',
+        headers={}, properties={"content_type": "application/json"},
+    )  # fmt: skip
+    return Reading(received=received)
+
+
+def test_events_without_an_id_are_handled_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
+    for _ in range(3):
+        assert dispatcher.read(plain("m.moved", "shop.paid")) == Payload(args=[], kwargs={"a": 1})
+    assert ["'shop.paid' is published without an id" in line for line in caplog.messages] == [True]
+
+
+def test_a_handler_with_once_refuses_an_event_without_an_id() -> None:
+    """It would skip the second of two events of the same content."""
+    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
+    reading = plain("m.once", "shop.once")
+    verdict = dispatcher.read(reading)
+    assert isinstance(verdict, Verdict)
+    assert (verdict.reason, reading.event) == ("malformed", None)
+    assert "publish it with a message_id" in verdict.detail
+    assert reading.handler is not None, "a replay goes to it, with the id of the row"
 
 
 @pytest.mark.parametrize("size", [10, 5000])
