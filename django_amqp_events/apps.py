@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, Final
 
 from django.apps import AppConfig
@@ -30,6 +31,11 @@ class DjangoAmqpEventsConfig(AppConfig):
         if settings.service:
             discover(settings.autodiscover)
         celery_signals.connect()
+        # A check reports that it is missing.
+        if settings.metrics and find_spec("prometheus_client"):
+            from .monitor import metrics
+
+            metrics.connect()
 
 
 # Web servers and workers run no checks, so their modules are imported when they run.

@@ -225,6 +225,7 @@ class Settings:
     alerts: AlertSettings = option(_section(AlertSettings), default=AlertSettings())
     editing: bool = option(boolean, default=False)
     redact: str = option(_redact, default="")
+    metrics: bool = option(boolean, default=False)
     fast_paths: frozenset[str] = option(_fast_paths, default=frozenset(FAST_PATHS))
 
 

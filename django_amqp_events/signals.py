@@ -14,6 +14,9 @@
 ``event_archived``
     ``handler`` (``None`` for an unreadable message), ``event`` (or ``None``), ``reason``,
     ``exception``; sent in the worker's main process after the broker confirmed the archive copy.
+``event_replayed``
+    ``handler``, ``event``: RabbitMQ has confirmed the replay of an archived event; sent in the
+    process that replays.
 ``event_skipped``
     ``handler``, ``event``: a handler with ``once`` has already handled it; sent where handlers run.
 ``event_hanging``
@@ -34,6 +37,7 @@ event_postponed = Signal()
 event_unrouted = Signal()
 event_retried = Signal()
 event_archived = Signal()
+event_replayed = Signal()
 event_skipped = Signal()
 event_hanging = Signal()
 alert_raised = Signal()

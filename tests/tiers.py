@@ -29,6 +29,7 @@ _LATER: Final = {
     r"browser/(?!test_story)": "the story visits the pages",
     r"acceptance/example/": "`make demo` counts the same",
     r"acceptance/publish/test_message_format\.py": "the contract covers the formats",
+    r"acceptance/monitor/test_metrics\.py::test_prometheus": "it installs Prometheus",
     r"test_broker_node\.py": "tests of scripts/, not of the package",
     r"acceptance/(?!worker/test_core).*\[([^\]]*-)?(threads|solo)\b": "prefork covers it",
     r"acceptance/worker/test_poison\.py::Test(Threads|Solo)": "prefork covers it",

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from django.db import Error, InterfaceError, OperationalError, connections
 
+from .. import signals
 from ..broker.publish_errors import describe_message
 from ..broker.topology import Names
 from ..conf import Settings, get_settings
@@ -363,6 +364,10 @@ def _publish(
         report.published += [each.event.pk for each in confirmed]
         report.replays += [each.replay.pk for each in confirmed]
         _record(lambda: states.published(confirmed, now=_now()))
+        for each in confirmed:
+            signals.event_replayed.send_robust(
+                settings.service, handler=each.replay.handler, event=each.event.event
+            )
     _return_to_archive(back + failed, report)
     if failed and not confirmed and all(each.general for each in failed):
         report.stopped = Reason.of(failed[0].why)

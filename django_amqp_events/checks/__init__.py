@@ -29,6 +29,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     database.check_outbox,
     settings.check_limits,
     settings.check_alerts,
+    settings.check_metrics,
     broker.check_transport,
     celery_options.check_worker,
     celery_options.check_eager,

@@ -111,6 +111,17 @@ def check_limits(project: Project) -> Iterator[Problem]:
         )
 
 
+def check_metrics(project: Project) -> Iterator[Problem]:
+    """Metrics without prometheus_client (E090)."""
+    if project.settings.metrics and importlib.util.find_spec("prometheus_client") is None:
+        yield Problem(
+            "E090",
+            "AMQP_EVENTS['METRICS'] is True, but prometheus_client is not installed: nothing is "
+            "counted.",
+            "Run pip install 'django-amqp-events[prometheus]'.",
+        )
+
+
 def check_alerts(project: Project) -> Iterator[Problem]:
     """E-mail alerts without recipients (W060)."""
     if project.settings.alerts.mail and not django_settings.ADMINS:

@@ -98,6 +98,7 @@ def test_every_key_is_read() -> None:
         "ALERTS": {"MAIL": True, "GROWTH": 7, "MIRROR_LAG": timedelta(minutes=1), "STALE": None},
         "EDITING": True,
         "REDACT": "project.privacy.redact",
+        "METRICS": True,
         "FAST_PATHS": ["reads"],
     }
     assert set(raw) == set(conf.KEYS)
@@ -128,6 +129,7 @@ def test_every_key_is_read() -> None:
         alerts=AlertSettings(mail=True, growth=7, mirror_lag=60, stale=None),
         editing=True,
         redact="project.privacy.redact",
+        metrics=True,
         fast_paths=frozenset({"reads"}),
     )
 

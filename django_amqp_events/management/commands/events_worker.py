@@ -1,23 +1,31 @@
 """Start a Celery worker for the event handlers of this service.
 
 Beside the worker it runs events_reaper, events_mirror, events_relay and
-events_batches. Arguments after -- are passed to `celery worker`.
+events_batches, with --metrics-port also events_metrics. Arguments after -- are
+passed to `celery worker`.
 
 exit codes: those of the Celery worker; 1 if it cannot start
 """
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import sys
+import tempfile
 from argparse import ArgumentParser
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from django_amqp_events.broker.connection import celery_app
-from django_amqp_events.conf import get_settings
+from django_amqp_events.conf import Settings, get_settings
 from django_amqp_events.declare.registry import Registry, get_registry
+from django_amqp_events.management import arguments
 from django_amqp_events.management.base import EventsCommand
 from django_amqp_events.management.processes import QUIET, Children, prepare, run_worker
+from django_amqp_events.monitor import load_metrics
 from django_amqp_events.worker.hang_detector import OPTION, add_options
 
 #: Commands that run beside the worker, each unless its option ``--no-…`` is given.
@@ -48,6 +56,12 @@ class Command(EventsCommand):
             help="Report handlers that run longer; 0: never (default: their time limit, or 25 "
             "minutes).",
         )
+        parser.add_argument(
+            "--metrics-port",
+            type=arguments.integer(1, 65_535),
+            metavar="PORT",
+            help="Serve Prometheus metrics of the worker and of what runs beside it.",
+        )
         for name in _CHILDREN:
             parser.add_argument(
                 f"--no-{name}",
@@ -64,6 +78,8 @@ class Command(EventsCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         settings, registry = get_settings(), get_registry()
+        if options["metrics_port"] is not None:
+            self._share_metrics(settings)
         app = celery_app(settings)
         prepare(app)
         queues = self._queues(registry, options["handlers"])
@@ -76,20 +92,41 @@ class Command(EventsCommand):
         add_options(app)
         if options["hang_after"] is not None:
             argv += [OPTION, str(options["hang_after"])]
+        metrics = [["events_metrics", str(options["metrics_port"])]]
         children = Children(
+            *(metrics if options["metrics_port"] is not None else ()),
             *(
                 [f"events_{name}", "--loglevel", options["loglevel"]]
                 if name == "reaper"
                 else [f"events_{name}", "--verbosity", str(options["verbosity"])]
                 for name in _CHILDREN
                 if not options[f"no_{name}"]
-            )
+            ),
         )
         children.start()
         try:
             return run_worker(app, [*argv, *self._celery_arguments])
         finally:
             children.stop()
+
+    def _share_metrics(self, settings: Settings) -> None:
+        """Give the processes of this worker a folder for their metrics.
+
+        prometheus_client reads the variable when it is imported, which this process has done, so
+        the command starts again. A folder that the user has chosen stays as it is.
+        """
+        if not settings.metrics:
+            raise self.wrong("--metrics-port needs AMQP_EVENTS['METRICS'] = True")
+        metrics = load_metrics()
+        folder = Path(tempfile.gettempdir(), f"amqp-events-metrics-{os.getpid()}")
+        chosen = os.environ.setdefault(metrics.FOLDER, str(folder))
+        if chosen != str(folder):
+            return
+        if not folder.exists():
+            folder.mkdir(mode=0o700)
+            sys.stdout.flush()
+            os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this command again
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
     def _queues(self, registry: Registry, names: list[str]) -> set[str]:
         if not registry.handlers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -346,6 +347,13 @@ def test_a_redaction_hook_has_to_be_a_function(run: Check) -> None:
     assert run(REDACT="x") == ["E070"]
     assert run(EDITING="yes") == ["E003"]
     assert run(REDACT=5) == ["E003", "E070"]
+
+
+def test_metrics_need_prometheus_client(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(METRICS=True) == []
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert run(METRICS=True) == ["E090"]
+    assert run() == []
 
 
 def test_no_database_for_the_archive(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,189 @@
+"""Prometheus metrics: counters and histograms of events, and gauges of the newest snapshot.
+
+With ``METRICS``, each process of a service counts in prometheus_client's default registry. In the
+multiprocess mode (``PROMETHEUS_MULTIPROC_DIR``) the processes of a worker share a folder, which
+``events_metrics`` serves. docs/metrics.md lists the metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import lru_cache
+from time import perf_counter
+from typing import Any, Final
+
+from celery import signals as celery_signals
+from django.db import close_old_connections
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+
+from .. import signals
+from ..context import ReceivedEvent
+from ..declare.patterns import pattern_matches
+from ..declare.registry import get_registry
+from ..worker.task import HandlerTask
+from . import snapshots
+
+#: The environment variable with the folder that processes share.
+FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
+#: States in which Celery's tracer ends a run that the verdict calls handled.
+_HANDLED: Final = frozenset({"SUCCESS", "IGNORED"})
+_EVENT: Final = ("event", "handler")
+
+PUBLISHED: Final = Counter(
+    "amqp_events_published", "Events that RabbitMQ has confirmed.", ["event"]
+)
+HANDLED: Final = Counter("amqp_events_handled", "Runs of handlers that succeeded.", _EVENT)
+RETRIED: Final = Counter("amqp_events_retried", "Failed attempts that are retried.", _EVENT)
+ARCHIVED: Final = Counter("amqp_events_archived", "Events that were archived.", [*_EVENT, "reason"])
+REPLAYED: Final = Counter("amqp_events_replayed", "Replays that RabbitMQ has confirmed.", _EVENT)
+SECONDS: Final = Histogram(
+    "amqp_events_handler_seconds",
+    "Duration of a handler's run.",
+    ["handler"],
+    buckets=(0.005, 0.02, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900),
+)
+LAG: Final = Histogram(
+    "amqp_events_start_lag_seconds",
+    "Time from when an attempt was due, or the event published, to its start.",
+    ["handler"],
+    buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200),
+)
+
+
+def connect() -> None:
+    """Count what the signals of this package and of Celery report; no other code counts."""
+    for signal, receiver in (
+        (signals.event_published, _published),
+        (signals.event_retried, _retried),
+        (signals.event_archived, _archived),
+        (signals.event_replayed, _replayed),
+        (celery_signals.task_prerun, _started),
+        (celery_signals.task_postrun, _ended),
+    ):
+        signal.connect(receiver, dispatch_uid=f"django_amqp_events.{receiver.__name__}")
+
+
+@lru_cache(maxsize=10_000)
+def _event(handler: str, name: str) -> str:
+    """Return the label of an event: its name, or the handler's pattern that it matches.
+
+    Publishers choose names, and each label value costs memory in every process and in Prometheus,
+    so a name is a label only if the handler names it.
+    """
+    found = get_registry().handlers.get(handler)
+    patterns = found.patterns if found else ()
+    if name in patterns:
+        return name
+    return next((each for each in patterns if pattern_matches(each, name)), "")
+
+
+def _labels(handler: str | None, event: ReceivedEvent | None) -> tuple[str, str]:
+    return _event(handler or "", event.name if event else ""), handler or ""
+
+
+def _published(name: str, **_: Any) -> None:
+    PUBLISHED.labels(name).inc()
+
+
+def _retried(handler: str | None, event: ReceivedEvent, **_: Any) -> None:
+    RETRIED.labels(*_labels(handler, event)).inc()
+
+
+def _archived(handler: str | None, event: ReceivedEvent | None, reason: str, **_: Any) -> None:
+    ARCHIVED.labels(*_labels(handler, event), reason).inc()
+
+
+def _replayed(handler: str, event: ReceivedEvent, **_: Any) -> None:
+    REPLAYED.labels(*_labels(handler, event)).inc()
+
+
+def _started(task: Any, **_: Any) -> None:
+    if not isinstance(task, HandlerTask) or (event := task.event) is None:
+        return
+    task.request.amqp_started = perf_counter()
+    since = event.due_at or event.published_at
+    if since is not None:
+        LAG.labels(task.name).observe(max(0.0, (datetime.now(UTC) - since).total_seconds()))
+
+
+def _ended(task: Any, state: str | None = None, **_: Any) -> None:
+    if not isinstance(task, HandlerTask) or task.event is None:
+        return
+    began = getattr(task.request, "amqp_started", None)
+    if began is not None:
+        SECONDS.labels(task.name).observe(perf_counter() - began)
+    if state in _HANDLED:
+        HANDLED.labels(*_labels(task.name, task.event)).inc()
+
+
+class SnapshotCollector(Collector):
+    """Yields the newest snapshot as gauges; RabbitMQ is not asked when Prometheus scrapes."""
+
+    def __init__(self, service: str) -> None:
+        self.service = service
+
+    def describe(self) -> list[Metric]:
+        """Return nothing, so that registering it reads no database."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        close_old_connections()
+        try:
+            newest = snapshots.rows(self.service).first()
+        finally:
+            close_old_connections()
+        if newest is None:
+            return
+        found = json.loads(newest.document)
+        age = (datetime.now(UTC) - newest.at).total_seconds()
+        yield _gauge("snapshot_age_seconds", "Age of the figures of broker and database.", age)
+        yield _gauge("broker_up", "1 if RabbitMQ answered.", not found["broker"]["error"])
+        yield _gauge("archive_open", "Archived events to decide on.", newest.open)
+        if "lag" in found["mirror"]:
+            yield _gauge(
+                "mirror_lag_seconds", "Upper bound of the mirror's delay.", found["mirror"]["lag"]
+            )
+        for name, text, key in (
+            ("queue_messages", "Messages that are ready.", "ready"),
+            ("queue_consumers", "Consumers of a queue.", "consumers"),
+        ):
+            gauge = GaugeMetricFamily(f"amqp_events_{name}", text, labels=["queue", "role"])
+            for queue, each in found["queues"].items():
+                if each.get(key) is not None:
+                    gauge.add_metric([queue, each["role"]], each[key])
+            yield gauge
+        for name, text, key in (
+            ("outbox_pending", "Events of the outbox that are not published.", "total"),
+            ("outbox_lag_seconds", "Age of the oldest event in the outbox.", "lag"),
+        ):
+            gauge = GaugeMetricFamily(f"amqp_events_{name}", text, labels=["database"])
+            for each in found["outbox"]:
+                if key in each:
+                    gauge.add_metric([each["database"]], each[key])
+            yield gauge
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"amqp_events_{name}", text, value=float(value))
+
+
+def serve(port: int, address: str, service: str) -> Any:
+    """Serve the counters of all processes of a worker, and the snapshot, in a thread.
+
+    Returns:
+        the HTTP server and its thread.
+
+    Raises:
+        OSError: the port is in use, or there is no such address.
+    """
+    registry = CollectorRegistry()
+    if os.environ.get(FOLDER):
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    registry.register(SnapshotCollector(service))
+    return start_http_server(port, address, registry)
