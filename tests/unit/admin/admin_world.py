@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from typing import Any
 from uuid import UUID, uuid4
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.auth.models import Permission, User
 from django.db.models import Model
 from django.test import Client
@@ -277,3 +277,23 @@ class Page(HTMLParser):
     @property
     def words(self) -> str:
         return " ".join(" ".join(self.text).split())
+
+
+def page(response: Any) -> Page:
+    """The page of a response, which passes a strict policy."""
+    assert response.status_code == 200, response.status_code
+    found = Page(response.content.decode())
+    assert found.violations == []
+    return found
+
+
+def said(response: Any) -> list[str]:
+    """The messages that the page after a redirect shows."""
+    return [str(each) for each in messages.get_messages(response.wsgi_request)] or [
+        str(each) for each in response.context["messages"]
+    ]
+
+
+def ids_in(response: Any) -> set[UUID]:
+    """The rows of a list."""
+    return {row.pk for row in response.context["cl"].result_list}

@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.contrib import messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.db import connection
@@ -42,7 +41,6 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
-from django_amqp_events.publish import publisher
 
 from . import admin_world as world
 from .admin_world import (
@@ -55,8 +53,11 @@ from .admin_world import (
     client_of,
     document,
     frozen,
+    ids_in,
     make,
     overdue,
+    page,
+    said,
     select,
     url,
     user,
@@ -70,62 +71,13 @@ NOBODY = UUID("c0ffee00-0000-4000-8000-000000000000")
 FASTER = "1 event skipped: another user or tab changed it first; it is {} now"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def pages_of_a_project():
-    # Once: with other TEMPLATES Django would compile all of them again.
-    with override_settings(**world.SETTINGS):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def project(pages_of_a_project):
-    with override_settings(AMQP_EVENTS=world.EVENTS):
-        yield
-
-
 @pytest.fixture
 def ada():
     return client_of(user(*PERMISSIONS))
 
 
-class Wire:
-    """Stands where the broker's connection is: what is published, and its answers."""
-
-    def __init__(self) -> None:
-        self.messages: list[Any] = []
-        self.errors: list[Any] = []
-
-    def publish(self, messages: list[Any], *, mandatory: bool) -> list[Any]:
-        assert mandatory
-        self.messages += messages
-        return [self.errors.pop(0) if self.errors else None for _ in messages]
-
-
-@pytest.fixture
-def wire(monkeypatch):
-    made = Wire()
-    monkeypatch.setattr(publisher, "backend", lambda settings: made)
-    return made
-
-
-def said(response: Any) -> list[str]:
-    """The messages that the page after a redirect shows."""
-    return [str(each) for each in messages.get_messages(response.wsgi_request)] or [
-        str(each) for each in response.context["messages"]
-    ]
-
-
-def page(response: Any) -> Page:
-    assert response.status_code == 200, response.status_code
-    return Page(response.content.decode())
-
-
 def row_in(state: State) -> ArchivedEvent:
     return overdue() if state == State.REPLAYING else make(state)
-
-
-def ids_in(response: Any) -> set[UUID]:
-    return {row.pk for row in response.context["cl"].result_list}
 
 
 # -- list

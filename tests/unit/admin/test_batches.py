@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -11,7 +10,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection
-from django.test import Client, override_settings
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import translation
@@ -30,24 +29,12 @@ from django_amqp_events.models import (
 from django_amqp_events.reasons import Reason
 
 from . import admin_world as world
-from .admin_world import (
-    Page,
-    client_of,
-    make,
-    select,
-)
+from .admin_world import Page, client_of, make, page, said, select
 
 pytestmark = pytest.mark.django_db
 
 NOBODY = UUID("c0ffee00-0000-4000-8000-000000000000")
 ACTS = ("start", "look", "pause", "resume", "cancel")
-
-
-@pytest.fixture(autouse=True)
-def project(settings: Any) -> Iterator[None]:
-    settings.AMQP_EVENTS = world.EVENTS
-    with override_settings(**world.SETTINGS):
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -69,17 +56,6 @@ def ada() -> Client:
 
 def url(name: str, *args: Any, site: str = "admin") -> str:
     return reverse(f"admin:django_amqp_events_replaybatch_{name}", args=args, current_app=site)
-
-
-def page(response: Any) -> Page:
-    assert response.status_code == 200
-    found = Page(response.content.decode())
-    assert not found.violations
-    return found
-
-
-def said(response: Any) -> list[str]:
-    return [str(each) for each in response.context["messages"]]
 
 
 def drafted(number: int = 2, **more: Any) -> ReplayBatch:

@@ -44,20 +44,12 @@ PAGES = ("changelist", "topology", "retries")
 HOSTILE = "<script>alert(1)</script>\u202e\x07\ud800"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def pages_of_a_project():
-    with override_settings(**world.SETTINGS):
-        yield
-
-
 @pytest.fixture(autouse=True)
-def project(pages_of_a_project, monkeypatch):
-    def no_broker(*_: Any, **__: Any) -> Any:
+def no_broker(monkeypatch):
+    def fail(*_: Any, **__: Any) -> Any:
         pytest.fail("a page talks to the broker")
 
-    monkeypatch.setattr(connection_module, "connection", no_broker)
-    with override_settings(AMQP_EVENTS=world.EVENTS):
-        yield
+    monkeypatch.setattr(connection_module, "connection", fail)
 
 
 def url(page: str = "changelist", site: str = "admin") -> str:

@@ -24,7 +24,6 @@ from django_amqp_events.models import (
     Revision,
     State,
 )
-from django_amqp_events.publish import publisher
 from django_amqp_events.worker import inbox
 
 from . import admin_world as world
@@ -34,16 +33,13 @@ from .admin_world import (
     client_of,
     frozen,
     make,
+    page,
+    said,
     seen,
     url,
     user,
 )
-from .test_admin import (
-    HOSTILE,
-    Wire,
-    page,
-    said,
-)
+from .test_admin import HOSTILE
 
 pytestmark = pytest.mark.django_db
 
@@ -85,13 +81,7 @@ def returns_text(name: str, payload: dict[str, Any]) -> Any:
     return str(payload)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def pages_of_a_project():
-    with override_settings(**world.SETTINGS):
-        yield
-
-
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def project(pages_of_a_project):
     with override_settings(AMQP_EVENTS=SETTINGS):
         yield
@@ -100,13 +90,6 @@ def project(pages_of_a_project):
 @pytest.fixture
 def ada():
     return client_of(user(*RIGHTS, "replay"))
-
-
-@pytest.fixture
-def wire(monkeypatch):
-    made = Wire()
-    monkeypatch.setattr(publisher, "backend", lambda settings: made)
-    return made
 
 
 def form(row: ArchivedEvent, payload: Any = None, **more: str) -> dict[str, str]:

@@ -8,11 +8,9 @@ from urllib.parse import urlencode
 from uuid import UUID, uuid4
 
 import pytest
-from django.contrib import messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.db import connection
-from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils.translation import override
@@ -31,49 +29,13 @@ from django_amqp_events.models import (
     ReplayBatchEvent,
     State,
 )
-from django_amqp_events.publish import publisher
 
 from . import admin_world as world
-from .admin_world import (
-    Page,
-    client_of,
-    make,
-    user,
-)
+from .admin_world import client_of, make, page, said, user
 
 pytestmark = pytest.mark.django_db
 
 MARKUP = "<script>alert(1)</script>"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def pages_of_a_project():
-    with override_settings(**world.SETTINGS):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def project(pages_of_a_project):
-    with override_settings(AMQP_EVENTS=world.EVENTS):
-        yield
-
-
-class Wire:
-    """Stands where the broker's connection is."""
-
-    def __init__(self) -> None:
-        self.messages: list[Any] = []
-
-    def publish(self, messages: list[Any], *, mandatory: bool) -> list[Any]:
-        self.messages += messages
-        return [None] * len(messages)
-
-
-@pytest.fixture
-def wire(monkeypatch):
-    made = Wire()
-    monkeypatch.setattr(publisher, "backend", lambda settings: made)
-    return made
 
 
 def person(*permissions: str, name: str = "ada", groups: tuple[str, ...] = ("view",)) -> Any:
@@ -103,21 +65,10 @@ def url(name: str, *args: Any, site: str = "admin") -> str:
     return reverse(f"admin:django_amqp_events_failuregroup_{name}", args=args, current_app=site)
 
 
-def page(response: Any) -> Page:
-    assert response.status_code == 200, response.status_code
-    found = Page(response.content.decode())
-    assert found.violations == []
-    return found
-
-
 def listed(client: Any, **query: str) -> set[str]:
     response = client.get(url("changelist"), query)
     page(response)
     return {group.exception for group in response.context["cl"].result_list}
-
-
-def said(response: Any) -> list[str]:
-    return [str(each) for each in messages.get_messages(response.wsgi_request)]
 
 
 def fields(group: FailureGroup, **more: Any) -> dict[str, Any]:

@@ -25,8 +25,7 @@ from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.models import InboxEntry, Moment, OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows
 
-from . import admin_world as world
-from .admin_world import Page, client_of
+from .admin_world import client_of, ids_in, page, said
 
 pytestmark = pytest.mark.django_db
 
@@ -57,18 +56,6 @@ ENVELOPE = {
     "headers": {"task": "shop.order.created", "event-correlation-id": "basket-5", "weight": 2},
     "properties": {"content_type": "application/json", "content_encoding": "utf-8"},
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def pages_of_a_project():
-    with override_settings(**world.SETTINGS):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def project(pages_of_a_project):
-    with override_settings(AMQP_EVENTS=world.EVENTS):
-        yield
 
 
 def user(*permissions: str, model: str = "outboxevent", name: str = "ada") -> User:
@@ -139,21 +126,6 @@ def select(found: list[OutboxEvent], decision: str, **more: str) -> dict[str, An
     ids = [str(row.pk) for row in found]
     form = {"action": f"{decision}_selected", "_selected_action": ids, "index": "0"}
     return {**form, "select_across": "0", **more}
-
-
-def said(response: Any) -> list[str]:
-    return [str(each) for each in response.context["messages"]]
-
-
-def page(response: Any) -> Page:
-    assert response.status_code == 200, response.status_code
-    found = Page(response.content.decode())
-    assert found.violations == []
-    return found
-
-
-def ids_in(response: Any) -> set[UUID]:
-    return {row.pk for row in response.context["cl"].result_list}
 
 
 # -- the list
