@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
+from django.template.loader import render_to_string
 from django.utils.formats import get_format, localize
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -25,8 +26,7 @@ HEIGHT: Final = 150
 _LEFT: Final = 42
 _BOTTOM: Final = 18
 _TOP: Final = 8
-#: Characters of a name in a picture, and in its tooltip.
-_NAME: Final = 46
+#: Characters of a name in a table.
 _LONG: Final = 300
 #: Queues that a graph draws; the table has all.
 GRAPH: Final = 200
@@ -39,6 +39,10 @@ _BAR: Final = 4
 _GAP: Final = 1
 _SPARK: Final = 20
 Cell = str | int | float
+#: CSS class and name of a layer of stacked bars, and one value per bar.
+Layer = tuple[str, str, Sequence[float]]
+#: The label of a queue in the graph, a number or word, and ``ok``, ``warning`` or ``error``.
+Node = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +60,6 @@ class Picture:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     legend: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer of stacked bars, with one value per bar."""
-
-    css: str
-    name: str
-    values: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,36 +82,44 @@ def bars(
         of: what the labels are, the head of the table's first column.
         unit: behind numbers.
     """
-    totals = [sum(values) for values in zip(*(layer.values for layer in layers), strict=True)]
+    names = [name for _css, name, _values in layers]
+    by_bar = list(zip(*(values for _css, _name, values in layers), strict=True))
+    totals = list(map(sum, by_bar))
     top = _axis_end(max(totals, default=0))
     step = (WIDTH - _LEFT) / max(1, len(labels))
-    width = max(1.0, step * 0.8)
+    thick = max(1.0, step * 0.8)
     every = max(1, math.ceil(len(labels) / 8))
-    parts = [_axis(top, unit)]
+    drawn = []
     for place, label in enumerate(labels):
-        x = _LEFT + step * place + (step - width) / 2
-        below, pieces, told = 0.0, [], []
-        for layer in layers:
-            if value := layer.values[place]:
-                y, height = _y(below + value, top), _y(below, top) - _y(below + value, top)
-                pieces.append(_tag("rect", class_=layer.css, x=x, y=y, width=width, height=height))
-                told.append(f"{layer.name} {_told(value)}{unit}")
+        below, rects, told = 0.0, [], []
+        for css, name, values in layers:
+            if value := values[place]:
+                y = _y(below + value, top)
+                rects.append((css, y, round(_y(below, top) - y, 1)))
+                told.append(f"{name} {_told(value)}{unit}")
                 below += value
-        if pieces:
-            title_ = _tag("title", line(f"{label}: {', '.join(told)}", _LONG))
-            parts.append(_tag("g", title_, *pieces))
-        if place % every == 0:
-            parts.append(_text(x + width / 2, HEIGHT - 5, label, anchor="middle", limit=10))
-    described = "; ".join(f"{layer.name}: {_told(sum(layer.values))}{unit}" for layer in layers)
+        x = round(_LEFT + step * place + (step - thick) / 2, 1)
+        written = label if place % every == 0 else None
+        drawn.append((x, written, f"{label}: {', '.join(told)}", rects))
+    described = "; ".join(f"{name}: {_told(sum(values))}{unit}" for _css, name, values in layers)
     return Picture(
         title=title,
-        svg=_svg(title, described, HEIGHT, parts) if any(totals) else "",
-        columns=(of, *(layer.name for layer in layers)),
+        svg=_svg(
+            "bars",
+            title,
+            described,
+            axis=_axis(top, unit),
+            bars=drawn,
+            thick=round(thick, 1),
+            half=round(thick / 2, 1),
+        )
+        if any(totals)
+        else "",
+        columns=(of, *names),
         rows=tuple(
-            (label, *(_number(layer.values[place]) for layer in layers))
-            for place, label in enumerate(labels)
+            (label, *map(_number, values)) for label, values in zip(labels, by_bar, strict=True)
         ),
-        legend=tuple((layer.css, layer.name) for layer in layers) if len(layers) > 1 else (),
+        legend=tuple((css, name) for css, name, _values in layers) if len(layers) > 1 else (),
     )
 
 
@@ -135,49 +138,46 @@ def area(title: str, points: Sequence[tuple[float, str, float]], *, of: tuple[st
     values = [value for _, _, value in points]
     first, top = points[0][0], _axis_end(max(values))
     scale = (WIDTH - _LEFT) / ((points[-1][0] - first) or 1.0)
-    places = [(_LEFT + scale * (x - first), _y(value, top)) for x, _, value in points]
+    places = [(round(_LEFT + scale * (x - first), 1), _y(value, top)) for x, _, value in points]
     if len(places) == 1:
         # A moment has no width; a line does.
         places.append((float(WIDTH), places[0][1]))
-    outline = " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-    left, right, ground = places[0][0], places[-1][0], _y(0, top)
-    closed = f"M{left:.1f} {ground:.1f} L{outline} L{right:.1f} {ground:.1f} Z"
-    parts = [
-        _axis(top, ""),
-        _tag("path", class_="ae-area", d=closed),
-        _tag("path", class_="ae-line", d=f"M{outline}"),
-        _text(_LEFT, HEIGHT - 5, points[0][1], limit=20),
-        _text(WIDTH, HEIGHT - 5, points[-1][1], anchor="end", limit=20),
-    ]
+    outline = " L".join(f"{x} {y}" for x, y in places)
+    ground = _y(0, top)
     described = _("from %(first)s to %(last)s, at most %(most)s") % {
         "first": _told(values[0]),
         "last": _told(values[-1]),
         "most": _told(max(values)),
     }
-    return replace(picture, svg=_svg(title, described, HEIGHT, parts))
+    svg = _svg(
+        "area",
+        title,
+        described,
+        axis=_axis(top),
+        outline=outline,
+        closed=f"M{places[0][0]} {ground} L{outline} L{places[-1][0]} {ground} Z",
+        first=points[0][1],
+        last=points[-1][1],
+    )
+    return replace(picture, svg=svg)
 
 
 def lying(title: str, found: Sequence[Row], *, of: tuple[str, str]) -> Picture:
     """Draw one horizontal bar per name."""
     most = max((row.value for row in found), default=0)
-    parts = []
-    for place, row in enumerate(found):
-        y = place * _ROW
-        number = f"{_told(row.value)}{f' · {row.note}' if row.note else ''}"
-        pieces = [
-            _tag("title", line(f"{row.name}: {number}", _LONG)),
-            _text(0, y + 13, row.name, limit=_NAME),
-            _text(WIDTH, y + 13, number, anchor="end", limit=_NAME),
-            _tag("rect", class_="ae-track", x=0, y=y + 18, width=WIDTH, height=8),
-        ]
-        if row.value:
-            width = max(1.0, WIDTH * row.value / most)
-            pieces.append(_tag("rect", class_=row.css, x=0, y=y + 18, width=width, height=8))
-        parts.append(_tag("g", *pieces))
+    drawn = [
+        (
+            place * _ROW,
+            row,
+            f"{_told(row.value)}{f' · {row.note}' if row.note else ''}",
+            round(max(1.0, WIDTH * row.value / most), 1) if row.value else 0,
+        )
+        for place, row in enumerate(found)
+    ]
     described = ", ".join(f"{line(row.name)} {_told(row.value)}" for row in found[:5])
     return Picture(
         title=title,
-        svg=_svg(title, described, _ROW * len(found), parts) if found else "",
+        svg=_svg("lying", title, described, height=_ROW * len(found), bars=drawn) if found else "",
         columns=of,
         rows=tuple((line(row.name, _LONG), _number(row.value)) for row in found),
     )
@@ -209,8 +209,8 @@ def schedule(title: str, delays: Sequence[float]) -> Picture:
         title,
         [str(place) for place in range(1, len(delays) + 1)],
         [
-            Layer("ae-fill-quiet", _("delay before"), before),
-            Layer("ae-fill", _("delay"), [delay / length for delay in delays]),
+            ("ae-fill-quiet", _("delay before"), before),
+            ("ae-fill", _("delay"), [delay / length for delay in delays]),
         ],
         of=_("Retry"),
         unit=f" {unit}",
@@ -225,14 +225,6 @@ def schedule(title: str, delays: Sequence[float]) -> Picture:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """The label of a queue in the graph: a number or word, and ``ok``, ``warning`` or ``error``."""
-
-    text: str = ""
-    severity: str = "ok"
-
-
 def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
     """Draw exchanges on the left, queues on the right, and how messages go between them.
 
@@ -245,7 +237,7 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
     dull = {
         queue.name
         for queue in topology.queues
-        if queue.role == "delay" and not nodes.get(queue.name, Node()).text
+        if queue.role == "delay" and not nodes.get(queue.name, ("", "ok"))[0]
     }
 
     def box(name: str) -> str:
@@ -259,22 +251,14 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
         if (queue := box(binding.queue)) in right:
             edges.setdefault((box(binding.exchange), queue), []).append(binding.routing_key)
     left = _beside(right, edges)
-    arrow = _tag(
-        "marker",
-        _tag("path", d="M0 0 L6 3 L0 6 Z"),
-        id="ae-arrow",
-        class_="ae-arrow",
-        viewBox="0 0 6 6",
-        refX=6,
-        refY=3,
-        markerWidth=6,
-        markerHeight=6,
-        orient="auto",
-    )
-    parts = [_tag("defs", arrow)]
-    for (exchange, queue), keys in edges.items():
-        told = f"{exchange} → {queue} {', '.join(sorted({key for key in keys if key}))}"
-        parts.append(_edge("ae-edge", 270, left[exchange] + 12, 400, right[queue] + 12, told))
+    drawn = [
+        (
+            "ae-edge",
+            *(270, left[exchange] + 12, 400, right[queue] + 12),
+            f"{exchange} → {queue} {', '.join(sorted({key for key in keys if key}))}",
+        )
+        for (exchange, queue), keys in edges.items()
+    ]
     dead = {
         (box(each.name), box(str(each.arguments.get("x-dead-letter-exchange", ""))))
         for each in topology.queues
@@ -282,13 +266,13 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
     for queue, target in sorted(dead):
         if queue in right and target in left:
             told = _("%(queue)s dead-letters to %(target)s") % {"queue": queue, "target": target}
-            parts.append(
-                _edge("ae-edge-dead", 400, right[queue] + 18, 270, left[target] + 18, told)
-            )
-    parts += [_box(name, 10, y, 260, Node(), "ae-exchange") for name, y in left.items()]
-    parts += [
-        _box(name, 400, y, 310, nodes.get(name, Node()), "ae-queue") for name, y in right.items()
-    ]
+            drawn.append(("ae-edge-dead", 400, right[queue] + 18, 270, left[target] + 18, told))
+    boxes = [("ae-exchange ae-ok", 10, y, 260, name, "") for name, y in left.items()]
+    for name, y in right.items():
+        text, severity = nodes.get(name, ("", "ok"))
+        if severity not in ("warning", "error", "unknown"):
+            severity = "ok"
+        boxes.append((f"ae-queue ae-{severity}", 400, y, 310, name, text))
     tall = max([*left.values(), *right.values()], default=0) + _ROW
     described = _("exchanges: %(exchanges)s, queues: %(queues)s, bindings: %(bindings)s") % {
         "exchanges": len(topology.exchanges),
@@ -297,7 +281,7 @@ def graph(title: str, topology: Topology, nodes: Mapping[str, Node]) -> Picture:
     }
     return Picture(
         title=title,
-        svg=_svg(title, described, tall, parts, width=720, css="ae-svg ae-graph"),
+        svg=_svg("graph", title, described, 720, tall, css="ae-graph", edges=drawn, boxes=boxes),
         columns=(_("Exchange"), _("Queue"), _("Routing key")),
         rows=tuple(
             (line(each.exchange, _LONG), line(each.queue, _LONG), line(each.routing_key, _LONG))
@@ -316,18 +300,16 @@ def sparkline(values: Sequence[int], label: str) -> SafeString:
             # Visible beside a bar that is a thousand times as high.
             height = max(2, round(value * (_SPARK - 1) / most))
             drawn += f"M{index * (_BAR + _GAP)} {_SPARK - 1}v-{height}h{_BAR}v{height}z"
-    width = max(1, len(values) * (_BAR + _GAP) - _GAP)
-    return _tag(
-        "svg",
-        _tag("title", label),
-        _tag("path", class_="ae-spark-base", d=f"M0 {_SPARK - 1}h{width}v1h-{width}z"),
-        _tag("path", class_="ae-spark-bars", d=drawn),
-        class_="ae-spark",
-        viewBox=f"0 0 {width} {_SPARK}",
-        width=width,
+    return format_html(
+        '<svg class="ae-spark" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'role="img" aria-label="{label}"><title>{label}</title>'
+        '<path class="ae-spark-base" d="M0 {base}h{width}v1h-{width}z"/>'
+        '<path class="ae-spark-bars" d="{drawn}"/></svg>',
+        width=max(1, len(values) * (_BAR + _GAP) - _GAP),
         height=_SPARK,
-        role="img",
-        aria_label=label,
+        base=_SPARK - 1,
+        label=label,
+        drawn=drawn,
     )
 
 
@@ -336,18 +318,13 @@ def progress(parts: Iterable[tuple[str, float]], label: str) -> SafeString:
     drawn, at = [], 0.0
     for css, width in parts:
         if width:
-            drawn.append(
-                _tag("rect", class_=css, x=f"{at:.2f}", y=0, width=f"{width:.2f}", height=6)
-            )
+            drawn.append((css, f"{at:.2f}", f"{width:.2f}"))
         at += width
-    return _tag(
-        "svg",
-        *drawn,
-        class_="ae-bar",
-        viewBox="0 0 100 6",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=label,
+    return format_html(
+        '<svg class="ae-bar" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" '
+        'aria-label="{}">{}</svg>',
+        label,
+        format_html_join("", '<rect class="{}" x="{}" y="0" width="{}" height="6"></rect>', drawn),
     )
 
 
@@ -379,82 +356,24 @@ def _beside(right: Mapping[str, int], edges: Mapping[tuple[str, str], object]) -
     return placed
 
 
-def _box(name: str, x: int, y: int, width: int, node: Node, css: str) -> SafeString:
-    severity = node.severity if node.severity in ("warning", "error", "unknown") else "ok"
-    parts = [
-        _tag("title", line(f"{name} {node.text}", _LONG)),
-        _tag("rect", x=x, y=y, width=width, height=24, rx=4),
-        _text(x + 8, y + 16, name, limit=_NAME - 12 if node.text else _NAME - 4),
-    ]
-    if node.text:
-        parts.append(_text(x + width - 8, y + 16, node.text, anchor="end", limit=24))
-    return _tag("g", *parts, class_=f"{css} ae-{severity}")
-
-
-def _edge(css: str, x: int, y: int, to_x: int, to_y: int, told: str) -> SafeString:
-    middle = (x + to_x) // 2
-    return _tag(
-        "path",
-        _tag("title", line(told, _LONG)),
-        class_=css,
-        marker_end="url(#ae-arrow)",
-        d=f"M{x} {y} C{middle} {y} {middle} {to_y} {to_x} {to_y}",
-    )
-
-
 def _svg(
-    title: str,
-    described: str,
-    height: int,
-    parts: Sequence[str],
-    *,
-    width: int = WIDTH,
-    css: str = "ae-svg",
+    name: str, title: str, described: str, width: int = WIDTH, height: int = HEIGHT, **shapes: Any
 ) -> SafeString:
-    return _tag(
-        "svg",
-        _tag("title", line(title, _LONG)),
-        _tag("desc", line(described, _LONG)),
-        *parts,
-        xmlns="http://www.w3.org/2000/svg",
-        class_=css,
-        role="img",
-        aria_label=line(f"{title}: {described}", _LONG),
-        viewBox=f"0 0 {width} {height}",
+    label = line(f"{title}: {described}", _LONG)
+    size = {"width": width, "height": height, "left": _LEFT}
+    return render_to_string(
+        f"admin/django_amqp_events/charts/{name}.html",
+        {"title": title, "described": described, "label": label, **size, **shapes},
     )
 
 
-def _axis(top: float, unit: str) -> SafeString:
-    parts = []
-    for value in (0, top):
-        y = _y(value, top)
-        parts.append(_tag("line", class_="ae-axis", x1=_LEFT, y1=y, x2=WIDTH, y2=y))
-        parts.append(_text(_LEFT - 4, y + 4, f"{_short(value)}{unit}", anchor="end"))
-    return _tag("g", *parts)
-
-
-def _text(
-    x: float, y: float, text: object, *, anchor: str = "start", limit: int = 12
-) -> SafeString:
-    return _tag("text", line(text, limit), x=x, y=y, text_anchor=anchor)
-
-
-def _tag(name: str, *content: str, **attributes: object) -> SafeString:
-    """Write an element; an underscore in the name of an attribute is a hyphen, or its end."""
-    written = (
-        (key.rstrip("_").replace("_", "-"), f"{value:.1f}" if isinstance(value, float) else value)
-        for key, value in attributes.items()
-    )
-    return format_html(
-        "<{0}{1}>{2}</{0}>",
-        name,
-        format_html_join("", ' {}="{}"', written),
-        format_html_join("", "{}", ((each,) for each in content)),
-    )
+def _axis(top: float, unit: str = "") -> list[tuple[float, str]]:
+    """Return height and label of the ends of an axis."""
+    return [(_y(value, top), f"{_short(value)}{unit}") for value in (0, top)]
 
 
 def _y(value: float, top: float) -> float:
-    return HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * value / top
+    return round(HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * value / top, 1)
 
 
 def _axis_end(most: float) -> float:

@@ -28,7 +28,7 @@ from ..monitor import alerts, snapshots, statistics
 from ..templatetags.amqp_events import TEXT, age, line, text
 from . import charts
 from .base import Pages
-from .charts import Layer, Node, Picture, Row
+from .charts import Node, Picture, Row
 from .filters import overdue, settings_and_registry
 from .formatting import number as formatted
 from .lists import count
@@ -357,14 +357,14 @@ def _limit(queue: Queue) -> str:
 
 def _node(queue: Mapping[str, Any]) -> Node:
     if queue["dull"]:
-        return Node()
+        return "", "ok"
     if queue["ready"] is None:
-        return Node(_("missing") if queue["severity"] == "error" else "?", queue["severity"])
+        return _("missing") if queue["severity"] == "error" else "?", queue["severity"]
     shown = localize(queue["ready"])
     if queue["consumers"]:
         consuming = _("%(number)s consuming") % {"number": queue["consumers"]}
         shown = f"{shown} · {consuming}"
-    return Node(shown, "error" if queue["drift"] else queue["severity"])
+    return shown, "error" if queue["drift"] else queue["severity"]
 
 
 def _throughput(series: statistics.Series) -> Picture:
@@ -372,9 +372,9 @@ def _throughput(series: statistics.Series) -> Picture:
         _("Archived, succeeded, discarded per hour"),
         [f"{localtime(hour):%H}" for hour in series.hours],
         [
-            Layer("ae-fill-bad", _("archived"), series.archived),
-            Layer("ae-fill", _("succeeded"), series.succeeded),
-            Layer("ae-fill-quiet", _("discarded"), series.discarded),
+            ("ae-fill-bad", _("archived"), series.archived),
+            ("ae-fill", _("succeeded"), series.succeeded),
+            ("ae-fill-quiet", _("discarded"), series.discarded),
         ],
         of=_("Hour"),
     )
@@ -401,7 +401,7 @@ def _ages(opened: statistics.OpenEvents) -> Picture:
     return charts.bars(
         _("Age of open events"),
         labels,
-        [Layer("ae-fill-bad", _("open events"), opened.ages)],
+        [("ae-fill-bad", _("open events"), opened.ages)],
         of=_("Age"),
     )
 
