@@ -18,7 +18,7 @@ from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
 from ..models import ArchivedEvent, FailureGroup, State
 from ..templatetags.amqp_events import line
-from .lists import StateFilter, ValueFilter
+from .lists import OptionalFilter, StateFilter, ValueFilter
 
 
 class EventStateFilter(StateFilter):
@@ -51,7 +51,7 @@ class ReasonFilter(ValueFilter):
     parameter_name = "reason"
 
 
-class GroupFilter(admin.SimpleListFilter):
+class GroupFilter(OptionalFilter):
     """Filter by failure group; shown when a link selects one."""
 
     title = _("failure group")
@@ -72,17 +72,12 @@ class GroupFilter(admin.SimpleListFilter):
         pk = parse_uuid(chosen)
         return failure_groups.groups().filter(pk=pk).first() if pk is not None else None
 
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
-    ) -> QuerySet[ArchivedEvent]:
-        chosen = self.value()
-        if chosen is None:
-            return queryset
-        pk = parse_uuid(chosen)
-        return queryset.filter(group=pk) if pk is not None else queryset.none()
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        pk = parse_uuid(value)
+        return rows.filter(group=pk) if pk is not None else rows.none()
 
 
-class TimeFilter(admin.SimpleListFilter):
+class TimeFilter(OptionalFilter):
     """Filter by the time of the last failure."""
 
     title = _("last failure")
@@ -104,16 +99,11 @@ class TimeFilter(admin.SimpleListFilter):
     ) -> list[tuple[str, Any]]:
         return list(self.TITLES.items())
 
-    def queryset(
-        self, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
-    ) -> QuerySet[ArchivedEvent]:
-        chosen = self.value()
-        if chosen is None:
-            return queryset
-        since, until = self.between(chosen, datetime.now(UTC))
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        since, until = self.between(value, datetime.now(UTC))
         if since is not None:
-            return queryset.filter(last_failed_at__gte=since)
-        return queryset.filter(last_failed_at__lt=until) if until else queryset.none()
+            return rows.filter(last_failed_at__gte=since)
+        return rows.filter(last_failed_at__lt=until) if until else rows.none()
 
     @classmethod
     def between(cls, chosen: str, now: datetime) -> tuple[datetime | None, datetime | None]:

@@ -80,6 +80,18 @@ def _reversed(order: str) -> str:
     return order[1:] if order.startswith("-") else f"-{order}"
 
 
+class OptionalFilter(admin.SimpleListFilter):
+    """A filter that shows all rows until a value is selected."""
+
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        """Return the rows that a value selects; none for an unknown one."""
+        raise NotImplementedError
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.value()
+        return queryset if chosen is None else self.matching(queryset, chosen)
+
+
 class AlwaysChosenFilter(admin.SimpleListFilter):
     """A filter with a default instead of "All"."""
 
@@ -141,7 +153,7 @@ def _counted(title: str, rows: QuerySet[Any]) -> str:
     return f"{title} ({number(min(found, COUNTED))}{'+' if found > COUNTED else ''})"
 
 
-class ValueFilter(admin.SimpleListFilter):
+class ValueFilter(OptionalFilter):
     """Filter by a value of an indexed column.
 
     Attributes:
@@ -169,13 +181,10 @@ class ValueFilter(admin.SimpleListFilter):
             return []
         return [(value, line(value, 80) or self.nothing) for value in found]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        chosen = self.value()
-        if chosen is None:
-            return queryset
-        if "\0" in chosen:  # PostgreSQL refuses it
-            return queryset.none()
-        return queryset.filter(**{self.column or str(self.parameter_name): chosen})
+    def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
+        if "\0" in value:  # PostgreSQL refuses it
+            return rows.none()
+        return rows.filter(**{self.column or str(self.parameter_name): value})
 
 
 class HandlerFilter(ValueFilter):
