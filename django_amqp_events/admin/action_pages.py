@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 from uuid import UUID
@@ -28,8 +28,9 @@ from ..archive.eligibility import Skipped
 from ..archive.replay import Report
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
+from ..reasons import Reason
 from ..templatetags.amqp_events import line, text
-from .base import M, Pages, non_atomic
+from .base import Pages, non_atomic
 from .formatting import counted, number
 
 #: Events that one action can take.
@@ -42,26 +43,37 @@ REASONS: Final = 5
 _PAIR: Final = re.compile(r"([0-9a-f]{32}):([0-9]{1,10})")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SkippedGroup:
-    """Events that are skipped for one reason."""
-
-    why: str
-    count: int
-    titles: tuple[str, ...]
-
-
-@dataclass(slots=True, kw_only=True)
-class Preview:
-    """What an action would do; the template of the pages shows the details."""
-
-    eligible: list[UUID]
-    skipped: list[SkippedGroup]
-    destinations: list[dict[str, Any]] = field(default_factory=list)
-    details: dict[str, Any] = field(default_factory=dict)
-
-
 Rows = Mapping[UUID, Any]
+#: The rows that an action would change, those that it would skip, and what else its page shows.
+Preview = tuple[list[UUID], list[Skipped], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A confirmed action.
+
+    Attributes:
+        seen: the frozen versions of the rows that still exist.
+        rows: these rows.
+        back: the page that the user came from.
+    """
+
+    action: Action
+    seen: Seen
+    rows: Rows
+    user: Any
+    reason: str
+    back: str
+
+    @property
+    def by(self) -> str:
+        """The name of the user."""
+        return str(self.user.get_username())
+
+    def log(self, done: Iterable[UUID]) -> None:
+        """Write the action into the history of rows."""
+        rows = [self.rows[pk] for pk in done]
+        log(self.user, rows, ": ".join(filter(None, (self.action.log, self.reason))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +93,8 @@ class Action:
         publishes: whether an event is published because of it.
         overdue: only for events whose replay is overdue.
         permission_of: the action whose permission it needs, if not its own.
-        preview: returns what it would do; changes nothing.
-        run: does it and writes the history, given the frozen versions, the rows, user and reason.
+        preview: returns what it would do to rows that exist; changes nothing.
+        run: does it and writes the history.
     """
 
     name: str
@@ -98,20 +110,12 @@ class Action:
     overdue: bool = False
     permission_of: str = ""
     preview: Callable[[Action, Seen, Rows], Preview]
-    run: Callable[[Action, Seen, Rows, Any, str], Report]
+    run: Callable[[Decision], Report]
 
     @property
     def permission(self) -> str:
         """The permission that ``has_<permission>_permission`` checks, as for Django's actions."""
         return self.permission_of or self.name
-
-    @property
-    def force(self) -> bool:
-        return self.name == "force"
-
-    def log_rows(self, user: Any, rows: Sequence[Model], reason: str) -> None:
-        """Write the action into the rows' history."""
-        log(user, rows, f"{self.log}: {reason}" if reason else self.log)
 
 
 def log(user: Any, rows: Sequence[Model], message: str) -> None:
@@ -151,19 +155,12 @@ def decode_selection(text: str) -> dict[UUID, int] | None:
     return seen if len(seen) <= LIMIT else None
 
 
-def by_reason(skipped: Iterable[Skipped], titles: int = 5) -> list[SkippedGroup]:
-    """Group events by reason, the most frequent first."""
-    groups: dict[str, list[Skipped]] = {}
+def by_reason(skipped: Iterable[Skipped]) -> list[tuple[str, list[str]]]:
+    """Return each reason with the titles of its events, the most frequent first."""
+    groups: dict[str, list[str]] = {}
     for each in skipped:
-        groups.setdefault(text(each.why, 500), []).append(each)
-    return [
-        SkippedGroup(
-            why=why,
-            count=len(found),
-            titles=tuple(line(each.title or each.id) for each in found[:titles]),
-        )
-        for why, found in sorted(groups.items(), key=lambda item: -len(item[1]))
-    ]
+        groups.setdefault(text(each.why, 500), []).append(line(each.title or each.id))
+    return sorted(groups.items(), key=lambda item: -len(item[1]))
 
 
 def in_list(action: Action) -> Callable[..., HttpResponse | None]:
@@ -171,7 +168,7 @@ def in_list(action: Action) -> Callable[..., HttpResponse | None]:
 
     @admin.action(description=action.menu, permissions=[action.permission])
     def selected(
-        pages: ActionPages[Any], request: HttpRequest, queryset: QuerySet[Any]
+        pages: ActionPages, request: HttpRequest, queryset: QuerySet[Any]
     ) -> HttpResponse | None:
         return pages.ask_selected(request, queryset, action)
 
@@ -184,7 +181,7 @@ def across(request: HttpRequest) -> bool:
     return request.POST.get("select_across", "").lower() not in ("", "0", "false")
 
 
-class ActionPages(Pages[M]):
+class ActionPages(Pages):
     """Pages whose rows change by actions alone.
 
     Attributes:
@@ -192,18 +189,20 @@ class ActionPages(Pages[M]):
         version: the expression that changes when an event does.
         limit: events that one action can take.
         too_many: the message about a selection of more.
+        gone: why an action skips a row that is deleted.
     """
 
     row_actions: ClassVar[Mapping[str, Action]]
     version: ClassVar[Any] = Value(0)
     limit: ClassVar[int] = LIMIT
     too_many: ClassVar[Any]
+    gone: ClassVar[Reason]
 
-    def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, M]:
+    def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, Any]:
         """Return the rows that this user may see."""
         return {row.pk: row for row in self.get_queryset(request).filter(pk__in=list(ids))}
 
-    def freeze(self, queryset: QuerySet[M]) -> dict[UUID, int]:
+    def freeze(self, queryset: QuerySet[Any]) -> dict[UUID, int]:
         """Return the versions of the rows by id, one more than the limit at most."""
         found: Any = queryset.annotate(frozen=self.version).values_list("pk", "frozen")
         return dict(found[: self.limit + 1])
@@ -212,26 +211,16 @@ class ActionPages(Pages[M]):
         """Handle selected rows that have left the list since it was shown."""
         raise NotImplementedError
 
-    def cells(self, row: M) -> tuple[object, ...]:
-        """Return a row of the confirmation page's table."""
-        raise NotImplementedError
-
     def may(self, request: HttpRequest, action: Action) -> bool:
         """Return True if this user may run the action."""
         return bool(getattr(self, f"has_{action.permission}_permission")(request))
 
-    def _action_urls(self) -> list[URLPattern]:
-        return [
-            self._path(
-                f"decide/{each.name}/", non_atomic(partial(self.action_view, action=each)), name
-            )
+    def get_urls(self) -> list[URLPattern]:
+        decide = [
+            self._path(f"decide/{name}/", non_atomic(partial(self.action_view, action=each)), name)
             for name, each in self.row_actions.items()
         ]
-
-    def _button(self, action: Action, pk: UUID, version: int, filters: str) -> dict[str, Any]:
-        seen = encode_selection({pk: version})
-        url = self._url(action.name, filters=filters, seen=seen, back="event")
-        return {"label": action.button, "name": action.name, "url": url}
+        return [*decide, *super().get_urls()]
 
     def _forbidden(self, label: str, *codenames: str) -> str:
         return _("You have no permission for “%(label)s” (%(missing)s).") % {
@@ -240,27 +229,27 @@ class ActionPages(Pages[M]):
         }
 
     def _buttons(
-        self, request: HttpRequest, row: M, version: int, offered: Iterable[Action]
+        self, request: HttpRequest, row: Any, version: int, offered: Iterable[Action]
     ) -> dict[str, list[Any]]:
         """Return the buttons of one event, and why others are missing."""
         found: dict[str, list[Any]] = {"links": [], "obstacles": []}
+        seen = encode_selection({row.pk: version})
         for action in offered:
-            obstacle = self._obstacle(request, row, action)
-            if obstacle:
+            if obstacle := self._obstacle(request, row, action):
                 found["obstacles"].append(obstacle)
             else:
-                filters = self._filters(request)
-                found["links"].append(self._button(action, row.pk, version, filters))
+                url = self._filtered_url(request, action.name, seen=seen, back="event")
+                found["links"].append({"label": action.button, "name": action.name, "url": url})
         return found
 
-    def _obstacle(self, request: HttpRequest, row: M, action: Action) -> str:
+    def _obstacle(self, request: HttpRequest, row: Any, action: Action) -> str:
         """Return why this user cannot run an action now, ``""`` if possible."""
         if self.may(request, action):
             return ""
         return self._forbidden(action.button, f"{action.permission}_{self.opts.model_name}")
 
     def ask_selected(
-        self, request: HttpRequest, queryset: QuerySet[M], action: Action
+        self, request: HttpRequest, queryset: QuerySet[Any], action: Action
     ) -> HttpResponse | None:
         """Freeze the rows that are selected in the list, and ask for confirmation."""
         seen = self.freeze(queryset)
@@ -287,25 +276,31 @@ class ActionPages(Pages[M]):
         form = ReasonForm(request.POST, required=action.reason_required)
         if not form.is_valid():
             return self.ask(request, action, seen, back=back, form=form)
-        rows, reason = self.rows_of(request, seen), form.cleaned_data["reason"]
-        report = action.run(action, seen, rows, request.user, reason)
+        there, rows, gone = self._existing(request, seen)
+        decision = Decision(
+            action=action,
+            seen=there,
+            rows=rows,
+            user=request.user,
+            reason=form.cleaned_data["reason"],
+            back=back,
+        )
+        report = action.run(decision)
+        report.skipped += gone
         _tell(request, action, report, len(seen))
-        self.after(request, action, rows, report, reason=reason, back=back)
+        self.after(decision, report)
         return HttpResponseRedirect(
-            self.done_url(request, action, seen, back)
-            or self._url("changelist", filters=self._filters(request))
+            self.done_url(request, action, seen, back) or self._filtered_url(request, "changelist")
         )
 
-    def after(
-        self,
-        request: HttpRequest,
-        action: Action,
-        rows: Mapping[UUID, M],
-        report: Report,
-        *,
-        reason: str,
-        back: str,
-    ) -> None:
+    def _existing(self, request: HttpRequest, seen: Seen) -> tuple[Seen, Rows, list[Skipped]]:
+        """Return versions and rows that this user may see, and the others as skipped."""
+        rows = self.rows_of(request, seen)
+        there = {pk: version for pk, version in seen.items() if pk in rows}
+        gone = [Skipped(id=pk, title="", why=self.gone) for pk in seen if pk not in rows]
+        return there, rows, gone
+
+    def after(self, decision: Decision, report: Report) -> None:
         """Follow up on an action that has run."""
 
     def done_url(self, request: HttpRequest, action: Action, seen: Seen, back: str) -> str:
@@ -316,7 +311,7 @@ class ActionPages(Pages[M]):
         """Return the URL of the page that a user came from, ``""`` for the list."""
         if back != "event" or len(seen) != 1:
             return ""
-        return self._url("change", next(iter(seen)), filters=self._filters(request))
+        return self._filtered_url(request, "change", next(iter(seen)))
 
     def ask(
         self,
@@ -328,31 +323,31 @@ class ActionPages(Pages[M]):
         form: ReasonForm | None = None,
     ) -> HttpResponse:
         """Show what an action would do, and ask for confirmation."""
-        rows = self.rows_of(request, seen)
+        there, rows, gone = self._existing(request, seen)
         try:
-            preview = action.preview(action, seen, rows)
+            eligible, skipped, details = action.preview(action, there, rows)
         except AmqpEventsError as exc:
             messages.error(
                 request, _("Nothing can be published: %(why)s") % {"why": text(exc, 1_000)}
             )
             return self._redirect(request, "changelist")
-        filters = self._filters(request)
-        count = len(preview.eligible)
+        count = len(eligible)
         question = counted(action.question, count)
         context = {
+            **details,
             "action": action,
-            "preview": preview,
+            "skipped": by_reason(skipped + gone),
             "count": count,
             "total": len(seen),
-            "seen": encode_selection({pk: seen[pk] for pk in preview.eligible}),
-            "events": [self.cells(rows[pk]) for pk in preview.eligible[:NAMED]],
+            "seen": encode_selection({pk: seen[pk] for pk in eligible}),
+            "events": [rows[pk] for pk in eligible[:NAMED]],
             "unnamed": max(0, count - NAMED),
             "back": back,
             "form": form or ReasonForm(required=action.reason_required),
             "button": question,
-            "action_url": self._url(action.name, filters=filters),
+            "action_url": self._filtered_url(request, action.name),
             "cancel_url": self.origin(request, seen, back)
-            or self._url("changelist", filters=filters),
+            or self._filtered_url(request, "changelist"),
         }
         title = _("%(question)s?") % {"question": question} if count else _("Nothing can be done")
         return self._render(request, "confirm", title, context)
@@ -406,13 +401,13 @@ def _tell(request: HttpRequest, action: Action, report: Report, total: int) -> N
         (messages.error, returned, _RETURNED),
         (messages.warning, by_reason(report.skipped), _SKIPPED),
     ):
-        for group in groups[:REASONS]:
-            say(request, counted(one, group.count, why=group.why))
-        if others := sum(group.count for group in groups[REASONS:]):
+        for why, titles in groups[:REASONS]:
+            say(request, counted(one, len(titles), why=why))
+        if others := sum(len(titles) for _why, titles in groups[REASONS:]):
             say(request, counted(more, others))
     if report.stopped:
         left, why = total - report.done, text(report.stopped, 500)
-        if why in {group.why for group in returned[:REASONS]}:
+        if why in dict(returned[:REASONS]):
             if left > 0:
                 messages.error(request, counted(_SAME, left))
         elif left > 0:

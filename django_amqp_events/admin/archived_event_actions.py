@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
@@ -19,21 +19,16 @@ from ..exceptions import AmqpEventsError
 from ..models import Replay, Revision, State, visible
 from ..reasons import Reason
 from ..templatetags.amqp_events import line
-from .action_pages import DISCARD, DISCARDED, RESTORE, Action, Preview, Rows, by_reason, log
+from .action_pages import DISCARD, DISCARDED, RESTORE, Action, Decision, Preview, Rows, log
 from .filters import handler_of, settings_and_registry
 
 
 def _preview_change(action: Action, seen: Seen, rows: Rows) -> Preview:
     found = settings_and_registry()
-    last = eligibility.last_actions(
-        [pk for pk in seen if pk in rows and rows[pk].version != seen[pk]]
-    )
+    last = eligibility.last_actions([pk for pk in seen if rows[pk].version != seen[pk]])
     eligible, skipped = [], []
     for pk, version in seen.items():
-        event = rows.get(pk)
-        if event is None:
-            skipped.append(_deleted(pk))
-            continue
+        event = rows[pk]
         if event.state not in action.states or event.version != version:
             why = eligibility.why_changed(event, version, last.get(pk))
         elif action.overdue and not eligibility.is_overdue(event, handler_of(event, found)):
@@ -41,12 +36,13 @@ def _preview_change(action: Action, seen: Seen, rows: Rows) -> Preview:
         else:
             eligible.append(pk)
             continue
-        skipped.append(Skipped(id=pk, title=str(event), why=why))
-    return Preview(eligible=eligible, skipped=by_reason(skipped))
+        skipped.append(Skipped.of(event, why))
+    return eligible, skipped, {}
 
 
 def _preview_replay(action: Action, seen: Seen, rows: Rows) -> Preview:
-    found, skipped = eligibility.examine(_present(seen, rows), force=action.force)
+    force = action.name == "force"
+    found, skipped = eligibility.examine(seen, force=force)
     by_target: dict[tuple[str, str, str, str], list[UUID]] = {}
     for pk, target in found:
         key = (target.handler.name, target.queue, target.exchange, target.routing_key)
@@ -54,28 +50,19 @@ def _preview_replay(action: Action, seen: Seen, rows: Rows) -> Preview:
     eligible = [pk for pk, _target in found]
     confirmed = [pk for pk in eligible if not rows[pk].unconfirmed]
     succeeded = {"event__in": eligible, "outcome": Replay.Outcome.SUCCEEDED}
-    return Preview(
-        eligible=eligible,
-        skipped=by_reason(skipped + _missing(seen, rows)),
-        destinations=[
-            {
-                "handler": handler,
-                "archived_as": sorted({line(rows[pk].handler) for pk in ids} - {handler, ""}),
-                "queue": queue,
-                "exchange": exchange,
-                "routing_key": routing_key,
-                "count": len(ids),
-            }
-            for (handler, queue, exchange, routing_key), ids in sorted(by_target.items())
+    details = {
+        "destinations": [
+            # How many, where they go, and other names under which they are archived.
+            (len(ids), *route, sorted({line(rows[pk].handler) for pk in ids} - {route[0], ""}))
+            for route, ids in sorted(by_target.items())
         ],
-        details={
-            "unconfirmed": len(eligible) - len(confirmed),
-            "poison": sum(rows[pk].reason == "poison" for pk in eligible),
-            "succeeded": _events(Replay, **succeeded) if eligible else 0,
-            # A replay that is not confirmed is published again as it was.
-            "edited": 0 if action.force else _events(Revision, event__in=confirmed),
-        },
-    )
+        "unconfirmed": len(eligible) - len(confirmed),
+        "poison": sum(rows[pk].reason == "poison" for pk in eligible),
+        "succeeded": _events(Replay, **succeeded) if eligible else 0,
+        # A replay that is not confirmed is published again as it was.
+        "edited": 0 if force else _events(Revision, event__in=confirmed),
+    }
+    return eligible, skipped, details
 
 
 def _events(model: type[Replay | Revision], **wanted: Any) -> int:
@@ -84,85 +71,41 @@ def _events(model: type[Replay | Revision], **wanted: Any) -> int:
     return int(found.values("event").distinct().count())
 
 
-def _replay(action: Action, seen: Seen, rows: Rows, user: Any, reason: str) -> Report:
-    report = Report()
-
-    def progress(now: Report) -> None:
-        nonlocal report
-        report = now
-
+def _replay(decision: Decision) -> Report:
+    reports = [Report()]
     try:
         report = replay.replay(
-            _present(seen, rows),
-            by=user.get_username(),
-            reason=reason,
-            force=action.force,
-            progress=progress,
+            decision.seen,
+            by=decision.by,
+            reason=decision.reason,
+            force=decision.action.name == "force",
+            progress=reports.append,
         )
     except AmqpEventsError as exc:
+        report = reports[-1]
         report.stopped = Reason.of(exc)
-    return _noted(action, seen, rows, user, reason, report)
-
-
-def _resolve(action: Action, seen: Seen, rows: Rows, user: Any, reason: str) -> Report:
-    try:
-        done, left = replay.resolve(_present(seen, rows), by=user.get_username(), reason=reason)
-        report = Report(published=done, skipped=left)
-    except AmqpEventsError as exc:
-        report = Report(stopped=Reason.of(exc))
-    return _noted(action, seen, rows, user, reason, report)
-
-
-def _change(
-    change: Callable[..., list[UUID]],
-    action: Action,
-    seen: Seen,
-    rows: Rows,
-    user: Any,
-    reason: str,
-) -> Report:
-    wanted = _present(seen, rows)
-    done = change(wanted, by=user.get_username(), reason=reason, now=datetime.now(UTC))
-    # Nothing is published; these are the events that changed.
-    report = Report(published=done, skipped=_missed(wanted, done))
-    return _noted(action, seen, rows, user, reason, report)
-
-
-def _noted(
-    action: Action, seen: Seen, rows: Rows, user: Any, reason: str, report: Report
-) -> Report:
-    action.log_rows(user, [rows[pk] for pk in report.published], reason)
+    decision.log(report.published)
     for why in {each.why for each in report.returned}:
-        events = [rows[each.id] for each in report.returned if each.why == why]
-        log(user, events, f"Replay was not published: {visible(str(why), 500)}")
-    report.skipped += _missing(seen, rows)
+        events = [decision.rows[each.id] for each in report.returned if each.why == why]
+        log(decision.user, events, f"Replay was not published: {visible(str(why), 500)}")
     return report
 
 
-def _present(seen: Seen, rows: Rows) -> dict[UUID, int]:
-    return {pk: version for pk, version in seen.items() if pk in rows}
+def _resolve(decision: Decision) -> Report:
+    try:
+        done, left = replay.resolve(decision.seen, by=decision.by, reason=decision.reason)
+    except AmqpEventsError as exc:
+        return Report(stopped=Reason.of(exc))
+    decision.log(done)
+    return Report(published=done, skipped=left)
 
 
-def _missing(seen: Seen, rows: Rows) -> list[Skipped]:
-    return [_deleted(pk) for pk in seen if pk not in rows]
-
-
-def _deleted(pk: UUID) -> Skipped:
-    return Skipped(id=pk, title="", why=eligibility.DELETED)
-
-
-def _missed(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
-    """Return why events were not changed: another user or tab changed them first."""
-    missed = set(wanted).difference(done)
-    if not missed:
-        return []
-    found = states.rows().filter(pk__in=missed).defer("body", "headers_raw", "detail")
-    now = {row.pk: row for row in found}
-    last = eligibility.last_actions(list(now))
-    return [
-        Skipped(id=pk, title=str(row), why=eligibility.why_changed(row, wanted[pk], last.get(pk)))
-        for pk, row in now.items()
-    ] + [_deleted(pk) for pk in wanted if pk in missed and pk not in now]
+def _change(change: Callable[..., list[UUID]], decision: Decision) -> Report:
+    seen = decision.seen
+    done = change(seen, by=decision.by, reason=decision.reason, now=datetime.now(UTC))
+    decision.log(done)
+    # Nothing is published; these are the events that changed.
+    return Report(published=done, skipped=eligibility.skipped_since(seen, done))
 
 
 _PUBLISHED: Final = ngettext_lazy(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partialmethod
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import F, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
+from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
@@ -27,13 +29,21 @@ from ..archive.replay import Report
 from ..archive.selection import parse_uuid
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
-from ..models import ArchivedEvent, FailureGroup, GroupAction, Replay, ReplayBatch, State, visible
+from ..models import (
+    ArchivedEvent,
+    ArchivedFailure,
+    FailureGroup,
+    GroupAction,
+    Replay,
+    ReplayBatch,
+    State,
+)
 from ..reasons import Reason
-from ..templatetags.amqp_events import TEXT, line, text
+from ..templatetags.amqp_events import TEXT, ago, line, text
 from . import formatting
-from .action_pages import Action, in_list
+from .action_pages import Action, Decision, in_list
 from .archived_event_actions import ACTIONS
-from .base import ago, alias_of, as_file, head_of, permission_check
+from .base import Pages, alias_of, as_file, head_of
 from .editing import EditingPages
 from .filters import (
     EventFilter,
@@ -46,7 +56,7 @@ from .filters import (
 )
 from .formatting import counted, number
 from .lists import ExceptionFilter, HandlerFilter, IndexedList
-from .replay_batches import begin, freeze
+from .replay_batches import background_selected, freeze
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +104,7 @@ class ArchivedEventAdmin(EditingPages):
     missing = gettext_lazy("There is no archived event %(pk)s.")
     row_actions = ACTIONS
     version = F("version")
+    gone = eligibility.DELETED
     too_many = gettext_lazy(
         "More than %(limit)s events are selected. Filter the list, or replay them with the action "
         "“Replay selected events in the background” or `manage.py events_replay --background`."
@@ -116,19 +127,23 @@ class ArchivedEventAdmin(EditingPages):
     )
     actions = (
         in_list(ACTIONS["replay"]),
-        "background_selected",
+        background_selected,
         *(in_list(ACTIONS[name]) for name in ("discard", "restore", "force", "resolve")),
     )
 
-    has_replay_permission = permission_check("replay_archivedevent")
-    has_force_permission = permission_check("force_archivedevent")
-    has_discard_permission = permission_check("discard_archivedevent")
-    has_restore_permission = permission_check("restore_archivedevent")
-    has_bulk_replay_permission = permission_check("bulk_replay_archivedevent")
+    has_replay_permission = partialmethod(Pages.granted, codename="replay_archivedevent")
+    has_force_permission = partialmethod(Pages.granted, codename="force_archivedevent")
+    has_discard_permission = partialmethod(Pages.granted, codename="discard_archivedevent")
+    has_restore_permission = partialmethod(Pages.granted, codename="restore_archivedevent")
+
+    def has_bulk_replay_permission(self, request: HttpRequest) -> bool:
+        """Return True if this user may create batches on this site."""
+        granted = self.granted(request, "bulk_replay_archivedevent")
+        return granted and self.admin_site.is_registered(ReplayBatch)
 
     def has_export_permission(self, request: HttpRequest) -> bool:
         """Return True if this user may export payloads."""
-        granted = self._granted(request, "export_archivedevent")
+        granted = self.granted(request, "export_archivedevent")
         return granted and self.has_payload_permission(request)
 
     # -- the list
@@ -152,14 +167,8 @@ class ArchivedEventAdmin(EditingPages):
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        context = extra_context or {}
-        if self.has_export_permission(request):
-            query = request.GET.urlencode()
-            context = {
-                "export_url": self._url("export") + (f"?{query}" if query else ""),
-                **context,
-            }
-        return super().changelist_view(request, context)
+        exportable = self.has_export_permission(request)
+        return super().changelist_view(request, {"exportable": exportable, **(extra_context or {})})
 
     def export_view(self, request: HttpRequest) -> HttpResponseBase:
         """Return the events of the filtered list, one JSON document per line."""
@@ -236,60 +245,23 @@ class ArchivedEventAdmin(EditingPages):
 
     # -- actions
 
-    @admin.action(
-        description=gettext_lazy("Replay selected events in the background"),
-        permissions=["bulk_replay"],
-    )
-    def background_selected(
-        self, request: HttpRequest, queryset: QuerySet[Any]
-    ) -> HttpResponse | None:
-        """Freeze any number of events in a batch, and show what its replay would do."""
-        return begin(self, request, queryset)
-
-    def get_actions(self, request: HttpRequest, action_location: Any = None) -> dict[str, Any]:
-        """Leave out what this site has no page for."""
-        # Only Django 6.1 and later say on which page the actions are offered.
-        place = {} if action_location is None else {"action_location": action_location}
-        found = super().get_actions(request, **place)
-        if not self.admin_site.is_registered(ReplayBatch):
-            found.pop("background_selected", None)
-        return found
-
     def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
         # Their versions when the list was shown are not known.
         if ids:
             total = len(ids) + len(seen)
             messages.warning(request, counted(_UNLISTED, len(ids), total=total))
 
-    def cells(self, row: ArchivedEvent) -> tuple[object, ...]:
-        return (
-            line(row.name),
-            line(row.event_id),
-            line(row.handler) or _("none"),
-            formatting.exception_line(row.exception, row.message) or line(row.reason),
-            row.replays,
-        )
-
-    def after(
-        self,
-        request: HttpRequest,
-        action: Action,
-        rows: Mapping[UUID, ArchivedEvent],
-        report: Report,
-        *,
-        reason: str,
-        back: str,
-    ) -> None:
+    def after(self, decision: Decision, report: Report) -> None:
         """Record in a group what was done from its page."""
-        group = _group_of(back)
-        if group is not None and action.name in GroupAction.Action.values:
+        group, action = _group_of(decision.back), decision.action.name
+        if group is not None and action in GroupAction.Action.values:
             failure_groups.record_decision(
                 group,
-                action=action.name,
+                action=action,
                 # The form comes from a browser: events of other groups do not count.
-                events=sum(rows[pk].group_id == group for pk in report.published),
-                by=request.user.get_username(),
-                reason=reason,
+                events=sum(decision.rows[pk].group_id == group for pk in report.published),
+                by=decision.by,
+                reason=decision.reason,
                 now=datetime.now(UTC),
             )
 
@@ -330,15 +302,9 @@ class ArchivedEventAdmin(EditingPages):
             request, action, dict(list(seen.items())[: self.limit]), back=f"group:{group.pk.hex}"
         )
 
-    def may_replay_in_background(self, request: HttpRequest) -> bool:
-        """Return True if this user may create batches on this site."""
-        return self.has_bulk_replay_permission(request) and self.admin_site.is_registered(
-            ReplayBatch
-        )
-
     def batch_group(self, request: HttpRequest, group: FailureGroup) -> HttpResponse | None:
         """Make a batch of the open events of a group; ``None`` where a message says why not."""
-        if not self.has_view_permission(request) or not self.may_replay_in_background(request):
+        if not self.has_view_permission(request) or not self.has_bulk_replay_permission(request):
             raise PermissionDenied
         rows = self.get_queryset(request).filter(group=group.pk, state=State.ARCHIVED)
         if not rows.exists():
@@ -351,37 +317,30 @@ class ArchivedEventAdmin(EditingPages):
 
     def get_urls(self) -> list[URLPattern]:
         return [
-            *self._action_urls(),
             self._path("export/", self.export_view, "export"),
-            self._path("<uuid:pk>/payload/", self.payload_view, "payload"),
-            *self._editing_urls(),
+            self._path("<uuid:pk>/payload/", self.row_view(self.payload_view, "raw"), "payload"),
             *super().get_urls(),
         ]
 
-    def find(self, request: HttpRequest, object_id: str) -> ArchivedEvent | None:
-        pk = parse_uuid(object_id)
-        rows = self.get_queryset(request).defer(None).defer("body")
+    def rows(self, request: HttpRequest) -> QuerySet[Any]:
+        found = self.get_queryset(request).defer(None).defer("body")
         readable = self.has_payload_permission(request)
-        if readable:
-            rows = rows.annotate(head=head_of("body"))
-        event = rows.filter(pk=pk).first() if pk is not None else None
-        if event is not None and readable and event.body_size <= formatting.SHOWN:
+        return found.annotate(head=head_of("body")) if readable else found
+
+    def find(self, request: HttpRequest, object_id: str) -> Any:
+        event = super().find(request, object_id)
+        if hasattr(event, "head") and event.body_size <= formatting.SHOWN:
             event.body = _head(event)
         return event
 
-    def detail_view(
-        self, request: HttpRequest, row: ArchivedEvent, extra_context: Mapping[str, Any]
-    ) -> HttpResponse:
-        filters = self._filters(request)
+    def detail_view(self, request: HttpRequest, row: ArchivedEvent) -> TemplateResponse:
         context = {
             **self._about(request, row),
             **self._content(request, row, readable=self.has_payload_permission(request)),
             "revisions": self._revisions(request, row),
-            "related": self._related(request, row, filters),
+            "related": self._related(request, row),
             "event": row,
-            "history_url": self._url("history", row.pk, filters=filters),
             "buttons": self._event_buttons(request, row),
-            **extra_context,
         }
         title = _("%(name)s for %(handler)s (%(id)s)") % {
             "name": line(row.name),
@@ -398,13 +357,9 @@ class ArchivedEventAdmin(EditingPages):
         replays = list(made.order_by("-number")[:REPLAYS])
         actions = list(event.action_set.using(using).order_by("-at", "-pk")[:REPLAYS])
         # The row describes the last failure that took effect.
-        last = next((each for each in failures if not each.late), None)
-        if last is None:
-            effective = event.failure_set.using(using).filter(late=False)
-            last = effective.order_by("-failed_at", "-pk").first()
+        last = next((each for each in failures if not each.late), None) or last_failure(event)
         document = last.about if last is not None else {}
-        kind, message = formatting.exception(document)
-        by_id = {each.pk: each for each in replays}
+        by_id: dict[UUID | None, Replay] = {each.pk: each for each in replays}
         tasks = self._tasks(request, [event.task_id, *(each.task_id for each in replays)])
         meaning, remedy = formatting.STATES.get(event.state, ("", ""))
         if event.state == State.DISCARDED and actions and formatting.resolved(actions[0]):
@@ -415,91 +370,45 @@ class ArchivedEventAdmin(EditingPages):
             "note": self._note(event),
             "overdue": self._overdue(event),
             "now": datetime.now(UTC),
-            "failed": by_id.get(last.replay_id) if last and last.replay_id else None,
-            "exception": kind or line(event.exception, TEXT),
-            "message": message or visible(event.message, TEXT),
-            "traceback": formatting.fold_traceback(document.get("traceback")),
+            "failed": by_id.get(last.replay_id) if last else None,
+            **formatting.failure(event, document),
             "frames": formatting.frames(document),
-            "deaths": formatting.deaths(document),
+            "deaths": formatting.mappings(document.get("deaths")),
             "cut": _texts(document.get("cut")),
-            "facts": self._facts(request, event),
+            "group_url": self._group_url(event.group_id)
+            if self.pages_of(request, FailureGroup)
+            else "",
             "attempts": [
-                (attempt, by_id.get(each.replay_id) if each.replay_id else None)
+                (attempt, by_id.get(each.replay_id))
                 for each in reversed(failures)
                 for attempt in formatting.attempts(each)
             ],
             "steps": formatting.timeline(event, failures[::-1], replays[::-1], actions[::-1]),
             "more_failures": len(failures) == FAILURES,
-            "audit": [
-                (each, by_id.get(each.replay_id) if each.replay_id else None) for each in actions
-            ],
+            "audit": [(each, by_id.get(each.replay_id)) for each in actions],
             "more_audit": len(actions) == REPLAYS,
             "replays": [(each, tasks.get(each.task_id)) for each in replays],
             "task": tasks.get(event.task_id),
         }
 
-    def _facts(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[str, str, str]]:
-        """Return the event's identifiers: label, value, and the URL of events that share it."""
-
-        def same(value: str) -> str:
-            return self._url("changelist", q=value) if value else ""
-
-        return formatting.facts(
-            (_("Event"), event.name, self._url("changelist", state="all", event=event.name)),
-            (
-                _("Handler"),
-                event.handler or _("none"),
-                self._url("changelist", state="all", handler=event.handler),
-            ),
-            (_("Queue"), event.queue),
-            (_("Published by"), event.source),
-            (_("Event id"), event.event_id, same(event.event_id)),
-            (_("Correlation id"), event.correlation_id, same(event.correlation_id)),
-            (_("Causation id"), event.causation_id, same(event.causation_id)),
-            (_("Row id"), event.pk),
-            *self._group(request, event),
-        )
-
-    def _group(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[str, str, str]]:
-        """Return the failure group, for users who may see it."""
-        url = self._group_url(event.group_id)
-        if not url or event.group is None:
-            return []
-        pages = self.admin_site.get_model_admin(FailureGroup)
-        if not pages.has_view_permission(request, event.group):
-            return []
-        return [(_("Failures like it"), text(event.group), url)]
-
     def _group_url(self, pk: UUID | None) -> str:
-        return self._url_of(FailureGroup, "change", pk) if pk is not None else ""
+        return self.url_of(FailureGroup, "change", pk) if pk is not None else ""
 
-    def _related(
-        self, request: HttpRequest, event: ArchivedEvent, filters: str
-    ) -> list[dict[str, Any]]:
+    def _related(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[Any, ...]]:
         """Return the same event at other handlers, and events of the same cause."""
-        now = datetime.now(UTC)
         rows = self.get_queryset(request).exclude(pk=event.pk).order_by("-last_failed_at", "-pk")
         of_event = rows.filter(event_id=event.event_id)
         of_cause = rows.filter(correlation_id=event.correlation_id)
         of_cause = of_cause.exclude(event_id=event.event_id)
-        groups = []
-        for title, value, found in (
+        groups = (
             (_("The same event id"), event.event_id, of_event),
             (_("The same correlation id"), event.correlation_id, of_cause),
-        ):
-            events = [
-                (
-                    each,
-                    self._url("change", each.pk, filters=filters),
-                    ago(each.last_failed_at, now),
-                    formatting.exception_line(each.exception, each.message) or line(each.reason),
-                )
-                for each in (found[:RELATED] if value else ())
-            ]
-            if events:
-                url = self._url("changelist", q=value)
-                groups.append({"title": title, "url": url, "events": events})
-        return groups
+        )
+        return [
+            (title, value, events)
+            for title, value, found in groups
+            if value and (events := list(found[:RELATED]))
+        ]
 
     def _content(
         self, request: HttpRequest, event: ArchivedEvent, *, readable: bool
@@ -541,7 +450,6 @@ class ArchivedEventAdmin(EditingPages):
             "headers": headers,
             "headers_note": headers_note,
             "types": [line(t) for t in (event.content_type, event.content_encoding) if t],
-            "payload_url": self._url("payload", event.pk),
         }
 
     def _event_buttons(self, request: HttpRequest, event: ArchivedEvent) -> dict[str, Any]:
@@ -576,19 +484,20 @@ class ArchivedEventAdmin(EditingPages):
         if not apps.is_installed("django_celery_results"):
             return {}
         model: Any = apps.get_model("django_celery_results", "TaskResult")
-        if not self.admin_site.is_registered(model):
-            return {}
-        if not self.admin_site.get_model_admin(model).has_view_or_change_permission(request):
+        if self.pages_of(request, model) is None:
             return {}
         found = model.objects.filter(task_id__in=ids).only("pk", "task_id", "status")
         return {each.task_id: each for each in found}
 
-    def payload_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
-        """The body as it was published, as a file."""
-        if not self.has_view_permission(request) or not self.has_raw_permission(request):
-            raise PermissionDenied
-        event = self.get_queryset(request).defer(None).only("body").filter(pk=pk).first()
-        return self._missing(request, pk) if event is None else as_file(pk, bytes(event.body))
+    def payload_view(self, request: HttpRequest, event: ArchivedEvent) -> HttpResponse:
+        """Return the body as it was published, as a file."""
+        return as_file(event.pk, bytes(event.body))
+
+
+def last_failure(event: ArchivedEvent) -> ArchivedFailure | None:
+    """Return the last failure of an event that took effect."""
+    effective = event.failure_set.using(alias_of(event)).filter(late=False)
+    return effective.order_by("-failed_at", "-pk").first()
 
 
 def _group_of(back: str) -> UUID | None:
@@ -604,6 +513,3 @@ def _head(event: ArchivedEvent) -> bytes:
 
 def _texts(value: object) -> Sequence[object]:
     return value[:20] if isinstance(value, list) else ()
-
-
-__all__ = ["ArchivedEventAdmin"]

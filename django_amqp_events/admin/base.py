@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -15,31 +14,18 @@ from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db import connections, transaction
-from django.db.models import BinaryField, F, Func, Model, Q, QuerySet, Value
-from django.forms import Media
+from django.db.models import BinaryField, Func, Model, Q, QuerySet
+from django.db.models.functions import Substr
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
-from django.utils.formats import date_format
-from django.utils.html import format_html
 from django.utils.text import capfirst
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
 from ..archive.selection import parse_uuid, starts_with
-from ..templatetags.amqp_events import age, line
+from ..templatetags.amqp_events import line
 from .formatting import SHOWN
 from .lists import CAP, CappedPaginator, IndexedList
-
-M = TypeVar("M", bound=Model)
-
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin
-else:
-
-    class _ModelAdmin(admin.ModelAdmin):
-        def __class_getitem__(cls, _item: object) -> type:
-            return cls
 
 
 class ListActionForm(ActionForm):
@@ -50,7 +36,7 @@ class ListActionForm(ActionForm):
         self.fields["action"].widget.attrs["x-model"] = "action"
 
 
-class Pages(_ModelAdmin[M]):
+class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     """Lists that count to a cap, pages without a form, URLs that keep the filters.
 
     Attributes:
@@ -69,20 +55,20 @@ class Pages(_ModelAdmin[M]):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
 
-    @property
-    def media(self) -> Media:
-        return super().media + Media(css={"all": ["django_amqp_events/admin.css"]})
+    class Media:
+        css: ClassVar = {"all": ["django_amqp_events/admin.css"]}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: M | None = None) -> bool:
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: M | None = None) -> bool:
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def _granted(self, request: HttpRequest, codename: str) -> bool:
+    def granted(self, request: HttpRequest, codename: str) -> bool:
+        """Return True if this user has a permission."""
         return request.user.has_perm(f"{self.opts.app_label}.{codename}")
 
     # -- the list
@@ -102,12 +88,16 @@ class Pages(_ModelAdmin[M]):
         return (queryset.filter(self.matches(term, queryset.db)) if term else queryset), False
 
     def matches(self, term: str, alias: str) -> Q:
-        """Match the id of a row, or the start of a search field, each by an index."""
+        """Match the id of a row, or a search field."""
         found = Q()
         for column in self.search_fields:
-            found |= starts_with(str(column), term, alias)
+            found |= self.column_matches(str(column), term, alias)
         pk = parse_uuid(term)
         return found if pk is None else found | Q(pk=pk)
+
+    def column_matches(self, column: str, term: str, alias: str) -> Q:
+        """Match the start of a search field, by its index."""
+        return starts_with(column, term, alias)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -143,17 +133,37 @@ class Pages(_ModelAdmin[M]):
             return self._missing(request, unquote(object_id))
         if not self.has_view_permission(request, row):
             raise PermissionDenied
-        return self.detail_view(request, row, extra_context or {})
+        response = self.detail_view(request, row)
+        response.context_data = {**(response.context_data or {}), **(extra_context or {})}
+        return response
 
-    def find(self, request: HttpRequest, object_id: str) -> M | None:
-        """Return a row with what its page shows."""
-        return self.get_object(request, object_id)
+    def rows(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows with what their pages show."""
+        return self.get_queryset(request)
 
-    def detail_view(
-        self, request: HttpRequest, row: M, extra_context: Mapping[str, Any]
-    ) -> HttpResponse:
+    def find(self, request: HttpRequest, object_id: str) -> Any:
+        """Return a row with what its page shows, ``None`` if there is none."""
+        pk = parse_uuid(object_id)
+        return None if pk is None else self.rows(request).filter(pk=pk).first()
+
+    def detail_view(self, request: HttpRequest, row: Any) -> TemplateResponse:
         """Show a row that the user may see."""
         raise NotImplementedError
+
+    def row_view(
+        self, view: Callable[..., HttpResponse], *permissions: str
+    ) -> Callable[..., HttpResponse]:
+        """Return a view of a row for users with all these permissions, who may see the row."""
+
+        def run(request: HttpRequest, pk: UUID, **kwargs: Any) -> HttpResponse:
+            if not all(
+                getattr(self, f"has_{each}_permission")(request) for each in ("view", *permissions)
+            ):
+                raise PermissionDenied
+            row = self.find(request, str(pk))
+            return self._missing(request, pk) if row is None else view(request, row, **kwargs)
+
+        return run
 
     # -- for the pages
 
@@ -161,11 +171,23 @@ class Pages(_ModelAdmin[M]):
         label = f"{self.opts.app_label}_{self.opts.model_name}_{name}"
         return path(route, self.admin_site.admin_view(view), name=label)
 
-    def _url(self, name: str, /, *args: Any, filters: str = "", **query: str) -> str:
-        url = self._url_of(self.model, name, *args, **query)
-        return add_preserved_filters({"preserved_filters": filters, "opts": self.opts}, url)
+    def _url(self, name: str, /, *args: Any, **query: str) -> str:
+        return self.url_of(self.model, name, *args, **query)
 
-    def _url_of(self, model: type[Model], name: str, /, *args: Any, **query: str) -> str:
+    def _filtered_url(self, request: HttpRequest, name: str, /, *args: Any, **query: str) -> str:
+        """Return the URL of a page of this model that keeps the filters of the list."""
+        preserved = self.get_preserved_filters(request)
+        url = self._url(name, *args, **query)
+        return add_preserved_filters({"preserved_filters": preserved, "opts": self.opts}, url)
+
+    def pages_of(self, request: HttpRequest, model: type[Model]) -> Any:
+        """Return this site's pages of a model, ``None`` if it has none that this user may view."""
+        if not self.admin_site.is_registered(model):
+            return None
+        pages = self.admin_site.get_model_admin(model)
+        return pages if pages.has_view_permission(request) else None
+
+    def url_of(self, model: type[Model], name: str, /, *args: Any, **query: str) -> str:
         """Return the URL of a page of any of our models, ``""`` if this site has none."""
         if not self.admin_site.is_registered(model):
             return ""
@@ -173,12 +195,8 @@ class Pages(_ModelAdmin[M]):
         url = reverse(name, args=args, current_app=self.admin_site.name)
         return f"{url}?{urlencode(query)}" if query else url
 
-    def _filters(self, request: HttpRequest) -> str:
-        return self.get_preserved_filters(request)
-
     def _redirect(self, request: HttpRequest, name: str, /, *args: Any) -> HttpResponse:
-        """Redirect to a page of this model, with the filters of the list."""
-        return HttpResponseRedirect(self._url(name, *args, filters=self._filters(request)))
+        return HttpResponseRedirect(self._filtered_url(request, name, *args))
 
     def _missing(self, request: HttpRequest, pk: object) -> HttpResponse:
         messages.warning(request, str(self.missing) % {"pk": line(pk, 60)})
@@ -197,39 +215,21 @@ class Pages(_ModelAdmin[M]):
                 "subtitle": None,
                 "opts": self.opts,
                 "media": self.media,
-                "list_url": self._url("changelist", filters=self._filters(request)),
+                "preserved_filters": self.get_preserved_filters(request),
+                "list_url": self._filtered_url(request, "changelist"),
                 **context,
             },
         )
 
 
-def permission_check(codename: str) -> Callable[[Any, HttpRequest], bool]:
-    """Return a ``has_…_permission`` method."""
-
-    def check(pages: Pages[Any], request: HttpRequest) -> bool:
-        return pages._granted(request, codename)  # noqa: SLF001 - a method of it
-
-    return check
-
-
 def head_of(column: str, size: int = SHOWN) -> Func:
     """Return the first bytes of a column, so that a page never reads more than it shows."""
-    return Func(F(column), Value(1), Value(size), function="SUBSTR", output_field=BinaryField())
+    return Substr(column, 1, size, output_field=BinaryField())
 
 
 def alias_of(row: Model) -> str:
     """Return the database that a row was read from."""
     return str(row._state.db)  # noqa: SLF001 - Django has no other way
-
-
-def ago(then: datetime, now: datetime) -> str:
-    """Show how long ago that was, and when."""
-    return format_html(
-        '<time class="ae-age" datetime="{}" title="{}">{}</time>',
-        then.isoformat(),
-        date_format(localtime(then), "DATETIME_FORMAT"),
-        age(then, now),
-    )
 
 
 def non_atomic(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:

@@ -22,10 +22,10 @@ from ..archive import states as event_states
 from ..archive.batches import batch_states
 from ..broker import topology
 from ..broker.topology import Queue, Topology
-from ..declare.registry import Registry
-from ..models import ArchiveAction, ArchivedEvent, Dashboard, ReplayBatch, visible
+from ..declare.registry import Handler, Registry
+from ..models import ArchiveAction, ArchivedEvent, ReplayBatch, visible
 from ..monitor import alerts, snapshots, statistics
-from ..templatetags.amqp_events import TEXT, age, line, text
+from ..templatetags.amqp_events import TEXT, line, moment, text
 from . import charts
 from .base import Pages
 from .charts import Node, Picture, Row
@@ -48,7 +48,7 @@ POINTS: Final = 96
 OVERDUE: Final = 1_000
 
 
-class DashboardAdmin(Pages[Dashboard]):
+class DashboardAdmin(Pages):
     """Three pages for users with the permission ``view_dashboard``.
 
     For an admin site of your own, register :class:`django_amqp_events.models.Dashboard` with this
@@ -56,9 +56,6 @@ class DashboardAdmin(Pages[Dashboard]):
     """
 
     folder = "dashboard"
-
-    def has_view_permission(self, request: HttpRequest, obj: Dashboard | None = None) -> bool:
-        return self._granted(request, "view_dashboard")
 
     def get_urls(self) -> list[URLPattern]:
         return [
@@ -82,19 +79,13 @@ class DashboardAdmin(Pages[Dashboard]):
         late = count(event_states.rows().filter(overdue(now)), OVERDUE)
         queues = _queues(seen, declared)
         context = {
-            "tiles": self._tiles(request, opened, seen, late),
+            **self._tiles(request, opened, seen, late),
             "alerts": [
                 (each, alerts.title(each), alerts.alert_text(each))
                 for each in alerts.open_alerts(service)[:ALERTS]
             ],
             "queues": [each for each in queues if not each["dull"]][:QUEUES],
             "dull": sum(each["dull"] for each in queues),
-            "drift": seen.drift(),
-            "outboxes": [
-                (line(each.get("database")), visible(each.get("meaning"), TEXT))
-                for each in seen.newest.get("outbox", ())
-                if each.get("severity") != "ok"
-            ],
             "audit": self._audit(request),
             "pictures": [
                 _throughput(series),
@@ -127,7 +118,6 @@ class DashboardAdmin(Pages[Dashboard]):
         context = {
             "picture": picture,
             "queues": queues[:QUEUES],
-            "drift": seen.drift(),
             "configured": found is not None,
         }
         return self._page(request, "topology", seen, context)
@@ -167,81 +157,38 @@ class DashboardAdmin(Pages[Dashboard]):
 
     def _tiles(
         self, request: HttpRequest, opened: statistics.OpenEvents, seen: _Seen, late: int
-    ) -> list[dict[str, str]]:
-        """Return the tiles: name, value, note, URL, severity."""
+    ) -> dict[str, Any]:
+        """Return the values of the tiles."""
         outboxes = seen.newest.get("outbox", ())
         lags = [each["lag"] for each in outboxes if "lag" in each]
         mirror = seen.document.get("mirror", {})
-        archive = self._url_of(ArchivedEvent, "changelist") if self._sees_events(request) else ""
+        waiting = mirror.get("waiting"), sum(each.get("total", 0) for each in outboxes)
         number, cap = opened.open, opened.open if opened.capped else None
         counted = seen.newest.get("archive", {})
         if opened.capped and counted.get("open", 0) > number:
             # A snapshot counts further than a page.
             number = counted["open"]
             cap = number if counted.get("capped") else None
-
-        def listed(state: str) -> str:
-            return f"{archive}?state={state}" if archive else ""
-
-        def waiting(number: int) -> str:
-            return _("%(number)s waiting") % {"number": formatted(number)} if number else ""
-
-        def tile(
-            name: str, value: str, note: str = "", url: str = "", severity: str = "ok"
-        ) -> dict[str, str]:
-            return {"name": name, "value": value, "note": note, "url": url, "severity": severity}
-
-        return [
-            tile(
-                _("Open"),
-                _capped(number, cap),
-                _("archived, no decision yet"),
-                listed("archived"),
-                "error" if opened.open else "ok",
-            ),
-            tile(_("New in 1 h"), _capped(opened.new_hour, statistics.READ)),
-            tile(_("New in 24 h"), _capped(opened.new_day, statistics.READ)),
-            tile(
-                _("Oldest"),
-                age(opened.oldest, datetime.now(UTC)) if opened.oldest else pgettext("age", "none"),
-                _("since its last failure") if opened.oldest else "",
-            ),
-            tile(
-                _("Unconfirmed"),
-                _capped(opened.unconfirmed, statistics.READ),
-                _("replays without a confirm"),
-                severity="warning" if opened.unconfirmed else "ok",
-            ),
-            tile(
-                _("Overdue"),
-                _capped(late, OVERDUE),
-                _("replays without an outcome"),
-                listed("overdue"),
-                "warning" if late else "ok",
-            ),
-            tile(
-                _("Mirror lag"),
-                charts.duration(mirror["lag"]) if "lag" in mirror else "?",
-                waiting(mirror.get("waiting") or 0),
-            ),
-            tile(
-                _("Outbox lag"),
-                charts.duration(max(lags)) if lags else "?",
-                waiting(sum(each.get("total", 0) for each in outboxes)),
-            ),
-        ]
-
-    def _sees_events(self, request: HttpRequest) -> bool:
-        """Return True if this site shows archived events to this user."""
-        if not self.admin_site.is_registered(ArchivedEvent):
-            return False
-        return self.admin_site.get_model_admin(ArchivedEvent).has_view_permission(request)
+        return {
+            "archive_url": self.url_of(ArchivedEvent, "changelist")
+            if self.pages_of(request, ArchivedEvent)
+            else "",
+            "opened": opened,
+            "open": _capped(number, cap),
+            "new_hour": _capped(opened.new_hour, statistics.READ),
+            "new_day": _capped(opened.new_day, statistics.READ),
+            "unconfirmed": _capped(opened.unconfirmed, statistics.READ),
+            "late": late,
+            "overdue": _capped(late, OVERDUE),
+            "mirror_lag": charts.duration(mirror["lag"]) if "lag" in mirror else "?",
+            "mirror_waiting": formatted(waiting[0]) if waiting[0] else "",
+            "outbox_lag": charts.duration(max(lags)) if lags else "?",
+            "outbox_waiting": formatted(waiting[1]) if waiting[1] else "",
+        }
 
     def _batches(self, request: HttpRequest) -> list[tuple[Any, ...]]:
         """Return the batches in progress, their titles and bars, for users who may see them."""
-        if not self._sees_events(request) or not self.admin_site.is_registered(ReplayBatch):
-            return []
-        if not self.admin_site.get_model_admin(ReplayBatch).has_view_permission(request):
+        if not all(self.pages_of(request, each) for each in (ArchivedEvent, ReplayBatch)):
             return []
         states = (ReplayBatch.State.RUNNING, ReplayBatch.State.PAUSED)
         found = batch_states.rows().filter(state__in=states).defer("plan", "criteria")
@@ -257,9 +204,9 @@ class DashboardAdmin(Pages[Dashboard]):
 
     def _audit(self, request: HttpRequest) -> list[tuple[Any, ...]] | None:
         """Return the newest actions on events that this user may see, ``None`` for no events."""
-        if not self._sees_events(request):
+        pages = self.pages_of(request, ArchivedEvent)
+        if pages is None:
             return None
-        pages = self.admin_site.get_model_admin(ArchivedEvent)
         actions = list(ArchiveAction.objects.using(event_states.database()).order_by("-pk")[:AUDIT])
         rows = pages.get_queryset(request).filter(pk__in=[each.event_id for each in actions])
         events = {row.pk: row for row in rows.only("name", "handler", "event_id")}
@@ -287,11 +234,6 @@ class _Seen:
         self.stale = newest is not None and now - newest.at > timedelta(seconds=STALE)
         self.unanswered = newest is not None and not newest.seen
 
-    def drift(self) -> dict[str, Any]:
-        """Return what the last comparison of the topology with the broker found."""
-        found = self.document.get("drift", {})
-        return {**found, "at": datetime.fromisoformat(found["at"])} if found else {}
-
 
 #: What a snapshot has of a queue, and the table shows.
 _FIGURES: Final = ("ready", "unacked", "consumers", "published", "delivered")
@@ -310,7 +252,6 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
         role = queue.role if queue else str(figures.get("role", ""))
         severity = figures.get("severity", "unknown")
         drift = drifted.get(name, "")
-        at = consumed.get(name)
         queues.append(
             {
                 "name": line(name, 300),
@@ -318,7 +259,7 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
                 "severity": severity,
                 "meaning": visible(figures.get("meaning", _("not read yet")), TEXT),
                 **{key: figures.get(key) for key in _FIGURES},
-                "consumed": datetime.fromisoformat(at) if at else None,
+                "consumed": moment(consumed.get(name)),
                 "limit": _limit(queue) if queue else "",
                 "drift": visible(drift, TEXT),
                 "delay": _ttl(queue) if queue and role == "delay" else 0,
@@ -450,28 +391,18 @@ def _returning(queues: list[dict[str, Any]], seen: _Seen) -> Picture:
     )
 
 
-def _schedules(registry: Registry) -> list[dict[str, Any]]:
-    found = []
-    for handler in sorted(registry.handlers.values(), key=lambda each: each.name):
-        policy = handler.policy
-        delays = policy.schedule()
-        found.append(
-            {
-                "name": line(handler.name, 300),
-                "events": ", ".join(map(line, handler.patterns)),
-                "retries": policy.max_retries,
-                "jitter": policy.retry_jitter,
-                "total": charts.duration(policy.total()),
-                "shown": len(delays),
-                "picture": charts.schedule(line(handler.name, 300), delays),
-            }
+def _schedules(registry: Registry) -> list[tuple[Handler, str, Picture]]:
+    """Return each handler with the time from its first failure to the archive, and a picture."""
+    return [
+        (
+            handler,
+            charts.duration(handler.policy.total()),
+            charts.schedule(line(handler.name, 300), handler.policy.schedule()),
         )
-    return found
+        for handler in sorted(registry.handlers.values(), key=lambda each: each.name)
+    ]
 
 
 def _capped(number: int, cap: int | None) -> str:
     shown = formatted(number)
     return f"{shown}+" if cap is not None and number >= cap else shown
-
-
-__all__ = ["DashboardAdmin"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import partialmethod
 from typing import Any
-from uuid import UUID
 
 from django import forms
 from django.contrib import messages
@@ -29,7 +28,7 @@ from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, line, text
 from . import formatting
 from .action_pages import ActionPages, ReasonForm, log
-from .base import alias_of, as_file, head_of, non_atomic, permission_check
+from .base import Pages, alias_of, as_file, head_of, non_atomic
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
 REVISIONS = 20
@@ -50,25 +49,28 @@ class EditForm(ReasonForm):
     )
 
 
-class EditingPages(ActionPages[ArchivedEvent]):
+class EditingPages(ActionPages):
     """Editing for the pages of the archive; see :class:`.archived_events.ArchivedEventAdmin`."""
 
-    has_payload_permission = permission_check("view_payload_archivedevent")
+    has_payload_permission = partialmethod(Pages.granted, codename="view_payload_archivedevent")
 
     def has_raw_permission(self, request: HttpRequest) -> bool:
         """Return True if this user may see unredacted bodies."""
         if not self.has_payload_permission(request):
             return False
-        return not redaction.has_hook() or self._granted(request, "view_raw_archivedevent")
+        return not redaction.has_hook() or self.granted(request, "view_raw_archivedevent")
 
     def has_edit_permission(self, request: HttpRequest) -> bool:
         """Return True if this user may edit, which needs the permission to see payloads."""
-        return self._granted(request, "edit_archivedevent") and self.has_raw_permission(request)
+        return self.granted(request, "edit_archivedevent") and self.has_raw_permission(request)
 
-    def _editing_urls(self) -> list[URLPattern]:
+    def get_urls(self) -> list[URLPattern]:
+        edit = non_atomic(self.row_view(self.edit_view, "edit"))
+        revision = self.row_view(self.revision_view, "raw")
         return [
-            self._path("<uuid:pk>/edit/", non_atomic(partial(self.edit_view)), "edit"),
-            self._path("<uuid:pk>/revision/<int:number>/", self.revision_view, "revision"),
+            self._path("<uuid:pk>/edit/", edit, "edit"),
+            self._path("<uuid:pk>/revision/<int:number>/", revision, "revision"),
+            *super().get_urls(),
         ]
 
     # -- on the event's page
@@ -82,27 +84,27 @@ class EditingPages(ActionPages[ArchivedEvent]):
             needed = ["edit_archivedevent", "view_payload_archivedevent"]
             if redaction.has_hook():
                 needed.append("view_raw_archivedevent")
-            return self._forbidden(label, *(n for n in needed if not self._granted(request, n)))
-        try:
-            where = self._editable(event, event.version)
-        except AmqpEventsError as exc:
-            where = Reason.of(exc)
+            return self._forbidden(label, *(n for n in needed if not self.granted(request, n)))
+        where = self._editable(event, event.version)
         if isinstance(where, Reason):
             return _("It cannot be edited: %(why)s") % {"why": text(where, TEXT)}
-        query = {"filters": self._filters(request), "version": str(event.version)}
-        return {"label": label, "name": "edit", "url": self._url("edit", event.pk, **query)}
+        url = self._filtered_url(request, "edit", event.pk, version=str(event.version))
+        return {"label": label, "name": "edit", "url": url}
 
     def _editable(self, event: ArchivedEvent, version: int) -> Target | Reason:
         if event.body_size > formatting.SHOWN:
             return Reason("body-too-large-for-page", size=event.body_size, pk=event.pk)
-        return eligibility.edit_target(event, version)
+        try:
+            return eligibility.edit_target(event, version)
+        except AmqpEventsError as exc:
+            return Reason.of(exc)
 
     def _revisions(self, request: HttpRequest, event: ArchivedEvent) -> list[tuple[Any, ...]]:
-        """Return the newest revisions, their URLs and changes, in one query."""
+        """Return the newest revisions and what they change, in one query."""
         head = head_of("body", formatting.SHOWN + 1)
         found = event.revision_set.using(alias_of(event)).defer("body").annotate(head=head)
         revisions = list(found.order_by("-number")[:REVISIONS])
-        readable, raw = self.has_payload_permission(request), self.has_raw_permission(request)
+        readable = self.has_payload_permission(request)
         for each in revisions:
             # SQLite's SUBSTR makes NULL of an empty body.
             each.body = bytes(getattr(each, "head", None) or b"")
@@ -110,7 +112,6 @@ class EditingPages(ActionPages[ArchivedEvent]):
         return [
             (
                 each,
-                self._url("revision", event.pk, each.number) if raw else "",
                 self._changes(event, each, by_number.get(each.base))
                 if readable and number < DIFFS
                 else None,
@@ -134,38 +135,28 @@ class EditingPages(ActionPages[ArchivedEvent]):
         problem = "" if lines else _("Only redacted values or number formats differ.")
         return {"lines": lines, "problem": problem}
 
-    def revision_view(self, request: HttpRequest, pk: UUID, number: int) -> HttpResponse:
-        """The body of a revision, as a file."""
-        if not self.has_view_permission(request) or not self.has_raw_permission(request):
-            raise PermissionDenied
-        # Of an event that this user may see.
-        event = self.get_queryset(request).only("pk").filter(pk=pk).first()
-        found = event and event.revision_set.using(alias_of(event)).filter(number=number).first()
-        if not found:
+    def revision_view(
+        self, request: HttpRequest, event: ArchivedEvent, number: int
+    ) -> HttpResponse:
+        """Return the body of a revision, as a file."""
+        found = event.revision_set.using(alias_of(event)).filter(number=number).first()
+        if found is None:
             messages.warning(request, _("There is no such revision."))
             return self._redirect(request, "changelist")
-        return as_file(pk, bytes(found.body))
+        return as_file(event.pk, bytes(found.body))
 
     # -- the editor
 
-    def edit_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    def edit_view(self, request: HttpRequest, event: ArchivedEvent) -> HttpResponse:
         """Edit (GET), show what it would change, and publish it (POST)."""
-        if not self.has_view_permission(request) or not self.has_edit_permission(request):
-            raise PermissionDenied
-        event = self.get_queryset(request).defer(None).filter(pk=pk).first()
-        if event is None:
-            return self._missing(request, pk)
         data = request.POST if request.method == "POST" else request.GET
         version = _number(data.get("version", str(event.version)))
-        try:
-            if not get_settings().editing:
-                raise PermissionDenied
-            where = self._editable(event, -1 if version is None else version)
-        except AmqpEventsError as exc:
-            where = Reason.of(exc)
+        if not conf.load()[0].editing:
+            raise PermissionDenied
+        where = self._editable(event, -1 if version is None else version)
         if isinstance(where, Reason) or version is None:
             messages.error(request, _("Nothing was published: %(why)s") % {"why": text(where)})
-            return self._redirect(request, "change", pk)
+            return self._redirect(request, "change", event.pk)
         context = self._context(request, event, where, data.get("base"))
         step = data.get("step") if request.method == "POST" else ""
         if step not in ("review", "publish"):
@@ -183,22 +174,24 @@ class EditingPages(ActionPages[ArchivedEvent]):
         elif form.is_valid():
             reason, base = form.cleaned_data["reason"], context["base"]
             _publish(request, event, version, payload, reason=reason, base=base)
-            return self._redirect(request, "change", pk)
+            return self._redirect(request, "change", event.pk)
         return self._review(request, context, form, payload, draft)
 
     def _context(
         self, request: HttpRequest, event: ArchivedEvent, where: Target, wanted: str | None
     ) -> dict[str, Any]:
         """Return what editor and review have in common."""
-        filters = self._filters(request)
         revisions = event.revision_set.using(alias_of(event)).order_by("-number")
         by_number = {each.number: each for each in revisions[:REVISIONS]}
         base = _number(wanted) if wanted is not None else max(by_number, default=0)
         if base not in by_number:
             base = 0
-        query = {"filters": filters, "version": str(event.version)}
+        version = str(event.version)
         starts = [
-            (by_number.get(number), self._url("edit", event.pk, **query, base=str(number)))
+            (
+                by_number.get(number),
+                self._filtered_url(request, "edit", event.pk, version=version, base=str(number)),
+            )
             for number in (0, *by_number)
         ]
         return {
@@ -206,10 +199,11 @@ class EditingPages(ActionPages[ArchivedEvent]):
             "base": base,
             "start": by_number.get(base),
             "starts": starts,
-            "locked": _locked(event, where),
+            "header_names": _header_names(event),
+            "target": where,
             "warnings": _warnings(event, where),
-            "action_url": self._url("edit", event.pk, filters=filters),
-            "cancel_url": self._url("change", event.pk, filters=filters),
+            "action_url": self._filtered_url(request, "edit", event.pk),
+            "cancel_url": self._filtered_url(request, "change", event.pk),
         }
 
     def _editor(
@@ -293,23 +287,11 @@ def _start(start: Revision | None, event: ArchivedEvent, data: Any) -> EditForm:
     return EditForm(initial={"payload": text if visible(text) == text else "{}"})
 
 
-def _locked(event: ArchivedEvent, where: Target) -> list[tuple[str, str, str]]:
-    """Return what an edit does not change."""
+def _header_names(event: ArchivedEvent) -> str:
     try:
-        headers = ", ".join(sorted(map(str, event.headers)))
+        return ", ".join(sorted(map(str, event.headers)))
     except Exception:  # noqa: BLE001 - bytes that anything may have written
-        headers = ""
-    published = event.published_at.isoformat() if event.published_at else ""
-    return formatting.facts(
-        (_("Event"), event.name),
-        (_("Event id"), event.event_id),
-        (_("Published by"), event.source),
-        (_("Published"), published),
-        (_("Correlation id"), event.correlation_id),
-        (_("Causation id"), event.causation_id),
-        (_("Headers"), headers),
-        (_("Goes to"), f"{where.handler.name} ({where.queue})"),
-    )
+        return ""
 
 
 def _warnings(event: ArchivedEvent, where: Target) -> list[str]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, ClassVar, Final
-from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
@@ -16,6 +14,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.validators import URLValidator
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
@@ -23,13 +22,12 @@ from django.utils.translation import gettext_lazy, pgettext, pgettext_lazy
 
 from ..archive import states
 from ..archive.groups import failure_groups, group_counts
-from ..archive.selection import parse_uuid
-from ..models import LENGTH, ArchivedEvent, FailureGroup, visible
-from ..templatetags.amqp_events import TEXT, line, text
+from ..models import LENGTH, ArchivedEvent, FailureGroup
+from ..templatetags.amqp_events import ago, line, text
 from . import formatting
 from .archived_event_actions import ACTIONS
-from .archived_events import ArchivedEventAdmin
-from .base import Pages, ago, alias_of, non_atomic, permission_check
+from .archived_events import ArchivedEventAdmin, last_failure
+from .base import Pages, alias_of, non_atomic
 from .charts import sparkline
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
 
@@ -101,7 +99,7 @@ class GroupForm(forms.Form):
     edits = forms.IntegerField(widget=forms.HiddenInput, min_value=0, max_value=2**31 - 2)
 
 
-class FailureGroupAdmin(Pages[FailureGroup]):
+class FailureGroupAdmin(Pages):
     """Shows groups of failures; actions run on their events.
 
     For an admin site of your own, register :class:`django_amqp_events.models.FailureGroup` with
@@ -123,16 +121,12 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     )
     actions = ()
 
-    has_assign_permission = permission_check("assign_failuregroup")
+    has_assign_permission = partialmethod(Pages.granted, codename="assign_failuregroup")
 
     def _events(self, request: HttpRequest) -> ArchivedEventAdmin | None:
         """Return the pages of events of this site, where this user may see them."""
-        if not self.admin_site.is_registered(ArchivedEvent):
-            return None
-        found = self.admin_site.get_model_admin(ArchivedEvent)
-        if not isinstance(found, ArchivedEventAdmin) or not found.has_view_permission(request):
-            return None
-        return found
+        found = self.pages_of(request, ArchivedEvent)
+        return found if isinstance(found, ArchivedEventAdmin) else None
 
     # -- the list
 
@@ -144,14 +138,10 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return GroupList
 
-    def matches(self, term: str, alias: str) -> Q:
-        """Match the start or the last part of an exception or handler, or the id of a group."""
-        found = Q()
-        for column in self.search_fields:
-            found |= Q(**{f"{column}__istartswith": term})
-            found |= Q(**{f"{column}__icontains": f".{term}"})
-        pk = parse_uuid(term)
-        return found if pk is None else found | Q(pk=pk)
+    def column_matches(self, column: str, term: str, alias: str) -> Q:
+        """Match the start or the last part of an exception or handler."""
+        last = Q(**{f"{column}__icontains": f".{term}"})
+        return Q(**{f"{column}__istartswith": term}) | last
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -210,30 +200,27 @@ class FailureGroupAdmin(Pages[FailureGroup]):
     # -- one group
 
     def get_urls(self) -> list[URLPattern]:
-        views: dict[str, Callable[..., HttpResponse]] = {
-            name: non_atomic(partial(self.events_view, step=partial(_ask, name))) for name in ALL
+        views = {
+            name: non_atomic(self.row_view(partial(self.events_view, name=name)))
+            for name in (*ALL, "batch")
         }
-        views["batch"] = partial(self.events_view, step=ArchivedEventAdmin.batch_group)
-        views["write"] = self.write_view
+        views["write"] = self.row_view(self.write_view, "assign")
         ours = [self._path(f"<uuid:pk>/{name}/", view, name) for name, view in views.items()]
         return [*ours, *super().get_urls()]
 
-    def write_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    def write_view(self, request: HttpRequest, group: FailureGroup) -> HttpResponse:
         """Write note, assignee and ticket."""
-        if request.method != "POST" or not self.has_assign_permission(request):
+        if request.method != "POST":
             raise PermissionDenied
-        group = self._found(request, pk)
-        if group is None:
-            return self._missing(request, pk)
         data = request.POST.copy()
         if "mine" in data:
             data["assignee"] = request.user.get_username()
         form = GroupForm(data)
         if not form.is_valid():
-            return self._page(request, group, form)
+            return self.detail_view(request, group, form)
         given = form.cleaned_data
         changed = failure_groups.write(
-            pk,
+            group.pk,
             seen=given.pop("edits"),
             by=request.user.get_username(),
             now=datetime.now(UTC),
@@ -241,94 +228,61 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         )
         if changed is None:
             # The row that was read may be older than the other user's change.
-            group = self._found(request, pk) or group
+            group = self.find(request, str(group.pk)) or group
             messages.error(request, _conflict(group))
             data["edits"] = str(group.edits)
-            return self._page(request, group, GroupForm(data))
+            return self.detail_view(request, group, GroupForm(data))
         if changed:
             words = ", ".join(str(_WORDS[name]) for name in changed)
             # The history stays English.
             self.log_change(request, group, f"Changed: {', '.join(changed)}")
             messages.success(request, _("Saved: %(what)s.") % {"what": words})
-        return self._redirect(request, "change", pk)
+        return self._redirect(request, "change", group.pk)
 
-    def events_view(
-        self, request: HttpRequest, pk: UUID, *, step: Callable[..., HttpResponse | None]
-    ) -> HttpResponse:
+    def events_view(self, request: HttpRequest, group: FailureGroup, *, name: str) -> HttpResponse:
         """Freeze the open events of a group now, for an action or a batch."""
-        if request.method != "POST":
+        events = self._events(request)
+        if request.method != "POST" or events is None:
             raise PermissionDenied
-        group, events = self._found(request, pk), self._events(request)
-        if group is None:
-            return self._missing(request, pk)
-        if events is None:
-            raise PermissionDenied
-        return step(events, request, group) or self._redirect(request, "change", pk)
-
-    def _found(self, request: HttpRequest, pk: UUID) -> FailureGroup | None:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        return self.get_queryset(request).filter(pk=pk).first()
-
-    def find(self, request: HttpRequest, object_id: str) -> FailureGroup | None:
-        pk = parse_uuid(object_id)
-        return self._found(request, pk) if pk is not None else None
+        if name == "batch":
+            response = events.batch_group(request, group)
+        else:
+            response = events.ask_group(request, ACTIONS[name], group)
+        return response or self._redirect(request, "change", group.pk)
 
     def detail_view(
-        self, request: HttpRequest, row: FailureGroup, extra_context: Mapping[str, Any]
-    ) -> HttpResponse:
-        return self._page(request, row, extra_context=extra_context)
-
-    def _page(
-        self,
-        request: HttpRequest,
-        group: FailureGroup,
-        form: GroupForm | None = None,
-        extra_context: Mapping[str, Any] | None = None,
-    ) -> HttpResponse:
+        self, request: HttpRequest, group: Any, form: GroupForm | None = None
+    ) -> TemplateResponse:
         now = datetime.now(UTC)
         _count([group], now)
-        counted: Any = group
-        filters = self._filters(request)
-        written = {"note": group.note, "assignee": group.assignee, "ticket": group.ticket}
+        written = {name: getattr(group, name) for name in GroupForm.base_fields}
         actions = group.action_set.using(alias_of(group)).order_by("-at", "-pk")
         context = {
             **self._sample(request, group),
             "group": group,
-            "open": counted.open_now,
-            "going": counted.going_now,
-            "share": _share(counted),
-            "picture": _picture(counted, now),
-            "totals": _totals(counted),
-            "first": ago(group.first_seen, now),
-            "last": ago(group.last_seen, now),
-            "facts": formatting.facts(
-                (_("Handler"), group.handler or _("none")),
-                (_("Exception"), group.exception),
-                (_("Reason"), group.reason),
-                (_("Failing function"), group.frame),
-                (_("Service"), group.service),
-                (_("Group id"), group.pk),
-            ),
+            "open": group.open_now,
+            "going": group.going_now,
+            "share": _share(group),
+            "picture": _picture(group, now),
+            "totals": _totals(group),
+            "now": now,
             "ticket": _ticket(group),
             "actions": actions[:HISTORY],
             "may_write": self.has_assign_permission(request),
-            "form": form or GroupForm(initial={**written, "edits": group.edits}),
-            "write_url": self._url("write", group.pk, filters=filters),
-            "buttons": self._buttons(request, group, counted.open_now),
-            **(extra_context or {}),
+            "form": form or GroupForm(initial=written),
+            "buttons": self._buttons(request, group.open_now),
         }
         return self._render(request, "detail", text(group), context)
 
-    def _buttons(self, request: HttpRequest, group: FailureGroup, count: int) -> list[Any]:
-        """Return the actions of this user on the open events."""
+    def _buttons(self, request: HttpRequest, count: int) -> list[str]:
+        """Return the names of this user's actions on the open events."""
         events = self._events(request)
         if events is None or not count:
             return []
         found = [name for name in ALL if events.may(request, ACTIONS[name])]
-        if events.may_replay_in_background(request):
+        if events.has_bulk_replay_permission(request):
             found.append("batch")
-        return [{"name": name, "url": self._url(name, group.pk)} for name in found]
+        return found
 
     def _sample(self, request: HttpRequest, group: FailureGroup) -> dict[str, Any]:
         """Return the newest failure, for users who may see events."""
@@ -339,23 +293,9 @@ class FailureGroupAdmin(Pages[FailureGroup]):
         event = rows.order_by("-last_failed_at", "-pk").first()
         if event is None:
             return {"linked": True}
-        failures = event.failure_set.using(alias_of(event)).filter(late=False)
-        failure = failures.order_by("-failed_at", "-pk").first()
-        document = failure.about if failure is not None else {}
-        kind, message = formatting.exception(document)
-        return {
-            "linked": True,
-            "sample": event,
-            "exception": kind or line(event.exception, TEXT),
-            "message": message or visible(event.message, TEXT),
-            "traceback": formatting.fold_traceback(document.get("traceback")),
-        }
-
-
-def _ask(
-    name: str, events: ArchivedEventAdmin, request: HttpRequest, group: FailureGroup
-) -> HttpResponse | None:
-    return events.ask_group(request, ACTIONS[name], group)
+        last = last_failure(event)
+        document = last.about if last is not None else {}
+        return {"linked": True, "sample": event, **formatting.failure(event, document)}
 
 
 def _conflict(group: FailureGroup) -> str:
@@ -427,6 +367,3 @@ def _ticket(group: FailureGroup) -> str:
         group.ticket,
         line(group.ticket.partition("//")[2], 40),
     )
-
-
-__all__ = ["FailureGroupAdmin", "GroupList"]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
+from uuid import UUID
 
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
@@ -21,9 +22,8 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from ..archive.replay import RESOLVED as RESOLVED_WORDS
 from ..message.archive_message import INSTALLED
-from ..message.text import parse_moment
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State, visible
-from ..templatetags.amqp_events import TEXT, line
+from ..templatetags.amqp_events import TEXT, exception_line, line, moment
 
 #: Bytes of a body that a page shows; the rest is in the download.
 SHOWN: Final = 256 * 1024
@@ -84,21 +84,6 @@ def counted(text: Any, count: int, **values: object) -> str:
     return str(text % {"count": _Count(count), **values})
 
 
-def facts(*found: Sequence[Any]) -> list[tuple[str, str, str]]:
-    """Return label, value and URL of the facts that have a value; the URL is optional."""
-    return [
-        (name, visible(str(value), TEXT), url[0] if url else "")
-        for name, value, *url in found
-        if value
-    ]
-
-
-def moment(value: object) -> datetime | None:
-    """Read a time of a document; ``None`` where a page could not show it."""
-    found = parse_moment(value)
-    return found if found is not None and 1970 <= found.year < 3000 else None
-
-
 # -- body and headers -----------------------------------------------------------------------
 
 
@@ -146,7 +131,7 @@ def pretty(value: Any, limit: int = 2 * SHOWN) -> tuple[str, bool]:
     return visible("".join(pieces)[:limit]), length > limit
 
 
-def headers(event: ArchivedEvent) -> tuple[list[dict[str, str]], str]:
+def headers(event: ArchivedEvent) -> tuple[list[tuple[str, str, str]], str]:
     """Show the publisher's headers, and what is left out or wrong with them."""
     try:
         found = dict(event.headers)
@@ -158,14 +143,14 @@ def headers(event: ArchivedEvent) -> tuple[list[dict[str, str]], str]:
     return table(found), counted(_MORE, more) if more > 0 else ""
 
 
-def table(found: Mapping[Any, Any]) -> list[dict[str, str]]:
-    """Show headers or properties, as many as a page shows, with their types unless text."""
+def table(found: Mapping[Any, Any]) -> list[tuple[str, str, str]]:
+    """Show headers or properties, as many as a page shows: name, value, and type unless text."""
     return [
-        {
-            "name": line(name),
-            "value": header(found[name]),
-            "kind": "" if isinstance(found[name], str) else type(found[name]).__name__,
-        }
+        (
+            line(name),
+            header(found[name]),
+            "" if isinstance(found[name], str) else type(found[name]).__name__,
+        )
         for name in sorted(found, key=str)[:ROWS]
     ]
 
@@ -242,31 +227,16 @@ def attempts(failure: ArchivedFailure) -> list[dict[str, Any]]:
     ]
 
 
-def deaths(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Show the broker's death history."""
-    return [
-        {
-            "queue": line(each.get("queue") or ""),
-            "reason": line(each.get("reason") or ""),
-            "at": moment(each.get("at")),
-            "count": line("" if each.get("count") is None else each.get("count"), 12),
-        }
-        for each in mappings(document.get("deaths"))
-    ]
-
-
-def exception(document: Mapping[str, Any]) -> tuple[str, str]:
-    """Return class name and whole message of a document's exception."""
+def failure(event: ArchivedEvent, document: Mapping[str, Any]) -> dict[str, Any]:
+    """Show exception, whole message and traceback of the last failure's document."""
     found = document.get("exception")
     if not isinstance(found, dict):
-        return "", ""
-    return line(found.get("type") or "", TEXT), visible(found.get("message") or "", 8_000)
-
-
-def exception_line(kind: object, message: object = "") -> str:
-    """Write an exception and the first line of its message."""
-    name, words = line(kind or "", TEXT), visible(message or "", TEXT).strip().partition("\n")[0]
-    return f"{name}: {words}" if name and words else name or words
+        found = {}
+    return {
+        "exception": line(found.get("type") or event.exception, TEXT),
+        "message": visible(found.get("message") or "", 8_000) or visible(event.message, TEXT),
+        "traceback": fold_traceback(document.get("traceback")),
+    }
 
 
 def mappings(value: object) -> list[Mapping[str, Any]]:
@@ -301,12 +271,11 @@ def timeline(
 ) -> list[Step]:
     """Put everything that is known about an event into the order of time."""
     steps = []
-    numbers = {replay.pk: replay.number for replay in replays}
+    numbers: dict[UUID | None, int] = {replay.pk: replay.number for replay in replays}
     if event.published_at is not None:
         steps.append(Step(at=event.published_at, what=_("published"), who=who(event.source)))
     for failure in failures:
-        number = numbers.get(failure.replay_id) if failure.replay_id is not None else None
-        steps += _failed(failure, number)
+        steps += _failed(failure, numbers.get(failure.replay_id))
     steps.append(Step(at=event.mirrored_at, what=_("mirrored into this database")))
     for replay in replays:
         steps += _replayed(replay)

@@ -8,15 +8,15 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponseRedirect
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import InboxEntry
-from ..templatetags.amqp_events import line
+from ..templatetags.amqp_events import ago, line
 from ..worker import inbox
 from . import databases
-from .base import Pages, ago
+from .base import Pages
 from .databases import DatabaseFilter
 from .filters import settings_and_registry
 from .lists import AlwaysChosenFilter, ServiceFilter
@@ -38,7 +38,7 @@ def _own() -> list[str]:
     return [found[0].service] if found is not None else []
 
 
-class InboxEntryAdmin(Pages[InboxEntry]):
+class InboxEntryAdmin(Pages):
     """Shows the inbox; nothing can be changed here.
 
     Deleting a row would let its event run again; ``events_prune`` deletes what is old.
@@ -66,13 +66,7 @@ class InboxEntryAdmin(Pages[InboxEntry]):
             queryset = queryset.filter(service__in=own)
         return super().get_search_results(request, queryset, search_term)
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
+    def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> Any:
         """Redirect to the list: a row has no more to show."""
         return HttpResponseRedirect(self._url("changelist", q=unquote(object_id)))
 
@@ -95,6 +89,3 @@ class InboxEntryAdmin(Pages[InboxEntry]):
     @admin.display(description=_("handled"), ordering="handled_at")
     def age(self, entry: InboxEntry) -> str:
         return ago(entry.handled_at, datetime.now(UTC))
-
-
-__all__ = ["InboxEntryAdmin"]

@@ -6,16 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
@@ -32,7 +32,7 @@ from ..models import Moment, OutboxEvent, visible
 from ..publish import outbox
 from ..publish.outbox import RowState
 from ..reasons import Reason
-from ..templatetags.amqp_events import TEXT, age, line
+from ..templatetags.amqp_events import TEXT, age, ago, line
 from . import databases, formatting
 from .action_pages import (
     DISCARD,
@@ -40,12 +40,13 @@ from .action_pages import (
     RESTORE,
     Action,
     ActionPages,
+    Decision,
     Preview,
     Rows,
     by_reason,
     in_list,
 )
-from .base import ago, alias_of, as_file, head_of, permission_check
+from .base import Pages, alias_of, as_file, head_of
 from .databases import DatabaseFilter
 from .filters import settings_and_registry
 from .formatting import Step
@@ -83,48 +84,35 @@ ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
 }
 
 
-_GONE: Final = Reason("outbox-published")
-
-
 # -- the actions -----------------------------------------------------------------------------
 
 
 def _preview(action: Action, seen: Seen, rows: Rows) -> Preview:
-    skipped = [_skipped(action, pk, rows.get(pk)) for pk in seen]
-    eligible = [rows[pk] for pk, why in zip(seen, skipped, strict=True) if why is None]
+    eligible, skipped = [], []
+    for pk in seen:
+        if why := _obstacle(action, rows[pk]):
+            skipped.append(Skipped.of(rows[pk], why))
+        else:
+            eligible.append(rows[pk])
     services = {row.service for row in eligible}
     counts = Counter((row.name, row.exchange, row.service) for row in eligible)
     found = settings_and_registry()
-    return Preview(
-        eligible=[row.pk for row in eligible],
-        skipped=by_reason(filter(None, skipped)),
-        destinations=[
-            {"name": line(name), "exchange": line(exchange), "service": line(service), "count": n}
-            for (name, exchange, service), n in sorted(counts.items())
-        ],
-        details={
-            "errors": by_reason(
-                Skipped(id=row.pk, title=str(row), why=Reason.of(_error(row)))
-                for row in eligible
-                if row.error
-            ),
-            # Services that are not this one, and those whose due rows no relay publishes.
-            "foreign": sorted(map(line, services - {found[0].service})) if found else [],
-            "idle": _idle({alias_of(row) for row in eligible}, services)
-            if action.publishes
-            else [],
-        },
-    )
+    details = {
+        "destinations": [(count, *route) for route, count in sorted(counts.items())],
+        "errors": by_reason(
+            Skipped.of(row, Reason.of(_error(row))) for row in eligible if row.error
+        ),
+        # Services that are not this one, and those whose due rows no relay publishes.
+        "foreign": sorted(map(line, services - {found[0].service})) if found else [],
+        "idle": _idle(set(map(alias_of, eligible)), services) if action.publishes else [],
+    }
+    return [row.pk for row in eligible], skipped, details
 
 
-def _skipped(action: Action, pk: UUID, row: OutboxEvent | None) -> Skipped | None:
+def _obstacle(action: Action, row: OutboxEvent) -> Reason | None:
     """Return why an action skips a row, ``None`` if it does not."""
-    if row is None:
-        return Skipped(id=pk, title="", why=_GONE)
     state = outbox.row_state(row, _now(row))
-    if state in action.states:
-        return None
-    return Skipped(id=pk, title=str(row), why=Reason(f"outbox-{state}"))
+    return None if state in action.states else Reason(f"outbox-{state}")
 
 
 def _idle(aliases: Iterable[str], services: Iterable[str]) -> list[str]:
@@ -136,38 +124,40 @@ def _idle(aliases: Iterable[str], services: Iterable[str]) -> list[str]:
     return sorted(map(line, found))
 
 
-def _run(action: Action, seen: Seen, rows: Rows, user: Any, reason: str) -> Report:
+def _run(decision: Decision) -> Report:
     """Change each row by one conditional UPDATE, which a relay's claim excludes."""
+    action = decision.action
     acts: Mapping[str, Callable[..., int]] = {
         "publish": outbox.publish_now,
         "restore": outbox.restore,
-        "discard": partial(outbox.discard, by=user.get_username(), reason=reason),
+        "discard": partial(outbox.discard, by=decision.by, reason=decision.reason),
     }
     report = Report()
-    wanted = {pk: rows[pk] for pk in seen if _skipped(action, pk, rows.get(pk)) is None}
-    for alias in sorted(set(map(alias_of, wanted.values()))):
+    wanted = [row for row in decision.rows.values() if _obstacle(action, row) is None]
+    for alias in sorted(set(map(alias_of, wanted))):
         # In one order, so that two actions on the same rows do not wait for each other.
-        ids = sorted(pk for pk, row in wanted.items() if alias_of(row) == alias)
+        ids = sorted(row.pk for row in wanted if alias_of(row) == alias)
         for start in range(0, len(ids), _BATCH):
             with transaction.atomic(using=alias):
                 part = ids[start : start + _BATCH]
                 done = [pk for pk in part if acts[action.name]([pk], alias=alias)]
             report.published += done
-            action.log_rows(user, [rows[pk] for pk in done], reason)
-    report.skipped = _missed(action, seen, rows, set(report.published))
+            decision.log(done)
+    report.skipped = _missed(decision, set(report.published))
     return report
 
 
-def _missed(action: Action, seen: Seen, rows: Rows, done: set[UUID]) -> list[Skipped]:
+def _missed(decision: Decision, done: set[UUID]) -> list[Skipped]:
     """Return why rows were not changed, by their state now: a relay may have claimed them."""
-    missed = [pk for pk in seen if pk not in done]
-    now: dict[UUID, OutboxEvent] = {}
-    for alias in {alias_of(rows[pk]) for pk in missed if pk in rows}:
+    missed = [pk for pk in decision.seen if pk not in done]
+    now: dict[UUID, Any] = {}
+    for alias in {alias_of(decision.rows[pk]) for pk in missed}:
         found = outbox.rows(alias).filter(pk__in=missed).defer("body", "envelope")
         now |= {row.pk: row for row in found.annotate(at=Now(output_field=Moment()))}
     return [
-        _skipped(action, pk, now.get(pk) if pk in rows else None)
-        or Skipped(id=pk, title=str(now[pk]), why=Reason("outbox-changed"))
+        Skipped.of(now[pk], _obstacle(decision.action, now[pk]) or Reason("outbox-changed"))
+        if pk in now
+        else Skipped(id=pk, title="", why=OutboxEventAdmin.gone)
         for pk in missed
     ]
 
@@ -291,7 +281,7 @@ class NameFilter(ValueFilter):
 # -- the pages -------------------------------------------------------------------------------
 
 
-class OutboxEventAdmin(ActionPages[OutboxEvent]):
+class OutboxEventAdmin(ActionPages):
     """Shows the events that are not published yet, and why; only actions change rows.
 
     For an admin site of your own, register :class:`django_amqp_events.models.OutboxEvent` with
@@ -304,6 +294,7 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
         "The outbox has no event %(pk)s. An event is deleted once RabbitMQ has confirmed it."
     )
     row_actions = ACTIONS
+    gone = Reason("outbox-published")
     too_many = gettext_lazy("More than %(limit)s events are selected. Filter the list first.")
     list_display = ("what", "status", "failure", "tries", "age")
     list_display_links = ("what",)
@@ -313,17 +304,18 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
     search_help_text = gettext_lazy("Start of an event id, or the id of a row.")
     actions = tuple(map(in_list, ACTIONS.values()))
 
-    has_payload_permission = permission_check("view_payload_outboxevent")
-    has_publish_permission = permission_check("publish_outboxevent")
-    has_discard_permission = permission_check("discard_outboxevent")
-    has_restore_permission = permission_check("restore_outboxevent")
+    has_payload_permission = partialmethod(Pages.granted, codename="view_payload_outboxevent")
+    has_publish_permission = partialmethod(Pages.granted, codename="publish_outboxevent")
+    has_discard_permission = partialmethod(Pages.granted, codename="discard_outboxevent")
+    has_restore_permission = partialmethod(Pages.granted, codename="restore_outboxevent")
 
     # -- rows
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[OutboxEvent]:
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows of the selected database, without what is large."""
-        found = super().get_queryset(request).using(databases.chosen(request, OutboxEvent))
-        return found.defer("body", "envelope").annotate(at=Now(output_field=Moment()))
+        rows = super().get_queryset(request).using(databases.chosen(request, OutboxEvent))
+        found: QuerySet[Any] = rows.annotate(at=Now(output_field=Moment()))
+        return found.defer("body", "envelope")
 
     def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, OutboxEvent]:
         """Return rows by their ids, whichever database they are in."""
@@ -334,24 +326,13 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
                 found |= {row.pk: row for row in rows.using(alias).filter(pk__in=left)}
         return found
 
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> OutboxEvent | None:
+    def find(self, request: HttpRequest, object_id: str) -> OutboxEvent | None:
         pk = parse_uuid(object_id)
         return self.rows_of(request, [pk]).get(pk) if pk is not None else None
 
     def add_unlisted(self, request: HttpRequest, seen: dict[UUID, int], ids: set[UUID]) -> None:
         # The confirmation page tells why they are skipped.
         seen.update(dict.fromkeys(ids, 0))
-
-    def cells(self, row: OutboxEvent) -> tuple[object, ...]:
-        return (
-            line(row.name),
-            line(row.event_id),
-            line(row.service),
-            row.attempts,
-            age(row.created_at, _now(row)),
-        )
 
     def done_url(self, request: HttpRequest, action: Action, seen: Seen, back: str) -> str:
         # A published event leaves the outbox, and its page with it.
@@ -396,12 +377,10 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
     # -- one event
 
     def get_urls(self) -> list[URLPattern]:
-        payload = self._path("<uuid:pk>/payload/", self.payload_view, "payload")
-        return [*self._action_urls(), payload, *super().get_urls()]
+        view = self.row_view(self.payload_view, "payload")
+        return [self._path("<uuid:pk>/payload/", view, "payload"), *super().get_urls()]
 
-    def detail_view(
-        self, request: HttpRequest, row: OutboxEvent, extra_context: Mapping[str, Any]
-    ) -> HttpResponse:
+    def detail_view(self, request: HttpRequest, row: OutboxEvent) -> TemplateResponse:
         state = outbox.row_state(row, _now(row))
         label, meaning, remedy = ROW_STATES[state]
         found = settings_and_registry()
@@ -414,13 +393,12 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
             "state": label,
             "meaning": meaning,
             "remedy": remedy,
+            "database": alias_of(row),
             "foreign": line(row.service) if foreign else "",
             "again": _ahead(row) if state == "failed" else "",
             "age": age(row.created_at, _now(row)),
             "steps": _timeline(row, state),
-            "history_url": self._url("history", row.pk, filters=self._filters(request)),
             "buttons": self._buttons(request, row, 0, offered),
-            **extra_context,
         }
         title = _("%(name)s of %(service)s (%(id)s)") % {
             "name": line(row.name),
@@ -430,7 +408,7 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
         return self._render(request, "detail", title, context)
 
     def _content(self, event: OutboxEvent, *, readable: bool) -> dict[str, Any]:
-        """Return facts; payload and headers only for users who may see them."""
+        """Return ids; payload and headers only for users who may see them."""
         # An event that is published meanwhile is shown as empty.
         body, written = (
             outbox.rows(alias_of(event))
@@ -440,24 +418,17 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
             .first()
         ) or (b"", "{}")
         headers, properties = _envelope(written)
-        facts = formatting.facts(
-            (_("Event"), event.name, self._url("changelist", state="all", name=event.name)),
-            (_("Published by"), event.service),
-            (_("Event id"), event.event_id),
-            (_("Correlation id"), headers.get(EVENT_CORRELATION_ID)),
-            (_("Causation id"), headers.get(EVENT_CAUSATION_ID)),
-            (_("Exchange"), event.exchange),
-            (_("Routing key"), event.name),
-            (_("Database"), alias_of(event)),
-            (_("Row id"), event.pk),
-        )
+        ids = {
+            "correlation_id": headers.get(EVENT_CORRELATION_ID),
+            "causation_id": headers.get(EVENT_CAUSATION_ID),
+        }
         if not readable:
-            return {"facts": facts, "readable": False}
+            return {**ids, "readable": False}
         # SQLite's SUBSTR makes NULL of an empty body.
         head = bytes(body or b"")
         payload, cut, problem = _payload(event, head, headers, properties)
         return {
-            "facts": facts,
+            **ids,
             "readable": True,
             "raw": True,
             "payload": payload,
@@ -466,15 +437,11 @@ class OutboxEventAdmin(ActionPages[OutboxEvent]):
             "body": formatting.body(head, event.size),
             "headers": formatting.table(headers),
             "properties": formatting.table(properties),
-            "payload_url": self._url("payload", event.pk),
         }
 
-    def payload_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    def payload_view(self, request: HttpRequest, event: OutboxEvent) -> HttpResponse:
         """Return the published body as a file."""
-        if not self.has_view_permission(request) or not self.has_payload_permission(request):
-            raise PermissionDenied
-        event = self.get_object(request, str(pk))
-        return self._missing(request, pk) if event is None else as_file(pk, bytes(event.body))
+        return as_file(event.pk, bytes(event.body))
 
 
 def _discarded_by(event: OutboxEvent) -> str:
@@ -535,6 +502,3 @@ def _timeline(event: OutboxEvent, row_state: RowState) -> list[Step]:
         what = _("try %(number)s by a relay") % {"number": event.attempts + 1}
     late = row_state == "overdue"
     return [published, Step(at=event.due_at, what=what, kind="bad" if late else "")]
-
-
-__all__ = ["OutboxEventAdmin"]

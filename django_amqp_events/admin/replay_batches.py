@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
-from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import SEARCH_VAR
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, reverse
+from django.template.response import TemplateResponse
+from django.urls import URLPattern
 from django.utils import translation
 from django.utils.formats import get_format
 from django.utils.html import format_html
@@ -28,10 +27,9 @@ from ..archive.selection import Selection, parse_uuid
 from ..exceptions import AmqpEventsError
 from ..models import ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchEvent
 from ..reasons import stored
-from ..templatetags.amqp_events import age, line, text
-from . import formatting
+from ..templatetags.amqp_events import ago, line, text
 from .action_pages import across
-from .base import Pages, ago
+from .base import Pages
 from .charts import progress
 from .filters import GroupFilter, TimeFilter
 from .formatting import counted, number
@@ -119,10 +117,10 @@ class BatchStateFilter(ValueFilter):
         return list(_State.choices)
 
 
-class ReplayBatchAdmin(Pages[ReplayBatch]):
+class ReplayBatchAdmin(Pages):
     """Shows batches; only the buttons of their pages change them.
 
-    :meth:`django_amqp_events.admin.ArchivedEventAdmin.background_selected` creates them.
+    :func:`background_selected` creates them.
     """
 
     folder = "replaybatch"
@@ -193,31 +191,23 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
 
     def get_urls(self) -> list[URLPattern]:
         return [
-            self._path("<uuid:pk>/events/", self.events_view, "events"),
+            self._path("<uuid:pk>/events/", self.row_view(self.events_view), "events"),
             *(
-                self._path(f"<uuid:pk>/{act}/", partial(self.act_view, act=act), act)
+                self._path(
+                    f"<uuid:pk>/{act}/", self.row_view(partial(self.act_view, act=act), "run"), act
+                )
                 for act in ("start", "look", "pause", "resume", "cancel")
             ),
             *super().get_urls(),
         ]
 
-    def find(self, request: HttpRequest, object_id: str) -> ReplayBatch | None:
-        pk = parse_uuid(object_id)
-        return self.get_queryset(request).defer(None).filter(pk=pk).first() if pk else None
+    def rows(self, request: HttpRequest) -> QuerySet[Any]:
+        return self.get_queryset(request).defer(None)
 
     def detail_view(
-        self, request: HttpRequest, row: ReplayBatch, extra_context: Mapping[str, Any]
-    ) -> HttpResponse:
+        self, request: HttpRequest, batch: ReplayBatch, form: StartForm | None = None
+    ) -> TemplateResponse:
         """Show the dry run of a draft, else the progress."""
-        return self._page(request, row, extra=extra_context)
-
-    def _page(
-        self,
-        request: HttpRequest,
-        batch: ReplayBatch,
-        form: StartForm | None = None,
-        extra: Mapping[str, Any] | None = None,
-    ) -> HttpResponse:
         now = datetime.now(UTC)
         draft = batch.state == _State.DRAFT
         new = batch_states.count_new_matches(batch) if draft or batch.open else None
@@ -229,36 +219,28 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             "may": self.has_run_permission(request),
             "form": form or StartForm(),
             "plan": batch.plan,
-            "plan_age": _since((batch.plan or {}).get("at"), now),
             "new": new,
             "new_more": new is not None and new > batch_states.COUNTED,
             "bar": bar(batch),
             "now": now,
-            "counts": [
-                (each, count, self._url("events", batch.pk, state=each.value))
-                for each in _Event
-                if (count := getattr(batch, each.value))
-            ],
+            "counts": [(each, count) for each in _Event if (count := getattr(batch, each.value))],
             "idle": batch.state == _State.RUNNING
             and (batch.leased_until is None or batch.leased_until < now),
             "left": []
             if draft
             else [
-                (each, _Event(each.state).label, self._event_url(each.first))
+                (
+                    each,
+                    _Event(each.state).label,
+                    self.url_of(ArchivedEvent, "change", each.first) if each.first else "",
+                )
                 for each in batch_states.skipped_by_reason(batch.pk, LEFT)
             ],
             "left_of": LEFT if batch.skipped + batch.returned + batch.unconfirmed > LEFT else 0,
             "history": history.order_by("-at", "-pk")[:STEPS],
             "rate": "" if batch.rate is None else _rate(batch.rate),
-            "urls": {
-                act: self._url(act, batch.pk)
-                for act in ("start", "look", "pause", "resume", "cancel", "events", "history")
-            },
-            "page_url": self._url("change", batch.pk),
-            "follow_url": self._url("change", batch.pk, follow="1"),
             "follow": follow,
             "seconds": FOLLOW,
-            **(extra or {}),
         }
         response = self._render(request, "detail", titled(batch) or _("Replay batch"), context)
         if follow:
@@ -266,20 +248,14 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             response["Refresh"] = str(FOLLOW)
         return response
 
-    def _event_url(self, pk: object) -> str:
-        return self._url_of(ArchivedEvent, "change", pk) if pk else ""
-
-    def events_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+    def events_view(self, request: HttpRequest, batch: ReplayBatch) -> HttpResponse:
         """Name the events of a batch, all or those in one state, a page at a time."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        batch = self.get_queryset(request).filter(pk=pk).first()
-        if batch is None:
-            return self._missing(request, pk)
+        found = batch_states.events(batch.pk).order_by("pk")
         state = request.GET.get("state", "")
-        found = batch_states.events(pk).order_by("pk")
         if state in _Event.values:
             found = found.filter(state=state)
+        else:
+            state = ""
         after = request.GET.get("after", "")
         if after.isascii() and after.isdigit() and len(after) < 19:
             found = found.filter(pk__gt=int(after))
@@ -292,49 +268,41 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
             shown = self.admin_site.get_model_admin(ArchivedEvent).get_queryset(request)
         visible = {each.pk: each for each in shown.filter(pk__in=ids).order_by()}
         existing = set(states.rows().filter(pk__in=ids).order_by().values_list("pk", flat=True))
-        query = {"state": state} if state in _Event.values else {}
         context = {
             "batch_title": titled(batch) or _("Replay batch"),
-            "state": _Event(state).label if query else "",
+            "state": _Event(state).label if state else "",
             "linked": linked,
             "events": [(row, visible.get(row.event_id), row.event_id in existing) for row in rows],
-            "next_url": self._url("events", pk, **query, after=str(rows[-1].pk)) if more else "",
-            "page_url": self._url("change", pk),
+            "next_url": self._url("events", batch.pk, state=state, after=str(rows[-1].pk))
+            if more
+            else "",
+            "page_url": self._url("change", batch.pk),
         }
         return self._render(request, "events", _("Events of the batch"), context)
 
     # -- the buttons
 
-    def act_view(self, request: HttpRequest, pk: UUID, *, act: str) -> HttpResponse:
+    def act_view(self, request: HttpRequest, batch: ReplayBatch, *, act: str) -> HttpResponse:
         """Run the action of a button."""
-        if not self.has_view_permission(request) or not self.has_run_permission(request):
-            raise PermissionDenied
-        batch = self.find(request, str(pk))
-        if batch is None:
-            return self._missing(request, pk)
         if request.method == "POST":
+            form = StartForm(request.POST) if act == "start" else None
+            if form is not None and not form.is_valid():
+                return self.detail_view(request, batch, form)
             try:
-                return self._act(request, batch, act)
+                if act != "look":
+                    self._act(request, batch, act, form.cleaned_data if form is not None else {})
+                elif batch.state == _State.DRAFT:
+                    preview.preview_batch(batch)
             except AmqpEventsError as exc:
                 messages.error(request, text(exc, 1_000))
-        return HttpResponseRedirect(self._url("change", pk))
+        return HttpResponseRedirect(self._url("change", batch.pk))
 
-    def _act(self, request: HttpRequest, batch: ReplayBatch, act: str) -> HttpResponse:
-        by = request.user.get_username()
-        reason = ""
-        if act == "look":
-            if batch.state == _State.DRAFT:
-                preview.preview_batch(batch)
-            return HttpResponseRedirect(self._url("change", batch.pk))
-        if act == "start":
-            form = StartForm(request.POST)
-            if not form.is_valid():
-                return self._page(request, batch, form)
-            done = batch_states.start(batch.pk, by=by, **form.cleaned_data)
-            reason = f": {form.cleaned_data['reason']}"
-        else:
-            done = getattr(batch_states, act)(batch.pk, by=by)
-        if done:
+    def _act(
+        self, request: HttpRequest, batch: ReplayBatch, act: str, options: Mapping[str, Any]
+    ) -> None:
+        """Change the state of a batch, tell the user, and write the history."""
+        reason = f": {options['reason']}" if options else ""
+        if getattr(batch_states, act)(batch.pk, by=request.user.get_username(), **options):
             # The history stays English.
             with translation.override("en"):
                 self.log_change(request, batch, f"{_DONE[act]}{reason}")
@@ -347,7 +315,6 @@ class ReplayBatchAdmin(Pages[ReplayBatch]):
                     "Nothing was done: the batch is {state}. Another user or tab changed it first."
                 ).format(state=batch.get_state_display()),
             )
-        return HttpResponseRedirect(self._url("change", batch.pk))
 
 
 def bar(batch: ReplayBatch) -> SafeString:
@@ -386,11 +353,6 @@ def _rate(rate: float) -> str:
     return f"{rate:g}".replace(".", get_format("DECIMAL_SEPARATOR"))
 
 
-def _since(value: object, now: datetime) -> str:
-    found = formatting.moment(value)
-    return age(found, now) if found is not None else ""
-
-
 #: Filters of the list, and their fields in a selection.
 _CRITERIA: Final = {
     "handler": "handlers",
@@ -404,10 +366,14 @@ _CRITERIA: Final = {
 # -- making one, in the list of archived events ---------------------------------------------
 
 
-def begin(
-    pages: Pages[ArchivedEvent], request: HttpRequest, queryset: QuerySet[ArchivedEvent]
+@admin.action(
+    description=gettext_lazy("Replay selected events in the background"),
+    permissions=["bulk_replay"],
+)
+def background_selected(
+    pages: Pages, request: HttpRequest, queryset: QuerySet[ArchivedEvent]
 ) -> HttpResponse | None:
-    """Freeze what an action was called for, and show what its replay would do."""
+    """Freeze any number of events in a batch, and show what its replay would do."""
     chosen = {
         name: value
         for name in ("state", *_CRITERIA, "failed", SEARCH_VAR)
@@ -431,7 +397,7 @@ def _worded(name: str, value: str) -> str:
 
 
 def freeze(
-    pages: Pages[ArchivedEvent],
+    pages: Pages,
     request: HttpRequest,
     queryset: QuerySet[ArchivedEvent],
     *,
@@ -454,12 +420,7 @@ def freeze(
         return None
     if not title:
         batch_states.rows().filter(pk=batch.pk).update(title=_selected(batch.total))
-    url = reverse(
-        "admin:django_amqp_events_replaybatch_change",
-        args=[batch.pk],
-        current_app=pages.admin_site.name,
-    )
-    return HttpResponseRedirect(url)
+    return HttpResponseRedirect(pages.url_of(ReplayBatch, "change", batch.pk))
 
 
 def criteria_of(chosen: Mapping[str, str]) -> Selection | None:

@@ -1,4 +1,4 @@
-"""Filters for texts that others wrote: bounded, on request on one line, every character visible."""
+"""Filters for texts and times that others wrote: bounded, with every character visible."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from django import template
+from django.utils.formats import date_format
+from django.utils.html import format_html
+from django.utils.timezone import localtime
 from django.utils.translation import pgettext_lazy
 
+from ..message.text import parse_moment
 from ..models import visible
 from ..reasons import stored, translated
 
@@ -49,3 +53,28 @@ def age(then: datetime, now: datetime) -> str:
     seconds = max(0.0, (now - then).total_seconds())
     unit, size = next((each for each in UNITS if seconds >= each[1]), UNITS[-1])
     return f"{int(seconds // size)} {unit}"
+
+
+@register.filter
+def moment(value: object) -> datetime | None:
+    """Read a time of a document; ``None`` where a page could not show it."""
+    found = parse_moment(value)
+    return found if found is not None and 1970 <= found.year < 3000 else None
+
+
+@register.filter
+def exception_line(kind: object, message: object = "") -> str:
+    """Write an exception and the first line of its message."""
+    name, words = line(kind or "", TEXT), visible(message or "", TEXT).strip().partition("\n")[0]
+    return f"{name}: {words}" if name and words else name or words
+
+
+@register.filter
+def ago(then: datetime, now: datetime) -> str:
+    """Show how long ago that was, and when."""
+    return format_html(
+        '<time class="ae-age" datetime="{}" title="{}">{}</time>',
+        then.isoformat(),
+        date_format(localtime(then), "DATETIME_FORMAT"),
+        age(then, now),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -122,6 +123,12 @@ def snapshot(at: datetime | None = None, *, seen: bool = True, **more: Any) -> S
     )
 
 
+def tiles(client: Any) -> dict[str, str]:
+    html = client.get(url()).content.decode()
+    found = re.findall(r'class="ae-tile .*?<dt>(.*?)</dt><dd>(?:<a .*?>)?(.*?) *<', html)
+    return dict(found)
+
+
 def test_dashboard_shows_open_events_and_queues(ada):
     row = make(last_failed_at=datetime.now(UTC) - timedelta(minutes=5))
     make(unconfirmed=True)
@@ -134,9 +141,7 @@ def test_dashboard_shows_open_events_and_queues(ada):
         since=datetime.now(UTC), last=datetime.now(UTC),
     )  # fmt: skip
     snapshot()
-    response = ada.get(url())
-    tiles = {each["name"]: each["value"] for each in response.context["tiles"]}
-    assert tiles == {
+    assert tiles(ada) == {
         "Open": "2",
         "New in 1 h": "0",
         "New in 24 h": "3",
@@ -299,7 +304,7 @@ def test_retries_have_their_running_total(ada):
     with override_settings(AMQP_EVENTS=events):
         response = ada.get(url("retries"))
         words = read(ada, "retries").words
-    found = {each["name"]: each["picture"].rows for each in response.context["handlers"]}
+    found = {each.name: picture.rows for each, _, picture in response.context["handlers"]}
     assert found["quick"] == (
         (1, "30 s", "30 s"), (2, "1 min", "1 min 30 s"), (3, "1 min 40 s", "3 min 10 s"),
     )  # fmt: skip
@@ -402,9 +407,9 @@ def test_figures_end_at_a_cap(monkeypatch, ada):
     assert (found.open, found.capped) == (3, True)
     assert statistics.open_events(now, 5) == statistics.open_events(now, 6)
     snapshot(archive={"open": 4, "capped": True})
-    assert ada.get(url()).context["tiles"][0]["value"] == "4+", "who counted further is believed"
+    assert tiles(ada)["Open"] == "4+", "who counted further is believed"
     snapshot(archive={"open": 5, "capped": False})
-    assert ada.get(url()).context["tiles"][0]["value"] == "5"
+    assert tiles(ada)["Open"] == "5"
     words = read(ada).words
     assert "2+" in words
 

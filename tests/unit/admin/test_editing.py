@@ -440,11 +440,10 @@ def test_related_events_are_named_newest_first(ada):
     make(correlation_id="another")
     response = ada.get(url("change", row.pk))
     groups = response.context["related"]
-    assert [[link for _, link, *_ in group["events"]] for group in groups] == [
-        [url("change", same.pk)],
-        [url("change", each.pk) for each in cause[:20]],
-    ]
-    words = page(response).words
+    assert [events for *_, events in groups] == [[same], cause[:20]]
+    found = page(response)
+    assert {url("change", each.pk) for each in (same, *cause[:20])} <= set(found.links)
+    words = found.words
     assert "The same event id" in words
     assert "shop.n19" in words
     assert "shop.n20" not in words
