@@ -162,7 +162,8 @@ class DashboardAdmin(Pages):
         outboxes = seen.newest.get("outbox", ())
         lags = [each["lag"] for each in outboxes if "lag" in each]
         mirror = seen.document.get("mirror", {})
-        waiting = mirror.get("waiting"), sum(each.get("total", 0) for each in outboxes)
+        waiting = mirror.get("waiting")
+        pending = sum(each.get("total", 0) for each in outboxes)
         number, cap = opened.open, opened.open if opened.capped else None
         counted = seen.newest.get("archive", {})
         if opened.capped and counted.get("open", 0) > number:
@@ -181,9 +182,9 @@ class DashboardAdmin(Pages):
             "late": late,
             "overdue": _capped(late, OVERDUE),
             "mirror_lag": charts.duration(mirror["lag"]) if "lag" in mirror else "?",
-            "mirror_waiting": formatted(waiting[0]) if waiting[0] else "",
+            "mirror_waiting": formatted(waiting) if waiting else "",
             "outbox_lag": charts.duration(max(lags)) if lags else "?",
-            "outbox_waiting": formatted(waiting[1]) if waiting[1] else "",
+            "outbox_waiting": formatted(pending) if pending else "",
         }
 
     def _batches(self, request: HttpRequest) -> list[tuple[Any, ...]]:

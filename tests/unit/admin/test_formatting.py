@@ -98,6 +98,11 @@ def test_no_document_breaks_its_page(document):
             for word in (each["number"], each["worker"])
         ),
         *(each["what"] for each in formatting.attempts(failure)),
+        *(
+            line(each.get(name))
+            for each in formatting.mappings(found.get("deaths"))
+            for name in ("queue", "reason", "count")
+        ),
     ):
         fits_a_page(value)
     steps = formatting.timeline(event(), [failure], [], [])
