@@ -1,6 +1,6 @@
 """The service of test_story.py, its settings too: ``python -m django ... --settings`` this module.
 
-Its handler reads what it needs to know from a file, so that a mistake can be mended while it runs,
+Its handler reads what it needs to know from a file, so that a mistake can be fixed while it runs,
 and writes each order that it has invoiced into a ledger. STORY_DIR is where both are.
 """
 

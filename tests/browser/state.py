@@ -261,7 +261,7 @@ def _batches(now: datetime) -> dict[str, Any]:
         size = sum(states.values()) if name == "done" else 30
         batch = batch_states.freeze(found[:size], by="ada", title=title)
         batch_states.start(
-            batch.pk, by="ada", reason="tax table mended in 1.2", rate=5, canary=3, threshold=20
+            batch.pk, by="ada", reason="tax table fixed in 1.2", rate=5, canary=3, threshold=20
         )
         everything = list(batch_states.events(batch.pk).order_by("pk"))
         at = 0

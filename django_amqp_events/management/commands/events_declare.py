@@ -345,7 +345,7 @@ def _document(
         "source": "management" if report.exact else "amqp",
         "result": result,
         "items": [_item(item) for item in report.items],
-        "troubles": [asdict(trouble) for trouble in report.problems],
+        "problems": [asdict(problem) for problem in report.problems],
         "refusals": list(plan.refusals),
         "plan": [_step(step) for step in plan.steps],
         "done": [_step(step) for step in applied.done],

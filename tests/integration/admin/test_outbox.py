@@ -91,7 +91,7 @@ def relay(**options: Any) -> RelayCounts:
 
 
 def post(client: Client, decision: str, *rows: OutboxEvent) -> list[str]:
-    data = {"seen": encode_selection({row.pk: 0 for row in rows}), "reason": "mended"}
+    data = {"seen": encode_selection({row.pk: 0 for row in rows}), "reason": "fixed"}
     address = f"/admin/django_amqp_events/outboxevent/decide/{decision}/"
     response = client.post(address, data, follow=True)
     assert response.status_code == 200
@@ -131,7 +131,7 @@ def test_publish_now_is_published_by_the_next_relay(wire: Wire, ada: Client) -> 
     assert wire.ids() == [row.event_id]
     # The row is deleted, its history is not.
     entry = LogEntry.objects.get()
-    assert (entry.object_id, entry.get_change_message()) == (str(row.pk), "Publish now: mended")
+    assert (entry.object_id, entry.get_change_message()) == (str(row.pk), "Publish now: fixed")
     assert "it has been published" in post(ada, "publish", row)[0]
 
 
@@ -139,7 +139,7 @@ def test_discarded_event_is_published_only_after_restore(wire: Wire, ada: Client
     [row] = leave()
     assert post(ada, "discard", row) == ["1 event discarded."]
     kept = table().get()
-    assert (kept.discarded_by, kept.discard_reason, bytes(kept.body)) == ("ada", "mended", row.body)
+    assert (kept.discarded_by, kept.discard_reason, bytes(kept.body)) == ("ada", "fixed", row.body)
     assert outbox.publish_now([row.pk], alias=ALIAS) == 0
     assert relay() == RelayCounts()
     state = outbox.count_pending(ALIAS, "shop")

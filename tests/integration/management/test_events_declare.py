@@ -150,7 +150,7 @@ def test_json_is_one_document(billing):
     assert answer["version"] == 1
     assert set(answer) == {
         "version", "service", "prefix", "vhost", "broker", "source", "result", "exit_code",
-        "items", "troubles", "refusals", "plan", "done", "refused",
+        "items", "problems", "refusals", "plan", "done", "refused",
     }  # fmt: skip
     assert (answer["service"], answer["source"], answer["result"]) == (
         "billing",

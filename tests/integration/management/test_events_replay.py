@@ -151,12 +151,12 @@ def test_a_group(billing):
     fill(billing, 3, handler="book")
     group = ArchivedEvent.objects.get(event_id="order-1").group
     assert group is not None
-    code, out, _ = billing.command("events_replay", "--group", str(group.pk), "--comment", "mended")
+    code, out, _ = billing.command("events_replay", "--group", str(group.pk), "--comment", "fixed")
     assert (code, states()) == (0, [State.REPLAYING, State.REPLAYING, State.ARCHIVED])
     assert "2 of 2 events published" in out
     action = GroupAction.objects.get()
     assert (action.group, action.action, action.events) == (group, "replay", 2)
-    assert action.text == "mended"
+    assert action.text == "fixed"
     assert action.by.startswith("events_replay (")
     for wrong, text in (
         (str(uuid4()), "there is no failure group"),

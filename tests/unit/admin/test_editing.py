@@ -218,7 +218,7 @@ def test_editing_begins_with_the_last_revision_or_with_another(ada, wire):
     assert list(Revision.objects.values_list("number", "base")) == [(1, 0), (2, 0), (3, 2)]
 
 
-def test_a_body_that_cannot_be_read_can_be_mended(ada, wire):
+def test_a_body_that_cannot_be_read_can_be_fixed(ada, wire):
     row = make(body=b'[[], {"order_id": 7,}, {}]', reason="malformed")
     response = ada.get(url("edit", row.pk))
     assert text_of(response) == '[[], {"order_id": 7,}, {}]'

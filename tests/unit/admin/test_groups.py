@@ -435,7 +435,7 @@ def test_stale_form_names_the_change(ada):
 # -- what they decide
 
 
-def confirm(client: Any, name: str, asked: Any, reason: str = "mended") -> Any:
+def confirm(client: Any, name: str, asked: Any, reason: str = "fixed") -> Any:
     found = page(asked).fields
     action = reverse(f"admin:django_amqp_events_archivedevent_{name}")
     return client.post(action, {"seen": found["seen"], "back": found["back"], "reason": reason})
@@ -458,7 +458,7 @@ def test_whole_group_is_replayed(ada, wire):
         row.refresh_from_db()
         assert row.state == State.ARCHIVED
     action = GroupAction.objects.get()
-    assert (action.action, action.by, action.text, action.events) == ("replay", "ada", "mended", 3)
+    assert (action.action, action.by, action.text, action.events) == ("replay", "ada", "fixed", 3)
     words = page(ada.get(url("change", group.pk))).words
     assert "1 open event" in words
     assert "3 in progress" in words

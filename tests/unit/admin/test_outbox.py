@@ -117,7 +117,7 @@ def frozen(*found: OutboxEvent) -> str:
 
 
 def post(client: Any, decision: str, *found: OutboxEvent, **more: str) -> Any:
-    data = {"seen": frozen(*found), "reason": "the queue is mended", **more}
+    data = {"seen": frozen(*found), "reason": "the queue is fixed", **more}
     return client.post(url(decision), data, follow=True)
 
 
@@ -438,7 +438,7 @@ def test_publish_now_makes_due_and_is_noted(ada):
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.user.get_username()) == (str(row.pk), "ada")
     assert row.event_id in entry.object_repr
-    assert entry.get_change_message() == "Publish now: the queue is mended"
+    assert entry.get_change_message() == "Publish now: the queue is fixed"
     # A double click finds it due.
     assert said(post(ada, "publish", row)) == [
         "1 event skipped: it is due, and the next relay publishes it"

@@ -583,17 +583,17 @@ def test_notes_are_kept_with_their_authors() -> None:
     assert failure_groups.write(pk, seen=0, by="eve", now=NOW, **{**given, "note": "mine"}) is None
     assert failure_groups.write(pk, seen=1, by="eve", now=NOW, **{**given, "note": ""}) == ["note"]
     failure_groups.record_decision(
-        pk, action="replay", events=3, by="eve", reason="mended", now=NOW
+        pk, action="replay", events=3, by="eve", reason="fixed", now=NOW
     )
     failure_groups.record_decision(
-        uuid4(), action="replay", events=3, by="eve", reason="mended", now=NOW
+        uuid4(), action="replay", events=3, by="eve", reason="fixed", now=NOW
     )
     assert list(GroupAction.objects.values_list("action", "by", "text", "events")) == [
         ("note", "ada", "see\\x00 the wiki", None),
         ("assign", "ada", "bob", None),
         ("ticket", "ada", "https://tickets/1", None),
         ("note", "eve", "", None),
-        ("replay", "eve", "mended", 3),
+        ("replay", "eve", "fixed", 3),
     ]
 
 
