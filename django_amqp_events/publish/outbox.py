@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -269,29 +269,11 @@ def discarded(alias: str, service: str, age: timedelta) -> QuerySet[OutboxEvent]
     return rows(alias).filter(service=service, discarded_at__lt=Now() - age)
 
 
-def delete_discarded(*, alias: str, service: str, age: timedelta, limit: int = 500) -> int:
-    """Delete rows that were discarded longer ago than *age*, oldest first.
-
-    Returns:
-        the number of rows deleted, at most *limit*.
-    """
-    old = discarded(alias, service, age)
-    ids = list(old.order_by("discarded_at").values_list("pk", flat=True)[:limit])
-    # By age again: one may have been restored.
-    return _delete(old, ids)
-
-
-def _delete(found: QuerySet[OutboxEvent], ids: Sequence[UUID]) -> int:
-    # No table refers to these rows, so none has to be read first.
-    return found.filter(pk__in=ids)._raw_delete(found.db) if ids else 0  # noqa: SLF001
-
-
 __all__ = [
     "OutboxStatus",
     "RowState",
     "UnreachableOutbox",
     "count_pending",
-    "delete_discarded",
     "describe_row",
     "discard",
     "discarded",

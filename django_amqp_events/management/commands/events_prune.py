@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentParser
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Final
 
 from django_amqp_events import conf
 from django_amqp_events.archive import retention
@@ -28,6 +29,14 @@ from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, counted
 from django_amqp_events.models import State
 from django_amqp_events.worker import inbox
+
+#: The noun for the rows of each name, and the ending of its plural.
+_NOUNS: Final = {
+    **dict.fromkeys(retention.NAMES, ("row", "s")),
+    **dict.fromkeys(retention.STATES, ("event", "s")),
+    "outbox": ("discarded event", "s"),
+    "batches": ("replay batch", "es"),
+}
 
 
 class Command(ReportCommand):
@@ -56,95 +65,57 @@ class Command(ReportCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         settings = conf.get_settings()
-        configured = settings.retention
-        configured_ages = retention.ages(configured)
-        ages = {
-            state: age
-            for state in retention.STATES
-            if (age := _chosen(options[state.value], configured_ages.get(state))) is not None
-        }
-        others = {
-            "outbox": ages.get(State.DISCARDED),
-            "inbox": self._inbox_age(options["inbox"], configured.inbox),
-            "snapshots": configured.snapshots,
-            "alerts": configured.alerts,
-            "batches": _chosen(options["batches"], configured.batches),
-        }
-        limits: dict[str, Any] = {
-            "service": options["service"] or settings.service,
-            "outbox_age": others["outbox"],
-            "inbox_age": others["inbox"],
-            "batch_age": others["batches"],
-            "snapshots_age": others["snapshots"],
-            "alerts_age": others["alerts"],
-        }
-        if options["dry_run"]:
-            pruned = retention.due(ages, **limits)
-        else:
-            with self.interruptible():
-                pruned = retention.prune(
-                    ages,
-                    **limits,
-                    batch_size=options["batch_size"],
-                    progress=lambda so_far: self.progress(f"{so_far.total} rows deleted"),
-                    stop=self.stopped,
-                )
-        counts = [
-            (s.value, ages.get(s), pruned.events.get(s, 0), "event") for s in retention.STATES
-        ]
-        rows = {
-            "outbox": (pruned.outbox, "discarded event", "events"),
-            "inbox": (pruned.inbox, "row", "rows"),
-            "snapshots": (pruned.snapshots, "row", "rows"),
-            "alerts": (pruned.alerts, "row", "rows"),
-            "batches": (pruned.batches, "replay batch", "batches"),
-        }
-        counts += [(name, others[name], count, noun) for name, (count, noun, _) in rows.items()]
-        deleted = "would be deleted" if options["dry_run"] else "deleted"
-
-        def show() -> None:
-            for name, age, count, noun in counts:
-                if age is not None:
-                    found = counted(count, noun, "es" if noun.endswith("ch") else "s")
-                    self.tell(f"{name:<10} {found} {deleted}, kept {_written(age)}")
-                elif name != State.ARCHIVED:
-                    self.tell(f"{name:<10} kept forever")
-            if pruned.groups:
-                self.tell(f"groups     {counted(pruned.groups, 'group')} without events {deleted}")
-            if pruned.stopped:
-                self.tell(f"stopped early; {counted(pruned.total, 'row')} deleted")
-
-        result = "counted" if options["dry_run"] else "pruned"
-        document = {
-            "result": "stopped" if pruned.stopped else result,
-            "states": [
-                {"state": name, "kept_seconds": age, "events": count}
-                for name, age, count, _ in counts[: len(retention.STATES)]
-            ],
-            **{
-                name: {"kept_seconds": others[name], key: count}
-                for name, (count, _, key) in rows.items()
-            },
-            "groups": pruned.groups,
-        }
-        return self.finish(1 if pruned.stopped else 0, document, show)
-
-    def _inbox_age(self, asked: float | None, configured: float | None) -> float | None:
         least = inbox.minimum_retention().total_seconds()
-        if asked is not None and asked < least:
+        if options["inbox"] is not None and options["inbox"] < least:
             raise self.wrong(
                 f"--inbox must be at least {_written(least)}: 30 days, or twice the longest retry "
                 f"schedule of a handler with once. An event delivered again after its row is "
                 f"deleted is handled again."
             )
-        age = _chosen(asked, configured)
-        return None if age is None else max(age, least)
+        ages: dict[str, float | None] = {"archived": None, **asdict(settings.retention)}
+        for name in ages:
+            if (age := options.get(name)) is not None:
+                ages[name] = None if age == math.inf else age
+        ages["outbox"] = ages["discarded"]
+        if ages["inbox"] is not None:
+            ages["inbox"] = max(ages["inbox"], least)
+        service, dry_run = options["service"] or settings.service, options["dry_run"]
+        if dry_run:
+            pruned = retention.due(ages, service=service)
+        else:
+            with self.interruptible():
+                pruned = retention.prune(
+                    ages,
+                    service=service,
+                    batch_size=options["batch_size"],
+                    progress=lambda so_far: self.progress(f"{so_far.total} rows deleted"),
+                    stop=self.stopped,
+                )
+        deleted = "would be deleted" if dry_run else "deleted"
 
+        def show() -> None:
+            for name in retention.NAMES:
+                if (age := ages[name]) is not None:
+                    found = counted(pruned.counts[name], *_NOUNS[name])
+                    self.tell(f"{name:<10} {found} {deleted}, kept {_written(age)}")
+                elif name != State.ARCHIVED:
+                    self.tell(f"{name:<10} kept forever")
+            if groups := pruned.counts["groups"]:
+                self.tell(f"groups     {counted(groups, 'group')} without events {deleted}")
+            if pruned.stopped:
+                self.tell(f"stopped early; {counted(pruned.total, 'row')} deleted")
 
-def _chosen(asked: float | None, configured: float | None) -> float | None:
-    """Return the age in seconds, ``None`` to keep the rows forever."""
-    age = configured if asked is None else asked
-    return None if age == math.inf else age
+        def kept(name: str) -> dict[str, Any]:
+            unit = "".join(_NOUNS[name]).rpartition(" ")[2]
+            return {"kept_seconds": ages[name], unit: pruned.counts[name]}
+
+        document = {
+            "result": "stopped" if pruned.stopped else "counted" if dry_run else "pruned",
+            "states": [{"state": name, **kept(name)} for name in retention.STATES],
+            **{name: kept(name) for name in retention.NAMES if name not in retention.STATES},
+            "groups": pruned.counts["groups"],
+        }
+        return self.finish(1 if pruned.stopped else 0, document, show)
 
 
 def _written(age: float) -> str:

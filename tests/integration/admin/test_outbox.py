@@ -20,7 +20,7 @@ from django.test import Client, override_settings
 
 from django_amqp_events import Options, handler
 from django_amqp_events.admin.action_pages import encode_selection
-from django_amqp_events.archive import replay
+from django_amqp_events.archive import replay, retention
 from django_amqp_events.conf import get_settings
 from django_amqp_events.exceptions import PublishTimeoutError
 from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent
@@ -420,15 +420,15 @@ def test_row_restored_during_the_prune_stays(wire: Wire, monkeypatch: pytest.Mon
     [row] = leave()
     outbox.discard([row.pk], alias=ALIAS)
     table().update(discarded_at=Now() - timedelta(days=400))
-    plain = outbox._delete
+    plain = retention._delete_rows
 
     def later(found: Any, ids: Any) -> int:
         assert ids == [row.pk]
         outbox.restore(ids, alias=ALIAS)
         return plain(found, ids)
 
-    monkeypatch.setattr(outbox, "_delete", later)
-    assert outbox.delete_discarded(alias=ALIAS, service="shop", age=timedelta(days=90)) == 0
+    monkeypatch.setattr(retention, "_delete_rows", later)
+    assert retention.prune({"outbox": 90 * 86400}, service="shop").total == 0
     assert table().get().discarded_at is None
 
 

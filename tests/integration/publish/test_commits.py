@@ -62,8 +62,8 @@ def test_waiting_publishes_fail_with_the_commit() -> None:
         Relay(app=app, settings=get_settings(), alias=ALIAS).run(until_empty=True)
     kept = {State.SUCCEEDED: 1.0}
     with pytest.raises(ConfigurationError, match=REFUSED):
-        retention.prune(kept, service="billing", outbox_age=1)
+        retention.prune({**kept, "outbox": 1}, service="billing")
     with pytest.raises(ConfigurationError, match=REFUSED):
-        retention.prune(kept, service="billing", inbox_age=31 * 86400)
+        retention.prune({**kept, "inbox": 31 * 86400}, service="billing")
     assert rows(ALIAS).count() == 1
     assert not InboxEntry.objects.using(ALIAS).exists()

@@ -427,19 +427,18 @@ def test_old_snapshots_and_alerts_are_pruned():
             last=now, ended=None if ended is None else now - timedelta(days=ended),
         )  # fmt: skip
     kept = RetentionSettings()
-    ages: dict[str, Any] = {"snapshots_age": kept.snapshots, "alerts_age": kept.alerts}
-    counted = retention.due({}, service="billing", **ages)
+    ages = {"snapshots": kept.snapshots, "alerts": kept.alerts}
+    counted = retention.due(ages, service="billing").counts
     steps: list[int] = []
     pruned = retention.prune(
-        {}, service="billing", batch_size=2, progress=lambda so_far: steps.append(so_far.total),
-        **ages,
-    )  # fmt: skip
-    assert (counted.snapshots, counted.alerts) == (pruned.snapshots, pruned.alerts) == (3, 1)
+        ages, service="billing", batch_size=2, progress=lambda so_far: steps.append(so_far.total)
+    ).counts
+    assert (counted["snapshots"], counted["alerts"]) == (3, 1)
+    assert (pruned["snapshots"], pruned["alerts"]) == (3, 1)
     assert steps == [2, 3, 4]
     assert Snapshot.objects.count() == 2
     assert set(Alert.objects.values_list("key", flat=True)) == {"b", "c"}
-    other = retention.prune({}, service="shop", **ages)
-    assert other.total == 0
+    assert retention.prune(ages, service="shop").total == 0
 
 
 def test_unlimited_retention_prunes_nothing():
@@ -447,7 +446,5 @@ def test_unlimited_retention_prunes_nothing():
     raw = {"SERVICE": "billing", "RETENTION": {"SNAPSHOTS": None, "ALERTS": None}}
     kept = conf.parse(raw)[0].retention
     assert (kept.snapshots, kept.alerts) == (None, None)
-    pruned = retention.prune(
-        {}, service="billing", snapshots_age=kept.snapshots, alerts_age=kept.alerts
-    )
-    assert pruned.total == 0
+    ages = {"snapshots": kept.snapshots, "alerts": kept.alerts}
+    assert retention.prune(ages, service="billing").total == 0

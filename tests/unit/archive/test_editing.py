@@ -564,8 +564,7 @@ def test_revisions_go_with_their_event_when_it_is_old() -> None:
     row = make()
     edit(row)
     ArchivedEvent.objects.update(state=State.SUCCEEDED, state_since=NOW)
-    pruned = retention.prune({State.SUCCEEDED: 60.0}, service="billing")
-    assert pruned.events == {State.SUCCEEDED: 1}
+    assert retention.prune({State.SUCCEEDED: 60.0}, service="billing").total == 1
     assert not Revision.objects.exists()
 
 

@@ -582,9 +582,7 @@ def test_notes_are_kept_with_their_authors() -> None:
     ]
     assert failure_groups.write(pk, seen=0, by="eve", now=NOW, **{**given, "note": "mine"}) is None
     assert failure_groups.write(pk, seen=1, by="eve", now=NOW, **{**given, "note": ""}) == ["note"]
-    failure_groups.record_decision(
-        pk, action="replay", events=3, by="eve", reason="fixed", now=NOW
-    )
+    failure_groups.record_decision(pk, action="replay", events=3, by="eve", reason="fixed", now=NOW)
     failure_groups.record_decision(
         uuid4(), action="replay", events=3, by="eve", reason="fixed", now=NOW
     )
