@@ -15,6 +15,8 @@ from ..archive import eligibility, replay, states
 from ..archive.eligibility import Skipped
 from ..archive.replay import Report
 from ..archive.states import Seen
+from ..broker.topology import Names
+from ..conf import get_settings
 from ..exceptions import AmqpEventsError
 from ..models import Replay, Revision, State, visible
 from ..reasons import Reason
@@ -43,18 +45,25 @@ def _preview_change(action: Action, seen: Seen, rows: Rows) -> Preview:
 def _preview_replay(action: Action, seen: Seen, rows: Rows) -> Preview:
     force = action.name == "force"
     found, skipped = eligibility.examine(seen, force=force)
-    by_target: dict[tuple[str, str, str, str], list[UUID]] = {}
-    for pk, target in found:
-        key = (target.handler.name, target.queue, target.exchange, target.routing_key)
-        by_target.setdefault(key, []).append(pk)
-    eligible = [pk for pk, _target in found]
+    by_handler: dict[tuple[str, str, str], list[UUID]] = {}
+    for pk, handler in found.items():
+        by_handler.setdefault((handler.name, handler.queue, handler.key), []).append(pk)
+    eligible = list(found)
     confirmed = [pk for pk in eligible if not rows[pk].unconfirmed]
     succeeded = {"event__in": eligible, "outcome": Replay.Outcome.SUCCEEDED}
+    exchange = Names.of(get_settings()).replay
     details = {
         "destinations": [
             # How many, where they go, and other names under which they are archived.
-            (len(ids), *route, sorted({line(rows[pk].handler) for pk in ids} - {route[0], ""}))
-            for route, ids in sorted(by_target.items())
+            (
+                len(ids),
+                name,
+                queue,
+                exchange,
+                key,
+                sorted({line(rows[pk].handler) for pk in ids} - {name, ""}),
+            )
+            for (name, queue, key), ids in sorted(by_handler.items())
         ],
         "unconfirmed": len(eligible) - len(confirmed),
         "poison": sum(rows[pk].reason == "poison" for pk in eligible),

@@ -19,9 +19,8 @@ from django.utils.translation import gettext_lazy
 from .. import conf
 from ..archive import editing, eligibility, redaction, replay
 from ..archive.editing import Draft
-from ..archive.eligibility import Target
 from ..conf import get_settings
-from ..declare.registry import get_registry
+from ..declare.registry import Handler, get_registry
 from ..exceptions import AmqpEventsError, InvalidEditError
 from ..models import ArchivedEvent, Replay, Revision, visible
 from ..reasons import Reason
@@ -91,7 +90,7 @@ class EditingPages(ActionPages):
         url = self._filtered_url(request, "edit", event.pk, version=str(event.version))
         return {"label": label, "name": "edit", "url": url}
 
-    def _editable(self, event: ArchivedEvent, version: int) -> Target | Reason:
+    def _editable(self, event: ArchivedEvent, version: int) -> Handler | Reason:
         if event.body_size > formatting.SHOWN:
             return Reason("body-too-large-for-page", size=event.body_size, pk=event.pk)
         try:
@@ -164,7 +163,7 @@ class EditingPages(ActionPages):
         form = EditForm(request.POST, required=step == "publish")
         try:
             payload = editing.parse(request.POST.get("payload", ""))
-            draft = editing.draft(event, where.handler, payload, get_settings(), get_registry())
+            draft = editing.draft(event, where, payload, get_settings(), get_registry())
         except InvalidEditError as exc:
             for problem in exc.problems:
                 form.add_error("payload", text(problem, TEXT))
@@ -178,7 +177,7 @@ class EditingPages(ActionPages):
         return self._review(request, context, form, payload, draft)
 
     def _context(
-        self, request: HttpRequest, event: ArchivedEvent, where: Target, wanted: str | None
+        self, request: HttpRequest, event: ArchivedEvent, where: Handler, wanted: str | None
     ) -> dict[str, Any]:
         """Return what editor and review have in common."""
         revisions = event.revision_set.using(alias_of(event)).order_by("-number")
@@ -294,7 +293,7 @@ def _header_names(event: ArchivedEvent) -> str:
         return ""
 
 
-def _warnings(event: ArchivedEvent, where: Target) -> list[str]:
+def _warnings(event: ArchivedEvent, where: Handler) -> list[str]:
     """Return the warnings to read before an edited replay."""
     told = []
     replays = event.replay_set.using(alias_of(event))
@@ -302,14 +301,14 @@ def _warnings(event: ArchivedEvent, where: Target) -> list[str]:
         told.append(_("A replay has already succeeded: the handler has run for this event once."))
     if event.reason == "poison":
         told.append(_("This event is poison: it killed its worker process and may do so again."))
-    if where.handler.once:
+    if where.once:
         told.append(_once(event, where))
     return told
 
 
-def _once(event: ArchivedEvent, where: Target) -> str:
+def _once(event: ArchivedEvent, where: Handler) -> str:
     try:
-        handled = editing.handled(event, where.handler, get_settings())
+        handled = editing.handled(event, where, get_settings())
     except DatabaseError as exc:
         return _(
             "The handler has once=True, but its inbox could not be read (%(error)s). If it "

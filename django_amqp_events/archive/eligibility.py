@@ -1,4 +1,4 @@
-"""Decide which archived events can be replayed, where each goes, and why the others cannot.
+"""Decide which archived events can be replayed, by which handler, and why the others cannot.
 
 Nothing here changes or publishes anything.
 """
@@ -15,9 +15,8 @@ from django.db.models import OuterRef, QuerySet, Subquery
 from django.utils.timezone import localtime
 from django.utils.translation import pgettext_lazy
 
-from ..broker.topology import Names
-from ..conf import Settings, get_settings
-from ..declare.registry import Handler, Registry, get_registry
+from ..conf import get_settings
+from ..declare.registry import Handler, get_registry
 from ..models import ArchiveAction, ArchivedEvent, State, visible
 from ..reasons import Reason
 from . import states
@@ -58,38 +57,20 @@ class Skipped:
         return cls(id=pk, title="", why=DELETED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The destination of a replay."""
-
-    handler: Handler
-    exchange: str
-    queue: str
-    routing_key: str
-
-
-def target(
-    event: ArchivedEvent, settings: Settings | None = None, registry: Registry | None = None
-) -> Target | Reason:
-    """Return where a replay of an event would go, or why it cannot be replayed."""
-    settings = settings or get_settings()
-    found = _target(event, settings, registry or get_registry())
+def target(event: ArchivedEvent) -> Handler | Reason:
+    """Return the handler that would get a replay of an event, or why it cannot be replayed."""
+    found, most = _own_handler(event), get_settings().max_body
     if isinstance(found, Reason):
         return found
-    if event.body_size > settings.max_body:
-        return Reason("body-too-large", size=event.body_size, most=settings.max_body)
+    if event.body_size > most:
+        return Reason("body-too-large", size=event.body_size, most=most)
     if event.reason in UNREAD and event.payload is None:
         return Reason("body-unreadable")
     return found
 
 
-def edit_target(
-    event: ArchivedEvent,
-    version: int,
-    settings: Settings | None = None,
-    registry: Registry | None = None,
-) -> Target | Reason:
-    """Return where an edited replay of an event would go, or why it cannot be edited.
+def edit_target(event: ArchivedEvent, version: int) -> Handler | Reason:
+    """Return the handler that would get an edited replay, or why the event cannot be edited.
 
     The body may be unreadable or too large, since an edit replaces it.
     """
@@ -97,26 +78,19 @@ def edit_target(
         return why_changed(event, version, last_actions([event.pk]).get(event.pk))
     if event.unconfirmed:
         return Reason("unconfirmed")
-    return _target(event, settings or get_settings(), registry or get_registry())
+    return _own_handler(event)
 
 
-def _target(event: ArchivedEvent, settings: Settings, registry: Registry) -> Target | Reason:
-    if event.service != settings.service:
+def _own_handler(event: ArchivedEvent) -> Handler | Reason:
+    if event.service != get_settings().service:
         return other_service(event)
-    handler = handler_for(event, settings, registry)
-    if isinstance(handler, Reason):
-        return handler
-    return Target(
-        handler=handler,
-        exchange=Names.of(settings).replay,
-        queue=handler.queue,
-        routing_key=handler.key,
-    )
+    return handler_for(event)
 
 
-def handler_for(event: ArchivedEvent, settings: Settings, registry: Registry) -> Handler | Reason:
+def handler_for(event: ArchivedEvent) -> Handler | Reason:
     """Return the handler that gets replays of an event, or why there is none."""
-    name = settings.renamed_handlers.get(event.handler, event.handler)
+    registry = get_registry()
+    name = get_settings().renamed_handlers.get(event.handler, event.handler)
     if name:
         return registry.handlers.get(name) or Reason(
             "unknown-handler", name=repr(name), old=event.handler
@@ -139,33 +113,27 @@ def is_overdue(event: ArchivedEvent, handler: Handler | None, now: datetime | No
     )
 
 
-def examine(seen: Seen, *, force: bool = False) -> tuple[list[tuple[UUID, Target]], list[Skipped]]:
-    """Return what a replay would publish, and what it would skip; changes nothing."""
-    eligible: list[tuple[UUID, Target]] = []
+def examine(seen: Seen, *, force: bool = False) -> tuple[dict[UUID, Handler], list[Skipped]]:
+    """Return the handlers of the events that a replay would publish, and the skipped events."""
+    targets: dict[UUID, Handler] = {}
     skipped: list[Skipped] = []
-    settings, registry = get_settings(), get_registry()
     for chunk in chunks(seen, CHUNK):
-        targets, left = examine_chunk(chunk, settings, registry, force=force)
-        eligible += targets.items()
-        skipped += left
-    return eligible, skipped
+        targets |= examine_chunk(chunk, skipped, force=force)
+    return targets, skipped
 
 
-def examine_chunk(
-    chunk: Seen, settings: Settings, registry: Registry, *, force: bool
-) -> tuple[dict[UUID, Target], list[Skipped]]:
-    """Return the targets of a chunk's eligible events, and the others."""
-    targets: dict[UUID, Target] = {}
-    skipped: list[Skipped] = []
+def examine_chunk(chunk: Seen, skipped: list[Skipped], *, force: bool) -> dict[UUID, Handler]:
+    """Return the handlers of a chunk's eligible events; append the others to *skipped*."""
+    targets: dict[UUID, Handler] = {}
     for event in unchanged(chunk, State.REPLAYING if force else State.ARCHIVED, skipped):
-        where = target(event, settings, registry)
-        if isinstance(where, Reason):
-            skipped.append(Skipped.of(event, where))
-        elif force and not is_overdue(event, where.handler):
+        handler = target(event)
+        if isinstance(handler, Reason):
+            skipped.append(Skipped.of(event, handler))
+        elif force and not is_overdue(event, handler):
             skipped.append(Skipped.of(event, NOT_OVERDUE))
         else:
-            targets[event.pk] = where
-    return targets, skipped
+            targets[event.pk] = handler
+    return targets
 
 
 def unchanged(chunk: Seen, state: State, skipped: list[Skipped]) -> Iterator[ArchivedEvent]:

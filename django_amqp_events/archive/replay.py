@@ -20,9 +20,9 @@ from django.db import Error, InterfaceError, OperationalError, connections
 from .. import signals
 from ..broker.publish_errors import describe_message
 from ..broker.topology import Names
-from ..conf import Settings, get_settings
+from ..conf import get_settings
 from ..databases import error_line
-from ..declare.registry import Registry, get_registry
+from ..declare.registry import Handler, get_registry
 from ..exceptions import (
     AmqpEventsError,
     BrokerUnavailableError,
@@ -46,7 +46,6 @@ from .eligibility import (
     CHUNK_BYTES,
     NOT_OVERDUE,
     Skipped,
-    Target,
     chunks,
     edit_target,
     examine_chunk,
@@ -147,7 +146,7 @@ def replay(
         ConfigurationError: AMQP_EVENTS is wrong, or a transaction is open.
         ValueError: the rate is not above 0.
     """
-    settings, registry = _require_broker()
+    _require_broker()
     if rate is not None and not rate > 0:
         raise ValueError(f"the rate is {rate!r}; it is a number of events per second, above 0")
     report = Report()
@@ -160,11 +159,10 @@ def replay(
             if stop():
                 report.stopped = Reason("interrupted")
                 break
-            targets, skipped = examine_chunk(chunk, settings, registry, force=force)
-            report.skipped += skipped
+            targets = examine_chunk(chunk, report.skipped, force=force)
             claimed = _claim(chunk, targets, report, by=by, reason=reason, force=force, batch=batch)
             sent += len(claimed)
-            _publish(claimed, settings, registry, report)
+            _publish(claimed, report)
             progress(report)
             if report.stopped:
                 break
@@ -197,7 +195,8 @@ def edit(
         InvalidEditError: the payload cannot be published.
         ValueError: the reason is empty.
     """
-    settings, registry = _require_broker()
+    _require_broker()
+    settings = get_settings()
     if not settings.editing:
         raise ConfigurationError(EDITING_OFF)
     if not reason.strip():
@@ -208,41 +207,36 @@ def edit(
         if event is None:
             report.skipped.append(Skipped.deleted(pk))
             return report
-        where = edit_target(event, version, settings, registry)
-        if isinstance(where, Reason):
-            report.skipped.append(Skipped.of(event, where))
+        handler = edit_target(event, version)
+        if isinstance(handler, Reason):
+            report.skipped.append(Skipped.of(event, handler))
             return report
-        draft = editing.draft(event, where.handler, payload, settings, registry)
+        draft = editing.draft(event, handler, payload, settings, get_registry())
         revision = Revision(body=draft.body, base=base)
-        claimed = _claim({pk: version}, {pk: where}, report, by=by, reason=reason, edit=revision)
-        _publish(claimed, settings, registry, report)
+        claimed = _claim({pk: version}, {pk: handler}, report, by=by, reason=reason, edit=revision)
+        _publish(claimed, report)
     except _DATABASE_UNREACHABLE as exc:
         report.stopped = _database_unreachable(exc)
     return report
 
 
 def _claim(
-    seen: Seen, targets: Mapping[UUID, Target], report: Report, **options: Any
+    seen: Seen, targets: Mapping[UUID, Handler], report: Report, **options: Any
 ) -> list[ClaimedReplay]:
-    """Claim the events that have a target, and report those that changed meanwhile."""
+    """Claim the events that have a handler, and report those that changed meanwhile."""
     wanted = {pk: seen[pk] for pk in targets}
-    handlers = {pk: found.handler.name for pk, found in targets.items()}
+    handlers = {pk: handler.name for pk, handler in targets.items()}
     claimed = states.claim(wanted, handlers=handlers, now=states.clock(), **options)
     report.skipped += skipped_since(wanted, [each.event.pk for each in claimed])
     return claimed
 
 
-def _require_broker() -> tuple[Settings, Registry]:
-    """Return settings and handlers.
-
-    Raises:
-        ConfigurationError: no replay can be published in this process or transaction.
-    """
-    settings, registry = get_settings(), get_registry()
-    if settings.backend != "amqp":
-        raise ConfigurationError(Reason("backend", backend=repr(settings.backend)))
+def _require_broker() -> None:
+    """Raise ConfigurationError if no replay can be published in this process or transaction."""
+    backend = get_settings().backend
+    if backend != "amqp":
+        raise ConfigurationError(Reason("backend", backend=repr(backend)))
     states.check_no_transaction()
-    return settings, registry
 
 
 def _database_unreachable(exc: Exception) -> Reason:
@@ -255,7 +249,8 @@ def resume(*, lease: float | None = None) -> int:
     Args:
         lease: seconds that a row may be queued before its process is taken for dead.
     """
-    settings, registry = get_settings(), get_registry()
+    settings = get_settings()
+    get_registry()  # Its errors come before a claim.
     lease = LEASE + 3 * settings.confirm_timeout if lease is None else lease
     report = Report()
     since_before = states.clock() - timedelta(seconds=lease)
@@ -271,7 +266,7 @@ def resume(*, lease: float | None = None) -> int:
         if not claimed:
             break
         logger.warning("publishing %d replays again, which a dead process left", len(claimed))
-        _publish(claimed, settings, registry, report)
+        _publish(claimed, report)
     return len(report.published)
 
 
@@ -281,15 +276,15 @@ def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipp
     A later outcome is history only. A copy in the handler's queue is not withdrawn. The action is
     a discard whose reason begins with :data:`RESOLVED`.
     """
-    settings, registry = get_settings(), get_registry()
+    service = get_settings().service
     skipped: list[Skipped] = []
     resolved: list[UUID] = []
     reason = f"{RESOLVED}: {reason}" if reason else RESOLVED
     for chunk in chunks(seen, CHUNK):
         wanted: dict[UUID, int] = {}
         for event in unchanged(chunk, State.REPLAYING, skipped):
-            handler = handler_for(event, settings, registry)
-            if event.service != settings.service:
+            handler = handler_for(event)
+            if event.service != service:
                 skipped.append(Skipped.of(event, other_service(event)))
             elif not is_overdue(event, None if isinstance(handler, Reason) else handler):
                 skipped.append(Skipped.of(event, NOT_OVERDUE))
@@ -304,15 +299,14 @@ def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipp
 # -- publishing ---------------------------------------------------------------------------
 
 
-def _publish(
-    claimed: list[ClaimedReplay], settings: Settings, registry: Registry, report: Report
-) -> None:
+def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
     """Publish claimed replays and record the result of each."""
+    handlers, exchange = get_registry().handlers, Names.of(get_settings()).replay
     sent: list[ClaimedReplay] = []
     messages: list[Message] = []
     back: list[UnpublishedReplay] = []
     for each in claimed:
-        handler = registry.handlers.get(each.replay.handler)
+        handler = handlers.get(each.replay.handler)
         if handler is None:
             # Another version of the project has claimed it.
             back.append(_unpublished(each, f"there is no handler {each.replay.handler!r}"))
@@ -321,7 +315,7 @@ def _publish(
             message = encoding.replay_message(
                 each.replay.received,
                 each.event.event,
-                exchange=Names.of(settings).replay,
+                exchange=exchange,
                 routing_key=handler.key,
                 handler=handler.name,
                 replay_id=str(each.replay.pk),
@@ -337,7 +331,7 @@ def _publish(
         sent.append(each)
         messages.append(message)
     try:
-        answers = _confirmed(messages, settings) if messages else []
+        answers = _confirmed(messages) if messages else []
     except AmqpEventsError as exc:
         # The Celery app or the broker's URL is wrong; nothing was published.
         back += [_unpublished(each, str(exc), general=True) for each in sent]
@@ -389,9 +383,9 @@ def _return_to_archive(back: list[UnpublishedReplay], report: Report) -> None:
         _record(lambda: states.returned(back, now=_now()))
 
 
-def _confirmed(messages: list[Message], settings: Settings) -> list[PublishError | None]:
+def _confirmed(messages: list[Message]) -> list[PublishError | None]:
     """Publish messages; a refused one does not keep the others from being published."""
-    backend = publisher.backend(settings)
+    backend = publisher.backend(get_settings())
     messages = list(messages)
     results: list[PublishError | None] = [None] * len(messages)
     wanted = list(range(len(messages)))

@@ -14,13 +14,13 @@ from django.db.models import Case, CharField, Count, F, IntegerField, Min, Q, Qu
 
 from ...broker import connection
 from ...broker.provisioning.amqp_api import session
+from ...broker.topology import Names
 from ...conf import Settings, get_settings
-from ...declare.registry import get_registry
+from ...declare.registry import Handler
 from ...exceptions import AmqpEventsError
 from ...models import ArchivedEvent, ReplayBatch, ReplayBatchEvent, State, clean
 from ...reasons import Reason
 from .. import eligibility, states
-from ..eligibility import Target
 from . import batch_states
 
 #: Most groups that are examined; events in further ones are undecided.
@@ -46,7 +46,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     settings = get_settings()
     skipped: Counter[str] = Counter()
     titles: dict[str, str] = {}
-    targets: Counter[Target] = Counter()
+    targets: Counter[Handler] = Counter()
     undecided = 0
 
     def leave(reason: Reason, title: str, count: int = 1) -> None:
@@ -66,10 +66,10 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
             leave(eligibility.why_changed(event, event.version), str(event), number)
         elif group["unread"] == "unread":
             undecided += number
-        elif isinstance(where := eligibility.target(event, settings, get_registry()), Reason):
-            leave(where, str(event), number)
+        elif isinstance(handler := eligibility.target(event), Reason):
+            leave(handler, str(event), number)
         else:
-            targets[where] += number
+            targets[handler] += number
     # Deleted events are in no group, since the groups are joined with the events.
     others = max(0, _waiting(batch).count() - sum(group["number"] for group in groups[:GROUPS]))
     if len(groups) > GROUPS:
@@ -78,11 +78,11 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         leave(eligibility.DELETED, "", others)
     if 0 < undecided <= BODIES:
         eligible, unread = eligibility.examine(_unread(batch))
-        targets.update(where for _, where in eligible)
+        targets.update(eligible.values())
         for each in unread:
             leave(each.why, each.title)
         undecided -= len(eligible) + len(unread)
-    depths, problem = depth(settings, {where.queue for where in targets})
+    depths, problem = depth(settings, {handler.queue for handler in targets})
     plan = {
         "at": states.clock().isoformat(),
         "eligible": targets.total(),
@@ -94,16 +94,16 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         "skipped_total": skipped.total(),
         "handlers": [
             {
-                "handler": where.handler.name,
-                "exchange": where.exchange,
-                "queue": where.queue,
-                "routing_key": where.routing_key,
+                "handler": handler.name,
+                "exchange": Names.of(settings).replay,
+                "queue": handler.queue,
+                "routing_key": handler.key,
                 "events": count,
                 "ready": ready,
                 "consumers": consumers,
             }
-            for where, count in targets.most_common()
-            for ready, consumers in [depths.get(where.queue, (None, None))]
+            for handler, count in targets.most_common()
+            for ready, consumers in [depths.get(handler.queue, (None, None))]
         ],
         "broker": clean(problem, 500),
     }

@@ -46,12 +46,13 @@ from uuid import UUID
 from django_amqp_events import conf, service_loop
 from django_amqp_events.archive import editing, eligibility, replay, selection, states
 from django_amqp_events.archive.batches import batch_states
-from django_amqp_events.archive.eligibility import Skipped, Target
+from django_amqp_events.archive.eligibility import Skipped
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.replay import Report
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.backoff import Backoff
-from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.broker.topology import Names
+from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import (
@@ -79,14 +80,14 @@ class Result:
     Attributes:
         matched: number of events when the command started.
         missing: ids of no event.
-        targets: with ``--dry-run``, the number of events for each handler, exchange and queue.
+        targets: with ``--dry-run``, the number of events for each handler.
         waited: whether the outcomes in *succeeded* and *failed* (ids of events) count.
     """
 
     matched: int = 0
     missing: list[str] = field(default_factory=list)
     report: Report = field(default_factory=Report)
-    targets: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    targets: Counter[Handler] = field(default_factory=Counter)
     waited: bool = False
     succeeded: int = 0
     failed: list[UUID] = field(default_factory=list)
@@ -357,7 +358,7 @@ class Command(ReportCommand):
         report = result.report
         for part in _parts(list(seen), 2000):
             eligible, skipped = eligibility.examine({pk: seen[pk] for pk in part}, force=force)
-            result.targets.update(_place(target) for _, target in eligible)
+            result.targets.update(eligible.values())
             report.skipped += skipped
             self.progress(f"{result.targets.total() + len(report.skipped)} of {len(seen)} checked")
             if self.stopping:
@@ -409,15 +410,15 @@ class Command(ReportCommand):
             return
         [row] = rows
         result.matched = 1
-        target = eligibility.edit_target(row, row.version)
-        if isinstance(target, Reason):
-            result.report.skipped.append(Skipped.of(row, target))
+        handler = eligibility.edit_target(row, row.version)
+        if isinstance(handler, Reason):
+            result.report.skipped.append(Skipped.of(row, handler))
             return
-        draft = editing.draft(row, target.handler, payload, settings, registry)
+        draft = editing.draft(row, handler, payload, settings, registry)
         for note in draft.notes:
             self.stderr.write(str(note))
         if options["dry_run"]:
-            result.targets[_place(target)] += 1
+            result.targets[handler] += 1
             before = "" if row.payload is None else editing.written(row.payload)
             for line in editing.diff(before, editing.written(payload)):
                 self.tell(f"{line.kind} {visible(line.text)}")
@@ -470,8 +471,9 @@ class Command(ReportCommand):
             return
         if dry_run:
             self.tell(f"{counted(result.targets.total(), 'event')} would be replayed")
-            for (name, exchange, queue), count in result.targets.most_common():
-                self.tell(f"  {count} to {name}: {exchange} → {queue}")
+            exchange = Names.of(conf.get_settings()).replay
+            for handler, count in result.targets.most_common():
+                self.tell(f"  {count} to {handler.name}: {exchange} → {handler.queue}")
         elif result.matched:
             events = counted(result.matched, "event")
             self.tell(f"{len(report.published)} of {events} published")
@@ -530,8 +532,13 @@ def _document(result: Result, *, dry_run: bool) -> dict[str, Any]:
         "missing": result.missing,
         "stopped": report.stopped or "",
         "handlers": [
-            {"handler": name, "exchange": exchange, "queue": queue, "events": count}
-            for (name, exchange, queue), count in result.targets.most_common()
+            {
+                "handler": handler.name,
+                "exchange": Names.of(conf.get_settings()).replay,
+                "queue": handler.queue,
+                "events": count,
+            }
+            for handler, count in result.targets.most_common()
         ],
         "outcomes": {
             "succeeded": result.succeeded,
@@ -575,12 +582,8 @@ def _is_overdue(event: ArchivedEvent) -> bool:
     """Return True if ``--force`` would replay the event."""
     if event.state != State.REPLAYING:
         return False
-    target = eligibility.target(event)
-    return isinstance(target, Target) and eligibility.is_overdue(event, target.handler)
-
-
-def _place(target: Target) -> tuple[str, str, str]:
-    return target.handler.name, target.exchange, target.queue
+    handler = eligibility.target(event)
+    return isinstance(handler, Handler) and eligibility.is_overdue(event, handler)
 
 
 def _parts(items: list[T], size: int) -> Iterator[list[T]]:
