@@ -431,9 +431,10 @@ class ArchivedEventAdmin(EditingPages):
                 found = None
             if found is not None:
                 safe = redaction.redact(event.name, found)
-                problem = text(safe.problem, TEXT)
-                if safe.payload is not None:
-                    payload, cut = formatting.pretty(dict(safe.payload))
+                if isinstance(safe, Reason):
+                    problem = text(safe, TEXT)
+                else:
+                    payload, cut = formatting.pretty(dict(safe))
             elif raw:
                 problem = _("The payload cannot be decoded. This is the raw body.")
             else:

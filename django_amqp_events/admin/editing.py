@@ -20,7 +20,7 @@ from .. import conf
 from ..archive import editing, eligibility, redaction, replay
 from ..archive.editing import Draft
 from ..conf import get_settings
-from ..declare.registry import Handler, get_registry
+from ..declare.registry import Handler
 from ..exceptions import AmqpEventsError, InvalidEditError
 from ..models import ArchivedEvent, Replay, Revision, visible
 from ..reasons import Reason
@@ -127,9 +127,9 @@ class EditingPages(ActionPages):
             if max(event.body_size, len(each.body)) > formatting.SHOWN:
                 return {"lines": [], "problem": _("The payload is too long to show here.")}
             found = redaction.redact(event.name, each.payload or {})
-            if found.payload is None:
-                return {"lines": [], "problem": text(found.problem)}
-            sides.append(_written(found.payload))
+            if isinstance(found, Reason):
+                return {"lines": [], "problem": text(found)}
+            sides.append(_written(found))
         lines = editing.diff(*sides)
         problem = "" if lines else _("Only redacted values or number formats differ.")
         return {"lines": lines, "problem": problem}
@@ -163,7 +163,7 @@ class EditingPages(ActionPages):
         form = EditForm(request.POST, required=step == "publish")
         try:
             payload = editing.parse(request.POST.get("payload", ""))
-            draft = editing.draft(event, where, payload, get_settings(), get_registry())
+            draft = editing.draft(event, where, payload)
         except InvalidEditError as exc:
             for problem in exc.problems:
                 form.add_error("payload", text(problem, TEXT))
@@ -308,7 +308,7 @@ def _warnings(event: ArchivedEvent, where: Handler) -> list[str]:
 
 def _once(event: ArchivedEvent, where: Handler) -> str:
     try:
-        handled = editing.handled(event, where, get_settings())
+        handled = editing.handled(event, where)
     except DatabaseError as exc:
         return _(
             "The handler has once=True, but its inbox could not be read (%(error)s). If it "

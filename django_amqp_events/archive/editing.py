@@ -13,9 +13,9 @@ from typing import Any, Final, NoReturn
 
 from django.utils.translation import ngettext
 
-from ..conf import Settings
+from ..conf import get_settings
 from ..declare import contracts
-from ..declare.registry import Handler, Registry
+from ..declare.registry import Handler, get_registry
 from ..exceptions import InvalidEditError, InvalidEventError
 from ..message import encoding, formats
 from ..models import ArchivedEvent, InboxEntry
@@ -79,13 +79,7 @@ def written(payload: Mapping[str, Any]) -> str:
     return json.dumps(payload, indent=2, ensure_ascii=False)
 
 
-def draft(
-    event: ArchivedEvent,
-    handler: Handler,
-    payload: Mapping[str, Any],
-    settings: Settings,
-    registry: Registry,
-) -> Draft:
+def draft(event: ArchivedEvent, handler: Handler, payload: Mapping[str, Any]) -> Draft:
     """Check a payload as a publish and a delivery would, and encode it.
 
     An exception of the contract's own code is a warning if the original payload raises it too: the
@@ -115,7 +109,7 @@ def draft(
         if left:
             names = ", ".join(repr(key) for key in left)
             notes.append(Reason("not-taken", handler=repr(handler.name), names=names))
-    known = registry.events.get(event.name)
+    known = get_registry().events.get(event.name)
     if known is not None and known.contract is not None:
         why = _refusal(event.name, known.contract, args, payload)
         if isinstance(why, InvalidEventError):
@@ -128,8 +122,8 @@ def draft(
                 notes.append(Reason("contract-own", refused=told))
             else:
                 problems.append(told)
-    if len(body) > settings.max_body:
-        problems.append(Reason("payload-too-large", size=len(body), most=settings.max_body))
+    if len(body) > (most := get_settings().max_body):
+        problems.append(Reason("payload-too-large", size=len(body), most=most))
     if problems:
         raise InvalidEditError(*problems)
     return Draft(body=body, notes=tuple(notes))
@@ -166,7 +160,7 @@ def _same(one: object, other: object) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
-def handled(event: ArchivedEvent, handler: Handler, settings: Settings) -> InboxEntry | None:
+def handled(event: ArchivedEvent, handler: Handler) -> InboxEntry | None:
     """Return the inbox entry of this event, if the handler has ``once`` and has handled it.
 
     An edited replay keeps the event's id, so such a handler skips it and reports success.
@@ -176,6 +170,7 @@ def handled(event: ArchivedEvent, handler: Handler, settings: Settings) -> Inbox
     """
     if not handler.once:
         return None
+    settings = get_settings()
     key = inbox.inbox_key(settings.service, handler.name, event.event)
     return InboxEntry.objects.using(inbox.database(handler, settings)).filter(pk=key).first()
 

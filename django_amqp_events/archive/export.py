@@ -22,6 +22,7 @@ from django.db.models import QuerySet
 
 from ..databases import check_commits, error_line
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision, State
+from ..reasons import Reason
 from . import redaction, states
 
 M = TypeVar("M", bound=models.Model)
@@ -162,13 +163,13 @@ def _redacted(name: str, payload: Mapping[str, Any] | None) -> tuple[Any, str]:
     if payload is None:
         return None, "it cannot be decoded, so it cannot be redacted"
     found = redaction.redact(name, payload)
-    if found.payload is None:
-        return None, str(found.problem)
+    if isinstance(found, Reason):
+        return None, str(found)
     try:
-        json.dumps(found.payload)
+        json.dumps(found)
     except (TypeError, ValueError, RecursionError) as exc:
         return None, f"the redaction hook did not return JSON types ({type(exc).__name__})"
-    return found.payload, ""
+    return found, ""
 
 
 # -- import -------------------------------------------------------------------------------

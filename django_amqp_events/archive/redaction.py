@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from django.utils.module_loading import import_string
@@ -20,32 +19,26 @@ from ..reasons import Reason
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Redacted:
-    """A redacted payload, or ``None`` and the problem, which does not quote the payload."""
-
-    payload: Mapping[str, Any] | None
-    problem: Reason | None = None
-
-
 def has_hook() -> bool:
     """Return True if a hook is configured, even if other settings are invalid."""
     return bool(conf.load()[0].redact)
 
 
-def redact(name: str, payload: Mapping[str, Any]) -> Redacted:
-    """Return the redacted payload of an event, or the payload if there is no hook."""
+def redact(name: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | Reason:
+    """Return the redacted payload of an event, or the payload if there is no hook.
+
+    If the hook fails, return the problem, which does not quote the payload.
+    """
     path = conf.load()[0].redact
     if not path:
-        return Redacted(payload=payload)
+        return payload
     try:
-        found = import_string(path)(name, deepcopy(dict(payload)))
+        found: Mapping[str, Any] = import_string(path)(name, deepcopy(dict(payload)))
         if not isinstance(found, Mapping):
             raise TypeError("it did not return a dict")
     except Exception as exc:  # noqa: BLE001 - a project's own code
         # The text of the exception may quote the payload.
         kind = type(exc).__name__
         logger.error("AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind)  # noqa: TRY400
-        problem = Reason("redaction-failed", hook=path, error=kind)
-        return Redacted(payload=None, problem=problem)
-    return Redacted(payload=found)
+        return Reason("redaction-failed", hook=path, error=kind)
+    return found

@@ -196,8 +196,7 @@ def edit(
         ValueError: the reason is empty.
     """
     _require_broker()
-    settings = get_settings()
-    if not settings.editing:
+    if not get_settings().editing:
         raise ConfigurationError(EDITING_OFF)
     if not reason.strip():
         raise ValueError("an edit needs a reason; nothing was published")
@@ -211,7 +210,7 @@ def edit(
         if isinstance(handler, Reason):
             report.skipped.append(Skipped.of(event, handler))
             return report
-        draft = editing.draft(event, handler, payload, settings, get_registry())
+        draft = editing.draft(event, handler, payload)
         revision = Revision(body=draft.body, base=base)
         claimed = _claim({pk: version}, {pk: handler}, report, by=by, reason=reason, edit=revision)
         _publish(claimed, report)

@@ -394,7 +394,7 @@ class Command(ReportCommand):
 
     def _edit(self, options: dict[str, Any], result: Result) -> None:
         """Replay one event with another payload, or print what that would change."""
-        settings, registry = conf.get_settings(), get_registry()
+        settings = conf.get_settings()
         if not settings.editing:
             raise ConfigurationError(replay.EDITING_OFF)
         payload = editing.parse(self._read(options["payload"]))
@@ -414,7 +414,7 @@ class Command(ReportCommand):
         if isinstance(handler, Reason):
             result.report.skipped.append(Skipped.of(row, handler))
             return
-        draft = editing.draft(row, handler, payload, settings, registry)
+        draft = editing.draft(row, handler, payload)
         for note in draft.notes:
             self.stderr.write(str(note))
         if options["dry_run"]:

@@ -148,8 +148,7 @@ def again(row: ArchivedEvent) -> ArchivedEvent:
 
 
 def draft(row: ArchivedEvent, payload: Any, handler: str = "send_invoice") -> editing.Draft:
-    registry = get_registry()
-    return editing.draft(row, registry.handlers[handler], payload, conf.get_settings(), registry)
+    return editing.draft(row, get_registry().handlers[handler], payload)
 
 
 def problems(row: ArchivedEvent, payload: Any, handler: str = "send_invoice") -> str:
@@ -526,16 +525,16 @@ def test_concurrent_edit_and_replays_are_one_replay(
 
 def test_inbox_entry_is_shown_before_an_edit() -> None:
     row = make(handler="once", queue="billing.once")
-    settings, handlers = conf.get_settings(), get_registry().handlers
-    assert editing.handled(row, handlers["once"], settings) is None
+    handlers = get_registry().handlers
+    assert editing.handled(row, handlers["once"]) is None
     InboxEntry.objects.using("default").create(
         id=inbox.inbox_key("billing", "once", row.event), service="billing", handler="once",
         event_id="order-1", name=row.name, handled_at=NOW,
     )  # fmt: skip
-    found = editing.handled(row, handlers["once"], settings)
+    found = editing.handled(row, handlers["once"])
     assert found is not None
     assert found.handled_at == NOW
-    assert editing.handled(row, handlers["loose"], settings) is None
+    assert editing.handled(row, handlers["loose"]) is None
     InboxEntry.objects.using("default").all().delete()
 
 
