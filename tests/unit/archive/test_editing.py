@@ -14,7 +14,6 @@ from uuid import uuid4
 import pytest
 from django.db import connections
 
-from django_amqp_events import conf
 from django_amqp_events.archive import editing, eligibility, replay, states
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
