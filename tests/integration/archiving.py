@@ -119,6 +119,19 @@ def outcome(row: ArchivedEvent, replay_id: str, *, at: datetime | None = None) -
     )
 
 
+def taken(message: Message, **more: Any) -> Received:
+    """The delivery of a message that was published to the archive."""
+    return Received(
+        queue="billing:archive",
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        body=message.body,
+        headers=dict(message.headers),
+        properties=dict(message.properties),
+        **more,
+    )
+
+
 def publish(service: Service, *messages: Message) -> None:
     """Publish as a worker does."""
     channel = ConfirmChannel(service.app, timeout=10)
@@ -136,4 +149,4 @@ def mirror_all(service: Service, **options: Any) -> Counts:
     return mirroring.run(until_empty=True)
 
 
-__all__ = ["FAILURE", "archived", "mirror", "mirror_all", "outcome", "publish", "received"]
+__all__ = ["FAILURE", "archived", "mirror", "mirror_all", "outcome", "publish", "received", "taken"]

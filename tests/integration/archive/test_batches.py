@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from django_amqp_events.archive import replay, states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
+from tests.archive_rows import build
 from tests.conftest import Database
 
 from ..archiving import mirror_all, outcome, publish
@@ -38,18 +38,7 @@ def running(billing: Service, archive_database: Database, tmp_path: Path) -> Ite
 
 def fill(number: int) -> None:
     now = datetime.now(UTC)
-    ArchivedEvent.objects.bulk_create(
-        [
-            ArchivedEvent(
-                id=uuid4(), service="billing", handler="send_invoice", queue=QUEUE,
-                name="shop.order.created", event_id=f"order-{index}", source="shop",
-                first_failed_at=now, last_failed_at=now, mirrored_at=now, state_since=now,
-                reason="exhausted", body=b'[[],{"order_id":7},{}]', body_size=22, headers_raw=b"",
-                content_type="application/json", content_encoding="utf-8",
-            )
-            for index in range(number)
-        ]
-    )  # fmt: skip
+    ArchivedEvent.objects.bulk_create(build(index, at=now) for index in range(number))
 
 
 def begun(number: int, **more: Any) -> ReplayBatch:

@@ -13,7 +13,7 @@ import pytest
 from django_amqp_events import conf
 from django_amqp_events.archive import row_writer
 from django_amqp_events.archive import states as event_states
-from django_amqp_events.message.types import Message, Received
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
@@ -27,6 +27,7 @@ from ..archiving import (
     outcome,
     publish,
     received,
+    taken,
 )
 from ..conftest import wait_until
 from ..processes import mirrors
@@ -152,16 +153,3 @@ def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_
 
 def at_least(number: int) -> bool:
     return ArchivedEvent.objects.count() >= number
-
-
-def taken(message: Any, **more: Any) -> Any:
-    """The delivery of a message that was published to the archive."""
-    return Received(
-        queue="billing:archive",
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        body=message.body,
-        headers=dict(message.headers),
-        properties=dict(message.properties),
-        **more,
-    )

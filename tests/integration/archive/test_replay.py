@@ -24,6 +24,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from tests.archive_rows import again, seen
 from tests.conftest import Database, Vhost
 
 from ..archiving import (
@@ -72,16 +73,8 @@ def archive(billing: Service, number: int = 1) -> list[ArchivedEvent]:
     return list(ArchivedEvent.objects.order_by("event_id"))
 
 
-def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
-    return {row.pk: row.version for row in rows}
-
-
 def run(*rows: ArchivedEvent, **options: Any) -> Report:
     return replay.replay(seen(*rows), by=options.pop("by", "ada"), **options)
-
-
-def again(row: ArchivedEvent) -> ArchivedEvent:
-    return ArchivedEvent.objects.get(pk=row.pk)
 
 
 def replay_ids(billing: Service) -> list[str]:

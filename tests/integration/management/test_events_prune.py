@@ -25,6 +25,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from tests.archive_rows import make
 from tests.commands import run_command
 
 from ..conftest import wait_until
@@ -50,26 +51,7 @@ def prune(settings, archive_database):
 def event(state: State, days: float, **fields) -> ArchivedEvent:
     """An event that has been in a state for so many days, with a history."""
     since = NOW - timedelta(days=days)
-    row = ArchivedEvent.objects.create(
-        **{
-            "pk": uuid4(),
-            "service": "billing",
-            "handler": "send_invoice",
-            "name": "shop.order.created",
-            "event_id": str(uuid4()),
-            "source": "shop",
-            "first_failed_at": since,
-            "last_failed_at": since,
-            "mirrored_at": since,
-            "state": state,
-            "state_since": since,
-            "reason": "exhausted",
-            "body": b"[[],{},{}]",
-            "body_size": 10,
-            "headers_raw": b"",
-            **fields,
-        }
-    )
+    row = make(state=state, at=since, **fields)
     replay = Replay.objects.create(
         pk=uuid4(), event=row, number=1, handler="send_invoice", requested_at=since
     )

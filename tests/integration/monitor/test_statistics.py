@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
 from django.db import connections
 
 from django_amqp_events.models import ArchivedEvent
+from tests.archive_rows import build
 from tests.conftest import Database
 
 pytestmark = pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
@@ -36,16 +36,16 @@ def test_filters_that_exclude_each_other_are_expected_to(archive_database: Datab
     now = datetime.now(UTC)
     pairs = (("book", "shop.created"), ("send_invoice", "shop.paid"))
     ArchivedEvent.objects.using(archive_database.alias).bulk_create(
-        ArchivedEvent(
-            pk=uuid4(), service="billing", handler=handler, name=name, event_id=str(number),
-            reason="failed", exception=f"Error{number % 5}", attempts=1, body=b"", body_size=0,
-            headers_raw=b"",
-            first_failed_at=now, last_failed_at=now - timedelta(seconds=number), mirrored_at=now,
-            state_since=now,
+        build(
+            number,
+            at=now - timedelta(seconds=number),
+            handler=handler,
+            name=name,
+            exception=f"Error{number % 5}",
         )
         for number in range(ROWS // 2)
         for handler, name in pairs
-    )  # fmt: skip
+    )
     assert expected(archive_database) < ROWS / 100
     migrate(archive_database, "0001")
     assert expected(archive_database) > ROWS / 10, "without them a quarter of all rows"

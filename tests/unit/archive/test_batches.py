@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -39,9 +39,9 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.publish import publisher
+from tests import archive_rows
+from tests.archive_rows import NOW, Clock
 from tests.celery_app import app
-
-NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 
@@ -67,37 +67,27 @@ def billing(settings: Any, archive_database: Any) -> Any:
     return settings
 
 
-Answer = Callable[[Message], PublishError | None]
-
-
 @dataclass
-class Broker:
-    """Takes messages; *answer* says what it says of each, *report* what handlers do."""
+class Broker(archive_rows.Broker):
+    """A broker whose handlers do what *report* says."""
 
-    answer: Answer = lambda message: None
     report: Callable[[Message], Replay.Outcome | None] = lambda message: None
     before: Callable[[], object] = bool
     away: bool = False
-    windows: list[list[Message]] = field(default_factory=list)
 
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool
     ) -> Sequence[PublishError | None]:
-        assert mandatory
         self.before()
-        self.windows.append(list(messages))
-        answers = [self.answer(message) for message in messages]
+        answers = super().publish(messages, mandatory=mandatory)
         for message, answer in zip(messages, answers, strict=True):
             if answer is None and (outcome := self.report(message)) is not None:
                 end(UUID(str(message.headers["event-replay-id"])), outcome)
         return answers
 
-    def now(self) -> datetime:
-        return NOW
-
     @property
     def ids(self) -> list[str]:
-        return [str(each.headers["event-id"]) for window in self.windows for each in window]
+        return [str(each.headers["event-id"]) for each in self.messages]
 
     @contextmanager
     def session(self, *_: Any) -> Iterator[Any]:
@@ -130,52 +120,17 @@ def broker(monkeypatch: pytest.MonkeyPatch, billing: Any) -> Broker:
     return made
 
 
-@dataclass
-class Clock:
-    """A replacement for the module ``time`` whose sleeps take no time."""
-
-    at: float = 1000.0
-    step: float = 0.1
-
-    def monotonic(self) -> float:
-        return self.at
-
-    def sleep(self, seconds: float) -> None:
-        self.at += max(seconds, self.step)
-
-
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+    made = Clock(step=0.1)
     monkeypatch.setattr(runner, "time", made)
     monkeypatch.setattr(service_loop, "time", made)
     return made
 
 
 def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:
-    values: dict[str, Any] = {
-        "id": uuid4(),
-        "service": "billing",
-        "handler": "send_invoice",
-        "queue": "billing.send_invoice",
-        "name": "shop.order.created",
-        "event_id": f"order-{number}",
-        "source": "shop",
-        "first_failed_at": NOW + timedelta(seconds=number),
-        "last_failed_at": NOW + timedelta(seconds=number),
-        "mirrored_at": NOW,
-        "state": state,
-        "state_since": NOW,
-        "version": 3,
-        "reason": "exhausted",
-        "body": b'[[],{"order_id":7},{}]',
-        "body_size": 22,
-        "headers_raw": b"",
-        "content_type": "application/json",
-        "content_encoding": "utf-8",
-        **fields,
-    }
-    return ArchivedEvent.objects.create(**values)
+    at = NOW + timedelta(seconds=number)
+    return archive_rows.make(number, state, at=at, **{"version": 3, **fields})
 
 
 def freeze(found: Any = None, **more: Any) -> ReplayBatch:

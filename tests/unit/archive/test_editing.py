@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
@@ -20,12 +17,10 @@ from django_amqp_events.exceptions import (
     AppendOnlyError,
     ConfigurationError,
     InvalidEditError,
-    PublishError,
     PublishTimeoutError,
     UnroutableError,
 )
 from django_amqp_events.message import headers
-from django_amqp_events.message.types import Message
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -37,9 +32,10 @@ from django_amqp_events.models import (
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
 from django_amqp_events.worker import inbox
+from tests import archive_rows
+from tests.archive_rows import NOW, Broker, again
 from tests.conftest import Database
 
-NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 BODY = b'[[], {"order_id":  7, "country": "XX"}, {}]'
 
 pytestmark = pytest.mark.usefixtures("archive_database")
@@ -86,23 +82,6 @@ def billing(archive_database: Database, settings: Any) -> Any:
     return settings
 
 
-@dataclass
-class Broker:
-    """Takes messages; *answers* are what it says, one after the other."""
-
-    answers: list[PublishError | None] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-
-    def publish(
-        self, messages: Sequence[Message], *, mandatory: bool
-    ) -> Sequence[PublishError | None]:
-        self.messages += messages
-        return [self.answers.pop(0) if self.answers else None for _ in messages]
-
-    def now(self) -> datetime:
-        return NOW
-
-
 @pytest.fixture(autouse=True)
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     made = Broker()
@@ -111,39 +90,15 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
 
 
 def make(body: bytes = BODY, **fields: Any) -> ArchivedEvent:
-    values = {
-        "id": uuid4(),
-        "service": "billing",
-        "handler": "send_invoice",
-        "queue": "billing.send_invoice",
-        "name": "shop.order.created",
-        "event_id": "order-1",
-        "source": "shop",
-        "correlation_id": "basket-5",
-        "published_at": NOW,
-        "first_failed_at": NOW,
-        "last_failed_at": NOW,
-        "mirrored_at": NOW,
-        "state_since": NOW,
-        "reason": "exhausted",
-        "body": body,
-        "body_size": len(body),
-        "headers_raw": ArchivedEvent.pack_headers({"traceparent": "00-1"}),
-        "content_type": "application/json",
-        "content_encoding": "utf-8",
-        **fields,
-    }
-    return ArchivedEvent.objects.create(**values)
+    headers_raw = ArchivedEvent.pack_headers({"traceparent": "00-1"})
+    values = {"body": body, "headers_raw": headers_raw, "correlation_id": "basket-5"}
+    return archive_rows.make(**{**values, "published_at": NOW, **fields})
 
 
 def edit(row: ArchivedEvent, payload: Any = None, **more: Any) -> replay.Report:
     given = {"order_id": 7, "country": "FR"} if payload is None else payload
     options = {"by": "ada", "reason": "no such country", **more}
     return replay.edit(row.pk, options.pop("version", row.version), given, **options)
-
-
-def again(row: ArchivedEvent) -> ArchivedEvent:
-    return ArchivedEvent.objects.get(pk=row.pk)
 
 
 def draft(row: ArchivedEvent, payload: Any, handler: str = "send_invoice") -> editing.Draft:
@@ -330,7 +285,8 @@ def test_an_unreadable_cloud_event_is_repaired_in_our_format(broker: Broker) -> 
 
 def test_editing_starts_from_the_last_revision(broker: Broker) -> None:
     row = make()
-    broker.answers = [UnroutableError("nobody is bound")]
+    answers = iter([UnroutableError("nobody is bound")])
+    broker.answer = lambda _: next(answers, None)
     report = edit(row)
     assert [str(each.why) for each in report.returned] == ["nobody is bound"]
     # The same once more is no mistake: it was not published.
@@ -388,7 +344,8 @@ def test_interrupted_edit_is_published_as_edited(
 def test_unconfirmed_edit_is_published_as_edited(broker: Broker) -> None:
     """The same replay id has the same body; with a new id both could run."""
     row = make()
-    broker.answers = [PublishTimeoutError("no confirm in 10 s")]
+    answers = iter([PublishTimeoutError("no confirm in 10 s")])
+    broker.answer = lambda _: next(answers, None)
     edit(row)
     assert again(row).unconfirmed
     report = edit(again(row), {"order_id": 8})
@@ -501,7 +458,7 @@ def test_concurrent_edit_and_replays_are_one_replay(
             finally:
                 connections.close_all()
 
-        broker.messages.clear()
+        broker.windows.clear()
         threads = [threading.Thread(target=run, args=[number]) for number in range(6)]
         for thread in threads:
             thread.start()

@@ -24,6 +24,7 @@ from django_amqp_events.models import (
     State,
 )
 from django_amqp_events.publish import publisher
+from tests import archive_rows
 from tests.commands import run_command
 from tests.conftest import Database
 
@@ -54,36 +55,19 @@ def billing(archive_database: Database, settings: Any, monkeypatch: pytest.Monke
 
 def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:
     """An event with everything that can belong to one."""
-    body = fields.pop("body", b'[[], {"card": "card-41", "name": "Gr\xc3\xbc\xc3\x9fe"}, {}]')
-    row = ArchivedEvent.objects.create(
-        **{
-            "id": uuid4(),
-            "service": "billing",
-            "handler": "send_invoice",
-            "queue": "billing.send_invoice",
-            "name": "shop.order.created",
-            "event_id": f"order-{number}",
-            "source": "shop",
-            "correlation_id": "basket-\U0001f9fa",
-            "published_at": NOW,
-            "first_failed_at": NOW,
-            "last_failed_at": NOW + timedelta(seconds=number),
-            "mirrored_at": NOW,
-            "state": state,
-            "state_since": NOW,
-            "version": 7,
-            "reason": "exhausted",
-            "detail": "it is \u202e odd",
-            "attempts": 6,
-            "replays": 1,
-            "claim": uuid4(),
-            "body": body,
-            "body_size": len(body),
-            "headers_raw": ArchivedEvent.pack_headers({"a": 1, "b": b"\0\xff"}),
-            "content_type": "application/json",
-            **fields,
-        }
-    )
+    values = {
+        "last_failed_at": NOW + timedelta(seconds=number),
+        "correlation_id": "basket-\U0001f9fa",
+        "published_at": NOW,
+        "version": 7,
+        "detail": "it is \u202e odd",
+        "attempts": 6,
+        "replays": 1,
+        "claim": uuid4(),
+        "body": b'[[], {"card": "card-41", "name": "Gr\xc3\xbc\xc3\x9fe"}, {}]',
+        "headers_raw": ArchivedEvent.pack_headers({"a": 1, "b": b"\0\xff"}),
+    }
+    row = archive_rows.make(number, state, at=NOW, **{**values, **fields})
     revision = Revision.objects.create(
         id=uuid4(), event=row, number=1, body=b'[[],{"card":"card-42"},{}]', by="ada", at=NOW,
         reason="wrong card",

@@ -22,7 +22,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import retention, row_writer, states
 from django_amqp_events.archive.groups import failure_groups, fingerprint, group_counts
 from django_amqp_events.archive.states import UnpublishedReplay
-from django_amqp_events.message.types import Failure, Received
+from django_amqp_events.message.types import Failure
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -40,6 +40,7 @@ from tests.integration.archiving import (
     archived,
     outcome,
     received,
+    taken,
 )
 
 NOW = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)
@@ -63,17 +64,6 @@ def failure(name: str = "TaxError", function: str = "rate", line: int = 28) -> F
         FAILURE,
         exception=f"billing.errors.{name}",
         frames=({**frame, "module": "billing.tax"}, *FAILURE.frames[1:]),
-    )
-
-
-def taken(message: Any) -> Received:
-    return Received(
-        queue="billing:archive",
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        body=message.body,
-        headers=dict(message.headers),
-        properties=dict(message.properties),
     )
 
 

@@ -26,23 +26,10 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
-from tests.integration.archiving import archived, outcome, received
+from tests.integration.archiving import archived, outcome, received, taken
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EARLIER, LATER = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
-
-
-def taken(message: Any, **more: Any) -> Any:
-    """The delivery of a message that was published to the archive."""
-    return Received(
-        queue="billing:archive",
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        body=message.body,
-        headers=dict(message.headers),
-        properties=dict(message.properties),
-        **more,
-    )
 
 
 def keep(*messages: Any) -> Counts:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from django.db import InterfaceError, OperationalError, connection, transaction
@@ -32,8 +31,7 @@ from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent, Replay, State
 from django_amqp_events.publish import publisher
 from django_amqp_events.reasons import Reason
-
-NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+from tests.archive_rows import NOW, Answer, Broker, Clock, again, make, seen
 
 # A replay works in the transaction of a TestCase, which is never committed.
 pytestmark = pytest.mark.django_db
@@ -65,51 +63,11 @@ def billing(settings: Any) -> Any:
     return settings
 
 
-Answer = Callable[[Message], PublishError | None]
-
-
-@dataclass
-class Broker:
-    """Takes messages; *answer* says what it says of each."""
-
-    answer: Answer = lambda message: None
-    windows: list[list[Message]] = field(default_factory=list)
-
-    def publish(
-        self, messages: Sequence[Message], *, mandatory: bool
-    ) -> Sequence[PublishError | None]:
-        assert mandatory
-        self.windows.append(list(messages))
-        return [self.answer(message) for message in messages]
-
-    def now(self) -> datetime:
-        return NOW
-
-    @property
-    def messages(self) -> list[Message]:
-        return [message for window in self.windows for message in window]
-
-
 @pytest.fixture(autouse=True)
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     made = Broker()
     monkeypatch.setattr(publisher, "backend", lambda settings: made)
     return made
-
-
-@dataclass
-class Clock:
-    """Stands in for the module ``time``."""
-
-    at: float = 1000.0
-    slept: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.at
-
-    def sleep(self, seconds: float) -> None:
-        self.at += seconds
-        self.slept += seconds
 
 
 @pytest.fixture(autouse=True)
@@ -120,43 +78,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def make(number: int = 1, body: bytes = b'[[],{"order_id":7},{}]', **fields: Any) -> ArchivedEvent:
-    row = ArchivedEvent(
-        **{
-            "id": uuid4(),
-            "service": "billing",
-            "handler": "send_invoice",
-            "queue": "billing.send_invoice",
-            "name": "shop.order.created",
-            "event_id": f"order-{number}",
-            "source": "shop",
-            "first_failed_at": NOW,
-            "last_failed_at": NOW,
-            "mirrored_at": NOW,
-            "state_since": NOW,
-            "reason": "exhausted",
-            "body": body,
-            "body_size": len(body),
-            "headers_raw": b"",
-            "content_type": "application/json",
-            "content_encoding": "utf-8",
-            **fields,
-        }
-    )
-    row.save(force_insert=True)
-    return row
-
-
-def seen(*rows: ArchivedEvent) -> dict[UUID, int]:
-    return {row.pk: row.version for row in rows}
-
-
 def run(*rows: ArchivedEvent, **options: Any) -> replay.Report:
     return replay.replay(seen(*rows), by="ada", **options)
-
-
-def again(row: ArchivedEvent) -> ArchivedEvent:
-    return ArchivedEvent.objects.get(pk=row.pk)
 
 
 def why(report: replay.Report) -> Reason:

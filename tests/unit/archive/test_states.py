@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
@@ -26,10 +27,8 @@ from hypothesis.stateful import (
 from django_amqp_events import conf
 from django_amqp_events.archive import row_writer, states
 from django_amqp_events.archive.states import ClaimedReplay, UnpublishedReplay
-from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import ConfigurationError
-from django_amqp_events.message import archive_message, decoding, encoding
-from django_amqp_events.message.types import Message, Progress, Received
+from django_amqp_events.message.types import Message
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -37,42 +36,17 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from tests import archive_rows
+from tests.archive_rows import NOW, again, seen
+from tests.integration.archiving import archived, outcome, received, taken
 
-NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HANDLER = "send_invoice"
 
 pytestmark = pytest.mark.usefixtures("archive_database")
 
 
-def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:
-    """A row at version 3, so that a stale version can be detected."""
-    values: dict[str, Any] = {
-        "id": uuid4(),
-        "service": "billing",
-        "handler": HANDLER,
-        "queue": "billing.send_invoice",
-        "name": "shop.order.created",
-        "event_id": f"order-{number}",
-        "source": "shop",
-        "first_failed_at": NOW,
-        "last_failed_at": NOW,
-        "mirrored_at": NOW,
-        "state": state,
-        "state_since": NOW,
-        "version": 3,
-        "reason": "exhausted",
-        "body": b'[[],{"order_id":7},{}]',
-        "body_size": 22,
-        "headers_raw": b"",
-        "content_type": "application/json",
-        "content_encoding": "utf-8",
-        **fields,
-    }
-    return ArchivedEvent.objects.create(**values)
-
-
-def seen(*events: ArchivedEvent) -> dict[UUID, int]:
-    return {event.pk: event.version for event in events}
+#: At version 3, so that a stale version can be detected.
+make = partial(archive_rows.make, version=3)
 
 
 def claim(*events: ArchivedEvent, force: bool = False, **more: Any) -> list[ClaimedReplay]:
@@ -102,10 +76,6 @@ def give_back(each: ClaimedReplay, *, unconfirmed: bool = False, error: str = "n
     states.returned(
         [UnpublishedReplay(claimed=each, error=error, unconfirmed=unconfirmed)], now=NOW
     )
-
-
-def again(event: ArchivedEvent) -> ArchivedEvent:
-    return ArchivedEvent.objects.get(pk=event.pk)
 
 
 def number_of_states(event: ArchivedEvent) -> tuple[Any, ...]:
@@ -614,7 +584,8 @@ class Archive(RuleBasedStateMachine):
 
     @rule(replay_id=replays)
     def succeed(self, replay_id: UUID) -> None:
-        self.store(success(Replay.objects.get(pk=replay_id)))
+        replay = Replay.objects.get(pk=replay_id)
+        self.store(outcome(replay.event, replay_id=str(replay.pk), at=NOW))
         self.ended.add(replay_id)
 
     @rule(replay_id=replays, attempts=st.integers(1, 3))
@@ -669,58 +640,7 @@ class Archive(RuleBasedStateMachine):
 
 
 def failure(event_id: str, replay_id: str | None, attempts: int, at: datetime) -> Message:
-    message = encoding.event_message(
-        exchange="events",
-        name="shop.order.created",
-        body=b'[[],{"order_id":7},{}]',
-        event_id=event_id,
-        service="shop",
-        published_at=NOW,
-    )
-    received = Received(
-        queue="billing.send_invoice",
-        exchange="events",
-        routing_key="shop.order.created",
-        body=message.body,
-        headers=message.headers,
-        properties=message.properties,
-    )
-    return archive_message.build(
-        received,
-        exchange="billing:archive",
-        reason="exhausted",
-        at=at,
-        worker="celery@one",
-        service="billing",
-        event=decoding.identify(received, trusted=False)[0],
-        progress=Progress(attempt=attempts, replay_id=replay_id, handler=HANDLER),
-        handler=HANDLER,
-    )
-
-
-def success(replay: Replay) -> Message:
-    row = replay.event
-    return archive_message.build_outcome(
-        ReceivedEvent(id=row.event_id, name=row.name, service=row.source, replay_id=str(replay.pk)),
-        exchange="billing:archive",
-        handler=HANDLER,
-        service="billing",
-        outcome="succeeded",
-        at=NOW,
-        worker="celery@one",
-    )
-
-
-def taken(message: Message) -> Received:
-    """Return what the mirror reads from it."""
-    return Received(
-        queue="billing:archive",
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        body=message.body,
-        headers=message.headers,
-        properties=message.properties,
-    )
+    return archived(received(event_id), attempt=attempts, replay_id=replay_id, at=at, failure=None)
 
 
 @pytest.mark.timeout(300)
