@@ -196,11 +196,9 @@ def start(
     now = states.clock()
     return _change(
         pk,
-        [_Batch.DRAFT],
         _Action.START,
         by=by,
         note=reason,
-        state=_Batch.RUNNING,
         started_at=now,
         resumed_at=now,
         started_by=clean(by, LENGTH),
@@ -219,9 +217,7 @@ def pause(pk: UUID, *, by: str, note: str = "") -> bool:
     Args:
         by: ``""`` for the runner.
     """
-    return _change(
-        pk, [_Batch.RUNNING], _Action.PAUSE, by=by, note=note, state=_Batch.PAUSED, **_FREE
-    )
+    return _change(pk, _Action.PAUSE, by=by, note=note)
 
 
 def resume(pk: UUID, *, by: str) -> bool:
@@ -229,53 +225,34 @@ def resume(pk: UUID, *, by: str) -> bool:
 
     The canary counts as succeeded, and earlier outcomes do not count for the failure threshold.
     """
-    return _change(
-        pk,
-        [_Batch.PAUSED],
-        _Action.RESUME,
-        by=by,
-        state=_Batch.RUNNING,
-        trusted=True,
-        resumed_at=states.clock(),
-        **_FREE,
-    )
+    return _change(pk, _Action.RESUME, by=by, trusted=True, resumed_at=states.clock())
 
 
 def cancel(pk: UUID, *, by: str) -> bool:
     """Cancel a batch; events not published yet stay archived. Return True if this call did it."""
-    return _change(
-        pk,
-        [_Batch.DRAFT, _Batch.RUNNING, _Batch.PAUSED],
-        _Action.CANCEL,
-        by=by,
-        state=_Batch.CANCELLED,
-        finished_at=states.clock(),
-        **_FREE,
-    )
+    return _change(pk, _Action.CANCEL, by=by, finished_at=states.clock())
 
 
 def finish(pk: UUID, runner: UUID, *, note: str = "") -> bool:
     """Finish a batch that this runner holds; return True if this call did it."""
-    return _change(
-        pk,
-        [_Batch.RUNNING],
-        _Action.FINISH,
-        by="",
-        note=note,
-        only=Q(runner=runner),
-        state=_Batch.DONE,
-        finished_at=states.clock(),
-        **_FREE,
-    )
+    mine = Q(runner=runner)
+    return _change(pk, _Action.FINISH, by="", note=note, only=mine, finished_at=states.clock())
 
 
 #: No runner holds the batch.
 _FREE: Final[Mapping[str, Any]] = {"runner": None, "leased_until": None}
+#: The states before and after each action.
+_CHANGES: Final[Mapping[ReplayBatchAction.Action, tuple[Sequence[str], str]]] = {
+    _Action.START: ([_Batch.DRAFT], _Batch.RUNNING),
+    _Action.PAUSE: ([_Batch.RUNNING], _Batch.PAUSED),
+    _Action.RESUME: ([_Batch.PAUSED], _Batch.RUNNING),
+    _Action.CANCEL: ([_Batch.DRAFT, _Batch.RUNNING, _Batch.PAUSED], _Batch.CANCELLED),
+    _Action.FINISH: ([_Batch.RUNNING], _Batch.DONE),
+}
 
 
 def _change(
     pk: UUID,
-    before: Sequence[str],
     action: ReplayBatchAction.Action,
     *,
     by: str,
@@ -285,10 +262,11 @@ def _change(
 ) -> bool:
     using = database()
     check_commits(using)
+    before, after = _CHANGES[action]
     kept = "" if action in (_Action.START, _Action.RESUME) else clean(note)
     with transaction.atomic(using=using):
         wanted = rows().filter(only or Q(), pk=pk, state__in=before)
-        if not wanted.update(note=kept, **values):
+        if not wanted.update(state=after, note=kept, **_FREE, **values):
             return False
         _note(pk, action, by=by, note=note)
     return True
