@@ -19,7 +19,7 @@ from celery import Celery
 
 from ..broker import connection as connection_module
 from ..broker.batch_reader import Batch, BatchReader
-from ..broker.provisioning.amqp_api import Amqp
+from ..broker.provisioning.amqp_api import Amqp, Depth
 from ..broker.publisher_pool import PublisherPool
 from ..broker.topology import Names
 from ..conf import Settings
@@ -50,15 +50,6 @@ LULL: Final = 0.5
 WORKER: Final = "events_recover"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueContents:
-    """Ready messages and consumers of a queue before its recovery."""
-
-    queue: str
-    ready: int
-    consumers: int
-
-
 @dataclass(slots=True, kw_only=True)
 class Recovered:
     """The result of recovering a queue.
@@ -78,13 +69,10 @@ class Recovered:
         return self.reasons.total()
 
 
-def inspect_queue(
-    app: Celery, settings: Settings, queue: str = "", *, force: bool = False
-) -> QueueContents:
+def inspect_queue(app: Celery, settings: Settings, queue: str, *, force: bool = False) -> Depth:
     """Inspect a queue; refuse one that must not be emptied.
 
     Args:
-        queue: the abyss by default.
         force: accept a queue with consumers.
 
     Raises:
@@ -92,7 +80,6 @@ def inspect_queue(
         TopologyError: it is the archive, does not exist, cannot be inspected, or has consumers.
     """
     names = Names.of(settings)
-    queue = queue or names.abyss
     if queue == names.archive:
         raise TopologyError(
             f"{queue!r} is the archive queue; run `manage.py events_mirror` to empty it"
@@ -117,14 +104,14 @@ def inspect_queue(
             f"queue {queue!r} has {depth.consumers} consumer{'s' * (depth.consumers != 1)}, which "
             f"would get some of its messages; stop them, or use --force to recover the others"
         )
-    return QueueContents(queue=queue, ready=depth.ready, consumers=depth.consumers)
+    return depth
 
 
 def recover(
     app: Celery,
     settings: Settings,
     registry: Registry,
-    queue: str = "",
+    queue: str,
     *,
     limit: int | None = None,
     force: bool = False,
@@ -135,7 +122,7 @@ def recover(
     """Move the messages of a queue into the archive until it is empty.
 
     Args:
-        queue, force: as for :func:`inspect_queue`.
+        force: accept a queue with consumers.
         limit: messages at most.
         size: messages that are confirmed together at most.
         progress: called after each batch.
@@ -145,14 +132,14 @@ def recover(
         BrokerUnavailableError: no connection.
         TopologyError: as for :func:`inspect_queue`, or the queue was deleted.
     """
-    waiting = inspect_queue(app, settings, queue, force=force)
+    ready = inspect_queue(app, settings, queue, force=force).ready
     done = Recovered()
-    copies = RecoveredCopies(settings, registry, waiting.queue)
+    copies = RecoveredCopies(settings, registry, queue)
     left = limit
     window = size if limit is None else min(size, limit)
     reader = BatchReader(
         app,
-        waiting.queue,
+        queue,
         size=window,
         timeout=settings.confirm_timeout,
         fast_paths=settings.fast_paths,
@@ -164,7 +151,7 @@ def recover(
                 done.stopped = str(Reason("interrupted"))
                 break
             # A large body may take longer than LULL.
-            expected = done.total + len(done.refused) < waiting.ready
+            expected = done.total + len(done.refused) < ready
             batch = reader.batch(wait=settings.confirm_timeout if expected else LULL, stop=stop)
             if batch is None:
                 if not stop():

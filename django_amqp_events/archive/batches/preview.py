@@ -13,7 +13,7 @@ from uuid import UUID
 from django.db.models import Case, CharField, Count, F, IntegerField, Min, Q, QuerySet, Value, When
 
 from ...broker import connection
-from ...broker.provisioning.amqp_api import session
+from ...broker.provisioning.amqp_api import Depth, session
 from ...broker.topology import Names
 from ...conf import Settings, get_settings
 from ...declare.registry import Handler
@@ -82,7 +82,7 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
         for each in unread:
             leave(each.why, each.title)
         undecided -= len(eligible) + len(unread)
-    depths, problem = depth(settings, {handler.queue for handler in targets})
+    depths, problem = _depths(settings, {handler.queue for handler in targets})
     plan = {
         "at": states.clock().isoformat(),
         "eligible": targets.total(),
@@ -99,11 +99,11 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
                 "queue": handler.queue,
                 "routing_key": handler.key,
                 "events": count,
-                "ready": ready,
-                "consumers": consumers,
+                "ready": depth and depth.ready,
+                "consumers": depth and depth.consumers,
             }
             for handler, count in targets.most_common()
-            for ready, consumers in [depths.get(handler.queue, (None, None))]
+            for depth in [depths.get(handler.queue)]
         ],
         "broker": clean(problem, 500),
     }
@@ -112,16 +112,16 @@ def preview_batch(batch: ReplayBatch) -> dict[str, Any]:
     return plan
 
 
-def depth(settings: Settings, queues: set[str]) -> tuple[dict[str, tuple[int, int]], str]:
+def _depths(settings: Settings, queues: set[str]) -> tuple[dict[str, Depth], str]:
     """Return ready messages and consumers of each queue, and why some are unknown."""
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, Depth] = {}
     if not queues:
         return found, ""
     try:
         with session(connection.celery_app(settings), settings) as amqp:
             for queue in sorted(queues):
                 if (seen := amqp.depth(queue)) is not None:
-                    found[queue] = (seen.ready, seen.consumers)
+                    found[queue] = seen
     except AmqpEventsError as exc:
         return found, str(exc)
     if missing := sorted(queues - found.keys()):

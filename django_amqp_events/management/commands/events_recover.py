@@ -18,8 +18,9 @@ from typing import Any
 
 from django_amqp_events import conf
 from django_amqp_events.archive import recovery
-from django_amqp_events.archive.recovery import QueueContents, Recovered
+from django_amqp_events.archive.recovery import Recovered
 from django_amqp_events.broker import connection
+from django_amqp_events.broker.provisioning.amqp_api import Depth
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management import arguments
@@ -69,7 +70,7 @@ class Command(ReportCommand):
                     stop=self.stopped,
                 )
         document = {
-            "queue": found.queue,
+            "queue": queue,
             "result": "counted" if dry_run else "stopped" if done.stopped else "recovered",
             "ready": found.ready,
             "consumers": found.consumers,
@@ -81,22 +82,22 @@ class Command(ReportCommand):
         return self.finish(
             1 if done.refused or done.stopped else 0,
             document,
-            lambda: self._show_contents(found) if dry_run else self._show(found, done),
+            lambda: self._show_contents(queue, found) if dry_run else self._show(queue, done),
         )
 
-    def _show_contents(self, found: QueueContents) -> None:
+    def _show_contents(self, queue: str, found: Depth) -> None:
         consumers = counted(found.consumers, "consumer")
         force = f"; {consumers}, so --force is required" if found.consumers else ""
-        self.tell(f"{found.queue}: {counted(found.ready, 'message')} to recover{force}")
+        self.tell(f"{queue}: {counted(found.ready, 'message')} to recover{force}")
 
-    def _show(self, found: QueueContents, done: Recovered) -> None:
+    def _show(self, queue: str, done: Recovered) -> None:
         for why in done.refused[:SHOWN]:
             self.stderr.write(f"not recovered: {why}")
         if len(done.refused) > SHOWN:
             self.stderr.write(f"and {len(done.refused) - SHOWN} more")
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(done.reasons.items()))
         self.tell(
-            f"{found.queue}: {counted(done.total, 'message')} archived"
+            f"{queue}: {counted(done.total, 'message')} archived"
             + (f" ({reasons}); events_mirror copies them into the database" if reasons else "")
         )
         if done.stopped:
