@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
 from ..message.types import Payload, Received, task_id
 from .base import LENGTH, AppendOnly, Moment
 from .groups import FailureGroup
-from .text import visible
+from .text import read_document, visible
 
 
 class State(models.TextChoices):
@@ -365,11 +364,7 @@ class ArchivedFailure(models.Model):
     @cached_property
     def about(self) -> Mapping[str, Any]:
         """The decoded document; ``{}`` if the message had none."""
-        try:
-            found = json.loads(self.document)
-        except (ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_document(self.document)
 
 
 class ArchiveAction(AppendOnly):

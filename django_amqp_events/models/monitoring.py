@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .base import LENGTH, Moment
-from .text import visible
+from .text import read_document, visible
 
 
 class Snapshot(models.Model):
@@ -41,11 +40,7 @@ class Snapshot(models.Model):
     @cached_property
     def about(self) -> dict[str, Any]:
         """The decoded document; ``{}`` if it is invalid."""
-        try:
-            found = json.loads(self.document)
-        except (ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_document(self.document)
 
 
 class Dashboard(Snapshot):

@@ -1,9 +1,10 @@
-"""Text that every database stores, and text that a page can show."""
+"""Text that every database stores, text that a page can show, and documents in columns."""
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Final
+from typing import Any, Final
 
 _HIDDEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
@@ -30,6 +31,15 @@ def visible(value: object, limit: int | None = None) -> str:
     if limit is not None and len(text) > limit:
         text = text[: limit - 1] + "…"
     return _HIDDEN.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def read_document(text: str) -> dict[str, Any]:
+    """Decode a JSON object; ``{}`` if the text is not one."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _escape(found: re.Match[str]) -> str:
