@@ -414,27 +414,23 @@ def _claimed(
     token: UUID, *, force: bool = False
 ) -> tuple[list[ClaimedReplay], list[ArchivedEvent]]:
     """Return the replays that events of a claim have already, and the events without one."""
+    actions = ArchiveAction.objects.using(database())
+    by_force = actions.filter(replay=OuterRef("pk"), action=_Action.FORCE)
     replays = {
         replay.event_id: replay
         for replay in _replays()
         .filter(event__claim=token, number=F("event__replays"))
         .select_related("revision")
+        .annotate(was_forced=Exists(by_force))
     }
-    forced: set[UUID | None] = set()
-    if replays:
-        actions = ArchiveAction.objects.using(database()).filter(
-            replay__in=[replay.pk for replay in replays.values()], action=_Action.FORCE
-        )
-        forced = set(actions.values_list("replay_id", flat=True))
     claimed, new = [], []
     for event in rows().filter(claim=token).order_by("pk").defer("detail"):
         if (replay := replays.get(event.pk)) is None:
             new.append(event)
         else:
             replay.event = event
-            claimed.append(
-                ClaimedReplay(event=event, replay=replay, forced=force or replay.pk in forced)
-            )
+            forced = force or replay.was_forced
+            claimed.append(ClaimedReplay(event=event, replay=replay, forced=forced))
     return claimed, new
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -61,13 +61,8 @@ def assign_groups(
         group = wanted.get(found.id)
         if group is None:
             group = wanted[found.id] = FailureGroup(
-                pk=found.id,
+                **asdict(found),
                 algorithm=VERSION,
-                service=found.service,
-                handler=found.handler,
-                exception=found.exception,
-                frame=clean(found.frame, LENGTH),
-                reason=found.reason,
                 first_seen=moments[0],
                 last_seen=moments[0],
             )
