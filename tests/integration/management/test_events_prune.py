@@ -134,21 +134,11 @@ def test_replaying_events_are_never_deleted(prune, state):
     assert {text.split()[0] for text in left()} == {"queued", "replaying"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--succeeded", "30"], "--succeeded: '30' is not an age such as 90s"),
-        (["--archived=-1d"], "--archived: '-1d' is not an age"),
-        (["--discarded", ""], "--discarded: '' is not an age"),
-        (["--discarded", "9" * 400 + "d"], "is not an age"),
-        (["--batch-size", "0"], "--batch-size: 0 is not a number from 1"),
-    ],
-)
-def test_wrong_arguments(prune, arguments, text):
+def test_an_age_without_a_unit_is_refused(prune):
     one_of_each()
-    code, err = prune(*arguments)
+    code, err = prune("--succeeded", "30")
     assert code == 2
-    assert text in err
+    assert "--succeeded: '30' is not an age such as 90s" in err
     assert left() == KEPT
 
 
