@@ -301,14 +301,25 @@ def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipp
 def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
     """Publish claimed replays and record the result of each."""
     handlers, exchange = get_registry().handlers, Names.of(get_settings()).replay
-    sent: list[ClaimedReplay] = []
-    messages: list[Message] = []
+    sent: list[tuple[ClaimedReplay, Message]] = []
+    confirmed: list[ClaimedReplay] = []
     back: list[UnpublishedReplay] = []
+
+    def give_back(
+        each: ClaimedReplay, error: str, why: str = "", *, known: bool = True, general: bool = False
+    ) -> None:
+        # An earlier publish of the same replay may have arrived although this one did not.
+        unconfirmed = not known or each.replay.publishes > 1
+        back.append(
+            UnpublishedReplay(claimed=each, error=error, unconfirmed=unconfirmed, general=general)
+        )
+        report.returned.append(Skipped.of(each.event, Reason.of(why or error)))
+
     for each in claimed:
         handler = handlers.get(each.replay.handler)
         if handler is None:
             # Another version of the project has claimed it.
-            back.append(_unpublished(each, f"there is no handler {each.replay.handler!r}"))
+            give_back(each, f"there is no handler {each.replay.handler!r}")
             continue
         try:
             message = encoding.replay_message(
@@ -323,35 +334,29 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         except Exception as exc:
             # A row that was changed by hand must not block the others.
             logger.exception("cannot build the message of %s", each.event)
-            back.append(
-                _unpublished(each, f"its message cannot be built: {type(exc).__name__}: {exc}")
-            )
-            continue
-        sent.append(each)
-        messages.append(message)
+            give_back(each, f"its message cannot be built: {type(exc).__name__}: {exc}")
+        else:
+            sent.append((each, message))
     try:
-        answers = _confirmed(messages) if messages else []
+        answers = _confirmed([message for _, message in sent]) if sent else []
     except AmqpEventsError as exc:
         # The Celery app or the broker's URL is wrong; nothing was published.
-        back += [_unpublished(each, str(exc), general=True) for each in sent]
-        _return_to_archive(back, report)
+        for each, _ in sent:
+            give_back(each, str(exc), general=True)
+        _record(lambda: states.returned(back, now=_now()))
         raise
-    confirmed: list[ClaimedReplay] = []
-    failed: list[UnpublishedReplay] = []
-    for each, message, error in zip(sent, messages, answers, strict=True):
+    for (each, message), error in zip(sent, answers, strict=True):
         if error is None:
             confirmed.append(each)
             continue
         # Without the name and id of the event, so that events with one error share its reason.
         why = str(error).replace(describe_message(message), "it")
-        failed.append(
-            _unpublished(
-                each,
-                str(error),
-                why=why.removeprefix("it was not published: ").removeprefix("it: "),
-                known=error.published is False,
-                general=isinstance(error, _GENERAL),
-            )
+        give_back(
+            each,
+            str(error),
+            why.removeprefix("it was not published: ").removeprefix("it: "),
+            known=error.published is False,
+            general=isinstance(error, _GENERAL),
         )
     if confirmed:
         report.published += [each.event.pk for each in confirmed]
@@ -361,25 +366,10 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
             signals.event_replayed.send_robust(
                 settings.service, handler=each.replay.handler, event=each.event.event
             )
-    _return_to_archive(back + failed, report)
-    if failed and not confirmed and all(each.general for each in failed):
-        report.stopped = Reason.of(failed[0].why)
-
-
-def _unpublished(
-    each: ClaimedReplay, error: str, *, why: str = "", known: bool = True, general: bool = False
-) -> UnpublishedReplay:
-    # An earlier publish of the same replay may have arrived although this one did not.
-    unconfirmed = not known or each.replay.publishes > 1
-    return UnpublishedReplay(
-        claimed=each, error=error, why=why or error, unconfirmed=unconfirmed, general=general
-    )
-
-
-def _return_to_archive(back: list[UnpublishedReplay], report: Report) -> None:
     if back:
-        report.returned += [Skipped.of(each.claimed.event, Reason.of(each.why)) for each in back]
         _record(lambda: states.returned(back, now=_now()))
+    if sent and all(isinstance(error, _GENERAL) for error in answers):
+        report.stopped = report.returned[-len(sent)].why
 
 
 def _confirmed(messages: list[Message]) -> list[PublishError | None]:

@@ -76,7 +76,6 @@ class UnpublishedReplay:
     """A claimed replay that was not confirmed.
 
     Attributes:
-        why: the error without the event's name and id.
         unconfirmed: it may have been published.
         general: the error does not concern this event, so a batch may try it again.
     """
@@ -84,7 +83,6 @@ class UnpublishedReplay:
     claimed: ClaimedReplay
     error: str
     unconfirmed: bool
-    why: str = ""
     general: bool = False
 
 
