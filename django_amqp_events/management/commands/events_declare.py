@@ -84,7 +84,7 @@ class Command(ReportCommand):
             self._show_tree(
                 report, settings, declared, before=bool(plan.steps) and not compare_only
             )
-        applied: Applied | None = None
+        applied = Applied()
         if options["check"]:
             result: str = report.result
             code = {"identical": 0, "drift": 1, "unknown": 2}[result]
@@ -110,7 +110,7 @@ class Command(ReportCommand):
             result = "refused" if code else "declared"
         return self.finish(
             code,
-            _document(plan, result, applied or Applied(), after),
+            _document(plan, result, applied, after),
             lambda: self._show_result(plan, result, applied, after),
         )
 
@@ -230,22 +230,22 @@ class Command(ReportCommand):
     # -- the result
 
     def _show_result(
-        self, plan: drift.Plan, result: str, applied: Applied | None, after: drift.Report
+        self, plan: drift.Plan, result: str, applied: Applied, after: drift.Report
     ) -> None:
         for problem in after.problems:
             style = self.style.ERROR if problem.severity == "error" else self.style.WARNING
             self.stderr.write(str(problem), style)
-        if result in ("refused", "drift") and applied is None:
+        if result in ("refused", "drift"):
             errors = {str(problem) for problem in after.errors}
             for line in plan.refusals:
                 if line not in errors:
                     self.stderr.write(line, self.style.ERROR)
-        for step, reason in applied.refused if applied else ():
+        for step, reason in applied.refused:
             self.stderr.write(f"did not {step}: {reason}", self.style.ERROR)
         if self.verbosity:
             self.stdout.write(self._conclusion(plan, result, applied))
 
-    def _conclusion(self, plan: drift.Plan, result: str, applied: Applied | None) -> str:
+    def _conclusion(self, plan: drift.Plan, result: str, applied: Applied) -> str:
         report, good, bad = plan.report, self.style.SUCCESS, self.style.ERROR
         visible = [step for step in plan.steps if step.item.state != "unknown"]
         invisible = len(plan.steps) - len(visible)
@@ -270,7 +270,7 @@ class Command(ReportCommand):
                     f"that exist)"
                 )
             return f"dry run: {counted(len(visible), 'change')} planned, nothing was changed"
-        if applied is None:
+        if plan.refusals:
             return bad("refused: nothing was changed")
         if applied.refused:
             return bad(f"{len(applied.done)} steps done, {len(applied.refused)} refused")
