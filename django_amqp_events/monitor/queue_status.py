@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from amqp import exceptions as amqp_errors
@@ -109,19 +110,14 @@ def status(
 def _status_of(
     amqp: Amqp, names: Names, queue: Queue, stats: Mapping[str, Any], *, stale: bool
 ) -> QueueStatus:
-    def unusable(
-        state: Literal["missing", "unknown"], severity: Severity, meaning: str
-    ) -> QueueStatus:
-        return QueueStatus(
-            name=queue.name, role=queue.role, state=state, severity=severity, meaning=meaning
-        )
-
+    build = partial(QueueStatus, name=queue.name, role=queue.role)
     try:
         depth = amqp.depth(queue.name)
     except amqp_errors.ChannelError as exc:
-        return unusable("unknown", "unknown", f"unreadable: {exc.reply_text}")
+        meaning = f"unreadable: {exc.reply_text}"
+        return build(state="unknown", severity="unknown", meaning=meaning)
     if depth is None:
-        return unusable("missing", "error", f"missing: {REMEDY}")
+        return build(state="missing", severity="error", meaning=f"missing: {REMEDY}")
     unacked = stats.get("messages_unacknowledged")
     stuck = 0
     if stats.get("messages") is not None:
@@ -134,9 +130,7 @@ def _status_of(
         severity, meaning = _stuck_meaning(amqp, queue, stuck)
     else:
         severity, meaning = _meaning(names, queue, depth, unacked=unacked or 0, stuck=stuck)
-    return QueueStatus(
-        name=queue.name,
-        role=queue.role,
+    return build(
         state="stale" if stale else "ok",
         severity=severity,
         meaning=meaning,

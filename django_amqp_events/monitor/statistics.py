@@ -106,15 +106,10 @@ def hourly_series(now: datetime | None = None, *, hours: int = 24) -> Series:
     last = group_counts.hour_of(now or datetime.now(UTC))
     begins = tuple(last - HOUR * back for back in reversed(range(hours)))
     totals = group_counts.hourly_totals(since=begins[0], using=states.database())
-
-    def each(name: str) -> tuple[int, ...]:
-        return tuple(totals[hour][name] if hour in totals else 0 for hour in begins)
-
+    counts = [totals.get(hour, {}) for hour in begins]
+    names = ("archived", "succeeded", "discarded")
     return Series(
-        hours=begins,
-        archived=each("archived"),
-        succeeded=each("succeeded"),
-        discarded=each("discarded"),
+        hours=begins, **{name: tuple(each.get(name, 0) for each in counts) for name in names}
     )
 
 
