@@ -8,6 +8,7 @@ the same archive message, which the mirror stores once.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,6 +68,10 @@ class Recovered:
     @property
     def total(self) -> int:
         return self.reasons.total()
+
+    @property
+    def seen(self) -> int:
+        return self.total + len(self.refused)
 
 
 def inspect_queue(app: Celery, settings: Settings, queue: str, *, force: bool = False) -> Depth:
@@ -135,33 +140,30 @@ def recover(
     ready = inspect_queue(app, settings, queue, force=force).ready
     done = Recovered()
     copies = RecoveredCopies(settings, registry, queue)
-    left = limit
-    window = size if limit is None else min(size, limit)
+    most = sys.maxsize if limit is None else limit
     reader = BatchReader(
         app,
         queue,
-        size=window,
+        size=min(size, most),
         timeout=settings.confirm_timeout,
         fast_paths=settings.fast_paths,
     )
     pool = PublisherPool(app, timeout=settings.confirm_timeout)
     try:
-        while left is None or left > 0:
+        while (left := most - done.seen) > 0:
             if stop():
                 done.stopped = str(Reason("interrupted"))
                 break
             # A large body may take longer than LULL.
-            expected = done.total + len(done.refused) < ready
+            expected = done.seen < ready
             batch = reader.batch(wait=settings.confirm_timeout if expected else LULL, stop=stop)
             if batch is None:
                 if not stop():
                     break
                 continue
-            if left is not None and len(batch.messages) > left:
+            if len(batch.messages) > left:
                 batch = _first(batch, left)
             done.stopped = _archive(batch, copies, reader, pool, done)
-            if left is not None:
-                left -= len(batch.messages)
             progress(done)
             if done.stopped:
                 break
