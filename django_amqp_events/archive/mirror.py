@@ -118,7 +118,12 @@ class Mirror:
         self.mirrored(counts)
 
     def _store(
-        self, messages: Sequence[Received], places: Sequence[int], counts: Counts
+        self,
+        messages: Sequence[Received],
+        places: Sequence[int],
+        counts: Counts,
+        *,
+        again: bool = False,
     ) -> Iterator[int]:
         """Store messages and yield the places of those that were stored.
 
@@ -129,14 +134,15 @@ class Mirror:
             Error: the database is unreachable.
         """
         try:
-            counts.add(self._try([messages[place] for place in places]))
+            counts.add(store([messages[place] for place in places], self.settings))
         except Error as exc:
+            # _takes_rows() replaces a lost connection, so a second attempt, by halves, succeeds.
             if not _takes_rows() or self.aside >= self.size:
                 raise
-            if len(places) > 1:
+            if len(places) > 1 or not again:
                 middle = len(places) // 2
-                yield from self._store(messages, places[:middle], counts)
-                yield from self._store(messages, places[middle:], counts)
+                for half in filter(None, (places[:middle], places[middle:])):
+                    yield from self._store(messages, half, counts, again=True)
                 return
             self.aside += 1
             self.tell(
@@ -145,15 +151,6 @@ class Mirror:
             )
         else:
             yield from places
-
-    def _try(self, messages: Sequence[Received]) -> Counts:
-        try:
-            return store(messages, self.settings)
-        except Error:
-            # _takes_rows() replaces a lost connection, which is not worth a report.
-            if not _takes_rows():
-                raise
-        return store(messages, self.settings)
 
     def _sweep(self, *, idle: bool) -> None:
         """Publish replays of dead processes again."""

@@ -30,7 +30,6 @@ from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management import arguments
 from django_amqp_events.management.service_command import Progress, ServiceCommand
-from django_amqp_events.monitor import snapshots
 from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
 
 
@@ -75,6 +74,4 @@ class Command(ServiceCommand):
             # The archive can be mirrored without them.
             self.tell(f"dashboard statistics are not stored: {exc}")
             return None
-        return SnapshotLoop(
-            SnapshotTaker(app, settings, declared), every=snapshots.EVERY, tell=self.tell
-        )
+        return SnapshotLoop(SnapshotTaker(app, settings, declared), tell=self.tell)
