@@ -72,16 +72,11 @@ def assign_groups(
     groups().bulk_create([wanted[pk] for pk in sorted(wanted)], ignore_conflicts=True)
 
 
-@states.retry_on_conflict
-def fold_counts() -> int:
-    """Fold group count changes into their groups; return how many were folded."""
-    return group_counts.fold_changes(using=states.database(), now=datetime.now(UTC))
-
-
 def fold_all_counts(stop: Callable[[], bool] = bool) -> int:
-    """Fold all group count changes; return how many were folded."""
+    """Fold all group count changes into their groups; return how many were folded."""
+    fold = states.retry_on_conflict(group_counts.fold_changes)
     total = 0
-    while not stop() and (done := fold_counts()):
+    while not stop() and (done := fold(using=states.database(), now=datetime.now(UTC))):
         total += done
     return total
 
@@ -146,7 +141,8 @@ def rebuild(
         if wrong := [event.pk for event in found if event.group_id != fingerprint_of(event).id]:
             rebuilt.moved += _move(wrong)
         progress(rebuilt)
-    rebuilt.corrected = _correct()
+    correct = states.retry_on_conflict(group_counts.recount)
+    rebuilt.corrected = correct(using=using, now=datetime.now(UTC))
     fold_all_counts(stop)
     outdated = _empty().exclude(algorithm=VERSION)
     rebuilt.gone = _delete(list(outdated.values_list("pk", flat=True)))
@@ -265,11 +261,6 @@ def _copy_notes(old: Collection[UUID | None], new: UUID) -> None:
         groups().filter(pk=new, note="", assignee="", ticket="").update(
             note=group.note, assignee=group.assignee, ticket=group.ticket
         )
-
-
-@states.retry_on_conflict
-def _correct() -> int:
-    return group_counts.recount(using=states.database(), now=datetime.now(UTC))
 
 
 def _empty() -> QuerySet[FailureGroup]:

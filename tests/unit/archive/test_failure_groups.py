@@ -424,7 +424,7 @@ class Chaos:
         states.restore(self.some(State.DISCARDED), by="", reason="", now=datetime.now(UTC))
 
     def fold(self) -> None:
-        failure_groups.fold_counts()
+        failure_groups.fold_all_counts()
 
     def forget(self) -> None:
         state = self.random.choice([State.SUCCEEDED, State.ARCHIVED])
