@@ -31,7 +31,7 @@ from django_amqp_events.models import State
 from django_amqp_events.worker import inbox
 
 #: The noun for the rows of each name, and the ending of its plural.
-_NOUNS: Final = {
+_NOUNS: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(retention.NAMES, ("row", "s")),
     **dict.fromkeys(retention.STATES, ("event", "s")),
     "outbox": ("discarded event", "s"),

@@ -428,7 +428,7 @@ class Chaos:
 
     def forget(self) -> None:
         state = self.random.choice([State.SUCCEEDED, State.ARCHIVED])
-        kept = {state: self.random.choice([0.05, 0.5])}
+        kept: dict[str, float | None] = {state: self.random.choice([0.05, 0.5])}
         retention.prune(kept, service=conf.get_settings().service)
 
 
