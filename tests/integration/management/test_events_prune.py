@@ -51,7 +51,7 @@ def prune(settings, archive_database):
 def event(state: State, days: float, **fields) -> ArchivedEvent:
     """An event that has been in a state for so many days, with a history."""
     since = NOW - timedelta(days=days)
-    row = make(state=state, at=since, **fields)
+    row = make(state=state, at=since, event_id=str(uuid4()), **fields)
     replay = Replay.objects.create(
         pk=uuid4(), event=row, number=1, handler="send_invoice", requested_at=since
     )
