@@ -364,7 +364,7 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
         _record(lambda: states.published(confirmed, now=_now()))
         for each in confirmed:
             signals.event_replayed.send_robust(
-                settings.service, handler=each.replay.handler, event=each.event.event
+                get_settings().service, handler=each.replay.handler, event=each.event.event
             )
     if back:
         _record(lambda: states.returned(back, now=_now()))
