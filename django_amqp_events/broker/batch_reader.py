@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+import amqp
 from amqp import exceptions as amqp_errors
 from amqp import spec
 from celery import Celery
@@ -70,7 +71,8 @@ class BatchReader:
     ) -> None:
         self.queue = queue
         self.size = size
-        self._raw: list[tuple[Any, dict[str, Any], str]] = []
+        # Delivery tags and messages that are in no batch yet, and the bytes of their bodies.
+        self._waiting: list[tuple[int, Received]] = []
         self._bytes = 0
         self._cancelled = False
         self._lost = False
@@ -108,9 +110,9 @@ class BatchReader:
         """
         deadline = time.monotonic() + wait
         try:
-            while len(self._raw) < self._window and self._bytes < BATCH_BYTES and not stop():
+            while len(self._waiting) < self._window and self._bytes < BATCH_BYTES and not stop():
                 self._amqp.heartbeat_tick()
-                left = LULL if self._raw else min(1.0, deadline - time.monotonic())
+                left = LULL if self._waiting else min(1.0, deadline - time.monotonic())
                 if left <= 0:
                     break
                 try:
@@ -119,23 +121,23 @@ class BatchReader:
                     # A part of a large message counts as activity.
                     deadline = time.monotonic() + wait
                 except TimeoutError:
-                    if self._raw:
+                    if self._waiting:
                         break
                 if self._cancelled:
                     self._lost = True
                     raise BrokerUnavailableError(
                         f"RabbitMQ cancelled the consumer of {self.queue!r}: was it deleted?"
                     )
-            raw, self._raw = self._raw[: self._window], self._raw[self._window :]
-            if not raw:
+            taken, self._waiting = self._waiting[: self._window], self._waiting[self._window :]
+            if not taken:
                 return None
-            self._adapt(len(raw), sum(len(message.body or b"") for message, *_ in raw))
+            messages = [message for _, message in taken]
+            size = sum(len(message.body) for message in messages)
+            self._bytes -= size
+            self._adapt(len(messages), size)
         except _ERRORS as exc:
             raise self._gone(exc) from exc
-        self._bytes = sum(len(message.body or b"") for message, *_ in self._raw)
-        return Batch(
-            messages=[self._received(*entry) for entry in raw], last=raw[-1][0].delivery_tag
-        )
+        return Batch(messages=messages, last=taken[-1][0])
 
     def ack(self, batch: Batch, only: Iterable[int] | None = None) -> None:
         """Acknowledge a batch and everything before it.
@@ -167,7 +169,7 @@ class BatchReader:
             answer = self._channel.queue_declare(self.queue, passive=True)
         except _ERRORS as exc:
             raise self._gone(exc) from exc
-        return int(answer.message_count) + len(self._raw)
+        return int(answer.message_count) + len(self._waiting)
 
     def close(self) -> None:
         """Close the connection."""
@@ -207,24 +209,10 @@ class BatchReader:
             self._channel.basic_cancel(self._tag)
             self._consume()
 
-    def _take(self, message: Any) -> None:
-        self._raw.append((message, *self._frames.properties()))
-        self._bytes += len(message.body or b"")
+    def _take(self, message: amqp.Message) -> None:
+        received = self._frames.received(self.queue, message)
+        self._waiting.append((message.delivery_tag, received))
+        self._bytes += len(received.body)
 
     def _on_cancel(self, _tag: str) -> None:
         self._cancelled = True
-
-    def _received(self, raw: Any, properties: dict[str, Any], unreadable: str) -> Received:
-        info = raw.delivery_info
-        headers = properties.pop("application_headers", None)
-        body = raw.body or b""
-        return Received(
-            queue=self.queue,
-            exchange=info.get("exchange", ""),
-            routing_key=info.get("routing_key", ""),
-            body=body.encode() if isinstance(body, str) else bytes(body),
-            headers=headers if isinstance(headers, dict) else {},
-            properties=properties,
-            redelivered=bool(info.get("redelivered")),
-            unreadable=unreadable,
-        )

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from amqp import Channel
+import amqp
 from amqp.serialization import decode_properties_basic
 
 from ..message.headers import EVENT_UNREADABLE
 from ..message.text import MAX_DEPTH, too_deep
+from ..message.types import Received
 
 METHOD: Final = 1
 HEADER: Final = 2
@@ -32,12 +33,29 @@ class HeaderReader:
         channel: an open channel that only consumes.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: amqp.Channel) -> None:
         connection = channel.connection
         self._channel = channel.channel_id
         self.header = b""
         self._read = connection.on_inbound_frame
         connection.on_inbound_frame = self._on_frame
+
+    def received(self, queue: str, message: amqp.Message) -> Received:
+        """Return the last delivery, which py-amqp passes on as *message*, as plain data."""
+        properties, unreadable = self.properties()
+        headers = properties.pop("application_headers", None)
+        info = message.delivery_info
+        return Received(
+            queue=queue,
+            exchange=info.get("exchange", ""),
+            routing_key=info.get("routing_key", ""),
+            # A message without a body has an empty string.
+            body=bytes(message.body or b""),
+            headers=headers if isinstance(headers, dict) else {},
+            properties=properties,
+            redelivered=bool(info.get("redelivered")),
+            unreadable=unreadable,
+        )
 
     def properties(self) -> tuple[dict[str, Any], str]:
         """Decode the properties of the last delivery.

@@ -27,7 +27,7 @@ from ..broker.topology import Names, Topology, build
 from ..conf import Settings, get_settings
 from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError
-from ..message.types import Payload, Received
+from ..message.types import Payload
 from . import fast_paths
 from .celery_internals import shutdown_requested
 from .cold_shutdown import ColdShutdown
@@ -414,27 +414,15 @@ class EventStep(bootsteps.StartStopStep):
         return self._stopping or shutdown_requested()
 
     def _receive(self, queue: str, raw: Any) -> None:
-        info = raw.delivery_info
         message = KombuMessage(
-            channel=self.channel, delivery_tag=raw.delivery_tag, delivery_info=info
+            channel=self.channel,
+            delivery_tag=raw.delivery_tag,
+            delivery_info=raw.delivery_info,
         )
         self.settler.acks.received(message)
         if self._is_stopping:
             return  # unsettled, so RabbitMQ delivers it again when the channel closes
-        properties, unreadable = self.frames.properties()
-        headers = properties.pop("application_headers", None)
-        body = raw.body
-        received = Received(
-            queue=queue,
-            exchange=info.get("exchange", ""),
-            routing_key=info.get("routing_key", ""),
-            body=body.encode() if isinstance(body, str) else bytes(body),
-            headers=headers if isinstance(headers, dict) else {},
-            properties=properties,
-            redelivered=bool(info.get("redelivered")),
-            unreadable=unreadable,
-        )
-        delivery = Delivery(received=received, message=message)
+        delivery = Delivery(received=self.frames.received(queue, raw), message=message)
         self._guarded(self._dispatch, delivery)
 
     def _guarded(self, step: Callable[..., None], delivery: Delivery, *args: Any) -> None:
