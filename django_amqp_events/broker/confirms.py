@@ -42,6 +42,8 @@ GATHER: Final = 64 * 1024
 PIECE: Final = 2 * GATHER
 #: Seconds to wait for the rest of a frame that has begun to arrive.
 REST_OF_FRAME: Final = 0.1
+#: Longest single wait for confirms in seconds.
+SLICE: Final = 0.5
 #: Seconds to wait for the closing handshake of an idle connection.
 GOODBYE: Final = 0.5
 
@@ -79,6 +81,25 @@ class ConfirmChannel:
         self._transport: Any = None
         self._channel: Any = None
         self._poll: Callable[[], object] = bool
+
+    def connect(self, timeout: float) -> None:
+        """Connect within *timeout* seconds, unless the connection is open.
+
+        Raises:
+            BrokerUnavailableError: no connection, it is lost, or RabbitMQ blocks publishers.
+        """
+        if self.broken:
+            raise BrokerUnavailableError("its connection is closed")
+        if self._conn is None:
+            try:
+                self._open(timeout)
+            except BaseException:
+                self.close()
+                raise
+        if self.blocked:
+            raise BrokerUnavailableError(
+                f"RabbitMQ blocks publishers ({self.blocked}); free memory or disk on the broker"
+            )
 
     def _open(self, timeout: float) -> None:
         self._conn = connect(
@@ -130,23 +151,11 @@ class ConfirmChannel:
             one entry per message, in order: ``None`` if it was confirmed (and, with *mandatory*,
             routed), otherwise its error. Nothing is raised for a single message.
         """
-        if self.broken:
-            return unavailable_errors(messages, "its connection is closed")
         self._patience, self._deadline = timeout, time.monotonic() + timeout
         try:
-            if self._conn is None:
-                self._open(timeout)
+            self.connect(timeout)
         except BrokerUnavailableError as exc:
-            self.close()
             return unavailable_errors(messages, str(exc))
-        except BaseException:
-            self.close()
-            raise
-        if self.blocked:
-            return unavailable_errors(
-                messages,
-                f"RabbitMQ blocks publishers ({self.blocked}); free memory or disk on the broker",
-            )
         self._messages = messages
         self._results = [_NO_ANSWER] * len(messages)
         self._unconfirmed, self._returned, self._sent = {}, Counter(), 0
@@ -156,12 +165,12 @@ class ConfirmChannel:
                 if self.blocked:
                     # A blocked broker does not read what is written now.
                     self._flush()
-                    self._settle(0)
+                    self._await_confirms(0)
                 elif len(self._unconfirmed) + len(self._unwritten) >= WINDOW:
                     self._flush()
-                    self._settle(WINDOW // 2)
+                    self._await_confirms(WINDOW // 2)
             self._flush()
-            self._settle(0)
+            self._await_confirms(0)
         except AMQP_ERRORS as exc:
             self._give_up(exc)
         except BaseException:
@@ -212,7 +221,7 @@ class ConfirmChannel:
             for at in range(0, len(data), PIECE):
                 self._transport.write(data[at : at + PIECE])
             if self.blocked:
-                self._settle(0)
+                self._await_confirms(0)
 
     def _read_waiting(self) -> None:
         """Handle what the broker has sent without waiting for more."""
@@ -225,14 +234,20 @@ class ConfirmChannel:
         pending = getattr(self._transport.sock, "pending", None)
         return bool((pending is not None and pending()) or self._poll())
 
-    def _settle(self, until: int) -> None:
+    def _await_confirms(self, until: int) -> None:
         """Wait until no more than *until* messages are unconfirmed."""
         while len(self._unconfirmed) > until:
+            self._before_read()
             remaining = self._deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError(f"no confirm within {self._patience:g} s")
-            # drain_events restarts its time-out with each part of an answer.
-            self._amqp.blocking_read(remaining)
+            # drain_events restarts its time-out with each part of an answer. After a time-out
+            # py-amqp keeps a frame that it has read in part.
+            with suppress(TimeoutError):
+                self._amqp.blocking_read(min(remaining, SLICE))
+
+    def _before_read(self) -> None:
+        """Do nothing: a subclass may do something at least every :data:`SLICE` seconds."""
 
     def _confirmed(self, delivery_tag: int, multiple: bool) -> list[int]:
         self._deadline = time.monotonic() + self._patience

@@ -41,8 +41,6 @@ BATCH: Final = outbox_rows.CLAIM_ROWS
 INTERVAL: Final = 1.0
 #: Seconds between polls of a database that has no outbox and does not need one.
 ELSEWHERE: Final = 60.0
-#: Seconds between renewals of leases and polls of ``stop`` while confirms are pending.
-SLICE: Final = 0.5
 #: Failed rows that are retried, each alone, between two batches of others.
 ALONE: Final = 100
 #: Seconds to wait for pending confirms when the relay is stopped.
@@ -56,7 +54,7 @@ class OutboxChannel(ConfirmChannel):
     lives: RabbitMQ may accept the messages when the alarm ends, and a repeat would duplicate them.
 
     Args:
-        tick: called at least every :data:`SLICE` seconds during the wait.
+        tick: called at least every :data:`~confirms.SLICE` seconds during the wait.
         stop: polled as often; returns True to end the wait.
     """
 
@@ -73,25 +71,6 @@ class OutboxChannel(ConfirmChannel):
         self._stop = stop
         self._stopping = 0.0
 
-    def connect(self) -> None:
-        """Connect if necessary.
-
-        Raises:
-            BrokerUnavailableError: no connection, or RabbitMQ blocks publishers.
-        """
-        if self._conn is None and not self.broken:
-            try:
-                self._open(self.timeout)
-            except BaseException:
-                self.close()
-                raise
-        if not self.healthy():
-            raise BrokerUnavailableError("the connection to RabbitMQ is lost")
-        if self.blocked:
-            raise BrokerUnavailableError(
-                f"RabbitMQ blocks publishers ({self.blocked}); free memory or disk on the broker"
-            )
-
     def publish_rows(self, rows: Sequence[Row], settings: Settings) -> list[Answer]:
         """Publish rows and wait for their confirms."""
         errors = self.publish(
@@ -105,23 +84,14 @@ class OutboxChannel(ConfirmChannel):
         self._ticking()
         super()._read_waiting()
 
-    def _settle(self, until: int) -> None:
-        while len(self._unconfirmed) > until:
-            self._ticking()
-            now = time.monotonic()
-            if self._stop():
-                self._stopping = self._stopping or now + LAST_CALL
-                self._deadline = min(self._deadline, self._stopping)
-            elif self.blocked:
-                self._deadline = now + self._patience
-            remaining = self._deadline - now
-            if remaining <= 0:
-                raise TimeoutError(f"no confirm within {self._patience:g} s")
-            try:
-                self._amqp.blocking_read(min(remaining, SLICE))
-            except TimeoutError:
-                # py-amqp keeps a frame that it has read in part.
-                continue
+    def _before_read(self) -> None:
+        self._ticking()
+        now = time.monotonic()
+        if self._stop():
+            self._stopping = self._stopping or now + LAST_CALL
+            self._deadline = min(self._deadline, self._stopping)
+        elif self.blocked:
+            self._deadline = now + self._patience
 
 
 @dataclass(slots=True, kw_only=True)
@@ -324,7 +294,7 @@ class Relay:
             self._channel = OutboxChannel(
                 self.app, timeout=self.settings.confirm_timeout, tick=self._tick, stop=self.stop
             )
-        self._channel.connect()
+        self._channel.connect(self.settings.confirm_timeout)
 
     def _tick(self) -> None:
         if time.monotonic() >= self._renewed + outbox_rows.RENEW:
