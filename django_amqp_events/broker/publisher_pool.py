@@ -100,23 +100,14 @@ class PublisherPool:
         self._idle, self._all = [], weakref.WeakSet()
 
 
-_pools: dict[tuple[int, float], PublisherPool] = {}
-
-
-_pools_lock = threading.Lock()
+_pools: dict[tuple[Celery, float], PublisherPool] = {}
 
 
 def publisher_pool(settings: Settings) -> PublisherPool:
     """Return this process's pool for the project's Celery app."""
-    app = celery_app(settings)
-    key = (id(app), settings.confirm_timeout)
-    pool = _pools.get(key)
-    if pool is None or pool.app is not app:
-        with _pools_lock:
-            pool = _pools.get(key)
-            if pool is None or pool.app is not app:
-                pool = _pools[key] = PublisherPool(app, timeout=settings.confirm_timeout)
-    return pool
+    app, timeout = key = celery_app(settings), settings.confirm_timeout
+    # setdefault() is atomic, and a pool that loses a race has no connection yet.
+    return _pools.get(key) or _pools.setdefault(key, PublisherPool(app, timeout=timeout))
 
 
 def close_pools() -> None:
@@ -126,13 +117,9 @@ def close_pools() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _pools_lock  # noqa: PLW0603 - a thread of the parent may hold its lock
-    _pools_lock = threading.Lock()
     for pool in _pools.values():
         pool.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
 atexit.register(close_pools)

@@ -369,7 +369,7 @@ class DirectPublisher:
 
 _UNREACHABLE: Final = (BrokerUnavailableError, PublishTimeoutError, PublishInterruptedError)
 
-_publishers: dict[int, DirectPublisher] = {}
+_publishers: dict[Celery, DirectPublisher] = {}
 _publishers_lock = threading.RLock()
 
 
@@ -377,11 +377,11 @@ def get_direct_publisher(settings: Settings) -> DirectPublisher:
     """Return this process's direct publisher for the project's Celery app."""
     app = celery_app(settings)
     with _publishers_lock:
-        found = _publishers.get(id(app))
-        if found is None or found.app is not app or found.settings is not settings:
+        found = _publishers.get(app)
+        if found is None or found.settings is not settings:
             if found is not None:
                 found.close(0)
-            found = _publishers[id(app)] = DirectPublisher(app, settings)
+            found = _publishers[app] = DirectPublisher(app, settings)
     return found
 
 
