@@ -1,8 +1,9 @@
 """Every private or undocumented name of py-amqp and kombu.
 
 Publishing and reading depend on the names in :data:`REQUIRED`: no connection is opened without
-them (:func:`check`). The names in :data:`FRAME_READER` and :data:`BATCHED_ACKS` are for optional
-fast paths; without one of them its fast path is switched off with one log line.
+them (:func:`check`). The names in :data:`FRAME_READER` and :data:`BATCHED_ACKS` are those that
+optional fast paths need besides; without one of them its fast path is switched off with one log
+line.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ _LIMIT: Final = "limit how long an answer may take"
 _ASK: Final = "send requests ahead of their answers"
 _HEADERS: Final = "read messages whose headers py-amqp cannot decode"
 _READ: Final = "read in large pieces"
-_ACK: Final = "acknowledge in batches"
 
 REQUIRED: Final = (
     PrivateName(f"{_CONNECTION}.transport", _LIMIT),
@@ -47,13 +47,7 @@ FRAME_READER: Final = (
     PrivateName(f"{_TRANSPORT}._read_buffer", _READ),
     PrivateName(f"{_TRANSPORT}.having_timeout", _READ, ("self", "timeout")),
 )
-BATCHED_ACKS: Final = (
-    PrivateName(f"{_CHANNEL}.connection", _ACK),
-    PrivateName(f"{_CHANNEL}.channel_id", _ACK),
-    PrivateName(f"{_CONNECTION}.transport", _ACK),
-    PrivateName(f"{_CONNECTION}.bytes_sent", _ACK),
-    PrivateName(f"{_TRANSPORT}.write", _ACK, ("self", "s")),
-)
+BATCHED_ACKS: Final = (PrivateName(f"{_CONNECTION}.bytes_sent", "acknowledge in batches"),)
 
 
 @cache
