@@ -112,6 +112,3 @@ class ServiceLoop:
             f"{self.work} is paused: {trouble} ({text}{remedy}); nothing is lost, retrying at "
             f"least every {self.backoff.last:g} s"
         )
-
-
-__all__ = ["ServiceLoop", "sleep"]

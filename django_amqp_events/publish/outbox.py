@@ -13,7 +13,8 @@ from django.db.models.functions import Now
 
 from ..conf import Settings
 from ..databases import error_line
-from .outbox_rows import LEASE, aliases, no_table, rows
+from .outbox_rows import LEASE, aliases, no_table
+from .outbox_rows import rows as rows
 
 if TYPE_CHECKING:
     # Publishing is imported before Django's apps are loaded.
@@ -163,20 +164,6 @@ def _leased() -> Q:
     return Q(due_at__gt=Now()) & (Q(attempts=0) | Q(claim__isnull=False))
 
 
-def describe_row(row: OutboxEvent) -> str:
-    """Return why a row is still in the outbox."""
-    if row.discarded_at is not None:
-        because = f": {row.discard_reason}" if row.discard_reason else ""
-        by = f" by {row.discarded_by}" if row.discarded_by else ""
-        return f"discarded{by}{because}"
-    if row.claim is not None:
-        return "leased by a relay"
-    if row.attempts:
-        times = "once" if row.attempts == 1 else f"{row.attempts} times"
-        return f"failed {times}: {row.error}"
-    return "not confirmed yet; a relay publishes it when it is due"
-
-
 RowState = Literal["held", "failed", "due", "overdue", "discarded"]
 
 
@@ -267,20 +254,3 @@ def restore(ids: Collection[UUID], *, alias: str) -> int:
 def discarded(alias: str, service: str, age: timedelta) -> QuerySet[OutboxEvent]:
     """Return the rows of a service that were discarded longer ago than *age*."""
     return rows(alias).filter(service=service, discarded_at__lt=Now() - age)
-
-
-__all__ = [
-    "OutboxStatus",
-    "RowState",
-    "UnreachableOutbox",
-    "count_pending",
-    "describe_row",
-    "discard",
-    "discarded",
-    "in_state",
-    "publish_now",
-    "read_status",
-    "restore",
-    "row_state",
-    "rows",
-]

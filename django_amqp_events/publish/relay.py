@@ -310,6 +310,3 @@ class Relay:
             # While the database is unreachable, no other relay can claim the rows.
             logger.warning("cannot renew the leases of outbox rows: %s", exc)
             connections[self.alias].close()
-
-
-__all__ = ["BATCH", "OutboxChannel", "Relay", "RelayCounts", "announce", "report_answers"]

@@ -23,7 +23,7 @@ from ..context import ReceivedEvent
 from ..databases import check_commits
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import RolledBackError
-from ..publish import outbox, outbox_rows
+from ..publish import outbox_rows
 
 if TYPE_CHECKING:
     # Handlers are declared before Django's apps are loaded.
@@ -269,5 +269,5 @@ def _open_events() -> list[QuerySet[Any]]:
     from ..models import ArchivedEvent
 
     archive = ArchivedEvent.objects.using(router.db_for_write(ArchivedEvent))
-    outboxes = map(outbox.rows, outbox_rows.tables(get_settings()))
+    outboxes = map(outbox_rows.rows, outbox_rows.tables(get_settings()))
     return [archive.exclude(state="succeeded"), *outboxes]

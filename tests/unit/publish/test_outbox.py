@@ -115,10 +115,6 @@ def test_words():
     assert OutboxStatus(alias="default", total=1, failing=1, attempts=1).severity == "warning"
     assert OutboxStatus(alias="default", total=1, failing=1, attempts=3).severity == "error"
     assert OutboxStatus(alias="default", total=1).meaning == "due, for a relay"
-    row = OutboxEvent(attempts=2, error="it is <b>full</b>")
-    assert outbox.describe_row(row) == "failed 2 times: it is <b>full</b>"
-    assert "relay" in outbox.describe_row(OutboxEvent(claim=outbox_rows.new_id()))
-    assert "not confirmed" in outbox.describe_row(OutboxEvent())
 
 
 # -- in tests and development no table is needed ------------------------------------------------
