@@ -78,17 +78,13 @@ class ServiceLoop:
                 self.recovered()
             if wait is None:
                 return
-            self.sleep(wait)
+            sleep(wait, self.stop)
 
     def recovered(self) -> None:
         """Report the end of an error, if there was one; a long step calls it itself."""
         if self.failures:
             self.tell(f"{self.work} has resumed")
         self.failures, self._reported = 0, ""
-
-    def sleep(self, seconds: float) -> None:
-        """Wait for *seconds*, or until the loop is stopped."""
-        sleep(seconds, self.stop)
 
     def _report(self, exc: Exception) -> None:
         text, remedy = error_line(exc), ""

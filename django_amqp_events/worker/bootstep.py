@@ -18,6 +18,7 @@ from celery.exceptions import WorkerShutdown
 from celery.utils.functional import noop
 from kombu.message import Message as KombuMessage
 
+from ..backoff import Backoff
 from ..broker import amqp_internals
 from ..broker.connection import close_socket
 from ..broker.delivery_headers import HeaderReader
@@ -39,8 +40,8 @@ from .verdict import REQUEUE, Verdict
 
 logger = logging.getLogger(__name__)
 
-#: Shortest and longest delay in seconds before a missing queue is checked again; it doubles.
-MISSING_BACKOFF: Final = (1.0, 30.0)
+#: Delays before a missing queue is checked again.
+MISSING_BACKOFF: Final = Backoff(1.0, 30.0)
 #: Seconds that a warm shutdown waits for messages that are not confirmed yet.
 DRAIN_TIMEOUT: Final = 20.0
 
@@ -86,7 +87,8 @@ class EventStep(bootsteps.StartStopStep):
         self._tags: dict[str, str] = {}
         self._numbers = count(1)
         self._pending: deque[str] = deque()
-        self._missing: dict[str, float] = {}
+        # Missing queues, and how often each was checked.
+        self._missing: dict[str, int] = {}
         # Queues that the check of the topology has found.
         self._known_to_exist: set[str] = set()
         # Queues that this worker may not consume.
@@ -341,9 +343,9 @@ class EventStep(bootsteps.StartStopStep):
             self._refused |= {queue for queue in self.queues if f"'{queue}'" in exc.reply_text}
 
     def _retry_later(self, connection: Any, queue: str, problem: str) -> None:
-        first, last = MISSING_BACKOFF
-        wait = min(self._missing.get(queue, first / 2) * 2, last)
-        self._missing[queue] = wait
+        checks = self._missing.get(queue, 0)
+        self._missing[queue] = checks + 1
+        wait = MISSING_BACKOFF.delay(checks)
         logger.error("queue %r %s. The next check is in %g s.", queue, problem, wait)
         self._soon(connection, queue, wait)
 
@@ -359,7 +361,7 @@ class EventStep(bootsteps.StartStopStep):
         """Consume a queue again: it was deleted, or its consumer exceeded the consumer timeout."""
         self._tags.pop(queue, None)
         logger.warning("RabbitMQ cancelled the consumer of %r; consuming it again", queue)
-        self._soon(connection, queue, MISSING_BACKOFF[0])
+        self._soon(connection, queue, MISSING_BACKOFF.first)
 
     # -- remote control -------------------------------------------------------------------
 

@@ -16,14 +16,14 @@ from amqp.exceptions import AccessRefused
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 
+from ..backoff import Backoff
 from ..broker.connection import broker_urls, login_refusal
 from .celery_internals import state
 
 logger = logging.getLogger(__name__)
 
-#: Shortest and longest delay in seconds before the next try. It doubles, and starts again after
-#: twice the longest without a refusal.
-PAUSE: Final = (1.0, 30.0)
+#: Delays before the next try. They start again after twice the longest without a refusal.
+BACKOFF: Final = Backoff(1.0, 30.0)
 #: Seconds between two checks whether the worker is asked to stop.
 STOP_CHECK: Final = 0.2
 
@@ -35,7 +35,7 @@ class Login(bootsteps.StartStopStep):
     label = "AMQP events login"
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
-        self._pause, self._last = PAUSE[0], -math.inf
+        self._refusals, self._last = 0, -math.inf
         # With several brokers each attempt begins with the first; another may accept the worker.
         self._was_accepted = len(broker_urls(c.app.conf.broker_read_url)) > 1
         self._before, self._after = (
@@ -67,11 +67,12 @@ class Login(bootsteps.StartStopStep):
 
     def _wait(self, refused: str) -> None:
         now = monotonic()
-        if now - self._last > 2 * PAUSE[1]:
-            self._pause = PAUSE[0]
-        logger.error("%s; the next try is in %g s", refused, self._pause)
-        until = now + self._pause
+        if now - self._last > 2 * BACKOFF.last:
+            self._refusals = 0
+        wait = BACKOFF.delay(self._refusals)
+        logger.error("%s; the next try is in %g s", refused, wait)
+        until = now + wait
         while monotonic() < until:
             state.maybe_shutdown()
             sleep(STOP_CHECK)
-        self._pause, self._last = min(2 * self._pause, PAUSE[1]), monotonic()
+        self._refusals, self._last = self._refusals + 1, monotonic()

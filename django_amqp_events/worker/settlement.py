@@ -24,6 +24,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.concurrency.thread import TaskPool as ThreadPool
 from django.db import close_old_connections
 
+from ..backoff import Backoff
 from ..broker.confirms import WINDOW, ConfirmChannel
 from ..exceptions import PublishError, PublishRefusedError, PublishTimeoutError
 from ..message import headers
@@ -39,8 +40,8 @@ logger = logging.getLogger(__name__)
 #: Seconds that a delivery is held while its message cannot be published. RabbitMQ's consumer
 #: timeout is 30 minutes by default and runs from the delivery.
 HOLD: Final = 25 * 60.0
-#: Shortest and longest delay in seconds before a failed publish is repeated; it doubles each time.
-BACKOFF: Final = (0.5, 30.0)
+#: Delays before a failed publish is repeated.
+BACKOFF: Final = Backoff(0.5, 30.0)
 #: Longest time in seconds that a run waits for the settlement of the last event.
 SETTLE_TIMEOUT: Final = 2.0
 #: Seconds after which a flush is requested again: an event loop that has ended drops callbacks.
@@ -366,8 +367,7 @@ class Settler:
         if isinstance(error, PublishRefusedError) and not job.failures:
             # An invalid header of a publisher must not keep the event from its queue.
             job.message = headers.without_publisher_headers(job.message)
-        first, last = BACKOFF
-        wait = min(first * 2 ** min(job.failures, 16), last)
+        wait = BACKOFF.delay(job.failures)
         job.failures += 1
         job.not_before = time.monotonic() + wait
         what = job.delivery.title

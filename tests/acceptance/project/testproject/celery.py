@@ -73,13 +73,14 @@ _change_libraries()
 @worker_init.connect
 def _patch(**_: object) -> None:
     """Shorten what would take half an hour."""
+    from django_amqp_events.backoff import Backoff
     from django_amqp_events.signals import event_hanging
     from django_amqp_events.worker import settlement
 
     if hold := os.environ.get("TESTPROJECT_HOLD"):
         settlement.HOLD = float(hold)  # type: ignore[misc]
     if backoff := os.environ.get("TESTPROJECT_BACKOFF"):
-        settlement.BACKOFF = (float(backoff), float(backoff))  # type: ignore[misc]
+        settlement.BACKOFF = Backoff(float(backoff), float(backoff))  # type: ignore[misc]
     event_hanging.connect(_hanging, weak=False)
     _die_in_the_reaper(os.environ.get("TESTPROJECT_DIES", "").split())
 
