@@ -195,18 +195,9 @@ class Amqp:
                     # fewer requests are sent ahead.
                     self._channel, self._ahead = None, 1
 
-    def carry_out(self, request: Request) -> None:
-        for _ in self.ask([request]):
+    def carry_out(self, *requests: Request) -> None:
+        for _ in self.ask(requests):
             pass
-
-    def declare_queue(self, queue: Queue) -> None:
-        self.carry_out(to_declare(queue))
-
-    def bind(self, wanted: Binding, arguments: Mapping[str, Any] | None = None) -> None:
-        self.carry_out(to_bind(wanted, arguments))
-
-    def unbind(self, found: Binding, arguments: Mapping[str, Any] | None = None) -> None:
-        self.carry_out(to_unbind(found, arguments))
 
     def depth(self, name: str) -> Depth | None:
         """Return a queue's ready messages and consumers; ``None`` if it does not exist."""
@@ -271,7 +262,7 @@ class Amqp:
             return Item(entity=queue, state="missing")
         # A release that validates first, unlike 3.10: compare without the guard.
         try:
-            self.declare_queue(queue)
+            self.carry_out(to_declare(queue))
         except amqp_errors.ChannelError as again:
             return _refused_redeclare(queue, again)
         return Item(entity=queue, state="ok")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from amqp import exceptions as amqp_errors
@@ -11,7 +12,7 @@ from celery import Celery
 
 from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
-from ..topology import Binding, Exchange, Queue
+from ..topology import Binding
 from . import drift
 from .amqp_api import (
     Amqp,
@@ -41,8 +42,6 @@ class Applied:
     refused: tuple[tuple[Step, str], ...] = ()
 
 
-Progress = Callable[[Step, int, int], None]
-
 #: Steps that check a queue first; all others are requests that are sent ahead of their answers.
 _LATER: Final = frozenset({"recreate", "drain", "delete"})
 
@@ -53,17 +52,16 @@ def apply(
     plan: Plan,
     *,
     api: ManagementApi | None = None,
-    progress: Progress | None = None,
-    notice: Callable[[str], None] | None = None,
+    progress: Callable[[Step, int, int], object] | None = None,
+    notice: Callable[[str], object] = bool,
     wait: float = 0.0,
-    patience: float = 60.0,
 ) -> Applied:
     """Carry out a plan.
 
     Args:
         api: needed for steps that delete or recreate.
         progress: called after each step with the step, its number and the number of steps.
-        notice, wait, patience: see :class:`Replacement`.
+        notice, wait: see :class:`Replacement`.
 
     Raises:
         TopologyDriftError: the plan has refusals; nothing was changed.
@@ -102,16 +100,15 @@ def apply(
                     f"the management API is needed to {current}; set AMQP_EVENTS['MANAGEMENT_URL']"
                 )
             replacement = Replacement(
-                app,
-                settings,
-                plan.report.topology,
-                amqp,
-                api,
+                app=app,
+                settings=settings,
+                topology=plan.report.topology,
+                session=amqp,
+                api=api,
                 wait=wait,
-                patience=patience,
                 notice=notice,
             )
-            _replace(replacement, amqp, plan, finish)
+            _replace(replacement, later, finish)
         except amqp_errors.ChannelError as exc:
             raise TopologyError(
                 f"RabbitMQ refused to {current}: {exc.reply_text}; {_hint(exc)}"
@@ -127,33 +124,25 @@ def _request(step: Step) -> Request:
 
 
 def _replace(
-    replacement: Replacement, amqp: Amqp, plan: Plan, finish: Callable[[Step, str], None]
+    replacement: Replacement, steps: Iterable[Step], finish: Callable[[Step, str], None]
 ) -> None:
-    def steps(action: str) -> dict[str, Step]:
-        return {
-            step.item.name: step
-            for step in plan.steps
-            if step.action == action and isinstance(step.item.entity, Queue)
-        }
-
-    recreate = steps("recreate")
-    topology = plan.report.topology
-    reasons = replacement.recreate(queue for queue in topology.queues if queue.name in recreate)
-    for name, step in recreate.items():
-        finish(step, reasons.get(name, ""))
-    for step in plan.steps:
-        if step.action == "drain":
-            for queue in topology.queues:
-                if drift.shadow(topology.names, queue.name) == step.item.name:
-                    replacement.drain(queue)
-            finish(step, "")
-    delete = steps("delete")
-    reasons = replacement.delete(delete)
-    for name, step in delete.items():
-        finish(step, reasons.get(name, ""))
-    for step in plan.steps:
-        if step.action == "delete" and isinstance(step.item.entity, Exchange):
-            finish(step, _delete_exchange(amqp, step.item.name))
+    topology = replacement.topology
+    declared = {queue.name: queue for queue in topology.queues}
+    origins = {drift.shadow(topology.names, name): queue for name, queue in declared.items()}
+    # drift.plan() has sorted them: recreate, drain, delete queues, delete exchanges.
+    for (action, kind), group in groupby(steps, lambda step: (step.action, step.item.kind)):
+        found = {step.item.name: step for step in group}
+        reasons: dict[str, str] = {}
+        if kind == "queue" and action != "drain":
+            # Together, since each waits for statistics.
+            again = declared if action == "recreate" else {}
+            reasons = replacement.delete({name: again.get(name) for name in found})
+        for name, step in found.items():
+            if action == "drain":
+                replacement.drain(origins[name])
+            elif kind == "exchange":
+                reasons[name] = _delete_exchange(replacement.session, name)
+            finish(step, reasons.get(name, ""))
 
 
 def _delete_exchange(amqp: Amqp, name: str) -> str:

@@ -24,7 +24,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import amqp
@@ -39,15 +39,18 @@ from .. import confirms, connection
 from ..topology import (
     NO_LIMIT,
     Binding,
+    Exchange,
     Queue,
     Topology,
 )
-from .amqp_api import Amqp
+from .amqp_api import Amqp, to_bind, to_declare, to_unbind
 from .drift import shadow
 from .management_api import FoundBinding, ManagementApi
 
 #: Seconds between two checks of a watched queue.
 POLL: Final = 0.5
+#: Seconds to wait for fresh statistics.
+PATIENCE: Final = 60.0
 #: Messages of a shadow that are moved at a time.
 BATCH: Final = 100
 #: Properties of a moved message. RabbitMQ would refuse a ``user_id`` of another user, and an
@@ -84,111 +87,74 @@ class _Watched:
         return self.changes >= 2 or statistics.get("type") == "classic"
 
 
+@dataclass(slots=True, kw_only=True)
 class Replacement:
     """Deletes and recreates queues of one topology.
 
     Args:
-        patience: seconds to wait for fresh statistics.
         wait: seconds to wait for an unbound queue to be emptied by its workers, and for these to
             stop.
         notice: called with a sentence about each wait.
     """
 
-    def __init__(
-        self,
-        app: Celery,
-        settings: Settings,
-        topology: Topology,
-        session: Amqp,
-        api: ManagementApi,
-        *,
-        patience: float = 60.0,
-        wait: float = 0.0,
-        notice: Callable[[str], None] | None = None,
-    ) -> None:
-        self.app = app
-        self.settings = settings
-        self.topology = topology
-        self.session = session
-        self.api = api
-        self.patience = patience
-        self.wait = wait
-        self._notice = notice
+    app: Celery
+    settings: Settings
+    topology: Topology
+    session: Amqp
+    api: ManagementApi
+    wait: float
+    notice: Callable[[str], object]
 
-    def delete(self, names: Iterable[str]) -> dict[str, str]:
-        """Delete queues that are empty and unused.
-
-        Returns:
-            the reason for each queue that was kept, by its name; its bindings are restored.
-        """
-        watched, refused = self._candidates(names)
-        for queue in watched:
-            self._unbind(queue.bindings)
-        for queue, occupied in self._vacated(watched):
-            reason = occupied or self._drop(queue.name)
-            if reason:
-                refused[queue.name] = reason
-                self._bind(queue.bindings)
-        return refused
-
-    def recreate(self, queues: Iterable[Queue]) -> dict[str, str]:
+    def delete(self, queues: Mapping[str, Queue | None]) -> dict[str, str]:
         """Delete queues that are empty and unused, and declare them again.
 
+        Args:
+            queues: by name; ``None`` for one that is not declared again.
+
         Returns:
             the reason for each queue that was kept, by its name; its bindings are restored.
         """
-        declared = {queue.name: queue for queue in queues}
-        watched, refused = self._candidates(declared)
+        watched, refused = self._candidates(queues)
         for queue in watched:
-            if declared[queue.name].role == "handler":
-                self._declare_shadow(declared[queue.name])
+            declared = queues[queue.name]
+            if declared is not None and declared.role == "handler":
+                self._declare_shadow(declared)
             self._unbind(queue.bindings)
         for queue, occupied in self._vacated(watched):
-            entity = declared[queue.name]
+            declared = queues[queue.name]
             reason = occupied or self._drop(queue.name)
             if reason:
                 refused[queue.name] = reason
                 self._bind(queue.bindings)
-            else:
-                self.session.declare_queue(entity)
-            for binding in self._bindings(entity.name):
-                self.session.bind(binding)
-            if entity.role == "handler":
-                self.drain(entity)
+            elif declared is not None:
+                self.session.carry_out(to_declare(declared))
+            if declared is not None:
+                self.session.carry_out(*map(to_bind, self._bindings(declared.name)))
+                if declared.role == "handler":
+                    self.drain(declared)
         return refused
 
-    def drain(self, queue: Queue) -> int:
+    def drain(self, queue: Queue) -> None:
         """Move a shadow's messages into its queue, and delete the shadow.
 
         New events pass through a fanout exchange named like the shadow, so that their routing key
         stays the event's name; returned and replayed ones through the exchange that they came from.
-
-        Returns:
-            the number of moved messages.
 
         Raises:
             TopologyError: RabbitMQ did not confirm a message; it stays in the shadow.
         """
         name = shadow(self.topology.names, queue.name)
         self._unbind(self.api.bindings_of(name))
-        moved = 0
         if self.session.depth(name) is not None:
-            self.session.call(
-                lambda channel: channel.exchange_declare(
-                    name, "fanout", durable=True, auto_delete=False
-                )
+            self.session.carry_out(
+                to_declare(Exchange(name=name, type="fanout")),
+                to_bind(Binding(exchange=name, queue=queue.name)),
             )
-            self.session.bind(Binding(exchange=name, queue=queue.name))
-            self._say(f"moving the messages of {name} to {queue.name}")
-            moved = self._move(name)
+            self.notice(f"moving the messages of {name} to {queue.name}")
+            self._move(name)
         # A shadow has no dead letters, so it is empty.
         self.session.call(lambda channel: channel.queue_delete(name))
         self.session.call(lambda channel: channel.exchange_delete(name))
-        return moved
-
-    def _say(self, text: str) -> None:
-        if self._notice is not None:
-            self._notice(text)
 
     def _candidates(self, names: Iterable[str]) -> tuple[list[_Watched], dict[str, str]]:
         """Return the queues to watch, and the reasons for those that are in use already."""
@@ -209,7 +175,7 @@ class Replacement:
         if waiting:
             names = ", ".join(queue.name for queue in waiting[:3])
             more = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
-            self._say(f"waiting for fresh statistics of {names}{more}")
+            self.notice(f"waiting for fresh statistics of {names}{more}")
         while waiting:
             elapsed = time.monotonic() - started
             for queue in list(waiting):
@@ -232,7 +198,7 @@ class Replacement:
             return ""
         if occupied and elapsed >= self.wait and (fresh or self._live(queue.name)):
             return occupied
-        if elapsed > self.wait + self.patience:
+        if elapsed > self.wait + PATIENCE:
             return occupied or "the management API shows no fresh statistics of it"
         return None
 
@@ -272,12 +238,10 @@ class Replacement:
         return ""
 
     def _unbind(self, bindings: Iterable[FoundBinding]) -> None:
-        for binding, arguments in bindings:
-            self.session.unbind(binding, arguments)
+        self.session.carry_out(*(to_unbind(*each) for each in bindings))
 
     def _bind(self, bindings: Iterable[FoundBinding]) -> None:
-        for binding, arguments in bindings:
-            self.session.bind(binding, arguments)
+        self.session.carry_out(*(to_bind(*each) for each in bindings))
 
     def _bindings(self, queue: str) -> list[Binding]:
         return [binding for binding in self.topology.bindings if binding.queue == queue]
@@ -288,14 +252,12 @@ class Replacement:
         arguments = {"x-queue-type": kind}
         if kind == "quorum":
             arguments["x-delivery-limit"] = NO_LIMIT
-        self.session.declare_queue(Queue(name=name, arguments=arguments))
-        for binding in self._bindings(queue.name):
-            self.session.bind(
-                Binding(exchange=binding.exchange, queue=name, routing_key=binding.routing_key)
-            )
+        self.session.carry_out(
+            to_declare(Queue(name=name, arguments=arguments)),
+            *(to_bind(replace(binding, queue=name)) for binding in self._bindings(queue.name)),
+        )
 
-    def _move(self, name: str) -> int:
-        moved = 0
+    def _move(self, name: str) -> None:
         with connection.connection(self.app, timeout=self.settings.confirm_timeout) as conn:
             channel = conn.connection.channel()
             channel.auto_decode = False
@@ -305,7 +267,6 @@ class Replacement:
                     self._pass_on(publisher, name, batch)
                     for message in batch:
                         channel.basic_ack(message.delivery_tag)
-                    moved += len(batch)
             except (OSError, amqp_errors.ConnectionError) as exc:
                 raise BrokerUnavailableError(
                     f"the connection broke while {name} was emptied: {type(exc).__name__}: {exc}; "
@@ -323,7 +284,6 @@ class Replacement:
                 # Unacked messages return to the shadow.
                 with suppress(Exception):
                     channel.close()
-        return moved
 
     def _pass_on(
         self, publisher: confirms.ConfirmChannel, name: str, batch: Sequence[amqp.Message]

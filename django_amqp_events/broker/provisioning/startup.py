@@ -9,7 +9,7 @@ from celery import Celery
 from ...conf import Settings
 from ...exceptions import BrokerRequirementError, TopologyDriftError
 from ..topology import Topology
-from .changes import Progress, apply, joined
+from .changes import apply, joined
 from .drift import Report, plan
 from .inspection import REMEDY, inspect
 
@@ -48,9 +48,7 @@ def verify(app: Celery, settings: Settings, topology: Topology) -> Report:
     return report
 
 
-def declare(
-    app: Celery, settings: Settings, topology: Topology, *, progress: Progress | None = None
-) -> Report:
+def declare(app: Celery, settings: Settings, topology: Topology) -> Report:
     """Declare what is missing, over plain AMQP.
 
     Returns:
@@ -61,7 +59,7 @@ def declare(
         TopologyError, BrokerUnavailableError: as :func:`apply`.
     """
     report = inspect(app, settings, topology)
-    apply(app, settings, plan(report), progress=progress)
+    apply(app, settings, plan(report))
     return report
 
 

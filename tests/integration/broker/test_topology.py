@@ -265,7 +265,7 @@ class TestLookingCreatesNothing:
 
     @pytest.mark.parametrize("queue", [QUORUM, CLASSIC], ids=["quorum", "classic"])
     def test_identical_queue(self, look, queue):
-        look.declare_queue(queue)
+        look.carry_out(to_declare(queue))
         assert inspected(look, queue).state == "ok"
 
     @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ class TestLookingCreatesNothing:
         ],
     )  # fmt: skip
     def test_different_queue_says_what(self, look, arguments, argument, declared, found):
-        look.declare_queue(Queue(name="q", arguments=arguments))
+        look.carry_out(to_declare(Queue(name="q", arguments=arguments)))
         item = inspected(look, self.QUORUM)
         assert item.state == "different"
         [difference] = item.differences
@@ -296,11 +296,12 @@ class TestLookingCreatesNothing:
     def test_dead_letter_arguments_are_compared(self, look, key):
         """Without them dead-lettering is at-most-once."""
         safe = {"x-queue-type": "quorum", "x-dead-letter-exchange": "x", **SAFE}
-        look.declare_queue(Queue(name="q", arguments={k: v for k, v in safe.items() if k != key}))
+        less = {name: value for name, value in safe.items() if name != key}
+        look.carry_out(to_declare(Queue(name="q", arguments=less)))
         assert inspected(look, Queue(name="q", arguments=safe)).state == "different"
 
     def test_queue_of_another_type(self, look):
-        look.declare_queue(self.CLASSIC)
+        look.carry_out(to_declare(self.CLASSIC))
         assert inspected(look, self.QUORUM).state == "different"
 
     def test_exchange(self, look):
@@ -333,10 +334,11 @@ class TestAskingAhead:
             queue = Queue(name=f"q{number}", arguments=classic)
             exchange = Exchange(name=f"x{number}", type="direct")
             if state == "ok":
-                look.declare_queue(queue)
+                look.carry_out(to_declare(queue))
                 look.carry_out(to_declare(exchange))
             elif state == "different":
-                look.declare_queue(Queue(name=queue.name, arguments=classic | {"x-expires": 9000}))
+                other = Queue(name=queue.name, arguments=classic | {"x-expires": 9000})
+                look.carry_out(to_declare(other))
                 look.carry_out(to_declare(Exchange(name=exchange.name, type="topic")))
             entities += [exchange, queue]
             expected += [state, state]
@@ -365,7 +367,7 @@ class TestAskingAhead:
         assert [item.state for item in look.inspect(queues)] == ["ok"] * 3 + ["missing"] * 3
 
     def test_leaving_early_leaves_no_answer_to_the_next_question(self, look):
-        look.declare_queue(Queue(name="there"))
+        look.carry_out(to_declare(Queue(name="there")))
         for _ in look.ask([to_declare(Queue(name=f"q{number}")) for number in range(9)]):
             break
         assert look.depth("there") is not None
