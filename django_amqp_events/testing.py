@@ -27,9 +27,10 @@ from .declare.patterns import pattern_matches
 from .decorators import HandlerFunction, Publishable
 from .exceptions import ConfigurationError, PublishError
 from .memory import Clock, MemoryBackend, Waiting
+from .memory.broker import Stored
 from .message import decoding
 from .message.archive_message import Archived, Outcome
-from .message.types import Message, Received
+from .message.types import Message
 from .publish.publisher import PendingPublish, divert
 
 D = TypeVar("D", bound=EventDeclaration | HandlerDeclaration)
@@ -160,14 +161,7 @@ class CapturedEvents(Sequence[CapturedEvent]):
 
 
 def _captured(message: Message, mode: PublishMode) -> CapturedEvent:
-    received = Received(
-        queue="",
-        exchange=message.exchange,
-        routing_key=message.routing_key,
-        body=message.body,
-        headers=message.headers,
-        properties=message.properties,
-    )
+    received = Stored(queue="", message=message, sequence=0).received()
     event, _ = decoding.identify(received, trusted=False)
     return CapturedEvent(
         name=event.name,

@@ -161,7 +161,7 @@ class MemoryBackend:
             if stored is None:
                 return count
             if count >= limit:
-                self.broker.reject(stored, requeue=True)
+                self.broker.requeue(stored)
                 raise EndlessEventsError(
                     f"{count} deliveries were handled and more are ready; a handler may publish "
                     f"the event that it handles"
@@ -171,7 +171,7 @@ class MemoryBackend:
                 self._dispatch(world, stored)
             except BaseException:
                 # As when a worker dies.
-                self.broker.reject(stored, requeue=True)
+                self.broker.requeue(stored)
                 raise
 
     def advance(self, seconds: float) -> int:
@@ -238,7 +238,7 @@ class MemoryBackend:
 
     def _settle(self, world: _World, stored: Stored, reading: Reading, verdict: Verdict) -> None:
         if verdict.kind == "requeue":
-            self.broker.reject(stored, requeue=True)
+            self.broker.requeue(stored)
             return
         message = world.outgoing.build(reading, verdict, self.now())
         if message is not None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
+from ..broker.publish_errors import build_error, describe_message
 from ..broker.topology import (
     Binding,
     Exchange,
@@ -22,8 +23,6 @@ from ..broker.topology import (
 from ..declare.patterns import pattern_matches
 from ..exceptions import ExchangeMissingError, PublishError, UnroutableError
 from ..message.types import Message, Received
-
-Death = Literal["expired", "rejected", "delivery_limit", "maxlen"]
 
 
 class Clock:
@@ -76,8 +75,6 @@ class Stored:
 class _Queue:
     definition: Queue
     ready: deque[Stored] = field(default_factory=deque)
-    #: Dead letters without a route, which the strategy at-least-once keeps until there is one.
-    stuck: list[tuple[Stored, Death]] = field(default_factory=list)
 
     def argument(self, name: str) -> Any:
         return self.definition.arguments.get(name)
@@ -111,27 +108,28 @@ class MemoryBroker:
         with self._lock:
             for queue in self._queues.values():
                 queue.ready.clear()
-                queue.stuck.clear()
 
     # -- publishing -----------------------------------------------------------------------
 
     def publish(self, message: Message, *, mandatory: bool) -> PublishError | None:
         """Route a message; return the publisher's error, or ``None``."""
-        ids = {"event_id": message.event_id, "event_name": message.name}
-        what = f"{message.name or message.routing_key!r} ({message.event_id or 'no id'})"
+        what = describe_message(message)
         with self._lock:
             if message.exchange and message.exchange not in self._exchanges:
-                return ExchangeMissingError(
-                    f"no exchange {message.exchange!r}: {what} was not published", **ids
+                return build_error(
+                    ExchangeMissingError,
+                    message,
+                    f"no exchange {message.exchange!r}: {what} was not published",
                 )
             queues = self._route(message.exchange, message.routing_key)
             for queue in queues:
                 self._store(queue, message)
         if not queues and mandatory:
-            return UnroutableError(
+            return build_error(
+                UnroutableError,
+                message,
                 f"no queue is bound for {what} (exchange {message.exchange!r}, routing key "
                 f"{message.routing_key!r}); this service has no handler for it",
-                **ids,
             )
         return None
 
@@ -154,13 +152,12 @@ class MemoryBroker:
 
     def _store(self, queue: str, message: Message) -> None:
         held = self._queues[queue]
-        limits = [held.argument("x-message-ttl"), message.properties.get("expiration")]
-        ttl = min((int(limit) for limit in limits if limit is not None), default=None)
+        ttl = held.argument("x-message-ttl")
         expires_at = None if ttl is None else self.clock.now() + timedelta(milliseconds=ttl)
         held.ready.append(Stored(queue, message, next(self._sequence), expires_at))
         most = held.argument("x-max-length")
         while most is not None and len(held.ready) > most:
-            self._die(held, held.ready.popleft(), "maxlen")
+            held.ready.popleft()
 
     # -- consuming ------------------------------------------------------------------------
 
@@ -171,13 +168,10 @@ class MemoryBroker:
             heads = [queue.ready for queue in found if queue.ready]
             return min(heads, key=lambda ready: ready[0].sequence).popleft() if heads else None
 
-    def reject(self, stored: Stored, *, requeue: bool) -> None:
-        """Requeue or dead-letter a message; a delivery limit of N means N + 1 deliveries."""
+    def requeue(self, stored: Stored) -> None:
+        """Requeue a message; a delivery limit of N means N + 1 deliveries."""
         with self._lock:
             queue = self._queues[stored.queue]
-            if not requeue:
-                self._die(queue, stored, "rejected")
-                return
             stored.delivery_count += 1
             limit = queue.argument("x-delivery-limit")
             if limit is not None and stored.delivery_count > limit:
@@ -190,55 +184,44 @@ class MemoryBroker:
     def expire(self) -> None:
         """Dead-letter expired messages, in the order of their expiry."""
         with self._lock:
-            for queue in self._queues.values():
-                stuck, queue.stuck = queue.stuck, []
-                for stored, death in stuck:
-                    self._die(queue, stored, death)
-            while (first := min(self._expiring(), key=_expiry, default=None)) is not None:
-                if _expiry(first)[0] > self.clock.now():
-                    return
-                queue = self._queues[first.queue]
-                queue.ready.popleft()
-                self._die(queue, first, "expired")
+            while (first := self._first_to_expire()) and first[0] <= self.clock.now():
+                queue = self._queues[first[2]]
+                self._die(queue, queue.ready.popleft(), "expired")
 
     def next_expiry(self) -> datetime | None:
         """Return when the next message expires."""
         with self._lock:
-            first = min(self._expiring(), key=_expiry, default=None)
-            return first.expires_at if first else None
+            first = self._first_to_expire()
+            return first[0] if first else None
 
-    def _expiring(self) -> Iterator[Stored]:
-        # As in a quorum queue, only the head can expire.
-        for queue in self._queues.values():
-            if queue.ready and queue.ready[0].expires_at is not None:
-                yield queue.ready[0]
+    def _first_to_expire(self) -> tuple[datetime, int, str] | None:
+        """Return its time, sequence and queue; as in a quorum queue, only a head can expire."""
+        heads = [queue.ready[0] for queue in self._queues.values() if queue.ready]
+        return min(
+            ((head.expires_at, head.sequence, head.queue) for head in heads if head.expires_at),
+            default=None,
+        )
 
-    def _die(self, queue: _Queue, stored: Stored, death: Death) -> None:
+    def _die(self, queue: _Queue, stored: Stored, reason: str) -> None:
+        """Route a message to the dead letter exchange of its queue, if it has one."""
         exchange = queue.argument("x-dead-letter-exchange")
         if exchange is None:
             return
-        key = queue.argument("x-dead-letter-routing-key")
-        key = stored.message.routing_key if key is None else key
-        targets = self._route(exchange, key)
-        if not targets:
-            if queue.argument("x-dead-letter-strategy") == "at-least-once":
-                queue.stuck.append((stored, death))
-            return
-        for target in targets:
-            self._store(
-                target,
-                Message(
-                    exchange=exchange,
-                    routing_key=key,
-                    body=stored.message.body,
-                    headers=_with_death(stored, death, self.clock.now()),
-                    properties={
-                        name: value
-                        for name, value in stored.message.properties.items()
-                        if name != "expiration"
-                    },
-                ),
-            )
+        message = stored.message
+        key = queue.argument("x-dead-letter-routing-key") or message.routing_key
+        death = {
+            "count": 1,
+            "reason": reason,
+            "queue": stored.queue,
+            "time": self.clock.now(),
+            "exchange": message.exchange,
+            "routing-keys": [message.routing_key],
+        }
+        deaths = [death, *message.headers.get("x-death", ())]
+        headers = {**message.headers, "x-death": deaths}
+        dead = replace(message, exchange=exchange, routing_key=key, headers=headers)
+        for target in self._route(exchange, key):
+            self._store(target, dead)
 
     # -- inspecting -----------------------------------------------------------------------
 
@@ -251,43 +234,10 @@ class MemoryBroker:
     def depths(self) -> dict[str, int]:
         """Return the number of messages per queue, without empty queues."""
         with self._lock:
-            return {
-                name: count
-                for name, queue in self._queues.items()
-                if (count := len(queue.ready) + len(queue.stuck))
-            }
+            return {name: len(queue.ready) for name, queue in self._queues.items() if queue.ready}
 
 
 def _matches(kind: str, pattern: str, key: str) -> bool:
     if kind == "fanout":
         return True
     return pattern == key if kind == "direct" else pattern_matches(pattern, key)
-
-
-def _expiry(stored: Stored) -> tuple[datetime, int]:
-    return stored.expires_at or datetime.max.replace(tzinfo=UTC), stored.sequence
-
-
-def _with_death(stored: Stored, death: Death, now: datetime) -> dict[str, Any]:
-    """Return a message's headers with the death history that RabbitMQ keeps."""
-    message = stored.message
-    headers = dict(message.headers)
-    deaths = [dict(entry) for entry in headers.get("x-death") or ()]
-    entry = next(
-        (e for e in deaths if e["queue"] == stored.queue and e["reason"] == death), None
-    ) or {
-        "count": 0,
-        "reason": death,
-        "queue": stored.queue,
-        "time": now,
-        "exchange": message.exchange,
-        "routing-keys": [message.routing_key],
-    }
-    entry["count"] += 1
-    headers["x-death"] = [entry, *(other for other in deaths if other is not entry)]
-    headers.setdefault("x-first-death-exchange", message.exchange)
-    headers.setdefault("x-first-death-queue", stored.queue)
-    headers.setdefault("x-first-death-reason", death)
-    if stored.delivery_count:
-        headers["x-delivery-count"] = stored.delivery_count
-    return headers

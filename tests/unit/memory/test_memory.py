@@ -160,57 +160,9 @@ def test_a_time_to_live_ends_in_the_dead_letter_exchange() -> None:
     assert (death["queue"], death["reason"], death["count"]) == ("put", "expired", 1)
     assert death["exchange"] == ""
     assert death["routing-keys"] == ["put"]
-    assert first.headers["x-first-death-queue"] == "put"
 
 
-def test_only_the_head_of_a_queue_expires() -> None:
-    broker, clock = broker_with([], [queue("a")], [])
-    broker.publish(message("", "a", b"stays"), mandatory=True)
-    broker.publish(message("", "a", b"short", expiration="10"), mandatory=True)
-    clock.move_to(START + timedelta(seconds=1))
-    broker.expire()
-    assert bodies(broker, "a") == [b"stays", b"short"]
-
-
-def test_deaths_are_counted_along_the_chain() -> None:
-    broker, clock = broker_with(
-        [Exchange(name="dlx", type="fanout")],
-        [queue("a", message_ttl=1000, dead_letter_exchange="dlx"), queue("b")],
-        [Binding(exchange="dlx", queue="a"), Binding(exchange="dlx", queue="b")],
-    )
-    broker.publish(message("", "a"), mandatory=True)
-    for second in (1, 2):
-        clock.move_to(START + timedelta(seconds=second))
-        broker.expire()
-    counts = [received.headers["x-death"][0]["count"] for received in broker.peek("b")]
-    assert counts == [1, 2]
-
-
-def test_a_dead_letter_without_a_route_waits_for_one() -> None:
-    held = queue(
-        "a", message_ttl=1000, dead_letter_exchange="dlx", dead_letter_strategy="at-least-once"
-    )
-    lossy = queue("b", message_ttl=1000, dead_letter_exchange="dlx")
-    broker, clock = broker_with([], [held, lossy], [])
-    broker.publish(message("", "a"), mandatory=True)
-    broker.publish(message("", "b"), mandatory=True)
-    clock.move_to(START + timedelta(seconds=1))
-    broker.expire()
-    assert broker.depths() == {"a": 1}
-    broker.declare(
-        Topology(
-            names=Names("", "t", "events"),
-            exchanges=(Exchange(name="dlx", type="fanout"),),
-            queues=(held, lossy, queue("end")),
-            bindings=(Binding(exchange="dlx", queue="end"),),
-            delays=(1,),
-        )
-    )
-    broker.expire()
-    assert broker.depths() == {"end": 1}
-
-
-def test_rejects_and_the_delivery_limit() -> None:
+def test_requeues_and_the_delivery_limit() -> None:
     broker, _ = broker_with(
         [Exchange(name="dlx", type="fanout")],
         [queue("a", delivery_limit=2, dead_letter_exchange="dlx"), queue("dead")],
@@ -223,12 +175,10 @@ def test_rejects_and_the_delivery_limit() -> None:
         assert taken.received().redelivered is (deliveries > 0)
         assert taken.received().headers.get("x-delivery-count", 0) == deliveries
         deliveries += 1
-        broker.reject(taken, requeue=True)
+        broker.requeue(taken)
     assert deliveries == 3
-    assert taken is not None
-    broker.reject(taken, requeue=False)
     reasons = [received.headers["x-death"][0]["reason"] for received in broker.peek("dead")]
-    assert reasons == ["delivery_limit", "rejected"]
+    assert reasons == ["delivery_limit"]
 
 
 def test_a_full_queue_drops_its_head() -> None:
