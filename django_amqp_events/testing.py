@@ -95,7 +95,7 @@ class CapturedEvents(Sequence[CapturedEvent]):
     def _watch(self, pending: PendingPublish) -> None:
         self._pending.append(pending)
 
-    def _settle(self) -> None:
+    def _freeze(self) -> None:
         """Drop the events that were rolled back, and freeze the list."""
         self._pending = [item for item in self._pending if item.called or item.waiting]
         for item in self._pending:
@@ -188,7 +188,7 @@ def capture_events() -> Iterator[CapturedEvents]:
         with divert(captured, captured._watch):  # noqa: SLF001 - of this module
             yield captured
     finally:
-        captured._settle()  # noqa: SLF001
+        captured._freeze()  # noqa: SLF001
 
 
 # -- handling -----------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class CommittedRows:
     Attributes:
         began: monotonic time before the first row was written, from which its lease is measured.
         size: bytes of the bodies.
-        awaited: the committing thread waits for the answers, and settles the rows itself.
+        awaited: the committing thread waits for the answers, and records them itself.
     """
 
     publisher: DirectPublisher
@@ -105,7 +105,7 @@ class DirectPublisher:
         self._backlog: deque[CommittedRows] = deque()
         self._leased: list[CommittedRows] = []
         self._rows = self._bytes = 0
-        self._unsettled: list[tuple[str, list[Answer], float]] = []
+        self._unrecorded: list[tuple[str, list[Answer], float]] = []
         self._thread: threading.Thread | None = None
         self._channel: OutboxChannel | None = None
         self._closing = False
@@ -136,7 +136,7 @@ class DirectPublisher:
             with self._changed:
                 commit.awaited = False
             if commit.answers:
-                self._settle(commit.alias, commit.answers)
+                self._record(commit.alias, commit.answers)
 
     def _enqueue(self, commit: CommittedRows) -> str:
         """Add rows to the backlog; return the reason if that is impossible."""
@@ -166,16 +166,16 @@ class DirectPublisher:
             self._changed.notify_all()
         return ""
 
-    def _settle(self, alias: str, answers: list[Answer]) -> None:
+    def _record(self, alias: str, answers: list[Answer]) -> None:
         """Write answers to the database; retry later if that fails."""
         try:
             # The committing thread may wait for this.
             wait = "deletes" not in self.settings.fast_paths
-            outbox_rows.settle(alias, answers, self.settings, wait=wait)
+            outbox_rows.record_answers(alias, answers, self.settings, wait=wait)
         except Exception as exc:
             logger.exception("cannot settle %d outbox rows; retrying", len(answers))
             with self._changed:
-                self._unsettled.append((alias, answers, time.monotonic()))
+                self._unrecorded.append((alias, answers, time.monotonic()))
                 self._changed.notify_all()
             if isinstance(exc, SoftTimeLimitExceeded):
                 # It concerns the handler that has committed.
@@ -188,7 +188,7 @@ class DirectPublisher:
         while True:
             with self._changed:
                 while not self._backlog and not self._closing:
-                    if not self._changed.wait(1.0 if self._unsettled else None):
+                    if not self._changed.wait(1.0 if self._unrecorded else None):
                         break
                 if self._closing and not self._backlog:
                     break
@@ -205,10 +205,10 @@ class DirectPublisher:
                 for commit in self._leased:
                     commit.done.set()
                 self._leased = []
-            self._retry_unsettled()
+            self._retry_unrecorded()
             if not self._backlog:
                 connections.close_all()
-        self._retry_unsettled()
+        self._retry_unrecorded()
         if self._channel is not None:
             self._channel.leave()
         connections.close_all()
@@ -248,7 +248,7 @@ class DirectPublisher:
                 waiting.append(replace(commit, rows=untried, size=size, awaited=False))
         for alias, tried in mine.items():
             if tried:
-                self._settle(alias, tried)
+                self._record(alias, tried)
         with self._changed:
             self._backlog.extendleft(reversed(waiting))
             self._rows += sum(len(commit.rows) for commit in waiting)
@@ -319,17 +319,17 @@ class DirectPublisher:
                 outbox_rows.renew(commit.alias, commit.rows)
         connections.close_all()
 
-    def _retry_unsettled(self) -> None:
+    def _retry_unrecorded(self) -> None:
         with self._changed:
-            unsettled, self._unsettled = self._unsettled, []
-        for alias, answers, since in unsettled:
+            unrecorded, self._unrecorded = self._unrecorded, []
+        for alias, answers, since in unrecorded:
             try:
-                outbox_rows.settle(alias, answers, self.settings)
+                outbox_rows.record_answers(alias, answers, self.settings)
             except Exception as exc:  # noqa: BLE001 - retried
                 connections[alias].close()
                 if time.monotonic() < since + outbox_rows.LEASE:
                     with self._changed:
-                        self._unsettled.append((alias, answers, since))
+                        self._unrecorded.append((alias, answers, since))
                 else:
                     logger.error(  # noqa: TRY400 - the traceback was logged before
                         "cannot settle %d outbox rows; a relay publishes them again: %s",

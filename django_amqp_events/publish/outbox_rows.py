@@ -489,7 +489,9 @@ def delay(error: PublishError, attempts: int) -> float:
     return (_SOMEWHERE if error.published is None else _NOWHERE).delay(attempts)
 
 
-def settle(alias: str, answers: Sequence[Answer], settings: Settings, *, wait: bool = True) -> None:
+def record_answers(
+    alias: str, answers: Sequence[Answer], settings: Settings, *, wait: bool = True
+) -> None:
     """Delete rows that are done, record errors on failed ones, release untried ones.
 
     Args:

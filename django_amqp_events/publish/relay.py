@@ -202,7 +202,7 @@ class Relay:
         finally:
             # Rows that are confirmed and not deleted would be published again.
             with suppress(DatabaseError, InterfaceError, AmqpEventsError):
-                self._settle()
+                self._record()
             if self._channel is not None:
                 self._channel.leave()
         return self.total
@@ -220,7 +220,7 @@ class Relay:
     def _publish_due(self) -> bool:
         """Publish a batch of due rows; return True if there were any."""
         connections[self.alias].close_if_unusable_or_obsolete()
-        self._settle()
+        self._record()
         if not outbox_rows.due(self.alias, self.settings.service):
             return False
         check_commits(self.alias)
@@ -229,7 +229,7 @@ class Relay:
         fresh = self._claim(self.size, failed=False)
         if fresh:
             self._publish(fresh)
-            self._settle()
+            self._record()
         again = self._claim(ALONE, failed=True)
         self._publish_alone(again)
         # Unreadable rows were due too, and are not among those claimed.
@@ -251,26 +251,26 @@ class Relay:
         for index, row in enumerate(rows):
             if self.stop():
                 outbox_rows.release(self.alias, rows[index:])
-                # The rows before are confirmed, so they are settled below.
+                # The rows before are confirmed, so they are recorded below.
                 break
             try:
                 self._connect()
                 self._publish([row])
             except BrokerUnavailableError:
                 outbox_rows.release(self.alias, rows[index:])
-                self._settle()
+                self._record()
                 raise
             if isinstance(self._answers[-1].error, PublishTimeoutError):
                 # The others would each wait for the time-out as well.
                 outbox_rows.release(self.alias, rows[index + 1 :])
                 break
-        self._settle()
+        self._record()
 
-    def _settle(self) -> None:
+    def _record(self) -> None:
         """Write answers to the database; keep them while it is unreachable."""
         if not self._answers:
             return
-        outbox_rows.settle(self.alias, self._answers, self.settings)
+        outbox_rows.record_answers(self.alias, self._answers, self.settings)
         answers, self._answers, self._leased = self._answers, [], []
         counts = report_answers(answers, self.settings)
         self.total.add(counts)
