@@ -410,15 +410,11 @@ def backend(settings: Settings) -> Backend:
 
 
 def _target(settings: Settings) -> tuple[Backend, Watch]:
-    return _diverted_backends[-1] if _diverted_backends else (backend(settings), _ignore)
-
-
-def _ignore(pending: PendingPublish) -> None:
-    """Do nothing."""
+    return _diverted_backends[-1] if _diverted_backends else (backend(settings), bool)
 
 
 @contextmanager
-def divert(to: Backend, watch: Watch = _ignore) -> Iterator[None]:
+def divert(to: Backend, watch: Watch = bool) -> Iterator[None]:
     """Publish to another backend within a block, in all threads, for tests.
 
     Events published in the block go there even if their commit comes later.
