@@ -85,15 +85,12 @@ class CapturedEvents(Sequence[CapturedEvent]):
     def publish(
         self, messages: Sequence[Message], *, mandatory: bool
     ) -> Sequence[PublishError | None]:
-        """Confirm *messages*; the captured events come from ``_watch``."""
+        """Confirm *messages*; :func:`capture_events` receives them before."""
         return [None] * len(messages)
 
     def now(self) -> datetime:
         """Return the current time."""
         return datetime.now(UTC)
-
-    def _watch(self, pending: PendingPublish) -> None:
-        self._pending.append(pending)
 
     def _freeze(self) -> None:
         """Drop the events that were rolled back, and freeze the list."""
@@ -185,7 +182,7 @@ def capture_events() -> Iterator[CapturedEvents]:
     """
     captured = CapturedEvents()
     try:
-        with divert(captured, captured._watch):  # noqa: SLF001 - of this module
+        with divert(captured, captured._pending.append):  # noqa: SLF001 - of this module
             yield captured
     finally:
         captured._freeze()  # noqa: SLF001

@@ -149,10 +149,8 @@ def build(settings: Settings, registry: Registry) -> Topology:
         # together; otherwise RabbitMQ falls back to at-most-once with a log line.
         base: dict[str, Any] = {"x-queue-type": settings.queue_type}
         for key, value in extra.items():
-            name = "x-" + key.replace("_", "-")
-            if value is None or (not quorum and key in _QUORUM_ONLY):
-                continue
-            base[name] = value
+            if value is not None and (quorum or key != "delivery_limit"):
+                base["x-" + key.replace("_", "-")] = value
         if quorum and "x-dead-letter-exchange" in base:
             base["x-dead-letter-strategy"] = "at-least-once"
             base["x-overflow"] = "reject-publish"
@@ -237,9 +235,6 @@ def build(settings: Settings, registry: Registry) -> Topology:
         bindings=tuple(bindings),
         delays=all_delays,
     )
-
-
-_QUORUM_ONLY = frozenset({"delivery_limit"})
 
 
 def _handler_bindings(names: Names, handler: Handler) -> list[Binding]:

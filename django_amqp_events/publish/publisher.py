@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -302,21 +303,16 @@ def _to_outbox(settings: Settings, messages: Sequence[Message], options: Options
         delivery()
 
 
-_valid_names: set[str] = set()
+_name_problem = lru_cache(maxsize=REMEMBERED)(full_name_problem)
 
 
 def _check_name(name: str) -> None:
-    if isinstance(name, str) and name in _valid_names:
-        return
-    wrong = full_name_problem(name)
-    if wrong:
+    # What is not a string might not be hashable.
+    if wrong := _name_problem(name if isinstance(name, str) else None):
         raise InvalidEventError(
             f"{name!r:.80} is not an event name: {wrong}; use words separated by dots, such as "
             f"shop.order.created"
         )
-    if len(_valid_names) >= REMEMBERED:
-        _valid_names.clear()
-    _valid_names.add(name)
 
 
 def _message(

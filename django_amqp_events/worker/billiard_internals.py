@@ -12,6 +12,7 @@ from billiard.common import TERM_SIGNAME as TERM_SIGNAME
 from billiard.einfo import ExceptionInfo as ExceptionInfo
 from billiard.einfo import ExceptionWithTraceback as ExceptionWithTraceback
 from celery.concurrency import asynpool
+from celery.utils.functional import noop
 
 from ..broker.private_names import PrivateName, available, require
 
@@ -76,11 +77,7 @@ def keep_result(result: Any) -> None:
         and getattr(result, "_write_to", None) is not None
         and not result.accepted()
     ):
-        result.discard = _nothing
-
-
-def _nothing() -> None:
-    """Replace ``ApplyResult.discard``."""
+        result.discard = noop
 
 
 def finish_writes(pool: Any) -> None:

@@ -318,11 +318,8 @@ class Settler:
 
     def _connect(self) -> ConfirmChannel | PublishError:
         """Return a channel on which RabbitMQ accepts messages, or the error."""
-        try:
-            if self._channel is None or not self._channel.healthy():
-                self._channel = ConfirmChannel(self.app, timeout=self.settings.confirm_timeout)
-        except PublishError as exc:
-            return exc
+        if self._channel is None or not self._channel.healthy():
+            self._channel = ConfirmChannel(self.app, timeout=self.settings.confirm_timeout)
         if not self._may_be_blocked:
             return self._channel
         # RabbitMQ reports an alarm (memory, disk) after the first publish on a connection, and
