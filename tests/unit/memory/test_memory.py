@@ -18,8 +18,6 @@ from django.db import IntegrityError, connection, transaction
 
 from django_amqp_events import (
     ConfigurationError,
-    ExchangeMissingError,
-    UnroutableError,
     current_event,
     event,
     handler,
@@ -27,8 +25,6 @@ from django_amqp_events import (
     signals,
 )
 from django_amqp_events.broker.topology import (
-    Binding,
-    Exchange,
     Names,
     Queue,
     Topology,
@@ -55,143 +51,31 @@ NOW = Options(mode="immediate")
 # -- the broker ---------------------------------------------------------------------------
 
 
-def broker_with(
-    exchanges: list[Exchange], queues: list[Queue], bindings: list[Binding]
-) -> tuple[MemoryBroker, Clock]:
-    clock = Clock(START)
-    broker = MemoryBroker(clock)
-    broker.declare(
-        Topology(
-            names=Names("", "t", "events"),
-            exchanges=tuple(exchanges),
-            queues=tuple(queues),
-            bindings=tuple(bindings),
-            delays=(1,),
-        )
+def broker_with(*queues: Queue) -> MemoryBroker:
+    broker = MemoryBroker(Clock(START))
+    names = Names("", "t", "events")
+    broker.declare(Topology(names=names, exchanges=(), queues=queues, bindings=(), delays=(1,)))
+    return broker
+
+
+def put(broker: MemoryBroker, queue: str, body: str) -> None:
+    message = Message(
+        exchange="", routing_key=queue, body=body.encode(), headers={}, properties={}
     )
-    return broker, clock
-
-
-def message(exchange: str, key: str = "", body: bytes = b"x", **properties: Any) -> Message:
-    return Message(exchange=exchange, routing_key=key, body=body, headers={}, properties=properties)
-
-
-def queue(name: str, **arguments: Any) -> Queue:
-    return Queue(
-        name=name,
-        arguments={f"x-{key.replace('_', '-')}": value for key, value in arguments.items()},
-    )
-
-
-def bodies(broker: MemoryBroker, name: str) -> list[bytes]:
-    return [received.body for received in broker.peek(name)]
-
-
-def test_direct_fanout_topic_and_default_exchanges() -> None:
-    broker, _ = broker_with(
-        [
-            Exchange(name="direct", type="direct"),
-            Exchange(name="fanout", type="fanout"),
-            Exchange(name="topic", type="topic"),
-        ],
-        [queue("a"), queue("b")],
-        [
-            Binding(exchange="direct", queue="a", routing_key="k"),
-            Binding(exchange="fanout", queue="a"),
-            Binding(exchange="fanout", queue="b"),
-            Binding(exchange="topic", queue="b", routing_key="x.*"),
-            Binding(exchange="topic", queue="b", routing_key="x.#"),
-        ],
-    )
-    assert broker.publish(message("direct", "k", b"1"), mandatory=True) is None
-    assert broker.publish(message("fanout", "any", b"2"), mandatory=True) is None
-    assert broker.publish(message("topic", "x.y", b"3"), mandatory=True) is None
-    assert broker.publish(message("", "b", b"4"), mandatory=True) is None
-    assert bodies(broker, "a") == [b"1", b"2"]
-    assert bodies(broker, "b") == [b"2", b"3", b"4"]  # one copy, though two bindings match
-    assert isinstance(broker.publish(message("direct", "K"), mandatory=True), UnroutableError)
-    assert broker.publish(message("direct", "K"), mandatory=False) is None
-    assert isinstance(broker.publish(message("", "c"), mandatory=True), UnroutableError)
-    assert isinstance(broker.publish(message("no"), mandatory=False), ExchangeMissingError)
-    assert broker.depths() == {"a": 2, "b": 3}
-
-
-def test_alternate_exchange_takes_unroutable_messages() -> None:
-    broker, _ = broker_with(
-        [
-            Exchange(name="main", type="direct", arguments={"alternate-exchange": "other"}),
-            Exchange(name="other", type="fanout"),
-        ],
-        [queue("rest")],
-        [Binding(exchange="other", queue="rest")],
-    )
-    assert broker.publish(message("main", "k"), mandatory=True) is None
-    (received,) = broker.peek("rest")
-    assert (received.exchange, received.routing_key) == ("main", "k")
-
-
-def test_a_time_to_live_ends_in_the_dead_letter_exchange() -> None:
-    broker, clock = broker_with(
-        [Exchange(name="dlx", type="direct")],
-        [
-            queue("kept", message_ttl=2000, dead_letter_exchange="dlx"),
-            queue("put", message_ttl=1000, dead_letter_exchange="dlx", dead_letter_routing_key="k"),
-            queue("gone", message_ttl=1000),
-            queue("end"),
-        ],
-        [
-            Binding(exchange="dlx", queue="end", routing_key="kept"),
-            Binding(exchange="dlx", queue="end", routing_key="k"),
-        ],
-    )
-    for name in ("kept", "put", "gone"):
-        broker.publish(message("", name, name.encode()), mandatory=True)
-    assert broker.next_expiry() == START + timedelta(seconds=1)
-    clock.move_to(START + timedelta(milliseconds=999))
-    broker.expire()
-    assert broker.depths() == {"kept": 1, "put": 1, "gone": 1}
-    clock.move_to(START + timedelta(seconds=9))
-    broker.expire()
-    assert broker.depths() == {"end": 2}
-    first, second = broker.peek("end")
-    assert (first.body, first.routing_key, first.exchange) == (b"put", "k", "dlx")
-    assert (second.body, second.routing_key) == (b"kept", "kept")
-    death = first.headers["x-death"][0]
-    assert (death["queue"], death["reason"], death["count"]) == ("put", "expired", 1)
-    assert death["exchange"] == ""
-    assert death["routing-keys"] == ["put"]
-
-
-def test_requeues_and_the_delivery_limit() -> None:
-    broker, _ = broker_with(
-        [Exchange(name="dlx", type="fanout")],
-        [queue("a", delivery_limit=2, dead_letter_exchange="dlx"), queue("dead")],
-        [Binding(exchange="dlx", queue="dead")],
-    )
-    broker.publish(message("", "a", b"1"), mandatory=True)
-    broker.publish(message("", "a", b"2"), mandatory=True)
-    deliveries = 0
-    while (taken := broker.take(["a"])) and taken.message.body == b"1":
-        assert taken.received().redelivered is (deliveries > 0)
-        assert taken.received().headers.get("x-delivery-count", 0) == deliveries
-        deliveries += 1
-        broker.requeue(taken)
-    assert deliveries == 3
-    reasons = [received.headers["x-death"][0]["reason"] for received in broker.peek("dead")]
-    assert reasons == ["delivery_limit"]
+    broker.publish(message, mandatory=True)
 
 
 def test_a_full_queue_drops_its_head() -> None:
-    broker, _ = broker_with([], [queue("a", max_length=2, overflow="drop-head")], [])
+    broker = broker_with(Queue(name="a", arguments={"x-max-length": 2}))
     for number in range(4):
-        broker.publish(message("", "a", str(number).encode()), mandatory=True)
-    assert bodies(broker, "a") == [b"2", b"3"]
+        put(broker, "a", str(number))
+    assert [received.body for received in broker.peek("a")] == [b"2", b"3"]
 
 
 def test_the_oldest_message_of_several_queues_comes_first() -> None:
-    broker, _ = broker_with([], [queue("a"), queue("b")], [])
+    broker = broker_with(Queue(name="a"), Queue(name="b"))
     for name in ("b", "a", "b"):
-        broker.publish(message("", name, name.encode()), mandatory=True)
+        put(broker, name, name)
     taken = [broker.take(["a", "b", "missing"]) for _ in range(4)]
     assert [item.message.body if item else None for item in taken] == [b"b", b"a", b"b", None]
 
