@@ -82,8 +82,6 @@ class BatchReader:
         try:
             self._amqp = self._connection.connection
             self._channel = self._amqp.channel()
-            # Keep the body byte for byte.
-            self._channel.auto_decode = False
             self._frames = HeaderReader(self._channel)
             if "reads" in fast_paths and amqp_internals.can_read_frames():
                 FrameReader(self._channel)

@@ -27,13 +27,14 @@ _NO_PROPERTIES: Final = b"\x00\x00"
 
 
 class HeaderReader:
-    """Withholds the properties of one channel's deliveries from py-amqp.
+    """Withholds the properties of one channel's deliveries from py-amqp; their bodies stay bytes.
 
     Args:
         channel: an open channel that only consumes.
     """
 
     def __init__(self, channel: amqp.Channel) -> None:
+        channel.auto_decode = False
         connection = channel.connection
         self._channel = channel.channel_id
         self.header = b""

@@ -232,8 +232,6 @@ class EventStep(bootsteps.StartStopStep):
         if self._stale(connection) or self.channel is not None:
             return
         self.channel = connection.channel()
-        # Keep the body byte for byte.
-        self.channel.auto_decode = False
         self.frames = HeaderReader(self.channel)
         if "reads" in self.settings.fast_paths and amqp_internals.can_read_frames():
             self.inbound = FrameReader(

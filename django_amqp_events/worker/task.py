@@ -167,21 +167,14 @@ class HandlerTask(Task):
         return traced
 
     def _call(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the handler, and await its result if that is awaitable."""
         handler = self.handler
         if handler.is_task_class:
-            return self._outcome(self.run(*args, **kwargs))
-        target: Callable[..., Any] = handler.target
-        if handler.is_async:
-            target = async_to_sync(target)
-        result = target(self, *args, **kwargs) if handler.bind else target(*args, **kwargs)
-        return self._outcome(result)
-
-    def _outcome(self, result: Any) -> Any:
-        """Return the result, after awaiting an awaitable.
-
-        ``Handler.is_async`` does not recognize a coroutine function that is a task class's
-        ``run``, or behind a decorator or a ``__call__``.
-        """
+            result = self.run(*args, **kwargs)
+        elif handler.bind:
+            result = handler.target(self, *args, **kwargs)
+        else:
+            result = handler.target(*args, **kwargs)
         if inspect.isawaitable(result):
             return async_to_sync(_wait_for)(result)
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
