@@ -1,4 +1,4 @@
-"""The topology of a service, argument by argument."""
+"""The topology of a service, where tests/integration/broker/test_topology.py does not show it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from django_amqp_events.broker.topology import (
     GRAVEYARD_LIMIT,
     NO_LIMIT,
     POWER_DELAYS,
-    Binding,
     Names,
     Topology,
 )
@@ -53,38 +52,6 @@ def arguments(built: Topology, name: str) -> dict[str, Any]:
     return dict(queue.arguments)
 
 
-SAFE = {
-    "x-queue-type": "quorum",
-    "x-dead-letter-strategy": "at-least-once",
-    "x-overflow": "reject-publish",
-}
-
-
-def test_a_handlers_queue() -> None:
-    assert arguments(build(INVOICE), "svc.billing.invoice") == {
-        **SAFE,
-        "x-delivery-limit": DELIVERY_LIMIT,
-        "x-dead-letter-exchange": "svc:graveyard",
-        "x-dead-letter-routing-key": "svc.billing.invoice",
-    }
-
-
-def test_a_handlers_bindings() -> None:
-    built = build(INVOICE, MAIL)
-    own = "svc.billing.invoice"
-    assert {b for b in built.bindings if b.queue == own} == {
-        Binding(exchange="events", queue=own, routing_key="shop.order.created"),
-        Binding(exchange="svc:return", queue=own, routing_key=own),
-        Binding(exchange="svc:replay", queue=own, routing_key=own),
-    }
-    assert {b for b in built.bindings if b.queue == "svc.mail"} == {
-        Binding(exchange="events", queue="svc.mail", routing_key="shop.order.*"),
-        Binding(exchange="events", queue="svc.mail", routing_key="shop.#"),
-        Binding(exchange="svc:return", queue="svc.mail", routing_key="svc.billing.mail"),
-        Binding(exchange="svc:replay", queue="svc.mail", routing_key="svc.billing.mail"),
-    }
-
-
 def test_handlers_that_share_a_queue_keep_keys_of_their_own() -> None:
     built = build(
         declaration(invoice, "a.x", "shop.created", queue="all"),
@@ -106,15 +73,6 @@ def test_delay_queues() -> None:
     built = build(INVOICE)
     exact = {30, 60, 120, 240, 480, 512}
     assert built.delays == tuple(sorted(exact.union(POWER_DELAYS)))
-    for seconds in built.delays:
-        name = f"svc:delay.{seconds}s"
-        assert arguments(built, name) == {
-            **SAFE,
-            "x-message-ttl": seconds * 1000,
-            "x-dead-letter-exchange": "svc:return",
-        }
-        assert Binding(exchange=name, queue=name) in built.bindings
-        assert exchange(built, name) == ("fanout", {})
 
 
 def test_powers_of_two_from_a_second_to_more_than_an_hour() -> None:
@@ -123,29 +81,6 @@ def test_powers_of_two_from_a_second_to_more_than_an_hour() -> None:
     assert all(second == 2 * first for first, second in pairwise(POWER_DELAYS))
     assert build().delays == POWER_DELAYS
     assert build(MAIL).delays == POWER_DELAYS
-
-
-def exchange(built: Topology, name: str) -> tuple[str, dict[str, Any]]:
-    (found,) = [exchange for exchange in built.exchanges if exchange.name == name]
-    return found.type, dict(found.arguments)
-
-
-def test_exchanges() -> None:
-    built = build(INVOICE)
-    assert exchange(built, "events") == ("topic", {})
-    # A delayed event of a removed handler is archived; an unroutable replay is returned.
-    assert exchange(built, "svc:return") == ("direct", {"alternate-exchange": "svc:archive"})
-    assert exchange(built, "svc:replay") == ("direct", {})
-    for name in ("svc:archive", "svc:graveyard", "svc:dead", "svc:abyss"):
-        assert exchange(built, name) == ("fanout", {})
-        assert Binding(exchange=name, queue=name) in built.bindings
-
-
-def test_the_archive_has_no_limits_by_default() -> None:
-    assert arguments(build(), "svc:archive") == {
-        "x-queue-type": "quorum",
-        "x-delivery-limit": NO_LIMIT,
-    }
 
 
 def test_limits_of_the_archive_where_asked_for() -> None:
@@ -161,34 +96,9 @@ def test_limits_of_the_archive_where_asked_for() -> None:
     assert "x-overflow" not in arguments(build(ARCHIVE={"TTL": 5}), "svc:archive")
 
 
-def test_the_chain_of_dead_letters() -> None:
-    built = build(INVOICE)
-    assert arguments(built, "svc:graveyard") == {
-        **SAFE,
-        "x-delivery-limit": GRAVEYARD_LIMIT,
-        "x-dead-letter-exchange": "svc:dead",
-    }
-    assert arguments(built, "svc:dead") == {
-        **SAFE,
-        "x-delivery-limit": DEAD_LIMIT,
-        "x-dead-letter-exchange": "svc:abyss",
-    }
-    assert arguments(built, "svc:abyss") == {
-        "x-queue-type": "quorum",
-        "x-delivery-limit": NO_LIMIT,
-    }
-    assert (
-        Binding(exchange="svc:return", queue="svc:graveyard", routing_key="svc:graveyard")
-        in built.bindings
-    )
-    # 4.3 carries the count along, so each limit leaves room above the one before.
+def test_each_limit_of_the_chain_leaves_room_above_the_one_before() -> None:
+    """4.3 carries the delivery count along."""
     assert DELIVERY_LIMIT < GRAVEYARD_LIMIT < DEAD_LIMIT < NO_LIMIT < 2**31
-
-
-def test_no_handler_queue_can_refuse_a_publish() -> None:
-    for queue in build(INVOICE, MAIL).queues:
-        if queue.role == "handler":
-            assert not {"x-max-length", "x-max-length-bytes", "x-expires"} & set(queue.arguments)
 
 
 def test_classic_queues_have_no_quorum_arguments() -> None:
