@@ -145,14 +145,12 @@ def publish_many(
     settings = get_settings()
     target, watch = _target(settings)
     published_at = target.now()
-    messages: list[Message] = []
-    for payload in payloads:
-        messages.append(
-            _message(
-                settings, name, payload, options, published_at,
-                validate=validate, checked=bool(messages),
-            )
-        )  # fmt: skip
+    _check_name(name)
+    check_headers(name, options.headers)
+    messages = [
+        _message(settings, name, payload, options, published_at, validate=validate)
+        for payload in payloads
+    ]
     if options.event_id is not None and len(messages) > 1:
         raise InvalidEventError("several events cannot share one event_id; omit it")
     mode = options.mode or settings.publish
@@ -323,15 +321,8 @@ def _message(
     published_at: datetime,
     *,
     validate: bool,
-    checked: bool = False,
 ) -> Message:
-    """Validate a payload and build its message.
-
-    Args:
-        checked: name and headers were checked with the message before.
-    """
-    if not checked:
-        _check_name(name)
+    """Validate a payload and build its message."""
     if not isinstance(payload, Mapping) or not all(isinstance(key, str) for key in payload):
         raise InvalidEventError(
             f"the payload of event {name!r} is not a dict with names as keys: {payload!r:.80}"
@@ -339,8 +330,6 @@ def _message(
     known = get_registry().events.get(name)
     if validate and known is not None and known.contract is not None:
         payload = bind_contract(name, known.contract, payload)
-    if not checked:
-        check_headers(name, options.headers)
     cause = current_event()
     identity: dict[str, Any] = {
         "event_id": options.event_id or str(uuid4()),
