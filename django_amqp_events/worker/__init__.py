@@ -9,7 +9,7 @@ The path of a delivery through the modules:
 ``request``            Celery's request for a delivery; only a verdict settles it
 ``tracing``            runs the handler under Celery's tracer, in the pool
 ``task``, ``binding``  the Celery task of a handler; binds the payload to its parameters
-``once``               the inbox: effects in the database happen once
+``inbox``              effects in the database happen once
 ``verdict``            decides: handled, retry, archive or requeue (pure)
 ``outgoing``           builds the message that a verdict publishes (pure)
 ``settlement``         publishes that message and waits for its confirm

@@ -219,7 +219,7 @@ def _policies(
             _collect(hits, who, found.get("effective_policy_definition"), queue.name)
     problems = [
         BrokerProblem(
-            message=f"policy {who} sets {keys} on {_some(names)}, which changes how events are "
+            message=f"policy {who} sets {keys} on {some(names)}, which changes how events are "
             f"handled (one queue that refuses or drops messages affects all)",
             remedy="change its pattern so that it does not match this service's queues, or clear "
             "it",
@@ -277,6 +277,7 @@ def _effective(policies: Iterable[Mapping[str, Any]], queue: Queue) -> list[Mapp
     return list(chosen.values())
 
 
-def _some(names: Sequence[str], limit: int = 3) -> str:
+def some(names: Sequence[str], limit: int = 3) -> str:
+    """Return the first of several names and the number of the others."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -45,6 +45,7 @@ from ..topology import (
 )
 from .amqp_api import Amqp, to_bind, to_declare, to_unbind
 from .drift import shadow
+from .inspection import some
 from .management_api import FoundBinding, ManagementApi
 
 #: Seconds between two checks of a watched queue.
@@ -173,9 +174,8 @@ class Replacement:
         waiting = list(watched)
         started = time.monotonic()
         if waiting:
-            names = ", ".join(queue.name for queue in waiting[:3])
-            more = f" and {len(waiting) - 3} more" if len(waiting) > 3 else ""
-            self.notice(f"waiting for fresh statistics of {names}{more}")
+            names = some([queue.name for queue in waiting])
+            self.notice(f"waiting for fresh statistics of {names}")
         while waiting:
             elapsed = time.monotonic() - started
             for queue in list(waiting):
@@ -196,7 +196,7 @@ class Replacement:
         occupied = self._occupied(queue.name, statistics)
         if fresh and not occupied:
             return ""
-        if occupied and elapsed >= self.wait and (fresh or self._live(queue.name)):
+        if occupied and elapsed >= self.wait and (fresh or self._occupied(queue.name, {})):
             return occupied
         if elapsed > self.wait + PATIENCE:
             return occupied or "the management API shows no fresh statistics of it"
@@ -215,18 +215,11 @@ class Replacement:
             )
         return ""
 
-    def _live(self, name: str) -> bool:
-        depth = self.session.depth(name)
-        return depth is not None and bool(depth.ready or depth.consumers)
-
     def _drop(self, name: str) -> str:
         """Delete an empty queue; return why it was kept, ``""`` if it was not."""
-        depth = self.session.depth(name)
-        if depth is None:
-            return ""
         statistics = self.api.queue(name) or {}
-        if depth.ready or depth.consumers:
-            return self._occupied(name, statistics)
+        if occupied := self._occupied(name, {}):
+            return occupied
         # Quorum queues answer 540 to these flags, which closes the connection.
         careful = statistics.get("type") == "classic"
         try:
