@@ -206,12 +206,6 @@ def test_many_are_one_statement(wire: Wire, archive_database: Database):
     assert len(wire.take(about=60 + len(published))) == 60 + len(published)
 
 
-def test_ids_are_in_order_and_never_alike():
-    ids = [outbox_rows.new_id() for _ in range(20_000)]
-    assert ids == sorted(set(ids))
-    assert {(each.version, each.variant) for each in ids} == {(7, "specified in RFC 4122")}
-
-
 def test_a_transaction_on_another_database(wire: Wire, archive_database: Database):
     created = event.__globals__["Event"](NAME, lambda n: None)
     with (

@@ -81,7 +81,7 @@ def test_ids_of_many_threads():
     for thread in threads:
         thread.join()
     assert len(set(found)) == 20_000
-    assert {each.version for each in found} == {7}
+    assert {(each.version, each.variant) for each in found} == {(7, "specified in RFC 4122")}
 
 
 def test_ids_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch):

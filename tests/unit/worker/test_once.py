@@ -13,7 +13,6 @@ from django.contrib.auth.models import Group
 from django.db import IntegrityError
 
 from django_amqp_events import (
-    ConfigurationError,
     current_event,
     handler,
     publish_event,
@@ -52,25 +51,6 @@ def test_the_alias_is_that_of_using_else_that_of_the_settings() -> None:
         assert inbox.aliases() == ["orders"]
     found = replace(get_registry().handlers["t.group"], using="books")
     assert inbox.database(found) == "books"
-
-
-def test_defaults_and_settings_know_the_options() -> None:
-    @handler("a.b", name="t.x")
-    def x() -> None: ...
-
-    with override_events(DEFAULTS={"ONCE": True}, HANDLERS={"t.x": {"USING": "books"}}):
-        found = get_registry().handlers["t.x"]
-        assert (found.once, found.using) == (True, "books")
-
-
-@pytest.mark.parametrize("options", [{"ONCE": "yes"}, {"ONCE": 1}, {"USING": 7}, {"USING": None}])
-def test_wrong_options(options: dict[str, Any]) -> None:
-    @handler("a.b", name="t.x")
-    def x() -> None: ...
-
-    wrong = pytest.raises(ConfigurationError, match=r"Handler 't\.x'.*: (once|using) is")
-    with override_events(HANDLERS={"t.x": options}), wrong:
-        get_registry()
 
 
 @pytest.mark.django_db
