@@ -216,7 +216,7 @@ class MemoryBackend:
             return
         remaining = reading.remaining(self.now())
         if remaining > HOLDABLE:
-            self._copy(world.outgoing.postponed(reading, self.now()))
+            self._copy(world.outgoing.delayed(reading, reading.progress, self.now()))
         elif remaining > 0:
             with self._lock:
                 self._held.append((self.now() + timedelta(seconds=remaining), stored))

@@ -46,7 +46,7 @@ class OutgoingMessages:
             progress = replace(progress, history=history)
         if verdict.kind == "retry":
             progress = replace(progress, attempt=progress.attempt + 1, due_at=verdict.due_at)
-            return self._delayed(reading, progress, now)
+            return self.delayed(reading, progress, now)
         if verdict.kind == "archive":
             return archive_message.build(
                 reading.received,
@@ -73,11 +73,8 @@ class OutgoingMessages:
             worker=self.worker,
         )
 
-    def postponed(self, reading: Reading, now: datetime) -> Message:
-        """Return the message that delays an event again, since it is not due yet."""
-        return self._delayed(reading, reading.progress, now)
-
-    def _delayed(self, reading: Reading, progress: Progress, now: datetime) -> Message:
+    def delayed(self, reading: Reading, progress: Progress, now: datetime) -> Message:
+        """Return the message that delays an event until the due time of *progress*."""
         event, handler = reading.known
         due_at = progress.due_at or now
         seconds = hop((due_at - now).total_seconds(), self.delays)

@@ -180,7 +180,7 @@ class Settler:
         """Publish an event to a delay queue again if its retry is not due yet."""
         if not delivery.settled:
             delivery.settled = True
-            message = self.outgoing.postponed(delivery, datetime.now(UTC))
+            message = self.outgoing.delayed(delivery, delivery.progress, datetime.now(UTC))
             self._add(Job(delivery, None, message))
 
     def drain(self, timeout: float) -> bool:
