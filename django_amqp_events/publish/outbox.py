@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from ..conf import Settings
 from ..databases import error_line
 from .outbox_rows import LEASE, aliases, no_table
-from .outbox_rows import rows as rows
+from .outbox_rows import rows as rows  # noqa: PLC0414 - a re-export, for mypy
 
 if TYPE_CHECKING:
     # Publishing is imported before Django's apps are loaded.

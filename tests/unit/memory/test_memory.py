@@ -59,9 +59,7 @@ def broker_with(*queues: Queue) -> MemoryBroker:
 
 
 def put(broker: MemoryBroker, queue: str, body: str) -> None:
-    message = Message(
-        exchange="", routing_key=queue, body=body.encode(), headers={}, properties={}
-    )
+    message = Message(exchange="", routing_key=queue, body=body.encode(), headers={}, properties={})
     broker.publish(message, mandatory=True)
 
 
