@@ -66,7 +66,7 @@ def fill(number: int) -> dict[str, Any]:
                     progress=Progress(attempt=3), handler=HANDLER, failure=FAILURE,
                 )
             )  # fmt: skip
-        if errors := [error for error in channel.publish(messages, mandatory=True, timeout=60)
+        if errors := [error for error in channel.publish(messages, mandatory=True)
                       if error]:  # fmt: skip
             raise errors[0]
     channel.close()

@@ -57,7 +57,8 @@ class ConfirmChannel:
     Not thread-safe. After :attr:`broken` is set it publishes nothing.
 
     Args:
-        timeout: seconds for any single read or write.
+        timeout: seconds for connecting, for any single read or write, and without any confirm,
+            after which the remaining messages of a publish fail.
     """
 
     def __init__(self, app: Celery, *, timeout: float) -> None:
@@ -75,15 +76,15 @@ class ConfirmChannel:
         # Frames that are not written yet, by the message's index, and their size together.
         self._unwritten: list[tuple[int, bytes]] = []
         self._gathered = 0
-        self._patience = self._deadline = 0.0
+        self._deadline = 0.0
         self._conn: Connection | None = None
         self._amqp: Any = None
         self._transport: Any = None
         self._channel: Any = None
         self._poll: Callable[[], object] = bool
 
-    def connect(self, timeout: float) -> None:
-        """Connect within *timeout* seconds, unless the connection is open.
+    def connect(self) -> None:
+        """Connect, unless the connection is open.
 
         Raises:
             BrokerUnavailableError: no connection, it is lost, or RabbitMQ blocks publishers.
@@ -92,7 +93,7 @@ class ConfirmChannel:
             raise BrokerUnavailableError("its connection is closed")
         if self._conn is None:
             try:
-                self._open(timeout)
+                self._open()
             except BaseException:
                 self.close()
                 raise
@@ -101,10 +102,10 @@ class ConfirmChannel:
                 f"RabbitMQ blocks publishers ({self.blocked}); free memory or disk on the broker"
             )
 
-    def _open(self, timeout: float) -> None:
+    def _open(self) -> None:
         self._conn = connect(
             self.app,
-            timeout=timeout,
+            timeout=self.timeout,
             on_blocked=self._on_blocked,
             on_unblocked=self._on_unblocked,
             # Nothing would send heartbeats while the connection is idle in the pool, and RabbitMQ's
@@ -137,23 +138,19 @@ class ConfirmChannel:
                 self.close()
         return not self.broken
 
-    def publish(
-        self, messages: Sequence[Message], *, mandatory: bool, timeout: float
-    ) -> list[PublishError | None]:
+    def publish(self, messages: Sequence[Message], *, mandatory: bool) -> list[PublishError | None]:
         """Publish messages and wait for their confirms, at most :data:`WINDOW` at a time.
 
         Args:
             mandatory: report a message that no queue is bound for as unroutable.
-            timeout: seconds without any confirm, connecting included, after which the remaining
-                messages fail.
 
         Returns:
             one entry per message, in order: ``None`` if it was confirmed (and, with *mandatory*,
             routed), otherwise its error. Nothing is raised for a single message.
         """
-        self._patience, self._deadline = timeout, time.monotonic() + timeout
+        self._deadline = time.monotonic() + self.timeout
         try:
-            self.connect(timeout)
+            self.connect()
         except BrokerUnavailableError as exc:
             return unavailable_errors(messages, str(exc))
         self._messages = messages
@@ -240,7 +237,7 @@ class ConfirmChannel:
             self._before_read()
             remaining = self._deadline - time.monotonic()
             if remaining <= 0:
-                raise TimeoutError(f"no confirm within {self._patience:g} s")
+                raise TimeoutError(f"no confirm within {self.timeout:g} s")
             # drain_events restarts its time-out with each part of an answer. After a time-out
             # py-amqp keeps a frame that it has read in part.
             with suppress(TimeoutError):
@@ -250,7 +247,7 @@ class ConfirmChannel:
         """Do nothing: a subclass may do something at least every :data:`SLICE` seconds."""
 
     def _confirmed(self, delivery_tag: int, multiple: bool) -> list[int]:
-        self._deadline = time.monotonic() + self._patience
+        self._deadline = time.monotonic() + self.timeout
         if not multiple:
             index = self._unconfirmed.pop(delivery_tag, None)
             return [] if index is None else [index]

@@ -51,7 +51,7 @@ class PublisherPool:
                 f"raise Celery's broker_pool_limit, or check why the broker is slow",
             )
         try:
-            return channel.publish(messages, mandatory=mandatory, timeout=self.timeout)
+            return channel.publish(messages, mandatory=mandatory)
         finally:
             self._release(channel)
 

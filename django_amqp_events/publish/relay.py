@@ -76,7 +76,6 @@ class OutboxChannel(ConfirmChannel):
         errors = self.publish(
             [row.message for row in rows],
             mandatory=settings.unrouted != "ignore",
-            timeout=settings.confirm_timeout,
         )
         return [Answer(row, error) for row, error in zip(rows, errors, strict=True)]
 
@@ -91,7 +90,7 @@ class OutboxChannel(ConfirmChannel):
             self._stopping = self._stopping or now + LAST_CALL
             self._deadline = min(self._deadline, self._stopping)
         elif self.blocked:
-            self._deadline = now + self._patience
+            self._deadline = now + self.timeout
 
 
 @dataclass(slots=True, kw_only=True)
@@ -294,7 +293,7 @@ class Relay:
             self._channel = OutboxChannel(
                 self.app, timeout=self.settings.confirm_timeout, tick=self._tick, stop=self.stop
             )
-        self._channel.connect(self.settings.confirm_timeout)
+        self._channel.connect()
 
     def _tick(self) -> None:
         if time.monotonic() >= self._renewed + outbox_rows.RENEW:

@@ -334,16 +334,12 @@ class Settler:
             properties={"delivery_mode": 1, "message_id": "question"},
             name="a test whether RabbitMQ accepts messages",
         )
-        (error,) = self._channel.publish(
-            [test], mandatory=False, timeout=self.settings.confirm_timeout
-        )
+        (error,) = self._channel.publish([test], mandatory=False)
         self._may_be_blocked = isinstance(error, PublishTimeoutError)
         return error or self._channel
 
     def _attempt(self, channel: ConfirmChannel, jobs: list[Job]) -> None:
-        results = channel.publish(
-            [job.message for job in jobs], mandatory=True, timeout=self.settings.confirm_timeout
-        )
+        results = channel.publish([job.message for job in jobs], mandatory=True)
         if channel.broken:
             channel.close()
             self._channel = None

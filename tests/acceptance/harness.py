@@ -237,7 +237,7 @@ class Eyes:
         """Publish, confirmed."""
         if self._channel is None or not self._channel.healthy():
             self._channel = ConfirmChannel(self.app, timeout=20)
-        errors = self._channel.publish(messages, mandatory=mandatory, timeout=20)
+        errors = self._channel.publish(messages, mandatory=mandatory)
         failed = [error for error in errors if error is not None]
         assert not failed, failed
 

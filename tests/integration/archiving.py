@@ -136,7 +136,7 @@ def publish(service: Service, *messages: Message) -> None:
     """Publish as a worker does."""
     channel = ConfirmChannel(service.app, timeout=10)
     try:
-        errors = channel.publish(messages, mandatory=True, timeout=10)
+        errors = channel.publish(messages, mandatory=True)
         assert not any(errors), errors
     finally:
         channel.close()

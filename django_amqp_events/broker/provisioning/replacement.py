@@ -282,9 +282,7 @@ class Replacement:
         self, publisher: confirms.ConfirmChannel, name: str, batch: Sequence[amqp.Message]
     ) -> None:
         results = publisher.publish(
-            [self._copy(message, name) for message in batch],
-            mandatory=True,
-            timeout=self.settings.confirm_timeout,
+            [self._copy(message, name) for message in batch], mandatory=True
         )
         failed = next((result for result in results if result is not None), None)
         if failed is not None:

@@ -763,10 +763,10 @@ def test_a_lease_is_renewed_before_a_connection_is_made(
         # As if the lease had been used up.
         table().filter(claim__isnull=False).update(due_at=Now())
 
-    def connecting(self: OutboxChannel, timeout: float) -> None:
+    def connecting(self: OutboxChannel) -> None:
         rows = table().filter(claim__isnull=False).annotate(at=Now())
         left.extend((row.due_at - row.at).total_seconds() for row in rows)
-        connect(self, timeout)
+        connect(self)
 
     monkeypatch.setattr(Relay, "_publish", publishing)
     monkeypatch.setattr(OutboxChannel, "connect", connecting)
