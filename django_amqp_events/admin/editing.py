@@ -19,7 +19,6 @@ from django.utils.translation import gettext_lazy
 from .. import conf
 from ..archive import editing, eligibility, redaction, replay
 from ..archive.editing import Draft
-from ..conf import get_settings
 from ..declare.registry import Handler
 from ..exceptions import AmqpEventsError, InvalidEditError
 from ..models import ArchivedEvent, Replay, Revision, visible
