@@ -37,7 +37,7 @@ format: venv  ## Format the code and apply fixes by ruff
 upstream:  ## Test the newest pre-releases of Celery, kombu, py-amqp, billiard and Django
 	@$(PYTHON) scripts/upstream.py $(ARGS)
 
-matrix:  ## Test on fresh Debian 12, 13 and forky, and on PostgreSQL (ARGS="debian12 tests -- -k x")
+matrix:  ## Run `make test` on fresh Debian 12, 13, forky, and on PostgreSQL (ARGS=all, ARGS=faults, ARGS="debian12 -- -k x")
 	@$(PYTHON) scripts/matrix.py $(ARGS)
 
 faults: venv  ## Write the fault table, docs/faults.md (ARGS="--list", ARGS="--events 200 child-within")
