@@ -23,7 +23,6 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import time
 from dataclasses import dataclass, field, fields
@@ -32,17 +31,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import apt_install
-from machine import (
-    HOST,
-    Process,
-    ScriptError,
-    exit_with,
-    free_ports,
-    port_is_free,
-    process_birth,
-    run,
-    wait_until,
-)
+from machine import HOST, Process, ScriptError, exit_with, free_ports, port_is_free, run, wait_until
 
 MINIMUM_VERSION = (3, 10)
 DOCKER_IMAGE = os.environ.get("RABBITMQ_IMAGE", "rabbitmq:4-management")
@@ -191,7 +180,6 @@ class Node(Broker):
     owner: int | None
     version: str = ""
     _vm: Process | None = field(default=None, init=False)
-    _epmd: Process | None = field(default=None, init=False)
     _guard: Process | None = field(default=None, init=False)
 
     # -- start and stop
@@ -227,36 +215,27 @@ class Node(Broker):
             old._clean_up()
         known = old or peer  # an old data directory, or the cluster, has the user already
         ports = {name: getattr(old, name) for name in PORTS} if old else {}
-        for attempts_left in (3, 2, 1, 0):
-            if not ports or not all(map(port_is_free, ports.values())):
-                ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
-            if peer is not None:
-                ports["epmd_port"] = peer.epmd_port
-            node = cls(
-                directory=directory,
-                scripts=scripts,
-                **ports,
-                password=known.password if known else secrets.token_hex(12),
-                # Two nodes with one epmd need different names.
-                nodename=old.nodename if old else f"events{ports['port']}@localhost",
-                config_extra=config_extra,
-                cookie=peer.erlang_cookie if peer else None,
-                owner=(owner or os.getpid()) if die_with_parent else None,
-            )
-            try:
-                node._launch()
-                if peer is not None:
-                    node._join(peer)
-                return node
-            except BaseException as exc:
-                node.end()
-                if peer is not None:
-                    del ports["epmd_port"]
-                # Another program may have taken a port that was free a moment ago.
-                taken = not all(map(port_is_free, ports.values()))
-                if not (taken and attempts_left and isinstance(exc, BrokerError)):
-                    raise
-        raise AssertionError("unreachable")
+        if not ports or not all(map(port_is_free, ports.values())):
+            ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        if peer is not None:
+            ports["epmd_port"] = peer.epmd_port
+        node = cls(
+            directory=directory,
+            scripts=scripts,
+            **ports,
+            password=known.password if known else secrets.token_hex(12),
+            # Two nodes with one epmd need different names.
+            nodename=old.nodename if old else f"events{ports['port']}@localhost",
+            config_extra=config_extra,
+            cookie=peer.erlang_cookie if peer else None,
+            owner=(owner or os.getpid()) if die_with_parent else None,
+        )
+        node.start_again()
+        if peer is not None:
+            node.stop_app()
+            node.ctl("join_cluster", peer.nodename)
+            node.start_app()
+        return node
 
     @classmethod
     def attach(cls, directory: Path | str) -> Node | None:
@@ -275,7 +254,7 @@ class Node(Broker):
 
     @property
     def processes(self) -> list[Process]:
-        return [each for each in (self._vm, self._epmd, self._guard) if each is not None]
+        return [each for each in (self._vm, self._guard) if each is not None]
 
     def stop(self, *, timeout: float = STOP_TIMEOUT) -> None:
         """Stop gracefully; kill after *timeout* seconds. A second call does nothing."""
@@ -342,32 +321,24 @@ class Node(Broker):
     def erlang_cookie(self) -> str:
         return (self.directory / "home" / ".erlang.cookie").read_text()
 
-    def _join(self, peer: Node) -> None:
-        """Join the cluster of *peer*, with its users and vhosts."""
-        self.ctl("stop_app")
-        self.ctl("join_cluster", peer.nodename)
-        self.start_app()
-
     def wait_ready(self, timeout: float = START_TIMEOUT) -> None:
         """Wait until AMQP and the management API answer.
 
         Raises:
             BrokerError: the node ended or is not ready in time; the message has the log's end.
         """
-        deadline = time.monotonic() + timeout
-        while True:
-            if not self.alive:
-                raise BrokerError(f"RabbitMQ ended while starting.\n{self._log_tail()}")
-            try:
-                _expect_greeting(self.port)
-                self.version = self.http("GET", "/api/overview", timeout=5)["rabbitmq_version"]
-                return
-            except (OSError, BrokerError, http.client.HTTPException) as exc:
-                if time.monotonic() > deadline:
-                    raise BrokerError(
-                        f"RabbitMQ is not ready after {timeout:.0f} s ({exc}).\n{self._log_tail()}"
-                    ) from exc
-            time.sleep(0.05)
+        if not wait_until(lambda: not self.alive or self._ready(), timeout):
+            raise BrokerError(f"RabbitMQ is not ready after {timeout:.0f} s.\n{self._log_tail()}")
+        if not self.alive:
+            raise BrokerError(f"RabbitMQ ended while starting.\n{self._log_tail()}")
+
+    def _ready(self) -> bool:
+        with contextlib.suppress(OSError, BrokerError, http.client.HTTPException):
+            overview = self.http("GET", "/api/overview", timeout=5)
+            self.version = overview["rabbitmq_version"]
+            # AMQP's listener starts last.
+            return any(each["port"] == self.port for each in overview["listeners"])
+        return False
 
     def ctl(self, *args: str, timeout: float = 60) -> str:
         """Run rabbitmqctl on this node and return its output. Takes about a second."""
@@ -388,8 +359,9 @@ class Node(Broker):
             self._guard = Process.spawn(
                 *guard, str(self.owner), self.directory, output=log / "guard.log"
             )
-        if self.scripts is not None and self.cookie is None:
-            self._start_epmd()
+        if self.scripts is not None:
+            # Erlang's own way to start it may end after this node, and leave it behind.
+            self._epmd("-daemon", "-address", HOST)
         self._vm = Process.spawn(
             *self._command("rabbitmq-server"), output=log / "console.log", **self._surroundings
         )
@@ -399,31 +371,25 @@ class Node(Broker):
             raise BrokerError(f"RabbitMQ {self.version} is older than 3.10. {REMEDY}")
         self._write_state()
 
-    def _start_epmd(self) -> None:
-        """Start the node's epmd; Erlang would start one that outlives the node."""
-        if self._epmd is not None and self._epmd.alive:
-            return
-        program, port = shutil.which("epmd", path=self._environment()["PATH"]), self.epmd_port
-        if program is None:
-            raise BrokerError(f"Erlang's epmd is not on the PATH. {REMEDY}")
-        if port_is_free(port):
-            self._epmd = epmd = Process.spawn(
-                program, "-port", str(port), "-address", HOST,
-                output=self.directory / "log" / "epmd.log", **self._surroundings,
-            )  # fmt: skip
-            wait_until(lambda: not epmd.alive or not port_is_free(port), 10, interval=0.01)
-        if self._epmd is None or not self._epmd.alive:
-            raise BrokerError(f"The node's epmd did not start on port {port}.")
+    def _epmd(self, *arguments: str) -> None:
+        run("epmd", "-port", str(self.epmd_port), *arguments, **self._surroundings)
+
+    def _epmd_ends(self) -> bool:
+        # It refuses while a node of the cluster is registered.
+        with contextlib.suppress(ScriptError):
+            self._epmd("-kill")
+        return port_is_free(self.epmd_port)
 
     def _clean_up(self) -> None:
         """End the helpers of a node that has ended."""
         if self.scripts is None:
             with contextlib.suppress(ScriptError):
                 run("docker", "rm", "--force", "--volumes", self._container)
-        for process in (self._guard, self._epmd):
-            if process is not None:
-                process.end()
-        self._guard = self._epmd = None
+        else:
+            wait_until(self._epmd_ends, 1)
+        if self._guard is not None:
+            self._guard.end()
+        self._guard = None
 
     def _command(self, program: str, *arguments: str) -> list[str]:
         """Return a command line of RabbitMQ, which Docker's client runs in the container."""
@@ -516,8 +482,7 @@ disk_free_limit.absolute = 64MB
 
     def _write_state(self) -> None:
         state = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        processes = {"_vm": self._vm, "_epmd": self._epmd, "_guard": self._guard}
-        state["processes"] = {name: each.identity for name, each in processes.items() if each}
+        state["processes"] = [each.identity for each in self.processes]
         partial = self.directory / "node.tmp"
         _write_private(partial, json.dumps(state, indent=2, default=str))
         partial.replace(self.directory / "node.json")
@@ -527,11 +492,10 @@ disk_free_limit.absolute = 64MB
         """Return the node of a directory, running or not; None if there was none."""
         try:
             state = json.loads((directory / "node.json").read_text())
-            processes = state.pop("processes")
+            vm, *guard = (Process(**each) for each in state.pop("processes"))
             scripts = Path(state["scripts"]) if state["scripts"] else None
             node = cls(**state | {"directory": directory, "scripts": scripts, "owner": None})
-            for name, process in processes.items():
-                setattr(node, name, Process(**process))
+            node._vm, node._guard = vm, guard[0] if guard else None
         except (OSError, ValueError, LookupError, TypeError):  # of another version of this file
             return None
         return node
@@ -562,21 +526,13 @@ def _write_private(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _expect_greeting(port: int) -> None:
-    """Raise OSError unless RabbitMQ answers an AMQP header with a method frame."""
-    with socket.create_connection((HOST, port), timeout=5) as sock:
-        sock.sendall(b"AMQP\x00\x00\x09\x01")
-        if sock.recv(1) != b"\x01":
-            raise OSError("no AMQP greeting")
-
-
 # -- command line
 
 
 def _guard(owner: int, directory: Path) -> int:
     """Wait until the owner is gone, then end the node of the directory."""
-    born = process_birth(owner)
-    while born is not None and process_birth(owner) == born:
+    parent = Process.of(owner)
+    while parent.alive:
         time.sleep(0.25)
     node = Node._read(directory)
     if node is not None and node._guard is not None and node._guard.pid == os.getpid():

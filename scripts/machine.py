@@ -75,23 +75,22 @@ class Process:
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, child: subprocess.Popen[bytes]) -> Process:
-        return cls(child.pid, process_birth(child.pid) or "", child)
+    def of(cls, pid: int, child: subprocess.Popen[bytes] | None = None) -> Process:
+        return cls(pid, process_birth(pid) or "", child)
 
     @classmethod
     def spawn(cls, *command: str | Path, output: Path, **options: Any) -> Process:
         """Start a command in a session of its own, which a terminal's Ctrl-C does not reach."""
         with output.open("ab") as log:
-            return cls.of(
-                subprocess.Popen(
-                    [str(word) for word in command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    **options,
-                )
+            child = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **options,
             )
+        return cls.of(child.pid, child)
 
     @property
     def identity(self) -> dict[str, Any]:

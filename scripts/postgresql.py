@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -21,19 +20,12 @@ import time
 from pathlib import Path
 
 import apt_install
-from machine import (
-    HOST,
-    Process,
-    ScriptError,
-    exit_with,
-    free_ports,
-    process_birth,
-    run,
-    wait_until,
-)
+from machine import HOST, Process, ScriptError, exit_with, free_ports, run, wait_until
 
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 20.0
+#: Runs the server if this process is root's: PostgreSQL refuses that.
+UNPRIVILEGED = "nobody"
 
 
 class Postgres:
@@ -64,8 +56,8 @@ class Postgres:
         """
         # Not below pytest's directories, which only their owner may enter.
         server = cls(Path(tempfile.mkdtemp(prefix="postgresql-")), find(), durable=durable)
-        if user := _unprivileged_user():
-            shutil.chown(server.directory, user)
+        if os.geteuid() == 0:
+            shutil.chown(server.directory, UNPRIVILEGED)
         try:
             run(
                 *_setpriv(), server._programs / "initdb", "--pgdata", server.directory / "data",
@@ -128,7 +120,7 @@ class Postgres:
         family = [self._process]
         with contextlib.suppress(OSError):
             children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-            family += [Process(int(pid), process_birth(int(pid)) or "") for pid in children]
+            family += [Process.of(int(pid)) for pid in children]
         self._process.send(number)
         if not wait_until(lambda: not any(each.alive for each in family), STOP_TIMEOUT):
             raise ScriptError(f"PostgreSQL does not end:\n{self.log}")
@@ -179,18 +171,10 @@ def _programs() -> Path | None:
     return newest.parent if newest else None
 
 
-def _unprivileged_user() -> str:
-    """Return the user to run as if we are root: PostgreSQL refuses that."""
-    if os.geteuid() != 0:
-        return ""
-    known = {user.pw_name for user in pwd.getpwall()}
-    return "postgres" if "postgres" in known else "nobody"
-
-
 def _setpriv(*options: str) -> list[str]:
     """Return the prefix of a command that must not run as root."""
-    if user := _unprivileged_user():
-        options = (f"--reuid={user}", "--clear-groups", *options)
+    if os.geteuid() == 0:
+        options = (f"--reuid={UNPRIVILEGED}", "--clear-groups", *options)
     return ["setpriv", *options, "--"] if options else []
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = ROOT / ".run" / "demo"
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from machine import Process, ScriptError, process_birth, run, wait_until  # noqa: E402 - no package
+from machine import Process, ScriptError, run, wait_until  # noqa: E402 - no package
 
 #: Seconds that a worker has for a warm shutdown before it is killed.
 STOP_TIMEOUT = 12.0
@@ -92,8 +92,8 @@ class Worker:
             with suppress(OSError, ValueError, IndexError):
                 pid = int(stat.parent.name)
                 session = int(stat.read_text().rpartition(")")[2].split()[3])
-                if session == self.main.pid and pid not in known and (born := process_birth(pid)):
-                    self.family.append(Process(pid, born))
+                if session == self.main.pid and pid not in known:
+                    self.family.append(Process.of(pid))
 
     @property
     def processes(self) -> list[Process]:

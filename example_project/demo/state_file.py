@@ -13,7 +13,7 @@ from .sandbox import Sandbox
 from .screen import Screen
 
 from broker import Node  # isort: skip - processes.py adds its path
-from machine import Process, process_birth  # isort: skip
+from machine import Process  # isort: skip
 
 STATE = RUN / "kept.json"
 
@@ -31,9 +31,8 @@ def write(
     Args:
         server: this process watches the others, and ends them on a signal.
     """
-    this = Process(os.getpid(), process_birth(os.getpid()) or "")
     state = {
-        "server": this.identity if server else None,
+        "server": Process.of(os.getpid()).identity if server else None,
         "release": release,
         "private": sandbox.node is not None,
         "sandbox": {
