@@ -3,7 +3,8 @@
 
     .venv/bin/python scripts/suite.py [--changed] [arguments of pytest]
 
-`--changed` runs the tests of the packages that differ from the main branch.
+`--changed` runs the tests of the packages that differ from the main branch. `-n 0` runs all tests
+in one process, for instance with `-s`.
 
 pytest runs in .run/suite, a copy of the project without django_amqp_events/. An import there finds
 the wheel; in the source folder, a template or migration missing from the wheel would go unnoticed.
@@ -27,8 +28,9 @@ LEFT_OUT = shutil.ignore_patterns(
     ".git", ".*_cache", ".hypothesis", ".run", ".venv", "__pycache__", "build", "dist",
     "django_amqp_events",
 )  # fmt: skip
-#: Options that choose a number of processes, or need a single one.
-SINGLE = ("-n", "--numprocesses", "-p", "--pdb", "-s", "--capture", "--collect-only", "--co")
+#: Each process takes a module or class at a time, in the order of tests/conftest.py: the longest
+#: first. pytest-xdist itself uses a single process for --pdb and --collect-only.
+PARALLEL = ("--numprocesses", "auto", "--dist", "loadscope", "--no-loadscope-reorder")
 
 
 def main() -> int:
@@ -43,11 +45,12 @@ def main() -> int:
         chromium.find()
     shutil.rmtree(STAGE, ignore_errors=True)
     shutil.copytree(ROOT, STAGE, symlinks=True, ignore=LEFT_OUT)
-    # -B: the copy is made anew each time.
-    command = [sys.executable, "-B", "-m", "pytest", *parallelism(arguments), *arguments]
+    command = [sys.executable, "-m", "pytest", *PARALLEL, *arguments]
     env = os.environ | {
         "AMQP_EVENTS_SUITE_ON_WHEEL": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",
+        # Twice as many processes as cores: most tests wait for another process.
+        "PYTEST_XDIST_AUTO_NUM_WORKERS": str(2 * (os.cpu_count() or 1)),
+        "PYTHONDONTWRITEBYTECODE": "1",  # the copy is made anew each time
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath),
     }
     env.pop("PYTHONPATH", None)  # nothing of the caller's comes before the wheel
@@ -86,17 +89,6 @@ def _git(*arguments: str) -> list[str]:
     command = ["git", *arguments]
     done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, check=False)
     return done.stdout.split()
-
-
-def parallelism(arguments: list[str]) -> list[str]:
-    """Return options for twice as many processes as cores: most tests wait for another process.
-
-    Each takes a module or class at a time, in the order of tests/conftest.py: the longest first.
-    """
-    if any(argument.startswith(SINGLE) for argument in arguments):
-        return []
-    processes = str(2 * (os.cpu_count() or 1))
-    return ["--numprocesses", processes, "--dist", "loadscope", "--no-loadscope-reorder"]
 
 
 if __name__ == "__main__":
