@@ -6,7 +6,7 @@ ARGS ?=
 VENV = .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-all upstream check lint format matrix faults bench demo serve show screenshots lock messages wheel clean broker-start \
+.PHONY: help venv installed test test-all upstream check lint format matrix faults bench demo serve show screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## List the targets
@@ -15,16 +15,16 @@ help:  ## List the targets
 venv:  ## Create .venv from the lock file
 	@$(PYTHON) scripts/bootstrap.py
 
-test: venv  ## Test each behaviour once on a real RabbitMQ, ten minutes (ARGS="-k name", ARGS=--changed)
+installed: venv
 	@$(VENV) scripts/wheel.py
+
+test: installed  ## Test each behaviour once on a real RabbitMQ, ten minutes (ARGS="-k name", ARGS=--changed)
 	@$(VENV) scripts/suite.py --quick $(ARGS)
 
-test-all: venv  ## Run the whole suite: every pool, database, fault row and browser page
-	@$(VENV) scripts/wheel.py
+test-all: installed  ## Run the whole suite: every pool, database, fault row and browser page
 	@$(VENV) scripts/suite.py $(ARGS)
 
-check: venv  ## Check style, types, layers, migrations, system checks
-	@$(VENV) scripts/wheel.py
+check: installed  ## Check style, types, layers, migrations, system checks
 	@$(VENV) scripts/check.py $(ARGS)
 
 lint: venv  ## Check style and types only
@@ -40,8 +40,7 @@ upstream:  ## Test the newest pre-releases of Celery, kombu, py-amqp, billiard a
 matrix:  ## Run `make test` on fresh Debian 12, 13, forky, and on PostgreSQL (ARGS=all, ARGS=faults, ARGS="debian12 -- -k x")
 	@$(PYTHON) scripts/matrix.py $(ARGS)
 
-faults: venv  ## Write the fault table, docs/faults.md (ARGS="--list", ARGS="--events 200 child-within")
-	@$(VENV) scripts/wheel.py
+faults: installed  ## Write the fault table, docs/faults.md (ARGS="--list", ARGS="--events 200 child-within")
 	@$(VENV) -m tests.faults $(ARGS)
 
 bench: venv  ## Run the benchmarks, write benchmarks/RESULTS.md (ARGS=--list, ARGS="publish handle", ARGS=--short)
@@ -60,7 +59,6 @@ broker-stop:  ## Stop the private RabbitMQ
 	@$(PYTHON) scripts/broker.py stop
 
 show: venv  ## Show measured delays beside their schedule, and which handlers get a retry (two minutes)
-	@$(VENV) scripts/wheel.py
 	@$(VENV) -m benchmarks.delays $(ARGS)
 
 screenshots: venv  ## Photograph the admin into .run/screenshots (ARGS=--docs: into docs/images)
