@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import django
 from celery import Celery
 from django.conf import settings
 
-ROOT = Path(__file__).resolve().parent.parent
+from .ground import Ground
 
 settings.configure(
     SECRET_KEY="of a benchmark",
@@ -73,34 +73,31 @@ def run(number: int) -> None:
     from django_amqp_events.archive.batches.runner import Runner
 
     print(f"{'':10}  seconds  of CPU  events/s  peak MiB")
-    used = time.process_time()
-
-    def tell(what: str, began: float) -> None:
-        nonlocal used
-        took, cpu, used = time.monotonic() - began, time.process_time() - used, time.process_time()
-        rate = number / took
-        print(f"{what:10}  {took:7.1f}  {cpu:6.1f}  {rate:8.0f}  {peak():8.0f}", flush=True)
-
     print(f"{'before':10}  {'':7}  {'':6}  {'':8}  {peak():8.0f}", flush=True)
-    began = time.monotonic()
+    began, used = time.monotonic(), time.process_time()
+
+    def tell(what: str) -> None:
+        """Print the costs since the last line."""
+        nonlocal began, used
+        took, cpu, rss = time.monotonic() - began, time.process_time() - used, peak()
+        print(f"{what:10}  {took:7.1f}  {cpu:6.1f}  {number / took:8.0f}  {rss:8.0f}", flush=True)
+        began, used = time.monotonic(), time.process_time()
+
     batch = batch_states.freeze(states.rows(), by="benchmark")
-    tell("frozen", began)
-    began = time.monotonic()
+    tell("frozen")
     plan = preview.preview_batch(batch)
-    tell("dry run", began)
+    tell("dry run")
     if plan["eligible"] != number:
         raise SystemExit(f"{plan['eligible']} of {number} events can be replayed")
     batch_states.start(batch.pk, by="benchmark", reason="a benchmark")
-    began = time.monotonic()
     # No worker handles them: the batch ends when all are published.
     runner = Runner(
         app=app, settings=conf.get_settings(), stop=lambda: runner.published >= number, tell=print
     )
     runner.run()
-    tell("published", began)
-    began = time.monotonic()
+    tell("published")
     counts = batch_states.count(batch.pk)
-    tell("counted", began)
+    tell("counted")
     if counts["published"] != number:
         raise SystemExit(f"{counts} of {number} events")
 
@@ -110,39 +107,27 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100_000, help="in the batch (100000)")
     parser.add_argument("--body", type=int, default=5_000, help="bytes of each (5000)")
     options = parser.parse_args()
-    from django.core.management import call_command
     from django.db import connections
 
-    from broker import Node
     from django_amqp_events import conf
     from django_amqp_events.broker import publisher_pool, topology
     from django_amqp_events.broker.provisioning import startup
     from django_amqp_events.declare import registry
-    from postgresql import Postgres
 
-    with tempfile.TemporaryDirectory() as folder:
-        node = Node.start(Path(folder) / "broker")
-        server = Postgres.start()
-        try:
-            app.conf.broker_url = node.amqp_url("/")
-            raw, declared = conf.get_settings(), registry.get_registry()
-            startup.declare(app, raw, topology.build(raw, declared))
-            entry = {
-                "ENGINE": "django.db.backends.postgresql", "NAME": "postgres",
-                "HOST": server.HOST, "PORT": str(server.port), "USER": server.USER,
-            }  # fmt: skip
-            connections["default"].close()
-            del connections["default"]
-            configured = connections.configure_settings({"default": entry})
-            connections.databases["default"] = configured["default"]
-            call_command("migrate", verbosity=0)
-            fill(options.events, options.body)
-            run(options.events)
-            connections["default"].close()
-        finally:
-            publisher_pool.close_pools()
-            server.end()
-            node.end()
+    with ExitStack() as stack:
+        ground = Ground(stack)
+        database = ground.database("postgresql")
+        stack.callback(publisher_pool.close_pools)
+        app.conf.broker_url = ground.node.amqp_url()
+        raw, declared = conf.get_settings(), registry.get_registry()
+        startup.declare(app, raw, topology.build(raw, declared))
+        connections["default"].close()
+        del connections["default"]
+        configured = connections.configure_settings({"default": database})
+        connections.databases["default"] = configured["default"]
+        stack.callback(connections.close_all)
+        fill(options.events, options.body)
+        run(options.events)
 
 
 if __name__ == "__main__":

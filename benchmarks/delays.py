@@ -12,10 +12,9 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,14 @@ import django
 from celery import Celery
 from django.conf import settings
 
-ROOT = Path(__file__).resolve().parent.parent
-SERVICE = os.environ.get("BENCH_SERVICE", "alpha")
-LEDGER = Path(os.environ.get("BENCH_LEDGER", os.devnull))
+from .ground import Ground
+from .processes import Child, until
+from .programs.given import BROKER, GIVEN
+
+SERVICE = GIVEN.get("service", "alpha")
+LEDGER = Path(GIVEN.get("ledger", os.devnull))
+#: Calls of the failing handler for each of three events, and of the two healthy handlers.
+CALLS = 5 + 4 + 2 + 2 * 3
 
 settings.configure(
     SECRET_KEY="of a benchmark",
@@ -33,7 +37,7 @@ settings.configure(
     INSTALLED_APPS=["django_amqp_events"],
     AMQP_EVENTS={"SERVICE": SERVICE, "PUBLISH": "immediate", "TOPOLOGY": "auto"},
 )
-app = Celery("delays", broker=os.environ.get("AMQP_URL", "amqp://"))
+app = Celery("delays", broker=BROKER)
 app.conf.update(
     broker_channel_error_retry=True, worker_cancel_long_running_tasks_on_connection_loss=True
 )
@@ -78,56 +82,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--countdown", type=int, default=100, help="seconds (100)")
     countdown = parser.parse_args().countdown
-    from broker import Node
-
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = Path(folder) / "ledger"
+    with ExitStack() as stack:
+        ground = Ground(stack)
+        ledger = ground.path("ledger")
         ledger.touch()
-        node = Node.start(Path(folder) / "broker")
+        app.conf.broker_url = ground.node.amqp_url()
+        given = {"broker": app.conf.broker_url, "ledger": str(ledger)}
         workers = []
-        try:
-            environ = {
-                **os.environ, "AMQP_URL": node.amqp_url("/"), "BENCH_LEDGER": str(ledger),
-                "PYTHONWARNINGS": "ignore",
-            }  # fmt: skip
+        for service in ("alpha", "beta"):
             command = [sys.executable, "-m", "celery", "-A", "benchmarks.delays", "worker"]
-            logs = {service: Path(folder) / f"{service}.log" for service in ("alpha", "beta")}
-            for service, path in logs.items():
-                with path.open("w") as log:
-                    workers.append(
-                        subprocess.Popen(
-                            [*command, "-c", "1", "-l", "INFO", "-n", f"{service}@%h"],
-                            env={**environ, "BENCH_SERVICE": service}, cwd=ROOT,
-                            stdout=log, stderr=subprocess.STDOUT,
-                        )
-                    )  # fmt: skip
-            wait(lambda: all("consuming" in path.read_text() for path in logs.values()))
-            app.conf.broker_url = environ["AMQP_URL"]
-            happened.publish(case="four")
-            happened.publish(case="three")
-            happened.publish(case="later", countdown=countdown)
-            lines = wait(lambda: enough(ledger), countdown + 60)
-        finally:
-            for worker in workers:
-                worker.terminate()
-            for worker in workers:
-                worker.wait(30)
-            node.end()
-    report(lines, countdown)
+            command += ["-c", "1", "-l", "INFO", "-n", f"{service}@%h"]
+            log = ground.path(f"{service}.log")
+            workers.append(worker := Child(command, {**given, "service": service}, log))
+            stack.callback(worker.stop)
+        until(lambda: all("consuming" in each.said() for each in workers), 60, "workers consume")
+        happened.publish(case="four")
+        happened.publish(case="three")
+        happened.publish(case="later", countdown=countdown)
+        until(lambda: len(calls(ledger)) >= CALLS, countdown + 60, "all handlers were called")
+        report(calls(ledger), countdown)
 
 
-def wait(condition: Any, seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise SystemExit("the workers did not get on; run it again with a free machine")
-        time.sleep(0.1)
-    return value
-
-
-def enough(ledger: Path) -> list[Any]:
-    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
-    return lines if len(lines) >= 5 + 4 + 2 + 6 else []
+def calls(ledger: Path) -> list[Any]:
+    return [json.loads(line) for line in ledger.read_text().splitlines()]
 
 
 def report(lines: list[Any], countdown: int) -> None:

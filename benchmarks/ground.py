@@ -175,23 +175,18 @@ class Ground:
             yield cursor
 
     def database(self, vendor: str) -> dict[str, Any]:
-        """Create an empty database; return its entry for DATABASES."""
+        """Create a database with all tables; return its entry for DATABASES."""
         name = f"bench{next(self._numbers)}"
-        if vendor == "sqlite":
-            return {
-                "ENGINE": "django.db.backends.sqlite3",
-                "NAME": str(self.folder / f"{name}.sqlite3"),
-                "OPTIONS": {"timeout": 30},
-            }
-        with self.sql() as cursor:
-            cursor.execute(f'CREATE DATABASE "{name}"')
-        return {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": name,
-            "HOST": self.server.HOST,
-            "PORT": str(self.server.port),
-            "USER": self.server.USER,
-        }
+        entry: dict[str, Any] = {"ENGINE": f"django.db.backends.{vendor}", "NAME": name}
+        if vendor == "sqlite3":
+            entry |= {"NAME": str(self.path("sqlite3")), "OPTIONS": {"timeout": 30}}
+        else:
+            server = self.server
+            entry |= {"HOST": server.HOST, "PORT": str(server.port), "USER": server.USER}
+            with self.sql() as cursor:
+                cursor.execute(f'CREATE DATABASE "{name}"')
+        self.program("migrate", database=entry).ask("migrate")
+        return entry
 
     def vhost(self, name: str) -> Vhost:
         """Create a vhost."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 #: The participant that is this project.
@@ -40,6 +40,14 @@ class Target:
     level: Level
     factor: float
     against: str
+
+    @classmethod
+    def pair(cls, against: str, *, reach: float, stretch: float) -> tuple[Target, Target]:
+        """Return a target to reach, and a further one."""
+        return (
+            cls(level="reach", factor=reach, against=against),
+            cls(level="stretch", factor=stretch, against=against),
+        )
 
     def met(self, figure: float, better: Better) -> bool:
         """Return True if a ratio, or an absolute figure, meets the target."""
@@ -190,16 +198,7 @@ def shown(value: float) -> str:
 
 def to_json(measured: Measured) -> dict[str, Any]:
     """Return a measurement as JSON data."""
-    kept: dict[str, Any] = {
-        "kind": type(measured).__name__.lower(),
-        **{name: getattr(measured, name) for name in measured.__dataclass_fields__},
-    }
-    if isinstance(measured, Table):
-        kept["targets"] = [
-            {"level": each.level, "factor": each.factor, "against": each.against}
-            for each in measured.targets
-        ]
-    return kept
+    return {"kind": type(measured).__name__.lower(), **asdict(measured)}
 
 
 def from_json(kept: Mapping[str, Any]) -> Measured:

@@ -39,10 +39,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     }
     values = in_turn(runs, size.turns(5), tell)
     what = f"events_declare of {handlers:,} handlers, second run"
-    targets = (
-        Target(level="reach", factor=2, against=PASSIVE),
-        Target(level="stretch", factor=1.2, against=PASSIVE),
-    )
+    targets = Target.pair(PASSIVE, reach=2, stretch=1.2)
     there = f"{len(names['queues']):,} queues, {len(names['exchanges'])} exchanges"
     return [
         Table(

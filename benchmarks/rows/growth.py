@@ -188,7 +188,6 @@ def of_archive(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     sizes = (1000, 10_000) if size.short else (1000, 10_000, 100_000, 1_000_000)
     more, again = size.number(2000, 500), size.number(1000, 300)
     database = ground.database("postgresql")
-    ground.program("migrate", database=database).ask("migrate")
     vhost = ground.vhost("archive")
     program: Program = ground.program("archive", vhost, database=database)
     (queue,) = program.ask("declare")["queues"]

@@ -48,10 +48,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 unit="events/s",
                 better="more",
                 values=in_turn(participants, size.turns(4, 1), tell),
-                targets=(
-                    Target(level="reach", factor=2, against=PLAIN),
-                    Target(level="stretch", factor=3, against=PLAIN),
-                ),
+                targets=Target.pair(PLAIN, reach=2, stretch=3),
                 counted=COUNTED,
             )
         )
@@ -65,10 +62,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 unit="events/s",
                 better="more",
                 values=in_turn(runs, size.turns(3, 1), tell),
-                targets=(
-                    Target(level="reach", factor=1.3, against=PLAIN),
-                    Target(level="stretch", factor=2, against=PLAIN),
-                ),
+                targets=Target.pair(PLAIN, reach=1.3, stretch=2),
                 counted=COUNTED,
             )
         )

@@ -78,10 +78,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 unit="ms",
                 better="less",
                 values=values,
-                targets=(
-                    Target(level="reach", factor=1.0, against=PLAIN),
-                    Target(level="stretch", factor=0.9, against=PLAIN),
-                ),
+                targets=Target.pair(PLAIN, reach=1.0, stretch=0.9),
                 counted="as many calls, and times, as events",
             )
         )

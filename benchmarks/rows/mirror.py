@@ -24,7 +24,6 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 
     def reading(vendor: str, do: str) -> Callable[[], float]:
         database = ground.database(vendor)
-        ground.program("migrate", database=database).ask("migrate")
         vhost = ground.vhost("archive")
         program = ground.program("archive", vhost, database=database)
         program.ask("declare")
@@ -41,7 +40,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 
         return run
 
-    for vendor, name in (("sqlite", "SQLite"), ("postgresql", "PostgreSQL")):
+    for vendor, name in (("sqlite3", "SQLite"), ("postgresql", "PostgreSQL")):
         runs = {OURS: reading(vendor, "mirrored"), INSERT: reading(vendor, "inserted")}
         found.append(
             Table(
@@ -49,10 +48,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 unit="rows/s",
                 better="more",
                 values=in_turn(runs, size.turns(5), tell),
-                targets=(
-                    Target(level="reach", factor=0.8, against=INSERT),
-                    Target(level="stretch", factor=0.95, against=INSERT),
-                ),
+                targets=Target.pair(INSERT, reach=0.8, stretch=0.95),
                 counted="as many rows as messages; the queue is empty",
             )
         )

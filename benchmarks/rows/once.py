@@ -23,7 +23,6 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 
     def writing(who: str, *, once: bool) -> Callable[[], float]:
         database = ground.database("postgresql")
-        ground.program("migrate", database=database).ask("migrate")
 
         def after() -> None:
             with ground.sql(database["NAME"]) as cursor:
@@ -48,10 +47,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             unit="events/s",
             better="more",
             values=in_turn(runs, size.turns(4, 1), tell),
-            targets=(
-                Target(level="reach", factor=1.0, against=PLAIN),
-                Target(level="stretch", factor=1.2, against=PLAIN),
-            ),
+            targets=Target.pair(PLAIN, reach=1.0, stretch=1.2),
             counted="as many rows, and inbox rows, as events; the queue is empty",
         )
     ]

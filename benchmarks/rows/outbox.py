@@ -35,7 +35,6 @@ class Outbox:
 
     def __init__(self, ground: Ground, vendor: str, size: Size) -> None:
         database = ground.database(vendor)
-        ground.program("migrate", database=database).ask("migrate")
         self.vhost, self.theirs = ground.vhost("outbox"), ground.vhost("plain")
         words: dict[str, Any] = {"database": database, "mode": "outbox"}
         self.events: Program = ground.program("outbox_events", self.vhost, **words)
@@ -92,7 +91,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
     counted = "the queue has exactly the published events; the outbox is empty"
     boxes = {"PostgreSQL": Outbox(ground, "postgresql", size)}
     if not size.short:
-        boxes["SQLite"] = Outbox(ground, "sqlite", size)
+        boxes["SQLite"] = Outbox(ground, "sqlite3", size)
     called = "Event call in a transaction, up to COMMIT"
     tables = [(f"{called}, {vendor}", box, 0) for vendor, box in boxes.items()]
     tables.insert(1, (f"{called}, PostgreSQL, {PACE} a second", boxes["PostgreSQL"], PACE))
@@ -111,10 +110,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                     size.turns(7),
                     tell,
                 ),
-                targets=(
-                    Target(level="reach", factor=1.25, against=INSERT),
-                    Target(level="stretch", factor=1.1, against=INSERT),
-                ),
+                targets=Target.pair(INSERT, reach=1.25, stretch=1.1),
                 counted=counted,
             )
         )
@@ -132,10 +128,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 size.turns(7),
                 tell,
             ),
-            targets=(
-                Target(level="reach", factor=0.8, against=AFTER),
-                Target(level="stretch", factor=0.5, against=AFTER),
-            ),
+            targets=Target.pair(AFTER, reach=0.8, stretch=0.5),
             counted=counted,
         )
     )
@@ -152,10 +145,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
                 size.turns(5),
                 tell,
             ),
-            targets=(
-                Target(level="reach", factor=6, against=PLAIN),
-                Target(level="stretch", factor=8, against=PLAIN),
-            ),
+            targets=Target.pair(PLAIN, reach=6, stretch=8),
             counted=counted,
         )
     )

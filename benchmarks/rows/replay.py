@@ -21,7 +21,6 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 
     def replaying(vendor: str, do: str, number: int) -> Callable[[], float]:
         database = ground.database(vendor)
-        ground.program("migrate", database=database).ask("migrate")
         vhost = ground.vhost("replay")
         program = ground.program("archive", vhost, database=database)
         (queue,) = program.ask("declare")["queues"]
@@ -38,16 +37,13 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
 
         return run
 
-    vendors = {"postgresql": "PostgreSQL"} | ({} if size.short else {"sqlite": "SQLite"})
+    vendors = {"postgresql": "PostgreSQL"} | ({} if size.short else {"sqlite3": "SQLite"})
     for vendor, name in vendors.items():
         runs = {
             OURS: replaying(vendor, "replayed", size.number(10_000, 1000)),
             LOOP: replaying(vendor, "one_by_one", size.number(1000, 200)),
         }
-        targets = (
-            Target(level="reach", factor=7, against=LOOP),
-            Target(level="stretch", factor=9, against=LOOP),
-        )
+        targets = Target.pair(LOOP, reach=7, stretch=9)
         found.append(
             Table(
                 what=f"Bulk replay, {name}",

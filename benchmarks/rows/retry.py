@@ -34,10 +34,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             unit="events/s",
             better="more",
             values=in_turn(runs, size.turns(3, 1), tell),
-            targets=(
-                Target(level="reach", factor=2, against=PLAIN),
-                Target(level="stretch", factor=4, against=PLAIN),
-            ),
+            targets=Target.pair(PLAIN, reach=2, stretch=4),
             counted="exactly two calls per event; the queue is empty",
         )
     ]

@@ -33,10 +33,7 @@ def run(ground: Ground, size: Size, tell: Tell) -> list[Measured]:
             unit="s",
             better="less",
             values=in_turn(runs, size.turns(3, 1), tell),
-            targets=(
-                Target(level="reach", factor=1.0, against=PLAIN),
-                Target(level="stretch", factor=0.8, against=PLAIN),
-            ),
+            targets=Target.pair(PLAIN, reach=1.0, stretch=0.8),
             counted="one call per queue; all queues are empty",
         )
     ]
