@@ -6,25 +6,22 @@ below ``.run/bench/``, created from ``requirements/bench.txt`` on first use.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from machine import ScriptError, run
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN = ROOT / ".run" / "bench"
-LOCK = ROOT / "requirements" / "bench.txt"
 #: Seconds for one answer; the longest run takes a few minutes.
 ANSWER = 1800.0
 
@@ -127,21 +124,13 @@ class Program(Child):
         return answer
 
 
+@cache
 def peers() -> str:
     """Return the interpreter of the peers' environment; create it if it is missing."""
-    where = RUN / f"peers-{sys.version_info.major}.{sys.version_info.minor}"
-    python, stamp = where / "bin" / "python", where / "stamp"
-    wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        print("creating the peers' virtual environment ...", file=sys.stderr, flush=True)
-        shutil.rmtree(where, ignore_errors=True)
-        run(sys.executable, "-m", "venv", where)
-        run(
-            python, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps",
-            "--require-hashes", "--requirement", LOCK,
-        )  # fmt: skip
-        stamp.write_text(wanted)
-    return str(python)
+    venv = ROOT / ".run" / "bench" / "peers"
+    lock = ROOT / "requirements" / "bench.txt"
+    run(sys.executable, ROOT / "scripts" / "bootstrap.py", "--venv", venv, "--lock", lock)
+    return str(venv / "bin" / "python")
 
 
 def resident(pid: int) -> float:

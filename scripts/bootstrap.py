@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Create .venv from the lock file. Returns at once if nothing has changed.
 
-    python3 scripts/bootstrap.py [--venv DIR]
+    python3 scripts/bootstrap.py [--venv DIR] [--lock FILE]
 
 Needs only Python; apt installs its `venv` module if it is missing.
 """
@@ -17,7 +17,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCK = ROOT / "requirements" / "dev.txt"
 NEWEST, OLDEST = 14, 11
 
 
@@ -41,20 +40,22 @@ from machine import exit_with, run  # noqa: E402
 def main() -> int:
     parser = argparse.ArgumentParser(description="Create a virtual environment from the lock file.")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
-    venv: Path = parser.parse_args().venv
+    parser.add_argument("--lock", type=Path, default=ROOT / "requirements" / "dev.txt")
+    options = parser.parse_args()
+    venv, lock = options.venv, options.lock
     python, stamp = venv / "bin" / "python", venv / "stamp"
     interpreter = f"{sys.version.splitlines()[0]} {sys.base_prefix}"
-    wanted = f"{interpreter}\n{hashlib.sha256(LOCK.read_bytes()).hexdigest()}\n"
+    wanted = f"{interpreter}\n{hashlib.sha256(lock.read_bytes()).hexdigest()}\n"
     known = stamp.read_text() if python.exists() and stamp.exists() else ""
     if known == wanted:
         return 0
-    print(f"creating {venv.name} from requirements/{LOCK.name} ...", file=sys.stderr, flush=True)
+    print(f"creating {venv.name} from requirements/{lock.name} ...", file=sys.stderr, flush=True)
     if known.partition("\n")[0] != interpreter:
         create(venv)
     stamp.unlink(missing_ok=True)
     run(
         python, "-m", "pip", "install", "--require-hashes", "--only-binary", ":all:", "--no-deps",
-        "--disable-pip-version-check", "--requirement", LOCK,
+        "--disable-pip-version-check", "--requirement", lock,
     )  # fmt: skip
     stamp.write_text(wanted)
     return 0
