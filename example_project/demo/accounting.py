@@ -72,8 +72,10 @@ class ServiceTopology:
         return {names[queue] for key, queue in self.bindings if pattern_matches(key, event)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Attempt:
+    """A row of the ledger's attempts."""
+
     handler: str
     event_id: str
     attempt: int
@@ -105,19 +107,7 @@ class Ledger:
             "SELECT handler, event_id, attempt, state, exception, due_at, began_at, ended_at "
             "FROM ledger_attempt ORDER BY began_at"
         )
-        return [
-            Attempt(
-                handler=row[0],
-                event_id=row[1],
-                attempt=row[2],
-                state=row[3],
-                exception=row[4],
-                due_at=_moment(row[5]) if row[5] else None,
-                began_at=_moment(row[6]),
-                ended_at=_moment(row[7]),
-            )
-            for row in rows
-        ]
+        return [Attempt(*row[:5], *map(_moment, row[5:])) for row in rows]
 
     def archive(self) -> list[Archived]:
         """Return the archive's table."""
@@ -147,8 +137,8 @@ class Ledger:
         return int(self._all(query)[0][0])
 
 
-def _moment(text: str) -> datetime:
-    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+def _moment(text: str | None) -> Any:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC) if text else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ since a test process has one set of settings."""
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import subprocess
@@ -136,42 +135,6 @@ def test_release_2_handles_the_failed_orders(tmp_path: Path) -> None:
     assert second[:3] == ["0.25", "0.19", "0.23"]
     assert second[3].startswith("GR-")
     assert second[4:] == ["TaxError", "0"]
-
-
-PAGE = """
-from example_project.demo.html_forms import Page
-page = Page("http://here/list/?page=2", '''<!doctype html><title>A &amp; B</title>
-<ul class="messagelist"><li class="success">3 events <b>published</b>.</li><li>Done</li></ul>
-<p class="errornote">Wrong.</p><form><input name="q"></form>
-<form method="POST" id="f"><input type=hidden name="token" value="x&lt;y">
-<input type="checkbox" name="row" value="1" checked><input type="checkbox" name="row" value="2">
-<select name="action"><option value="">---</option>
-<option value="replay">Replay all</option></select>
-<textarea name="reason">two  words</textarea><input name="off" disabled value="1"><br>
-<button name="index" value="0">Go</button><input type="file" name="upload"></form>
-<a href="../other/?x=1">Other <em>page</em></a>''')
-search, form = page.forms
-print([page.title, page.messages, page.errors, page.links])
-print([search.method, search.action, form.method, form.action, form.options("action")])
-print(form.data({"row": ["1", "2"]}, form.buttons[0]))
-print(form.data({}, None))
-"""
-
-
-def test_a_page_is_read_as_a_browser_would(tmp_path: Path) -> None:
-    out = python("-c", PAGE, data=tmp_path)
-    said, forms, filled, bare = map(ast.literal_eval, out.splitlines())
-    assert said == [
-        "A & B",
-        ["3 events published.", "Done"],
-        ["Wrong."],
-        [("http://here/other/?x=1", "Other page")],
-    ]
-    here = "http://here/list/?page=2"
-    assert forms == ["get", here, "post", here, {"": "---", "replay": "Replay all"}]
-    unchanged = [("token", "x<y"), ("action", ""), ("reason", "two  words")]
-    assert filled == [*unchanged, ("row", "1"), ("row", "2"), ("index", "0")]
-    assert sorted(bare) == sorted([*unchanged, ("row", "1")])
 
 
 def test_a_repeated_order_changes_nothing(tmp_path: Path) -> None:
