@@ -176,7 +176,7 @@ class EditingPages(ActionPages):
         return self._review(request, context, form, payload, draft)
 
     def _context(
-        self, request: HttpRequest, event: ArchivedEvent, where: Handler, wanted: str | None
+        self, request: HttpRequest, event: ArchivedEvent, handler: Handler, wanted: str | None
     ) -> dict[str, Any]:
         """Return what editor and review have in common."""
         revisions = event.revision_set.using(alias_of(event)).order_by("-number")
@@ -198,8 +198,8 @@ class EditingPages(ActionPages):
             "start": by_number.get(base),
             "starts": starts,
             "header_names": _header_names(event),
-            "target": where,
-            "warnings": _warnings(event, where),
+            "handler": handler,
+            "warnings": _warnings(event, handler),
             "action_url": self._filtered_url(request, "edit", event.pk),
             "cancel_url": self._filtered_url(request, "change", event.pk),
         }
@@ -292,7 +292,7 @@ def _header_names(event: ArchivedEvent) -> str:
         return ""
 
 
-def _warnings(event: ArchivedEvent, where: Handler) -> list[str]:
+def _warnings(event: ArchivedEvent, handler: Handler) -> list[str]:
     """Return the warnings to read before an edited replay."""
     told = []
     replays = event.replay_set.using(alias_of(event))
@@ -300,14 +300,14 @@ def _warnings(event: ArchivedEvent, where: Handler) -> list[str]:
         told.append(_("A replay has already succeeded: the handler has run for this event once."))
     if event.reason == "poison":
         told.append(_("This event is poison: it killed its worker process and may do so again."))
-    if where.once:
-        told.append(_once(event, where))
+    if handler.once:
+        told.append(_once(event, handler))
     return told
 
 
-def _once(event: ArchivedEvent, where: Handler) -> str:
+def _once(event: ArchivedEvent, handler: Handler) -> str:
     try:
-        handled = editing.handled(event, where)
+        handled = editing.handled(event, handler)
     except DatabaseError as exc:
         return _(
             "The handler has once=True, but its inbox could not be read (%(error)s). If it "
