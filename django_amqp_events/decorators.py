@@ -6,7 +6,17 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 from uuid import UUID
 
 from asgiref.sync import sync_to_async
@@ -21,8 +31,8 @@ from .declare.declarations import (
     default_name,
     dotted,
 )
-from .exceptions import ConfigurationError, DirectCallError
-from .options import Format
+from .exceptions import ConfigurationError, DirectCallError, InvalidEventError
+from .options import Format, HandlerWords
 from .publish import publisher
 from .publish.publisher import NO_OPTIONS, Options
 
@@ -104,7 +114,10 @@ class Publishable(Declared, Generic[P]):
         return await sync_to_async(publish, thread_sensitive=not immediate)()
 
     def publish_many(self, payloads: Iterable[Mapping[str, Any]]) -> list[str]:
-        """Publish many; see :func:`publisher.publish_many`."""
+        """Publish many; see :func:`publisher.publish_many`.
+
+        A type checker knows the types of payloads that :meth:`payload` makes.
+        """
         publisher.require_payload_list(self.name, payloads)
         bound = [
             contracts.bind_contract(self.name, self.contract, payload)
@@ -114,12 +127,27 @@ class Publishable(Declared, Generic[P]):
         ]
         return publisher.publish_many(self.name, bound, options=self.options, validate=False)
 
+    def payload(self, /, *args: P.args, **payload: P.kwargs) -> dict[str, Any]:
+        """Return a payload for :meth:`publish_many`, which validates it.
+
+        Its arguments are those of :meth:`publish`, so that a type checker checks them::
+
+            order_created.publish_many(order_created.payload(order_id=n) for n in range(3))
+        """
+        if args:
+            raise InvalidEventError(
+                f"payload() of event {self.name!r} takes arguments by name only"
+            )
+        return payload
+
     __call__ = publish
 
-    def delay(self, *args: Any, **kwargs: Any) -> Any:
-        raise DirectCallError.of_event(self.name)
+    if not TYPE_CHECKING:  # so that a type checker refuses them
 
-    apply_async = delay
+        def delay(self, *args: Any, **kwargs: Any) -> Any:
+            raise DirectCallError.of_event(self.name)
+
+        apply_async = delay
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -138,9 +166,14 @@ class Event(Publishable[P]):
     @overload
     def handler(self, target: Callable[Q, R], /) -> HandlerFunction[Q, R]: ...
     @overload
-    def handler(self, /, *, name: str = ..., **options: Any) -> Decorator: ...
+    def handler(self, /, *, name: str = ..., **options: Unpack[HandlerWords]) -> Decorator: ...
     def handler(
-        self, target: Callable[..., Any] | None = None, /, *, name: str = "", **options: Any
+        self,
+        target: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str = "",
+        **options: Unpack[HandlerWords],
     ) -> Any:
         """Declare a handler of this event, with the options of :func:`handler`."""
         decorate = handler(self, name=name, **options)
@@ -199,10 +232,12 @@ class HandlerFunction(Declared, Generic[P, R]):
 
         return task_for(self.name).apply(args=args, kwargs=dict(kwargs or {}))
 
-    def delay(self, *args: Any, **kwargs: Any) -> Any:
-        raise DirectCallError.of(self.name)
+    if not TYPE_CHECKING:  # so that a type checker refuses them
 
-    apply_async = delay
+        def delay(self, *args: Any, **kwargs: Any) -> Any:
+            raise DirectCallError.of(self.name)
+
+        apply_async = delay
 
     def __repr__(self) -> str:
         return f"<handler {self.name}>"
@@ -217,7 +252,9 @@ class Decorator(Protocol):
     def __call__(self, target: Callable[Q, R], /) -> HandlerFunction[Q, R]: ...
 
 
-def handler(*events: str | Publishable[Any], name: str = "", **options: Any) -> Decorator:
+def handler(
+    *events: str | Publishable[Any], name: str = "", **options: Unpack[HandlerWords]
+) -> Decorator:
     """Declare a handler of one or several events, or of topic patterns.
 
     It returns a :class:`HandlerFunction`, or a Celery task class unchanged.

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypedDict, get_args
 
 #: Upper limit of seconds, bytes and lengths: AMQP's integers and Python's dates end there.
 MAX: Final = 2**31
@@ -203,6 +203,33 @@ EVENT_OPTIONS: Final[Mapping[str, Reader]] = {
     "contract": unchecked,
     "format": choice(*get_args(Format)),
 }
+
+_Exceptions = str | type[BaseException] | Iterable[str | type[BaseException]]
+
+
+class HandlerWords(TypedDict, total=False):
+    """The options of ``@handler``, for type checkers and editors; docs/settings.md explains them.
+
+    They are those of :data:`HANDLER_OPTIONS` without ``events`` and ``handler``.
+    """
+
+    max_retries: int | None
+    retry_backoff: int
+    retry_backoff_max: int
+    retry_jitter: bool
+    default_retry_delay: int
+    autoretry_for: _Exceptions
+    dont_autoretry_for: _Exceptions
+    time_limit: float | None
+    soft_time_limit: float | None
+    rate_limit: str | float | None
+    ignore_result: bool
+    queue: str
+    strict: bool
+    once: bool
+    using: str
+    enabled: bool
+    bind: bool
 
 
 def option(read: Reader, **default: Any) -> Any:

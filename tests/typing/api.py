@@ -42,6 +42,11 @@ def publishing() -> None:
     assert_type(order_created.publish(order_id=1, total=Decimal(2)), str)
     assert_type(order_created(1, Decimal(2), note="x"), str)
     assert_type(order_created.publish_many([{"order_id": 1, "total": Decimal(2)}]), list[str])
+    made = order_created.payload(order_id=1, total=Decimal(2))
+    assert_type(order_created.publish_many(made for _ in range(3)), list[str])
+    order_created.payload(order_id="1", total=Decimal(2))  # type: ignore[arg-type]
+    order_created.payload(order_id=1)  # type: ignore[call-arg]
+    order_created.publish_many(made)  # type: ignore[arg-type]
     order_created.publish(order_id="1", total=Decimal(2))  # type: ignore[arg-type]
     order_created.publish(total=Decimal(2))  # type: ignore[call-arg]
     order_created(1, Decimal(2), unknown=3)  # type: ignore[call-arg]
@@ -79,6 +84,46 @@ def with_options(order_id: int) -> str:
     return ""
 
 
+@handler("shop.order.created", max_retry=3)  # type: ignore[call-arg]
+def unknown_option(order_id: int) -> None: ...
+
+
+@handler(order_created, max_retries="3")  # type: ignore[arg-type]
+def wrong_option(order_id: int) -> None: ...
+
+
+@order_created.handler(max_retries="3")  # type: ignore[call-overload]
+def another_wrong_option(order_id: int) -> None: ...
+
+
+@order_created.handler(max_retry=3)  # type: ignore[call-overload]
+def another_unknown_option(order_id: int) -> None: ...
+
+
+@handler(
+    "shop.order.created",
+    name="shop.all",
+    max_retries=None,
+    retry_backoff=True,
+    retry_backoff_max=60,
+    retry_jitter=True,
+    default_retry_delay=5,
+    autoretry_for=[OSError, "requests.RequestException"],
+    dont_autoretry_for=ValueError,
+    time_limit=1.5,
+    soft_time_limit=1,
+    rate_limit="10/m",
+    ignore_result=False,
+    queue="mail",
+    strict=True,
+    once=True,
+    using="orders",
+    enabled=True,
+    bind=False,
+)
+def every_option(order_id: int) -> None: ...
+
+
 @handler("shop.order.*", order_created, bind=True)
 def several(self: Task, **payload: Any) -> None:
     """Handles a pattern."""
@@ -102,6 +147,9 @@ def handling() -> None:
     taken: HandlerFunction[..., None] = several
     stays: type[AsTask] = AsTask
     plain("1", Decimal(2))  # type: ignore[arg-type]
+    plain.delay(order_id=1, total=Decimal(2))  # type: ignore[attr-defined]
+    plain.apply_async(kwargs={})  # type: ignore[attr-defined]
+    order_created.delay(order_id=1)  # type: ignore[attr-defined]
     assert_type(current_event(), ReceivedEvent | None)
     if seen := current_event():
         assert_type(seen.attempt, int)

@@ -109,6 +109,11 @@ def codes(*handlers: HandlerDeclaration, **keys: Any) -> list[str]:
 # -- handlers -----------------------------------------------------------------------------
 
 
+def test_type_checkers_know_every_option() -> None:
+    words = known_options.HandlerWords.__annotations__.keys()
+    assert words == known_options.HANDLER_OPTIONS.keys() - {"events", "handler"}
+
+
 def test_decorator_only() -> None:
     handlers = clean(declaration(max_retries=5, retry_backoff=30, strict=True))
     handler = handlers["billing.invoice"]
