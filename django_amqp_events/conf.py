@@ -227,6 +227,7 @@ class Settings:
     redact: str = option(_redact, default="")
     metrics: bool = option(boolean, default=False)
     fast_paths: frozenset[str] = option(_fast_paths, default=frozenset(FAST_PATHS))
+    validate: bool = option(boolean, default=False)
 
 
 def _unchecked(options: Iterable[str]) -> Mapping[str, Reader]:

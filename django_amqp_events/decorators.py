@@ -31,6 +31,8 @@ from .declare.declarations import (
     default_name,
     dotted,
 )
+from .declare.registry import get_registry
+from .declare.upcasting import Upcaster
 from .exceptions import ConfigurationError, DirectCallError, InvalidEventError
 from .options import Format, HandlerWords
 from .publish import publisher
@@ -40,6 +42,7 @@ P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 C = TypeVar("C")
+U = TypeVar("U", bound=Upcaster)
 
 
 class OptionWords(TypedDict, total=False):
@@ -57,13 +60,17 @@ class EventOptions(TypedDict, total=False):
     """Options of ``@event``."""
 
     format: Format
+    validate: bool
 
 
 class Publishable(Declared, Generic[P]):
     """An event and options, ready to be published."""
 
     def __init__(
-        self, name: str, contract: Callable[P, Any] | None = None, options: Options = NO_OPTIONS
+        self,
+        name: str,
+        contract: Callable[P, Any] | None = None,
+        options: Options = NO_OPTIONS,
     ) -> None:
         self.name = name
         self.contract = contract
@@ -96,10 +103,16 @@ class Publishable(Declared, Generic[P]):
         """
         full: Mapping[str, Any] = payload
         if self.contract is not None:
-            full = contracts.bind_contract(self.name, self.contract, payload, *args)
+            full = contracts.bind_contract(
+                self.name, self.contract, payload, *args, validate=self._validates()
+            )
         elif args:
             raise DirectCallError(f"event {self.name!r} has no contract. Pass its payload by name")
         return publisher.publish_event(self.name, full, options=self.options, validate=False)
+
+    def _validates(self) -> bool:
+        known = get_registry().events.get(self.name)
+        return bool(known.validate if known is not None else get_settings().validate)
 
     async def apublish(self, /, *args: P.args, **payload: P.kwargs) -> str:
         """Validate and publish from asynchronous code.
@@ -119,9 +132,10 @@ class Publishable(Declared, Generic[P]):
         A type checker knows the types of payloads that :meth:`payload` makes.
         """
         publisher.require_payload_list(self.name, payloads)
+        contract, validate = self.contract, self._validates()
         bound = [
-            contracts.bind_contract(self.name, self.contract, payload)
-            if self.contract is not None
+            contracts.bind_contract(self.name, contract, payload, validate=validate)
+            if contract is not None
             else payload
             for payload in payloads
         ]
@@ -178,6 +192,36 @@ class Event(Publishable[P]):
         """Declare a handler of this event, with the options of :func:`handler`."""
         decorate = handler(self, name=name, **options)
         return decorate if target is None else decorate(target)
+
+    def upcast_from(self, older: str | Publishable[Any]) -> Callable[[U], U]:
+        """Declare how the payload of an older version of this event becomes one of this version.
+
+        The function gets the older payload as a dict and returns the newer one. Handlers of this
+        event receive the older one too, through it::
+
+            @order_created_v2.upcast_from(order_created)
+            def with_currency(payload):
+                return {**payload, "currency": "EUR"}
+        """
+        source = older.name if isinstance(older, Publishable) else older
+        if not isinstance(source, str):
+            raise ConfigurationError(
+                f"upcast_from() of event {self.name!r} got {older!r:.80} instead of an event. "
+                f"Write @order_created_v2.upcast_from(order_created), or pass its name"
+            )
+
+        def declare(function: U) -> U:
+            if not callable(function) or inspect.iscoroutinefunction(function):
+                raise ConfigurationError(
+                    f"{dotted(function)}, an upcaster of event {self.name!r}, is no ordinary "
+                    f"function. Write one that takes a dict and returns a dict"
+                )
+            declarations.add_event(
+                EventDeclaration(name=self.name, upcasters=((source, function),))
+            )
+            return function
+
+        return declare
 
 
 def event(name: str, **options: Unpack[EventOptions]) -> Callable[[Callable[P, Any]], Event[P]]:

@@ -196,12 +196,14 @@ HANDLER_OPTIONS: Final[Mapping[str, Reader]] = {
     "handler": unchecked,
     "enabled": boolean,
     "bind": boolean,
+    "validate": boolean,
 }
 #: The formats in which an event can be published; docs/message-format.md describes them.
 Format = Literal["celery", "cloudevents", "json"]
 EVENT_OPTIONS: Final[Mapping[str, Reader]] = {
     "contract": unchecked,
     "format": choice(*get_args(Format)),
+    "validate": boolean,
 }
 
 _Exceptions = str | type[BaseException] | Iterable[str | type[BaseException]]
@@ -230,6 +232,7 @@ class HandlerWords(TypedDict, total=False):
     using: str
     enabled: bool
     bind: bool
+    validate: bool
 
 
 def option(read: Reader, **default: Any) -> Any:

@@ -15,13 +15,14 @@ from django.utils.translation import ngettext
 
 from ..conf import get_settings
 from ..declare import contracts
+from ..declare.declarations import EventDeclaration
 from ..declare.registry import Handler, get_registry
 from ..exceptions import InvalidEditError, InvalidEventError
 from ..message import encoding, formats
 from ..models import ArchivedEvent, InboxEntry
 from ..reasons import Reason
 from ..worker import inbox
-from ..worker.binding import bind
+from ..worker.binding import bind, upcast
 from ..worker.verdict import InvalidArguments
 
 #: Most lines of one side that are compared; longer texts are shown as changed.
@@ -100,24 +101,24 @@ def draft(event: ArchivedEvent, handler: Handler, payload: Mapping[str, Any]) ->
     if own is not None and _same(own.kwargs, payload):
         problems.append(Reason("own-payload"))
     try:
-        _bound, taken = bind(handler, args, payload)
+        _bound, taken = bind(handler, args, upcast(handler, event.name, args, payload))
     except InvalidArguments as exc:
         problems.append(_sentence(exc))
     else:
         before = own.kwargs if own is not None else {}
         left = sorted(key for key in payload if key not in taken and key not in before)
-        if left:
+        if left and handler.upcast_of(event.name) is None:
             names = ", ".join(repr(key) for key in left)
             notes.append(Reason("not-taken", handler=repr(handler.name), names=names))
     known = get_registry().events.get(event.name)
     if known is not None and known.contract is not None:
-        why = _refusal(event.name, known.contract, args, payload)
+        why = _refusal(known, args, payload)
         if isinstance(why, InvalidEventError):
             problems.append(_sentence(why))
         elif why is not None:
             kind = type(why)
             told = Reason("contract", error=f"{kind.__name__}: {why}")
-            first = _refusal(event.name, known.contract, args, own.kwargs) if own else None
+            first = _refusal(known, args, own.kwargs) if own else None
             if type(first) is kind:
                 notes.append(Reason("contract-own", refused=told))
             else:
@@ -140,11 +141,15 @@ def _format(event: ArchivedEvent) -> dict[str, Any]:
 
 
 def _refusal(
-    name: str, contract: Any, args: Sequence[Any], payload: Mapping[str, Any]
+    known: EventDeclaration, args: Sequence[Any], payload: Mapping[str, Any]
 ) -> Exception | None:
     """Return the exception that a contract raises for a payload, if any."""
+    contract: Any = known.contract
+    validate = bool(known.validate)
     try:
-        contracts.bind_contract(name, contract, payload, *args)
+        contracts.bind_contract(
+            known.name, contract, payload, *args, validate=validate, decoded=True
+        )
     except Exception as exc:  # noqa: BLE001 - a project's own code
         return exc
     return None

@@ -77,6 +77,7 @@ _DATABASE_UNREACHABLE: Final = (InterfaceError, OperationalError)
 REASONS: Final = frozenset(
     {
         "arguments",
+        "contract",
         "exhausted",
         "failed",
         "malformed",

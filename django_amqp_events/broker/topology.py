@@ -241,7 +241,7 @@ def _handler_bindings(names: Names, handler: Handler) -> list[Binding]:
     return [
         *(
             Binding(exchange=names.events, queue=handler.queue, routing_key=pattern)
-            for pattern in dict.fromkeys(handler.patterns)
+            for pattern in handler.bindings
         ),
         Binding(exchange=names.return_, queue=handler.queue, routing_key=handler.key),
         Binding(exchange=names.replay, queue=handler.queue, routing_key=handler.key),

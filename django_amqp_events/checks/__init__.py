@@ -20,6 +20,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     settings.check_discovery,
     handlers.check_contracts,
     handlers.check_handlers,
+    handlers.check_validation,
     database.check_database,
     settings.check_renamed,
     settings.check_redaction,

@@ -9,8 +9,10 @@ from typing import Any, Final
 from celery import Task
 from celery.local import Proxy
 
-from ..declare.declarations import EventDeclaration, dotted
+from ..declare.declarations import EventDeclaration, dotted, signature_of
 from ..declare.registry import Handler
+from ..declare.validation import Validator
+from ..exceptions import ConfigurationError
 from ..options import Problem
 from .project import Project
 
@@ -51,6 +53,30 @@ def check_handlers(project: Project) -> Iterator[Problem]:
         for event in project.registry.events.values():
             if event.contract is not None and handler.matches(event.name):
                 yield from _compare(handler, event)
+
+
+def check_validation(project: Project) -> Iterator[Problem]:
+    """Type hints that VALIDATE cannot enforce (E080)."""
+    hinted = [
+        (_signature(event.contract), event.contract)
+        for event in project.registry.events.values()
+        if event.validate and event.contract is not None
+    ]
+    hinted += [
+        (handler.signature, handler.target)
+        for handler in project.registry.handlers.values()
+        if handler.validate and not _unusable(handler)
+    ]
+    problems = {}
+    for signature, target in hinted:
+        try:
+            if signature is not None:
+                Validator(signature, target)
+        except ConfigurationError as exc:
+            what, _, hint = str(exc).rpartition(". ")
+            problems[f"{what[:1].upper()}{what[1:]}."] = f"{hint}."
+    # One, if pydantic is missing.
+    return (Problem("E080", message, hint) for message, hint in problems.items())
 
 
 def _where(handler: Handler) -> str:
@@ -121,7 +147,7 @@ def _compare(handler: Handler, event: EventDeclaration) -> Iterator[Problem]:
 
 def _signature(target: Any) -> inspect.Signature | None:
     try:
-        return inspect.signature(target)
+        return signature_of(target)
     except (TypeError, ValueError):
         return None
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from ..exceptions import InvalidEventError
-from .declarations import dotted
+from .declarations import dotted, signature_of
+from .validation import Validator, Violation
 
 #: Limit of the names and contracts in memory, since some are made at run time.
 REMEMBERED: Final = 1024
@@ -34,10 +35,17 @@ class _Form:
         valid = len(full) == len(self.defaults) and payload.keys() >= self.required
         return full if valid else None
 
+    def call(self, contract: Callable[..., Any], full: Mapping[str, Any]) -> None:
+        """Call the contract with a payload that :meth:`filled` has returned."""
+        contract(
+            *[full[parameter] for parameter in self.positional],
+            **{parameter: full[parameter] for parameter in self.keyword_only},
+        )
+
 
 @lru_cache(maxsize=REMEMBERED)
 def _form(contract: Callable[..., Any]) -> _Form:
-    signature = inspect.signature(contract)
+    signature = signature_of(contract)
     parameters = signature.parameters.values()
     kinds = {
         kind: [parameter.name for parameter in parameters if parameter.kind is kind]
@@ -55,25 +63,62 @@ def _form(contract: Callable[..., Any]) -> _Form:
     )
 
 
+@lru_cache(maxsize=REMEMBERED)
+def _validator(contract: Callable[..., Any]) -> Validator:
+    return Validator(signature_of(contract), contract)
+
+
+def _enforce(
+    name: str,
+    contract: Callable[..., Any],
+    given: dict[str, Any],
+    call: Callable[[dict[str, Any]], object],
+    *,
+    decoded: bool,
+) -> dict[str, Any]:
+    """Call a contract with arguments of its type hints, and return the arguments to publish."""
+    # A callable object need not be hashable.
+    make = _validator if isinstance(contract, Hashable) else _validator.__wrapped__
+    validator = make(contract)
+    try:
+        typed = validator.from_json(given) if decoded else validator.from_python(given)
+        call(typed)
+        return validator.to_json(typed)
+    except Violation as exc:
+        raise InvalidEventError(
+            f"event {name!r} violates the type hints of its contract {dotted(contract)}: {exc}"
+        ) from exc.__cause__
+
+
 def bind_contract(
-    name: str, contract: Callable[..., Any], payload: Mapping[str, Any], *args: Any
+    name: str,
+    contract: Callable[..., Any],
+    payload: Mapping[str, Any],
+    *args: Any,
+    validate: bool = False,
+    decoded: bool = False,
 ) -> dict[str, Any]:
     """Bind a payload to the signature of its contract and run the contract's body.
+
+    Args:
+        validate: enforce the contract's type hints. The body gets values of their types, the
+            returned payload has those that Django's JSON encoder writes.
+        decoded: the payload has been JSON.
 
     Returns:
         the payload with the contract's defaults filled in.
 
     Raises:
-        InvalidEventError: the arguments do not match the signature. What the body raises goes
-            through.
+        InvalidEventError: the arguments do not match the signature, or violate the type hints. What
+            the body raises goes through.
+        ConfigurationError: the type hints cannot be enforced.
     """
     # A callable object need not be hashable.
     form = (_form if isinstance(contract, Hashable) else _form.__wrapped__)(contract)
     if not args and type(payload) is dict and (full := form.filled(payload)) is not None:
-        contract(
-            *[full[parameter] for parameter in form.positional],
-            **{parameter: full[parameter] for parameter in form.keyword_only},
-        )
+        if validate:
+            return _enforce(name, contract, full, partial(form.call, contract), decoded=decoded)
+        form.call(contract, full)
         return full
     if not hasattr(payload, "keys"):
         raise InvalidEventError(
@@ -90,7 +135,15 @@ def bind_contract(
             + (". Pass the payload by name, as in publish(**payload)" if by_name else "")
         ) from exc
     bound.apply_defaults()
-    contract(*bound.args, **bound.kwargs)
+    if validate:
+
+        def call(typed: dict[str, Any]) -> None:
+            bound.arguments = typed
+            contract(*bound.args, **bound.kwargs)
+
+        bound.arguments = _enforce(name, contract, bound.arguments, call, decoded=decoded)
+    else:
+        contract(*bound.args, **bound.kwargs)
     full = {}
     for parameter in signature.parameters.values():
         value = bound.arguments[parameter.name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,12 +22,16 @@ class EventDeclaration:
         contract: function whose signature and body validate a payload.
         options: without the defaults.
         format: in which it is published; ``None`` for that of the service.
+        validate: whether its type hints do so too; None for the setting ``VALIDATE``.
+        upcasters: functions that make its payload from that of an older event, with its name.
     """
 
     name: str
     contract: Callable[..., Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     format: Format | None = None
+    validate: bool | None = None
+    upcasters: tuple[tuple[str, Callable[..., Any]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +101,19 @@ declarations = _Declarations()
 def dotted(target: Any) -> str:
     """Return the dotted path of a function or class."""
     return f"{getattr(target, '__module__', '?')}.{getattr(target, '__qualname__', target)}"
+
+
+def signature_of(target: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a callable.
+
+    From Python 3.14 on, annotations are evaluated when they are read. A name that only a type
+    checker imports stays a forward reference.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(target, annotation_format=Format.FORWARDREF)
+    return inspect.signature(target)
 
 
 def default_name(target: Callable[..., Any]) -> str:

@@ -32,9 +32,11 @@ from .declarations import (
     declarations,
     default_name,
     dotted,
+    signature_of,
 )
 from .patterns import full_name_problem, pattern_matches, pattern_problem, patterns_overlap
 from .retry_policy import RetryPolicy
+from .upcasting import Upcast, Upcasters, circle, upcasts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class Handler:
         target: the user's function or Celery task class.
         time_limit, soft_time_limit: seconds.
         using: alias of the database that it writes to, ``""`` for ``DATABASE``.
+        upcasts: older events that it receives as one that its patterns match.
     """
 
     name: str
@@ -64,6 +67,8 @@ class Handler:
     ignore_result: bool = True
     once: bool = False
     using: str = ""
+    validate: bool = False
+    upcasts: tuple[Upcast, ...] = ()
 
     @property
     def is_task_class(self) -> bool:
@@ -77,15 +82,24 @@ class Handler:
     def signature(self) -> inspect.Signature:
         """The parameters that take the payload, without the task."""
         target: Any = self.target
-        own = inspect.signature(target.run if self.is_task_class else target)
+        own = signature_of(target.run if self.is_task_class else target)
         parameters = list(own.parameters.values())
         if (self.bind or self.is_task_class) and parameters:
             parameters = parameters[1:]
         return own.replace(parameters=parameters)
 
+    @property
+    def bindings(self) -> tuple[str, ...]:
+        """The names and patterns that its queue is bound to."""
+        return tuple(dict.fromkeys([*self.patterns, *(each.source for each in self.upcasts)]))
+
     def matches(self, event_name: str) -> bool:
-        """Return True if the handler receives events of that name."""
+        """Return True if its patterns match an event, which it then receives as it is."""
         return any(pattern_matches(pattern, event_name) for pattern in self.patterns)
+
+    def upcast_of(self, event_name: str) -> Upcast | None:
+        """Return how it receives an older event, None if it receives that one as it is."""
+        return next((each for each in self.upcasts if each.source == event_name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +120,9 @@ class Registry:
     def find(self, queue: str, event_name: str) -> Handler | None:
         """Return the handler of a first delivery from the events exchange."""
         for handler in self.handlers.values():
-            if handler.queue == queue and handler.matches(event_name):
+            if handler.queue == queue and (
+                handler.matches(event_name) or handler.upcast_of(event_name)
+            ):
                 return handler
         return None
 
@@ -118,9 +134,16 @@ def build(
 ) -> Registry:
     """Merge settings over the declarations of decorators, key by key."""
     builder = _Builder(settings)
+    declared = builder.events(events)
+    upcasters = builder.upcasters(declared)
     registry = Registry(
-        events=MappingProxyType(builder.events(events)),
-        handlers=MappingProxyType(builder.handlers(handlers)),
+        events=MappingProxyType(declared),
+        handlers=MappingProxyType(
+            {
+                name: replace(handler, upcasts=upcasts(upcasters, handler.matches))
+                for name, handler in builder.handlers(handlers).items()
+            }
+        ),
     )
     builder.check_overlaps(registry)
     builder.check_defaults()
@@ -145,6 +168,9 @@ class _Builder:
             where = dotted(event.contract)
             self.check_name("E006", where, event.name, full_name_problem(event.name))
             self.add_event(found, event.name, event.contract, event.options, where)
+            known = found[event.name]
+            upcasters = known.upcasters + event.upcasters
+            found[event.name] = replace(known, upcasters=upcasters)
         for name, options in self.settings.events.items():
             where = f"AMQP_EVENTS['EVENTS'][{name!r}]"
             self.check_name("E006", where, name, full_name_problem(name))
@@ -153,7 +179,11 @@ class _Builder:
             if contract is not None:
                 contract = self.load(contract, f"{where}['CONTRACT']")
             self.add_event(found, name, contract, given, where)
-        return found
+        default = self.settings.validate
+        return {
+            name: event if event.validate is not None else replace(event, validate=default)
+            for name, event in found.items()
+        }
 
     def add_event(
         self,
@@ -175,6 +205,33 @@ class _Builder:
             contract = None
         values = read_options(EVENT_OPTIONS, options, where, self.problems, "E009")
         found[name] = replace(known, contract=contract or known.contract, **values)
+
+    def upcasters(self, events: Mapping[str, EventDeclaration]) -> Upcasters:
+        """Return the upcasters of all events, by the older event and the newer one."""
+        found: dict[str, dict[str, Callable[..., Any]]] = {}
+        for event in events.values():
+            for source, function in event.upcasters:
+                where = f"The upcaster {dotted(function)} of event {event.name!r}"
+                known = found.setdefault(source, {}).setdefault(event.name, function)
+                if source not in events:
+                    self.report(
+                        "E081",
+                        f"{where} takes event {source!r:.80}, which is not declared.",
+                        "Correct the name, or declare the older event too, with @event or EVENTS.",
+                    )
+                elif known is not function:
+                    self.report(
+                        "E008",
+                        f"{where} and {dotted(known)} take the same event {source!r}.",
+                        "Remove one of them.",
+                    )
+        if names := circle(found):
+            self.report(
+                "E081",
+                f"Upcasters form a circle: {' -> '.join(names)}.",
+                "Remove one of them. Upcasters lead from an older version to a newer one.",
+            )
+        return found
 
     def check_name(self, code: str, where: str, name: object, wrong: str | None) -> None:
         if wrong:
@@ -241,6 +298,7 @@ class _Builder:
         values = self.read(options, where)
         wrong = "a name has no colon" if ":" in name else full_name_problem(name)
         self.check_name("E004", where, name, wrong)
+        values.setdefault("validate", self.settings.validate)
         queue = values.pop("queue", None) or name
         if queue is not name and (not isinstance(queue, str) or ":" in queue or not queue.strip()):
             self.check_name("E004", where, queue, "a queue is a string without a colon")
@@ -339,7 +397,7 @@ class _Builder:
         """
         for queue, handlers in registry.by_queue().items():
             for first, second in combinations(handlers, 2):
-                for left, right in product(first.patterns, second.patterns):
+                for left, right in product(first.bindings, second.bindings):
                     if patterns_overlap(left, right):
                         self.report(
                             "E010",

@@ -181,7 +181,7 @@ def build(
 
     Args:
         reason: one word: ``failed``, ``exhausted``, ``arguments``, ``malformed``,
-            ``unknown``, ``revoked``, ``unsupported``, ``poison``.
+            ``contract``, ``unknown``, ``revoked``, ``unsupported``, ``poison``.
         detail: one sentence for a person.
         event, progress, handler, failure: if known.
         service: the service that owns the archive.

@@ -329,7 +329,7 @@ def _message(
         )
     known = get_registry().events.get(name)
     if validate and known is not None and known.contract is not None:
-        payload = bind_contract(name, known.contract, payload)
+        payload = bind_contract(name, known.contract, payload, validate=bool(known.validate))
     cause = current_event()
     identity: dict[str, Any] = {
         "event_id": options.event_id or str(uuid4()),

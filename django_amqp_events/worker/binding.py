@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from ..declare.declarations import dotted
 from ..declare.registry import Handler
-from .verdict import InvalidArguments
+from ..declare.validation import Validator, Violation
+from .verdict import ContractViolated, InvalidArguments, describe
 
 
 def bind(
@@ -16,23 +21,82 @@ def bind(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments for a handler, without keyword arguments that it does not accept.
 
+    With ``validate``, they are values of the handler's type hints.
+
     Raises:
         InvalidArguments: an argument is missing, or a strict handler does not accept one.
+        ContractViolated: an argument violates its type hint.
     """
     signature = _signature(handler)
     parameters = signature.parameters
     if not handler.strict and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
         kwargs = {key: value for key, value in kwargs.items() if key in parameters}
     try:
-        signature.bind(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
     except TypeError as exc:
         raise InvalidArguments(
             f"handler {handler.name!r} takes {signature}, which does not match the event's "
             f"payload: {exc}"
         ) from None
+    if handler.validate:
+        try:
+            bound.arguments = validator(handler).from_json(bound.arguments)
+        except Violation as exc:
+            raise ContractViolated(
+                f"the payload violates the type hints of handler {handler.name!r}: {exc}"
+            ) from exc.__cause__
+        # In the form that the payload came in: by position or by name.
+        by_name = {**bound.arguments, **bound.kwargs}
+        return bound.args[: len(args)], {key: by_name[key] for key in kwargs}
     return tuple(args), dict(kwargs)
+
+
+def upcast(
+    handler: Handler, event_name: str, args: Any, kwargs: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the payload of an older event as that of the one that a handler takes.
+
+    Raises:
+        ContractViolated: an upcaster failed.
+    """
+    how = handler.upcast_of(event_name) if handler.upcasts else None
+    if how is None:
+        return kwargs
+    route = f"from {how.source!r} to {how.target!r}"
+    if args:
+        raise ContractViolated(
+            f"the payload has {len(args)} arguments without a name, which cannot be upcast {route}"
+        )
+    payload: Any = deepcopy(dict(kwargs))  # an upcaster may change what it gets
+    for step in how.steps:
+        try:
+            payload = step(payload)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as exc:
+            failure = describe(exc, traced=False)
+            raise ContractViolated(
+                f"the upcaster {dotted(step)} failed {route}: {failure.first_line}"
+            ) from exc
+        if not isinstance(payload, Mapping) or not all(isinstance(key, str) for key in payload):
+            raise ContractViolated(
+                f"the upcaster {dotted(step)} returned a {type(payload).__name__} {route}. Return "
+                f"a dict with the arguments by name"
+            )
+    found: Mapping[str, Any] = payload
+    return found
 
 
 @cache
 def _signature(handler: Handler) -> inspect.Signature:
     return handler.signature
+
+
+@cache
+def validator(handler: Handler) -> Validator:
+    """Return the validator of a handler, made once per process.
+
+    Raises:
+        ConfigurationError: the handler's type hints cannot be enforced.
+    """
+    return Validator(handler.signature, handler.target)

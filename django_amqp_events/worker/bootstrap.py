@@ -35,6 +35,7 @@ from ..conf import get_settings, load
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
 from . import billiard_internals, celery_internals, cold_shutdown, fast_paths
+from .binding import validator
 from .bootstep import EventStep
 from .connection_errors import Login
 from .hang_detector import Watch
@@ -143,6 +144,9 @@ def install(worker: Any) -> None:
             if unsupported:
                 raise AmqpEventsError(unsupported)
             _check_queues(app, registry.by_queue())
+        for handler in registry.handlers.values():
+            if handler.validate:
+                validator(handler)  # pool processes share it
         HandlerTask.trace_info = fast_paths.trace_info()
         register(app, registry.handlers)
     except Exception as exc:

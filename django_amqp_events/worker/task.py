@@ -23,7 +23,7 @@ from ..declare.retry_policy import MINIMUM_DELAY, RetryPolicy
 from ..exceptions import ConfigurationError, DirectCallError
 from . import inbox
 from .billiard_internals import terminated_by_signal
-from .binding import bind
+from .binding import bind, upcast
 from .celery_internals import TraceInfo
 from .verdict import HANDLED, Unsupported, Verdict, decide
 
@@ -124,7 +124,8 @@ class HandlerTask(Task):
         if run is None or event is None:
             return self._call(*args, **kwargs)
         try:
-            args, kwargs = bind(self.handler, args, kwargs)
+            payload = upcast(self.handler, event.name, args, kwargs)
+            args, kwargs = bind(self.handler, args, payload)
             with handling(event):
                 if self.handler.once:
                     result = inbox.once(self.handler, event, lambda: self._handle(*args, **kwargs))

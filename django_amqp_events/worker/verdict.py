@@ -29,6 +29,12 @@ class InvalidArguments(ControlFlow):
     reason = "arguments"
 
 
+class ContractViolated(InvalidArguments):
+    """The payload violates the handler's type hints, or cannot be upcast."""
+
+    reason = "contract"
+
+
 class Unsupported(ControlFlow):
     """The handler used a feature of Celery's that events do not have."""
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import date, timedelta
+from decimal import Decimal
 from typing import Any
 
 from celery import Task
 from celery.exceptions import Ignore, Reject
 
-from django_amqp_events import current_event, publish_event
+from django_amqp_events import current_event, event, publish_event
 from django_amqp_events.publish.publisher import Options
 from django_amqp_events.worker.task import HandlerTask
 
@@ -31,9 +33,11 @@ def note(name: str) -> Callable[..., None]:
     return handler
 
 
-once, first, second, star, hashed, mail_a, mail_b, effect, replayed = map(
-    note, ("once", "first", "second", "star", "hashed", "mail_a", "mail_b", "effect", "replayed")
-)
+once, first, second, star, hashed, mail_a, mail_b, effect, replayed, every_version = map(
+    note,
+    ("once", "first", "second", "star", "hashed", "mail_a", "mail_b", "effect", "replayed",
+     "every_version"),
+)  # fmt: skip
 
 
 def third() -> None:
@@ -190,6 +194,59 @@ def loud() -> None:
     raise RefusedError("\ud800 lone surrogate " + "x" * 100_000)
 
 
+@dataclass
+class Line:
+    sku: str
+    price: Decimal
+
+
+@event("case.typed", validate=True)
+def typed_event(order_id: int, lines: list[Line], day: date) -> None:
+    """Its hints are enforced at the publish."""
+
+
+def typed(order_id: int, lines: list[Line], day: date) -> None:
+    total = sum(line.price for line in lines)
+    ledger.write("typed", order_id=order_id, lines=repr(lines), day=repr(day), total=total)
+    if _attempt() == 1:
+        raise RuntimeError("once")
+
+
+def violated(day: date) -> None:
+    ledger.write("violated")
+
+
+def versioned(total: Decimal, currency: str, country: str) -> None:
+    ledger.write("versioned", total=repr(total), currency=currency, country=country)
+    if _attempt() == 1:
+        raise RuntimeError("once")
+
+
+@event("case.version")
+def version_1(**payload: Any) -> None: ...
+
+
+@event("case.version.v2")
+def version_2(**payload: Any) -> None: ...
+
+
+@event("case.version.v3")
+def version_3(**payload: Any) -> None: ...
+
+
+@version_2.upcast_from(version_1)
+def with_currency(payload: dict[str, Any]) -> dict[str, Any]:
+    return {**payload, "total": Decimal(payload["total"]), "currency": "EUR"}
+
+
+@version_3.upcast_from(version_2)
+def with_country(payload: dict[str, Any]) -> dict[str, Any]:
+    return {**payload, "country": "DE"}
+
+
+VERSIONS = ("case.version", "case.version.v2", "case.version.v3")
+
+
 def _attempt() -> int:
     event = current_event()
     assert event is not None
@@ -252,6 +309,10 @@ HANDLERS = _declare(
     replayed={},
     replay_fails=NO,
     loud=NO,
+    typed={"VALIDATE": True, **QUICK},
+    violated={"VALIDATE": True},
+    versioned={"EVENTS": ["case.version.v3"], "VALIDATE": True, **QUICK},
+    every_version={"EVENTS": ["case.version.#"]},
 )
 
 AMQP_EVENTS: dict[str, Any] = {

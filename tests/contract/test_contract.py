@@ -10,7 +10,8 @@ import json
 import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from django_amqp_events.message.archive_message import Archived
 from django_amqp_events.message.types import Message, Received, task_id
 from django_amqp_events.testing import override_events
 
+from .handlers import Line
 from .worlds import World, memory_world, rabbit_world
 
 Case = Callable[[World], Generator[None]]
@@ -652,6 +654,96 @@ def every_format_is_published(world: World) -> Generator[None]:
         assert run["payload"] == {"form": form}
 
 
+# -- types and versions -------------------------------------------------------------------
+
+
+@case
+def typed_arguments_arrive_as_their_types_in_each_attempt(world: World) -> Generator[None]:
+    line = {"sku": "a", "price": "1.10"}
+    wire = {"order_id": 1, "lines": [line, {"sku": "b", "price": "2"}], "day": "2026-03-01"}
+    event = world.publish(
+        "case.typed",
+        {"order_id": "1", "lines": [Line("a", Decimal("1.10")), {"sku": "b", "price": 2}],
+         "day": date(2026, 3, 1)},
+    )  # fmt: skip
+    with pytest.raises(InvalidEventError, match=r"lines\.0\.price: Input should be a"):
+        world.publish("case.typed", {**wire, "lines": [Line("a", "x")]})  # type: ignore[arg-type]
+    yield
+    runs = world.runs("typed", event)
+    assert [run["attempt"] for run in runs] == [1, 2]
+    for run in runs:
+        lines = [Line("a", Decimal("1.10")), Line("b", Decimal(2))]
+        assert (run["lines"], run["day"]) == (repr(lines), "datetime.date(2026, 3, 1)")
+        assert (run["order_id"], run["total"]) == (1, "3.10")
+    assert world.archived(event) == []
+
+
+@case
+def a_violated_hint_is_archived_without_a_run(world: World) -> Generator[None]:
+    event = world.publish("case.violated", {"day": "tomorrow"})
+    yield
+    assert world.runs("violated", event) == []
+    found = one(world, event)
+    assert (found.reason, found.attempts, found.handler) == ("contract", 1, "c.violated")
+    assert "hints of handler 'c.violated': day: Input should be a valid date" in found.detail
+    assert found.body == b'[[],{"day":"tomorrow"},{}]'
+
+
+@case
+def an_older_version_is_upcast_in_each_attempt(world: World) -> Generator[None]:
+    events = [
+        world.publish("case.version", {"total": "9.90"}),
+        world.publish("case.version.v2", {"total": "9.90", "currency": "USD"}),
+        world.publish("case.version.v3", {"total": "9.90", "currency": "USD", "country": "US"}),
+    ]
+    yield
+    for event, expected in zip(events, (("EUR", "DE"), ("USD", "DE"), ("USD", "US")), strict=True):
+        runs = world.runs("versioned", event)
+        assert [run["attempt"] for run in runs] == [1, 2]
+        for run in runs:
+            assert (run["currency"], run["country"]) == expected
+            assert run["total"] == "Decimal('9.90')"
+        assert world.archived(event) == []
+    assert [run["name"] for run in world.runs("versioned", events[0])] == ["case.version"] * 2
+
+
+@case
+def a_pattern_receives_each_version_as_it_is(world: World) -> Generator[None]:
+    payload = {"total": "1", "note": "as it is"}
+    event = world.publish("case.version", payload)
+    yield
+    (run,) = world.runs("every_version", event)
+    assert (run["name"], run["payload"]) == ("case.version", payload)
+
+
+@case
+def an_upcaster_that_fails_is_archived_without_a_run(world: World) -> Generator[None]:
+    event = world.publish("case.version", {"sum": "9.90"})
+    yield
+    assert world.runs("versioned", event) == []
+    found = one(world, event)
+    assert (found.reason, found.attempts, found.handler) == ("contract", 1, "c.versioned")
+    assert "with_currency failed from 'case.version' to 'case.version.v3': KeyError" in found.detail
+    assert 'payload["total"]' in found.traceback
+    # The event as it came, so that a replay after a fix upcasts it again.
+    assert found.event is not None
+    assert found.event.name == "case.version"
+    assert found.body == b'[[],{"sum":"9.90"},{}]'
+
+
+@case
+def a_replay_of_an_older_version_is_upcast(world: World) -> Generator[None]:
+    body = b'[[],{"total":"3"},{}]'
+    old = replay(world, "case.version", "c.versioned", "replayed-3", "r-3", body=body)
+    assert world.send(old) is None
+    yield
+    runs = world.runs("versioned", "replayed-3")
+    assert [(run["attempt"], run["replay_id"]) for run in runs] == [(1, "r-3"), (2, "r-3")]
+    assert {run["currency"] for run in runs} == {"EUR"}
+    (outcome,) = world.outcomes("replayed-3")
+    assert outcome.outcome == "succeeded"
+
+
 # -- tools --------------------------------------------------------------------------------
 
 
@@ -670,7 +762,14 @@ def raw(world: World, name: str, event_id: str = "raw") -> Message:
     )
 
 
-def replay(world: World, name: str, handler: str, event_id: str, replay_id: str) -> Message:
+def replay(
+    world: World,
+    name: str,
+    handler: str,
+    event_id: str,
+    replay_id: str,
+    body: bytes = b"[[],{},{}]",
+) -> Message:
     """Build what the admin would publish to replay an archived event."""
     message = raw(world, name, event_id)
     event = ReceivedEvent(id=event_id, name=name, service="elsewhere")
@@ -679,7 +778,7 @@ def replay(world: World, name: str, handler: str, event_id: str, replay_id: str)
             queue="",
             exchange="",
             routing_key="",
-            body=message.body,
+            body=body,
             headers={},
             properties=message.properties,
         ),

@@ -34,7 +34,7 @@ from tests.celery_app import app
 from tests.conftest import Vhost
 
 from . import ledger
-from .handlers import AMQP_EVENTS
+from .handlers import AMQP_EVENTS, VERSIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -211,7 +211,8 @@ def _settings(where: Path) -> Iterator[None]:
     before = os.environ.get(ledger.PATH)
     os.environ[ledger.PATH] = str(where / "ledger.jsonl")
     try:
-        with override_events(handlers=list(AMQP_EVENTS["HANDLERS"]), events=[], **AMQP_EVENTS):
+        handlers, events = list(AMQP_EVENTS["HANDLERS"]), ["case.typed", *VERSIONS]
+        with override_events(handlers=handlers, events=events, **AMQP_EVENTS):
             yield
     finally:
         if before is None:

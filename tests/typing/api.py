@@ -84,6 +84,20 @@ def with_options(order_id: int) -> str:
     return ""
 
 
+@event("shop.order.created.v2", validate=True)
+def order_created_v2(order_id: int, total: Decimal, currency: str) -> None:
+    """The next version of a contract."""
+
+
+@order_created_v2.upcast_from(order_created)
+def with_currency(payload: dict[str, Any]) -> dict[str, Any]:
+    return {**payload, "currency": "EUR"}
+
+
+@order_created_v2.upcast_from("shop.order.created")  # type: ignore[type-var]
+def no_upcaster(order_id: int) -> None: ...
+
+
 @handler("shop.order.created", max_retry=3)  # type: ignore[call-arg]
 def unknown_option(order_id: int) -> None: ...
 
@@ -120,6 +134,7 @@ def another_unknown_option(order_id: int) -> None: ...
     using="orders",
     enabled=True,
     bind=False,
+    validate=True,
 )
 def every_option(order_id: int) -> None: ...
 
@@ -150,6 +165,7 @@ def handling() -> None:
     plain.delay(order_id=1, total=Decimal(2))  # type: ignore[attr-defined]
     plain.apply_async(kwargs={})  # type: ignore[attr-defined]
     order_created.delay(order_id=1)  # type: ignore[attr-defined]
+    assert_type(with_currency({}), dict[str, Any])
     assert_type(current_event(), ReceivedEvent | None)
     if seen := current_event():
         assert_type(seen.attempt, int)

@@ -35,6 +35,9 @@ def make_app(**options: Any) -> Celery:
 def order_created(order_id: int, total: str, note: str = "") -> None: ...
 
 
+def unknown_type(order_id: Celery, total: str) -> None: ...
+
+
 def anything_goes(order_id: int, **more: Any) -> None: ...
 
 

@@ -100,6 +100,7 @@ def test_every_key_is_read() -> None:
         "REDACT": "project.privacy.redact",
         "METRICS": True,
         "FAST_PATHS": ["reads"],
+        "VALIDATE": True,
     }
     assert set(raw) == set(conf.KEYS)
     settings, problems = parse(raw)
@@ -131,6 +132,7 @@ def test_every_key_is_read() -> None:
         redact="project.privacy.redact",
         metrics=True,
         fast_paths=frozenset({"reads"}),
+        validate=True,
     )
 
 
@@ -511,7 +513,7 @@ def test_every_option_is_documented_with_its_default() -> None:
     assert set(documented("Events")) == {name.upper() for name in options.EVENT_OPTIONS}
     defaults = {each.name: each.default for each in (*fields(RetryPolicy), *fields(Handler))}
     defaults |= {"enabled": True, "autoretry_for": ["Exception"], "dont_autoretry_for": []}
-    for key in set(page) - {"EVENTS", "HANDLER", "QUEUE", "USING"}:
+    for key in set(page) - {"EVENTS", "HANDLER", "QUEUE", "USING", "VALIDATE"}:
         assert value_of(page[key]) == defaults[key.lower()], key
     text = (DOCS / "settings.md").read_text()
     for name in options.HANDLER_OPTIONS.keys() - options.DEFAULT_OPTIONS.keys():

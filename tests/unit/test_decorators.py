@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -109,6 +109,52 @@ def test_positional_arguments_need_a_contract(memory: Memory):
         Publishable[...]("shop.order.created").publish(1)
     Publishable[...]("shop.order.created").publish(order_id=1)
     assert memory.payloads == [{"order_id": 1}]
+
+
+def test_hints_are_enforced_where_it_is_asked_for(memory: Memory, settings: Any):
+    """By the service, by the event's declaration, and by settings of the event over both."""
+
+    def contract(order_id: int) -> None: ...
+
+    default = event("shop.none")(contract)
+    on = event("shop.true", validate=True)(contract)
+    off = event("shop.false", validate=False)(contract)
+
+    def ways(each: Event[...], wrong: dict[str, Any]) -> Iterator[Callable[[], object]]:
+        yield lambda: each.publish(**wrong)
+        yield lambda: each.using(headers={"a": "b"}).publish(**wrong)
+        yield lambda: asyncio.run(each.apublish(**wrong))
+        yield lambda: each.publish_many([{"order_id": 1}, wrong])
+        yield lambda: publisher.publish_event(each.name, wrong)
+
+    def refused(each: Event[...]) -> bool:
+        memory.messages.clear()
+        errors = []
+        for publish in ways(each, {"order_id": "x"}):
+            try:
+                publish()
+            except InvalidEventError as exc:
+                errors.append(str(exc))
+        assert (len(errors), len(memory.messages)) in [(0, 6), (5, 0)]
+        assert all("order_id: Input should be a valid integer" in error for error in errors)
+        return bool(errors)
+
+    assert list(map(refused, (default, on, off))) == [False, True, False]
+    settings.AMQP_EVENTS = {**settings.AMQP_EVENTS, "VALIDATE": True}
+    assert list(map(refused, (default, on, off))) == [True, True, False]
+    events = {"shop.none": {"VALIDATE": False}, "shop.false": {"VALIDATE": True}}
+    settings.AMQP_EVENTS = {**settings.AMQP_EVENTS, "EVENTS": events}
+    assert list(map(refused, (default, on, off))) == [False, True, True]
+    event("shop.wrong", validate="yes")(contract)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="Use True or False"):
+        default.publish(order_id=1)
+
+
+def test_payload_makes_payloads_for_many(memory: Memory, order_created: Event[...]):
+    order_created.publish_many(order_created.payload(order_id=n, total=n) for n in range(2))
+    assert [payload["order_id"] for payload in memory.payloads] == [0, 1]
+    with pytest.raises(InvalidEventError, match="by name only"):
+        order_created.payload(1)
 
 
 AWKWARD = [

@@ -38,6 +38,7 @@ RUN = (
     "docs/editing.md",
     "docs/guarantees.md",
     "docs/settings.md",
+    "docs/contracts.md",
 )
 
 
@@ -70,7 +71,8 @@ def test_the_examples_of_a_page_run_one_after_the_other(page: str, published: An
     for line, code in blocks(page):
         if "events.handlers" in code and "def " not in code:
             continue
-        exec(compile("\n" * line + code, str(ROOT / page), "exec"), names)  # noqa: S102
+        program = compile("\n" * line + code, str(ROOT / page), "exec", dont_inherit=True)
+        exec(program, names)  # noqa: S102
         count += 1
         if "AMQP_EVENTS" in names:
             _, problems = conf.parse(names["AMQP_EVENTS"])

@@ -298,7 +298,8 @@ def _queue_or_name(item: drift.Item) -> str:
 def _handler_lines(handlers: tuple[Handler, ...]) -> Iterator[str]:
     for handler in handlers:
         name = f"{handler.name}: " if len(handlers) > 1 else ""
-        yield f"{name}events   {', '.join(handler.patterns)}"
+        older = [f"{each.source} (upcast to {each.target})" for each in handler.upcasts]
+        yield f"{name}events   {', '.join([*handler.patterns, *older])}"
         yield f"{name}retries  {describe_schedule(handler.policy)}"
 
 

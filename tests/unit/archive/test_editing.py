@@ -11,7 +11,9 @@ from uuid import uuid4
 import pytest
 from django.db import connections
 
+from django_amqp_events import event
 from django_amqp_events.archive import editing, eligibility, replay, states
+from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.exceptions import (
     AppendOnlyError,
@@ -182,6 +184,39 @@ def test_contract_with_python_types_allows_editing() -> None:
     [note] = draft(row, {"order_id": 7, "total": "1.60"}).notes
     assert note.code == "contract-own"
     assert "AssertionError: a Decimal" in str(note)
+
+
+@ONE
+def test_hints_that_are_enforced_validate_an_edit(settings: Any) -> None:
+    events = {"shop.order.shipped": {"CONTRACT": f"{__name__}.careful", "VALIDATE": True}}
+    row = make(b'[[], {"order_id": 7, "total": "x"}, {}]', name="shop.order.shipped")
+    settings.AMQP_EVENTS = SETTINGS | {"EVENTS": events}
+    assert "total: Input should be a valid decimal" in problems(row, {"order_id": 7, "total": "y"})
+    edited = draft(row, {"order_id": 7, "total": "1.60"})
+    assert (edited.body, edited.notes) == (b'[[],{"order_id":7,"total":"1.60"},{}]', ())
+    loose = {**SETTINGS["HANDLERS"]["loose"], "VALIDATE": True}
+    settings.AMQP_EVENTS = SETTINGS | {"HANDLERS": {"loose": loose}}
+    wrong = problems(row, {"order_id": "y", "country": "FR"}, "loose")
+    assert "hints of handler 'loose': order_id: Input should be a valid integer" in wrong
+
+
+@ONE
+def test_an_older_version_is_upcast_for_the_check(settings: Any) -> None:
+    before = declarations.snapshot()
+    try:
+        newer = event("shop.order.v2")(fixed)
+
+        @newer.upcast_from("shop.order.paid")
+        def with_country(payload: dict[str, Any]) -> dict[str, Any]:
+            return {"order_id": payload["id"], "country": "DE"}
+
+        handlers = {"loose": {"EVENTS": ["shop.order.v2"], "HANDLER": f"{__name__}.fixed"}}
+        settings.AMQP_EVENTS = SETTINGS | {"HANDLERS": handlers, "EVENTS": {"shop.order.paid": {}}}
+        row = make(b'[[], {"id": 7}, {}]', name="shop.order.paid", handler="loose")
+        assert draft(row, {"id": 8}, "loose").notes == ()
+        assert "with_country failed" in problems(row, {"order_id": 8}, "loose")
+    finally:
+        declarations.restore(before)
 
 
 @ONE

@@ -222,6 +222,31 @@ def test_the_message_names_arguments_and_event(run: Check) -> None:
     assert "'order_id', 'total', 'note'" in text()
 
 
+def test_hints_that_cannot_be_enforced(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(VALIDATE=True) == []
+    wrong = {"EVENTS": {"shop.order.created": {"CONTRACT": f"{HERE}.unknown_type"}}}
+    assert run(**wrong, HANDLERS=handling("unknown_type")) == []
+    assert run(**wrong, VALIDATE=True) == ["E080"]
+    assert f"{HERE}.unknown_type cannot be enforced: " in text()
+    assert "celery.app.base.Celery" in text()
+    assert run(HANDLERS=handling("unknown_type", VALIDATE=True)) == ["E080"]
+    assert run(HANDLERS=handling("unknown_type", VALIDATE=False), VALIDATE=True) == []
+    # Only pydantic's absence matters, and is one message.
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    assert run() == []
+    assert run(VALIDATE=True) == ["E080"]
+    assert 'Run pip install "django-amqp-events[contracts]"' in text()
+
+
+def test_upcasters_that_lead_nowhere(run: Check) -> None:
+    from django_amqp_events.declare.declarations import EventDeclaration
+
+    upcasters = (("shop.order.creatd", dict),)
+    declarations.add_event(EventDeclaration(name="shop.order.created", upcasters=upcasters))
+    assert run() == ["E081"]
+    assert "'shop.order.creatd', which is not declared" in text()
+
+
 def test_patterns_are_compared_with_each_event_that_they_match(run: Check) -> None:
     events = {
         name: {"CONTRACT": f"{HERE}.order_created"}

@@ -1,0 +1,270 @@
+"""Validate a payload against the type hints of a function, with pydantic (``VALIDATE``).
+
+Only this module imports pydantic, when a validator is made. Publishing turns the values into
+those that Django's JSON encoder writes; handling turns the JSON values into those of the hints.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from functools import partial
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from django.core.serializers.json import DjangoJSONEncoder
+
+from ..exceptions import ConfigurationError, ControlFlow
+from .declarations import dotted
+
+#: Most errors of one payload that are named.
+MAX_ERRORS: Final = 20
+#: Longest text of one error in characters; its path may have a publisher's keys.
+MAX_ERROR: Final = 300
+REMEDY: Final = 'pip install "django-amqp-events[contracts]"'
+
+_ENCODER: Final = DjangoJSONEncoder(separators=(",", ":"))
+
+
+class Violation(ControlFlow):
+    """A payload violates type hints; the text has the path and the cause of each error."""
+
+
+class Validator:
+    """The type hints of a function's parameters. Values of parameters without one are unchanged.
+
+    Raises:
+        ConfigurationError: pydantic is missing, or cannot enforce the hints.
+    """
+
+    def __init__(self, signature: inspect.Signature, target: Any) -> None:
+        try:
+            import pydantic
+            import typing_extensions
+        except ImportError as exc:
+            raise ConfigurationError(
+                f"VALIDATE needs pydantic, which cannot be imported ({exc}). Run {REMEDY}, or "
+                f"remove VALIDATE"
+            ) from exc
+        self._errors = pydantic.ValidationError
+        self._keywords = ""
+        try:
+            hints = self._hints(signature, target)
+            # pydantic refuses typing.TypedDict before Python 3.12.
+            typed_dict: Any = typing_extensions.TypedDict
+            arguments = typed_dict("arguments", hints, total=False)
+            # Otherwise, the fields of a given dataclass instance would not be checked.
+            arguments.__pydantic_config__ = {"revalidate_instances": "always"}
+            self._adapter = pydantic.TypeAdapter(arguments)
+            self._adapter.rebuild(raise_errors=True)
+        except Exception as exc:
+            reason = f"{type(exc).__name__}: {exc}".partition("\n")[0].rstrip(".")
+            raise ConfigurationError(
+                f"the type hints of {dotted(target)} cannot be enforced: {reason}. Correct them, "
+                f"import their names at run time, or remove VALIDATE for this function"
+            ) from exc
+        self.names = frozenset(hints)
+
+    def _hints(self, signature: inspect.Signature, target: Any) -> dict[str, Any]:
+        given = {
+            name: parameter.annotation
+            for name, parameter in signature.parameters.items()
+            if parameter.annotation is not parameter.empty
+        }
+        from typing_extensions import Unpack as BackportedUnpack
+
+        unpacks = (Unpack, BackportedUnpack)  # two until Python 3.11
+        function = _function(target)
+        hints = get_type_hints(
+            types.SimpleNamespace(__annotations__=given),
+            getattr(function, "__globals__", {}),
+            {each.__name__: each for each in getattr(function, "__type_params__", ())},
+            include_extras=True,
+        )
+        found = {}
+        for name, hint in hints.items():
+            kind = signature.parameters[name].kind
+            if hint is Any:
+                continue
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                self._keywords = name
+                unpacked = get_origin(hint) in unpacks
+                keywords = get_args(hint)[0] if unpacked else types.GenericAlias(dict, (str, hint))
+                found[name] = _bridged(keywords)
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                found[name] = types.GenericAlias(tuple, (_bridged(hint), ...))
+            else:
+                found[name] = _bridged(hint)
+        return found
+
+    def from_python(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a publisher's arguments as values of their hints.
+
+        Raises:
+            Violation: some are none.
+        """
+        return self._validated(arguments, self._adapter.validate_python)
+
+    def from_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return decoded arguments as values of their hints.
+
+        Raises:
+            Violation: some are none.
+        """
+        # From JSON text, because pydantic's strict mode reads a date or Decimal from JSON text
+        # only.
+        return self._validated(
+            arguments, lambda hinted: self._adapter.validate_json(_ENCODER.encode(hinted))
+        )
+
+    def _validated(
+        self, arguments: Mapping[str, Any], validate: Callable[[dict[str, Any]], Any]
+    ) -> dict[str, Any]:
+        hinted = {name: value for name, value in arguments.items() if name in self.names}
+        if self._keywords:
+            hinted.setdefault(self._keywords, {})  # a TypedDict may require some
+        try:
+            return {**arguments, **validate(hinted)}
+        except self._errors as exc:
+            errors = exc.errors(include_url=False, include_input=False, include_context=False)
+            raise Violation(self._text(errors)) from None
+        except (TypeError, ValueError) as exc:  # an upcaster's value that JSON does not have
+            raise Violation(str(exc)[:MAX_ERROR]) from exc
+
+    def _text(self, errors: Iterable[Mapping[str, Any]]) -> str:
+        texts = []
+        for error in errors:
+            path = error["loc"]
+            path = path[1:] if path[:1] == (self._keywords,) else path
+            text = ".".join(map(str, path))
+            texts.append(f"{text}: {error['msg']}"[:MAX_ERROR] if text else error["msg"])
+        more = f"; and {len(texts) - MAX_ERRORS} more" if len(texts) > MAX_ERRORS else ""
+        return "; ".join(texts[:MAX_ERRORS]) + more
+
+    def to_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return validated arguments as values that Django's JSON encoder writes.
+
+        Raises:
+            Violation: a value has none, or an object has attributes of other types.
+        """
+        from pydantic_core import PydanticSerializationError
+
+        hinted = {name: value for name, value in arguments.items() if name in self.names}
+        try:
+            dumped = self._adapter.dump_python(
+                hinted, by_alias=True, round_trip=True, warnings="error"
+            )
+            return {**arguments, **_plain(dumped)}
+        except PydanticSerializationError as exc:
+            text = str(exc).replace("Pydantic serializer warnings:\n", "")
+            raise Violation(" ".join(text.split())[: MAX_ERRORS * MAX_ERROR]) from exc
+
+
+def _function(target: Any) -> Any:
+    """Return the function whose module has the names of the hints of a callable."""
+    target = inspect.unwrap(target)
+    if isinstance(target, partial):
+        return _function(target.func)
+    if inspect.isclass(target):
+        return getattr(target, "run", target.__init__)
+    if not inspect.isroutine(target):
+        return _function(type(target).__call__)
+    return target
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without the types that Django's JSON encoder does not write."""
+    kind = type(value)
+    if kind in _WRITTEN:
+        return value
+    if isinstance(value, dict):
+        return {_key(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(map(_plain, value))
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    try:
+        return _ENCODER.default(value)
+    except TypeError:
+        from pydantic_core import to_jsonable_python
+
+        return to_jsonable_python(value)
+
+
+_WRITTEN: Final = frozenset({str, int, float, bool, type(None)})
+
+
+def _key(key: Any) -> Any:
+    return key if type(key) is str else _plain(key)
+
+
+# -- attrs --------------------------------------------------------------------------------
+
+
+def _bridged(hint: Any) -> Any:
+    """Return a hint whose attrs classes pydantic understands.
+
+    It finds them as the hint itself, in its arguments (``list[Line]``, ``Line | None``), and in
+    the fields of other attrs classes.
+    """
+    if inspect.isclass(hint) and hasattr(hint, "__attrs_attrs__"):
+        from pydantic import GetPydanticSchema
+
+        return Annotated[hint, GetPydanticSchema(_attrs_schema)]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return Annotated[(_bridged(arguments[0]), *hint.__metadata__)]
+    bridged = tuple(map(_bridged, arguments))
+    if origin is Literal or bridged == arguments:
+        return hint
+    if origin in (Union, types.UnionType):
+        return Union[bridged]  # noqa: UP007 - a tuple
+    return origin[bridged]
+
+
+def _attrs_schema(cls: Any, handler: Any) -> Any:
+    """Return pydantic's schema of an attrs class, from its fields and back to them."""
+    from typing import NotRequired
+
+    from attr import NOTHING
+    from pydantic_core import core_schema
+    from typing_extensions import TypedDict
+
+    hints = get_type_hints(cls, include_extras=True)
+    fields = [field for field in cls.__attrs_attrs__ if field.init]
+    given: dict[str, Any] = {}
+    for field in fields:
+        hint = _bridged(hints.get(field.name, Any))
+        given[field.alias] = hint if field.default is NOTHING else NotRequired[hint]
+    typed_dict: Any = TypedDict
+    fields_schema = handler.generate_schema(typed_dict(cls.__name__, given))
+
+    def values(item: Any) -> Any:
+        if not isinstance(item, cls):
+            return item
+        return {field.alias: getattr(item, field.name) for field in fields}
+
+    def made(found: dict[str, Any]) -> Any:
+        try:
+            return cls(**found)
+        except TypeError as exc:  # of attrs.validators.instance_of, for which pydantic has no place
+            raise ValueError(exc) from exc
+
+    return core_schema.no_info_before_validator_function(
+        values,
+        core_schema.no_info_after_validator_function(made, fields_schema),
+        serialization=core_schema.wrap_serializer_function_ser_schema(
+            lambda item, serialize: serialize(values(item)), schema=fields_schema
+        ),
+    )

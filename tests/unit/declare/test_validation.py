@@ -1,0 +1,503 @@
+"""Type hints, enforced when an event is published and when a handler receives it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NotRequired, TypeVar
+from uuid import UUID
+
+import attrs
+import pydantic
+import pytest
+from celery import Celery, Task
+from django.core.serializers.json import DjangoJSONEncoder
+from django.utils.functional import Promise
+from django.utils.translation import gettext_lazy
+from pytest_django import Settings as DjangoSettings
+from typing_extensions import TypedDict, Unpack
+
+from django_amqp_events.declare.contracts import bind_contract
+from django_amqp_events.declare.declarations import signature_of
+from django_amqp_events.declare.registry import Handler
+from django_amqp_events.declare.validation import MAX_ERRORS, Validator, Violation
+from django_amqp_events.exceptions import ConfigurationError, InvalidEventError
+from django_amqp_events.message.encoding import encode_payload
+from django_amqp_events.worker import bootstrap
+from django_amqp_events.worker.binding import bind
+from django_amqp_events.worker.verdict import ContractViolated
+
+if TYPE_CHECKING:
+    from nowhere import Missing  # type: ignore[import-not-found]
+
+T = TypeVar("T")
+ID = UUID("8d4ad1b8-1f0c-4f6e-9d0e-6a4b1f1f0c11")
+NOON = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Level(IntEnum):
+    HIGH = 2
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
+@dataclass
+class Line:
+    sku: str
+    price: Decimal
+    sent: datetime | None = None
+
+
+class Customer(TypedDict):
+    name: str
+    born: NotRequired[date]
+
+
+@attrs.define
+class Address:
+    street: str = attrs.field(validator=attrs.validators.instance_of(str))
+    lines: list[Line] = attrs.Factory(list)
+    _code: int = 0
+    computed: int = attrs.field(init=False, default=7)
+
+
+@attrs.define
+class Company:
+    name: str
+    homes: dict[str, Address] = attrs.Factory(dict)
+
+
+class Strict(pydantic.BaseModel):
+    """Strict mode takes a date as text from JSON only."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+    number: int = pydantic.Field(alias="orderNumber")
+    at: datetime
+    label: str = "none"
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]
+    @property
+    def double(self) -> int:
+        return 2 * self.number
+
+
+class Generically(pydantic.BaseModel, Generic[T]):
+    value: T
+
+
+def both_ways(hint: Any, value: Any) -> tuple[Any, Any]:
+    """Return a value as it is on the wire, and as a handler with the same hint gets it."""
+
+    def contract(value: Any) -> None: ...
+
+    contract.__annotations__["value"] = hint
+    full = bind_contract("a.b", contract, {"value": value}, validate=True)
+    wire = json.loads(encode_payload("a.b", full))[1]
+    (_, received) = bind(handler_of(contract), (), wire)
+    return wire["value"], received["value"]
+
+
+def handler_of(target: Callable[..., Any], **options: Any) -> Handler:
+    return Handler(
+        name="shop.h",
+        key="k",
+        queue="q",
+        patterns=("a.b",),
+        target=target,
+        validate=True,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (int, 5),
+        (float, 1.5),
+        (bool, True),
+        (str, "ä"),
+        (Decimal, Decimal("9.90")),
+        (datetime, NOON),
+        (datetime, NOON.replace(tzinfo=None)),
+        (date, date(2026, 3, 1)),
+        (time, time(12, 30)),
+        (timedelta, timedelta(days=1, seconds=2, microseconds=3)),
+        (timedelta, -timedelta(hours=1)),
+        (UUID, ID),
+        (Color, Color.RED),
+        (Level, Level.HIGH),
+        (Literal["a", "b"], "a"),
+        (Line, Line("s", Decimal("1.10"), NOON)),
+        (Customer, {"name": "Ada", "born": date(1815, 12, 10)}),
+        (Address, Address("s", [Line("s", Decimal(1))], code=3)),
+        (Company, Company("c", {"home": Address("s")})),
+        (list[Company] | None, [Company("c")]),
+        (Annotated[Address | None, "a note"], None),
+        (Strict, Strict(orderNumber=1, at=NOON)),
+        (Generically[Decimal], Generically[Decimal](value=Decimal(1))),
+        (list[Line], [Line("s", Decimal(1)), Line("t", Decimal(2))]),
+        (dict[UUID, Color], {ID: Color.BLUE}),
+        (dict[Color, timedelta], {Color.RED: timedelta(1)}),
+        (set[int], {1, 2}),
+        (tuple[int, date], (1, date(2026, 3, 1))),
+        (Point, Point(1, 2)),
+        (bytes, b"abc"),
+        (Path, Path("/tmp/x")),
+        (Decimal | None, None),
+        (Any, {"free": [1, None]}),
+    ],
+    ids=str,
+)
+def test_values_go_to_json_and_back(hint: Any, value: Any) -> None:
+    _, received = both_ways(hint, value)
+    assert received == value
+    assert type(received) is type(value)
+
+
+PLAIN = [
+    1, 2.5, True, None, "ä", Decimal("9.90"), NOON, NOON.replace(microsecond=123_456),
+    NOON.replace(tzinfo=None), date(2026, 3, 1), time(12, 30, 0, 123_456), timedelta(1, 2, 3), ID,
+    [1, Decimal(2)], {"a": {"b": [ID]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+@pytest.mark.parametrize("hinted", [True, False])
+def test_plain_values_are_on_the_wire_as_without_validation(value: Any, hinted: bool) -> None:
+    """Handlers without VALIDATE, and celery-amqp-events, read the same."""
+
+    def contract(value: Any) -> None: ...
+
+    if hinted:
+        contract.__annotations__["value"] = type(value)
+    without = bind_contract("a.b", contract, {"value": value})
+    validated = bind_contract("a.b", contract, {"value": value}, validate=True)
+    assert encode_payload("a.b", validated) == encode_payload("a.b", without)
+
+
+def test_what_a_publisher_may_pass_for_a_type_is_converted() -> None:
+    """pydantic's lax mode, unless the hint is strict."""
+    assert both_ways(int, "5") == (5, 5)
+    assert both_ways(Decimal, 9) == ("9", Decimal(9))
+    assert both_ways(Line, {"sku": "s", "price": "1"})[1] == Line("s", Decimal(1))
+    assert both_ways(Company, {"name": "c", "new": 1})[1] == Company("c")
+    with pytest.raises(InvalidEventError, match="value: Input should be a valid integer"):
+        both_ways(pydantic.StrictInt, "5")
+
+
+def contract(
+    order_id: int,
+    lines: list[Line] = [],  # noqa: B006 - not changed
+    *more: int,
+    customer: Customer | None = None,
+    company: Company | None = None,
+    unchecked="",
+    **prices: Decimal,
+) -> None:
+    assert isinstance(order_id, int)
+    assert all(isinstance(price, Decimal) for price in prices.values())
+
+
+@pytest.mark.parametrize(
+    ("payload", "errors"),
+    [
+        ({"order_id": "x"}, ["order_id: Input should be a valid integer"]),
+        (
+            {"order_id": 1, "lines": [{"sku": "s", "price": 1}, {"sku": 1}]},
+            ["lines.1.sku: Input should be a valid string", "lines.1.price: Field required"],
+        ),
+        ({"order_id": 1, "lines": [Line("s", "y")]}, ["lines.0.price: "]),  # type: ignore[arg-type]
+        ({"order_id": None, "customer": {}}, ["order_id: ", "customer.name: Field required"]),
+        (
+            {"order_id": 1, "company": {"name": "c", "homes": {"h": {"street": 5}}}},
+            ["company.homes.h.street: Input should be a valid string"],
+        ),
+        ({"order_id": 1, "extra": "no"}, ["extra: Input should be a valid decimal"]),
+        ({"order_id": 1, "prices": "no"}, ["prices: Input should be a valid decimal"]),
+    ],
+)
+def test_each_error_is_named_by_its_path(payload: dict[str, Any], errors: list[str]) -> None:
+    with pytest.raises(InvalidEventError) as refused:
+        bind_contract("a.b", contract, payload, validate=True)
+    assert "event 'a.b' violates the type hints of its contract" in str(refused.value)
+    with pytest.raises(ContractViolated) as archived:
+        bind(handler_of(contract), (), json.loads(json.dumps(payload, default=vars)))
+    assert "handler 'shop.h'" in str(archived.value)
+    assert archived.value.reason == "contract"
+    for error in errors:
+        assert error in str(refused.value)
+        assert error in str(archived.value)
+
+
+def test_errors_are_limited_in_number_and_length() -> None:
+    def contract(numbers: dict[str, int]) -> None: ...
+
+    validator = Validator(signature_of(contract), contract)
+    with pytest.raises(Violation, match=r"; and 480 more$") as error:
+        validator.from_python({"numbers": {"k" * 1_000 + str(n): "x" for n in range(500)}})
+    assert len(str(error.value)) < 320 * MAX_ERRORS
+
+
+def test_missing_hints_are_not_checked() -> None:
+    weird = object()
+    full = bind_contract("a.b", contract, {"order_id": 1, "unchecked": weird}, validate=True)
+    assert full["unchecked"] is weird
+
+    def none(order_id, **payload): ...
+
+    payload = {"order_id": "x", "lone": "\ud800", "deep": [[1]]}
+    assert bind(handler_of(none), (), payload) == ((), payload)
+    assert bind_contract("a.b", none, payload, validate=True) == payload
+
+
+def test_defaults_are_published_and_validated_too() -> None:
+    def contract(line: Line = Line("s", Decimal(1)), at: date = date(2026, 1, 1)) -> None: ...  # noqa: B008
+
+    full = bind_contract("a.b", contract, {}, validate=True)
+    assert full == {"line": {"sku": "s", "price": "1", "sent": None}, "at": "2026-01-01"}
+
+    def wrong(note: str = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
+
+    with pytest.raises(InvalidEventError, match="note: Input should be a valid string"):
+        bind_contract("a.b", wrong, {}, validate=True)
+
+
+def test_the_body_of_a_contract_gets_values_of_the_types() -> None:
+    seen: list[object] = []
+
+    def contract(total: Decimal, *, line: Line) -> None:
+        seen.extend((total, line))
+        if total < 0:
+            raise ValueError("not negative")
+
+    line = {"sku": "s", "price": 1}
+    bind_contract("a.b", contract, {"total": "1.5", "line": line}, validate=True)
+    assert seen == [Decimal("1.5"), Line("s", Decimal(1))]
+    with pytest.raises(ValueError, match="not negative"):
+        bind_contract("a.b", contract, {"total": -1, "line": line}, validate=True)
+
+
+def test_an_object_that_was_changed_after_its_validation() -> None:
+    def contract(item: Strict) -> None: ...
+
+    item = Strict(orderNumber=1, at=NOON)
+    item.at = "later"  # type: ignore[assignment]
+    with pytest.raises(InvalidEventError, match="'later'"):
+        bind_contract("a.b", contract, {"item": item}, validate=True)
+
+
+def test_arguments_by_position() -> None:
+    def handler(order_id: int, at: date, *more: Decimal, note: str = "") -> None: ...
+
+    assert bind(handler_of(handler), [1, "2026-01-01", "2"], {"note": "x"}) == (
+        (1, date(2026, 1, 1), Decimal(2)),
+        {"note": "x"},
+    )
+    with pytest.raises(ContractViolated, match=r"more\.0: "):
+        bind(handler_of(handler), [1, "2026-01-01", "x"], {})
+
+
+class AsTask(Task):
+    def run(self, at: date) -> None: ...
+
+
+def bound(self: Task, at: date) -> None: ...
+
+
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return inner
+
+
+def plain(at: date) -> None: ...
+
+
+class Callable_:  # noqa: N801
+    def __call__(self, at: date) -> None: ...
+
+    def method(self, at: date) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [
+        (AsTask, {}),
+        (bound, {"bind": True}),
+        (wrapped(plain), {}),
+        (functools.partial(plain), {}),
+        (Callable_(), {}),
+        (Callable_().method, {}),
+    ],
+)
+def test_every_kind_of_handler_has_hints(target: Any, options: dict[str, Any]) -> None:
+    handler = handler_of(target, **options)
+    assert bind(handler, (), {"at": "2026-01-01"}) == ((), {"at": date(2026, 1, 1)})
+    with pytest.raises(ContractViolated, match="at: Input should be a valid date"):
+        bind(handler, (), {"at": "tomorrow"})
+
+
+class Words(TypedDict):
+    at: date
+    note: NotRequired[str]
+
+
+def test_keywords_from_a_typed_dict() -> None:
+    def handler(**payload: Unpack[Words]) -> None: ...
+
+    assert bind(handler_of(handler), (), {"at": "2026-01-01"}) == ((), {"at": date(2026, 1, 1)})
+    with pytest.raises(ContractViolated, match=r"hints of handler 'shop\.h': at: Field required"):
+        bind(handler_of(handler), (), {})
+
+
+def test_a_validator_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    real = pydantic.TypeAdapter
+
+    def counted(hints: Any) -> Any:
+        made.append(hints)
+        return real(hints)
+
+    monkeypatch.setattr(pydantic, "TypeAdapter", counted)
+
+    def order(order_id: int) -> None: ...
+
+    for number in range(5):
+        bind_contract("a.b", order, {"order_id": number}, validate=True)
+        bind(handler_of(order), (), {"order_id": number})
+    assert len(made) == 2
+
+
+def hidden(at: Missing, more: int = 0) -> Missing:
+    """The name of the hint exists for type checkers only."""
+
+
+def recursive(node: Node) -> None: ...
+
+
+@attrs.define
+class Node:
+    children: list[Node] = attrs.Factory(list)
+
+
+@dataclass
+class Holder:
+    home: Address
+
+
+def no_schema(value: inspect.Signature) -> None: ...
+def in_a_dataclass(value: Holder) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        (hidden, "name 'Missing' is not defined"),
+        (no_schema, "inspect.Signature"),
+        (in_a_dataclass, "Address"),
+        (recursive, "RecursionError"),
+    ],
+)
+def test_hints_that_cannot_be_enforced_are_an_error(target: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be enforced") as error:
+        bind_contract("a.b", target, {}, {}, validate=True)
+    assert text in str(error.value)
+    assert f"{__name__}.{target.__name__}" in str(error.value)
+    assert "remove VALIDATE" in str(error.value)
+
+
+def test_a_worker_does_not_start_with_such_hints(settings: DjangoSettings) -> None:
+    options = {"EVENTS": ["a.b"], "HANDLER": f"{__name__}.no_schema", "VALIDATE": True}
+    settings.AMQP_EVENTS = {"SERVICE": "shop", "HANDLERS": {"shop.h": options}}
+    app = Celery("project", set_as_current=False, fixups=[], broker="pyamqp://")
+    with pytest.raises(SystemExit, match="this worker does not start: the type hints of"):
+        bootstrap.install(SimpleNamespace(app=app, pool_cls="solo"))
+
+
+def test_only_the_hints_of_parameters_matter() -> None:
+    def contract(at: date) -> Missing: ...
+
+    assert bind_contract("a.b", contract, {"at": date(2026, 1, 1)}, validate=True)
+
+
+def test_what_an_upcaster_made_may_have_python_values() -> None:
+    def handler(total: Decimal, line: Line) -> None: ...
+
+    payload: Mapping[str, Any] = {"total": Decimal(1), "line": {"sku": "s", "price": Decimal(2)}}
+    assert bind(handler_of(handler), (), payload)[1]["line"] == Line("s", Decimal(2))
+    with pytest.raises(ContractViolated, match="not JSON serializable"):
+        bind(handler_of(handler), (), {"total": 1, "line": object()})
+
+
+def test_translated_text_is_written_as_by_django() -> None:
+    def contract(free: Any, note) -> None: ...
+
+    lazy = gettext_lazy("Yes")
+    assert isinstance(lazy, Promise)
+    full = bind_contract("a.b", contract, {"free": lazy, "note": lazy}, validate=True)
+    assert json.loads(DjangoJSONEncoder().encode(full)) == {"free": "Yes", "note": "Yes"}
+
+
+PROGRAM = """
+import sys
+{prepare}
+from django.conf import settings
+settings.configure(AMQP_EVENTS={{"SERVICE": "shop", "BACKEND": "memory", "PUBLISH": "immediate",
+                                "AUTODISCOVER": [], "VALIDATE": {validate}}}, USE_TZ=True)
+from django_amqp_events import event
+from django_amqp_events.testing import memory_events
+
+@event("shop.paid")
+def paid(total: int): ...
+
+@paid.handler
+def count(total: int):
+    print("handled", total)
+
+with memory_events() as broker:
+    paid(total=5)
+    broker.run()
+print("pydantic" in sys.modules)
+"""
+
+
+def run(validate: bool, prepare: str = "") -> str:
+    program = PROGRAM.format(validate=validate, prepare=prepare)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    return ended.stdout if ended.returncode == 0 else ended.stderr.splitlines()[-1]
+
+
+def test_pydantic_is_imported_for_validation_only() -> None:
+    assert run(validate=False) == "handled 5\nFalse\n"
+    assert run(validate=True) == "handled 5\nTrue\n"
+
+
+def test_without_pydantic() -> None:
+    missing = "sys.modules['pydantic'] = None"
+    assert run(validate=False, prepare=missing).startswith("handled 5\n")
+    error = run(validate=True, prepare=missing)
+    assert "ConfigurationError: VALIDATE needs pydantic" in error
+    assert 'pip install "django-amqp-events[contracts]"' in error
