@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import json
 import subprocess
@@ -425,6 +426,44 @@ def test_hints_that_cannot_be_enforced_are_an_error(target: Any, text: str) -> N
     assert text in str(error.value)
     assert f"{__name__}.{target.__name__}" in str(error.value)
     assert "remove VALIDATE" in str(error.value)
+
+
+MODULE = """
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nowhere import Missing
+
+def contract(line: Line, *, more: "list[Line] | None" = None) -> Missing: ...
+def hidden(line: Line, at: Missing) -> None: ...
+
+@dataclass
+class Line:
+    price: Decimal
+"""
+#: Annotations are text, or from Python 3.14 on evaluated when they are read (PEP 649).
+DEFERRED = ["from __future__ import annotations"] + [""] * (sys.version_info >= (3, 14))
+
+
+@pytest.mark.parametrize("deferred", DEFERRED)
+def test_annotations_that_are_evaluated_later(
+    deferred: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"deferred_{len(deferred)}"
+    (tmp_path / f"{name}.py").write_text(deferred + MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(name)
+    payload: dict[str, Any] = {"line": {"price": "1"}, "more": [{"price": 2}]}
+    full = bind_contract("a.b", module.contract, payload, validate=True)
+    assert full == {"line": {"price": "1"}, "more": [{"price": "2"}]}
+    assert bind(handler_of(module.contract), (), full)[1]["line"] == module.Line(Decimal(1))
+    # A name for type checkers only is an error with VALIDATE alone.
+    assert bind_contract("a.b", module.hidden, {"line": 1, "at": 2}) == {"line": 1, "at": 2}
+    assert list(handler_of(module.hidden).signature.parameters) == ["line", "at"]
+    with pytest.raises(ConfigurationError, match="name 'Missing' is not defined"):
+        bind_contract("a.b", module.hidden, {"line": 1, "at": 2}, validate=True)
 
 
 def test_a_worker_does_not_start_with_such_hints(settings: DjangoSettings) -> None:
