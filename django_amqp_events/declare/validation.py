@@ -74,17 +74,17 @@ class Validator:
                 f"the type hints of {dotted(target)} cannot be enforced: {reason}. Correct them, "
                 f"import their names at run time, or remove VALIDATE for this function"
             ) from exc
-        self.names = frozenset(hints)
+        self._names = frozenset(hints)
 
     def _hints(self, signature: inspect.Signature, target: Any) -> dict[str, Any]:
+        from typing_extensions import Unpack as BackportedUnpack
+
+        unpacks = (Unpack, BackportedUnpack)  # two until Python 3.11
         given = {
             name: parameter.annotation
             for name, parameter in signature.parameters.items()
             if parameter.annotation is not parameter.empty
         }
-        from typing_extensions import Unpack as BackportedUnpack
-
-        unpacks = (Unpack, BackportedUnpack)  # two until Python 3.11
         function = _function(target)
         hints = get_type_hints(
             types.SimpleNamespace(__annotations__=given),
@@ -131,7 +131,7 @@ class Validator:
     def _validated(
         self, arguments: Mapping[str, Any], validate: Callable[[dict[str, Any]], Any]
     ) -> dict[str, Any]:
-        hinted = {name: value for name, value in arguments.items() if name in self.names}
+        hinted = {name: value for name, value in arguments.items() if name in self._names}
         if self._keywords:
             hinted.setdefault(self._keywords, {})  # a TypedDict may require some
         try:
@@ -158,15 +158,13 @@ class Validator:
         Raises:
             Violation: a value has none, or an object has attributes of other types.
         """
-        from pydantic_core import PydanticSerializationError
-
-        hinted = {name: value for name, value in arguments.items() if name in self.names}
+        hinted = {name: value for name, value in arguments.items() if name in self._names}
         try:
             dumped = self._adapter.dump_python(
                 hinted, by_alias=True, round_trip=True, warnings="error"
             )
             return {**arguments, **_plain(dumped)}
-        except PydanticSerializationError as exc:
+        except ValueError as exc:  # pydantic's, or Django's for a time with a time zone
             text = str(exc).replace("Pydantic serializer warnings:\n", "")
             raise Violation(" ".join(text.split())[: MAX_ERRORS * MAX_ERROR]) from exc
 
