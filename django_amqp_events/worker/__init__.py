@@ -4,6 +4,7 @@ The path of a delivery through the modules:
 
 ``celery_signals``     waits for Celery to signal that this process is a worker
 ``bootstrap``          installs the steps; lists what is replaced on Celery's instances
+``queue_step``         consumes queues: missing ones, lost connections, shutdowns
 ``bootstep``           consumes the handlers' queues and gives each delivery to Celery
 ``dispatch``           reads a delivery: event, handler, whether it is due (pure)
 ``request``            Celery's request for a delivery; only a verdict settles it

@@ -1,0 +1,285 @@
+"""Consume queues in a Celery worker, on a channel beside Celery's own."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection
+from functools import partial
+from itertools import count
+from typing import Any, Final
+
+from amqp import spec
+from amqp.exceptions import AccessRefused, NotFound
+from celery import bootsteps
+from kombu.message import Message as KombuMessage
+
+from ..backoff import Backoff
+from ..broker.delivery_headers import HeaderReader
+from ..message.types import Received
+from .acks import Acks
+from .celery_internals import shutdown_requested
+
+logger = logging.getLogger(__name__)
+
+#: Delays before a missing queue is checked again.
+MISSING_BACKOFF: Final = Backoff(1.0, 30.0)
+
+
+class QueueStep(bootsteps.StartStopStep):
+    """A bootstep that consumes queues with plain AMQP.
+
+    Consuming begins when the event loop runs: deliveries that arrive during ``start()``, while
+    later steps wait for their channels, would crash the worker. ``stop()`` only cancels the
+    consumers, so that deliveries in progress can be acked while the pool stops; ``shutdown()``
+    closes the channel. A missing queue is checked again until it exists, while the others are
+    consumed.
+    """
+
+    # Control too, for a fixed order: otherwise the error that a worker without permissions reports
+    # would vary.
+    requires: Any = (
+        "celery.worker.consumer.tasks:Tasks",
+        "celery.worker.consumer.control:Control",
+    )
+    #: Names of the queues.
+    queues: Collection[str] = ()
+    #: Whether no other step may consume in the same worker.
+    alone: bool = False
+    #: What the queues contain and how to get a missing one, for logs.
+    contents: str = "messages"
+    remedy: str = "Declare it"
+
+    acks: Acks
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        self.c = c
+        self.channel: Any = None
+        self._probe: Any = None
+        self._connection: Any = None
+        self._tags: dict[str, str] = {}
+        self._numbers = count(1)
+        self._pending: deque[str] = deque()
+        # Missing queues, and how often each was checked.
+        self._missing: dict[str, int] = {}
+        # Queues that were found to exist, so that they are not checked.
+        self._known_to_exist: set[str] = set()
+        # Queues that this worker may not consume.
+        self._refused: set[str] = set()
+        self._before_lost = c.on_connection_error_after_connected
+        c.on_connection_error_after_connected = self._lost
+        self._stopping = False
+        super().__init__(c, **kwargs)
+
+    @property
+    def title(self) -> str:
+        """What consumes, for logs."""
+        return type(self).__name__
+
+    @property
+    def prefetch_count(self) -> int:
+        """Prefetch count of each queue."""
+        raise NotImplementedError
+
+    def on_delivery(self, received: Received, message: KombuMessage) -> None:
+        """Take a delivery, in the main thread; *message* is to be acked or rejected.
+
+        It must not block: the worker's event loop waits for it.
+        """
+        raise NotImplementedError
+
+    # -- start and stop -------------------------------------------------------------------
+
+    def start(self, c: Any) -> None:
+        self.channel = self._probe = None
+        self._tags.clear()
+        self._missing.clear()
+        self._pending.clear()
+        self._stopping = False
+        self._connection = c.connection
+        if self.queues:
+            c.call_soon(self._open, c.connection)
+
+    def stop(self, c: Any) -> None:
+        self._stopping = True
+        self._known_to_exist.clear()
+        channel = self.channel
+        if channel is None or channel.connection is None or c.connection is None:
+            return
+        tags = list(self._tags.values())
+        self._tags.clear()
+        try:
+            for tag in tags[:-1]:
+                channel.basic_cancel(tag, nowait=True)
+            if tags:
+                channel.basic_cancel(tags[-1])
+        except (*c.connection_errors, *c.channel_errors) as exc:
+            logger.info("the consumers were not cancelled, because the channel is closed: %s", exc)
+
+    def terminate(self, c: Any) -> None:
+        self.stop(c)
+
+    def shutdown(self, c: Any) -> None:
+        channel, self.channel = self.channel, None
+        if channel is not None and channel.connection is not None:
+            try:
+                channel.close()
+            except (*c.connection_errors, *c.channel_errors) as exc:
+                logger.info("the channel was closed already: %s", exc)
+
+    @property
+    def _is_stopping(self) -> bool:
+        """Whether no run may begin any more.
+
+        Celery's other steps stop first. While they wait for RabbitMQ's answers, further deliveries
+        arrive, which a solo worker would run.
+        """
+        return self._stopping or shutdown_requested()
+
+    def _warn_of_channel_errors(self, c: Any) -> None:
+        if not c.app.conf.broker_channel_error_retry:
+            logger.warning(
+                "This worker exits when RabbitMQ closes a channel, such as after a consumer "
+                "timeout. Set broker_channel_error_retry to True, or use `manage.py events_worker`."
+            )
+
+    # -- consuming ------------------------------------------------------------------------
+
+    def _open(self, connection: Any) -> None:
+        if self._stale(connection) or self.channel is not None:
+            return
+        self.channel = connection.channel()
+        self.frames = HeaderReader(self.channel)
+        self._opened()
+        # Not global: RabbitMQ 4.3 refuses that.
+        self.channel.basic_qos(0, self.prefetch_count, False)
+        self._pending.extend(sorted(self.queues))
+        logger.info(
+            "%s: consuming %d queue%s, prefetch count %d each: %s",
+            self.title,
+            len(self.queues),
+            "" if len(self.queues) == 1 else "s",
+            self.prefetch_count,
+            ", ".join(self._pending),
+        )
+        self._next(connection)
+
+    def _opened(self) -> None:
+        """Called when the channel is open, before anything is consumed."""
+
+    def _stale(self, connection: Any) -> bool:
+        return self._stopping or self._connection is not connection
+
+    def _next(self, connection: Any) -> None:
+        """Consume one queue and schedule the next, so that ordinary tasks run in between."""
+        if self._stale(connection) or not self._pending:
+            return
+        queue = self._pending.popleft()
+        if queue in self.queues and queue not in self._tags:
+            self._consume(connection, queue)
+        if self._pending:
+            # Not call_soon, which runs after the next poll: in an idle worker a second or more
+            # for each queue.
+            self.c.timer.call_after(0, self._turn, (connection,))
+
+    def _turn(self, connection: Any) -> None:
+        """Call :meth:`_next` from a timer, which swallows the error of a closed channel."""
+        try:
+            self._next(connection)
+        except self.c.channel_errors as exc:
+            self.c.call_soon(_raise, exc)
+
+    def _consume(self, connection: Any, queue: str) -> None:
+        if queue in self._known_to_exist:
+            self._known_to_exist.discard(queue)
+        elif problem := self._problem(connection, queue):
+            self._retry_later(connection, queue, problem)
+            return
+        # The number keeps cut tags different.
+        tag = self._tags[queue] = f"{next(self._numbers)}:{self.c.hostname}:{queue}"[:60]
+        self.channel.basic_consume(
+            queue,
+            consumer_tag=tag,
+            callback=partial(self._receive, queue),
+            on_cancel=partial(self._cancelled, connection, queue),
+            # If RabbitMQ refuses, it closes the channel.
+            nowait=True,
+        )
+        if self._missing.pop(queue, None) is not None:
+            logger.info("queue %r exists now, consuming it", queue)
+
+    def _problem(self, connection: Any, queue: str) -> str:
+        """Return why a queue cannot be consumed; checked on a channel that an error may close."""
+        if self._probe is None or self._probe.connection is None:
+            self._probe = connection.channel()
+        try:
+            self._probe.queue_declare(queue, passive=True)
+            if queue in self._refused:
+                self._try_to_read(queue)
+        except NotFound as exc:
+            if exc.method_sig != spec.Queue.Declare:
+                raise  # RabbitMQ closed the consuming channel meanwhile; Celery reconnects
+            # py-amqp has opened the probe's channel again.
+            return f"is missing, so its {self.contents} are not handled. {self.remedy}"
+        except AccessRefused as exc:
+            if f"'{queue}'" not in exc.reply_text:
+                raise
+            return (
+                f"cannot be consumed, so its {self.contents} are not handled: {exc.reply_text}. "
+                f"Give this user the read permission"
+            )
+        return ""
+
+    def _try_to_read(self, queue: str) -> None:
+        """Consume for a moment; RabbitMQ requeues a delivery when the channel closes."""
+        self._probe.basic_qos(0, 1, False)
+        self._probe.basic_cancel(self._probe.basic_consume(queue, callback=bool))
+        self._probe.close()
+        self._probe = None
+        self._refused.discard(queue)
+
+    def _lost(self, exc: Exception) -> None:
+        """Record a queue that this worker may not consume; its refusal closes the channel.
+
+        Otherwise each attempt would redeliver the messages of the other queues, up to the delivery
+        limit.
+        """
+        self._before_lost(exc)
+        if isinstance(exc, AccessRefused) and exc.method_sig == spec.Basic.Consume:
+            self._refused |= {queue for queue in self.queues if f"'{queue}'" in exc.reply_text}
+
+    def _retry_later(self, connection: Any, queue: str, problem: str) -> None:
+        checks = self._missing.get(queue, 0)
+        self._missing[queue] = checks + 1
+        wait = MISSING_BACKOFF.delay(checks)
+        logger.error("queue %r %s. The next check is in %g s.", queue, problem, wait)
+        self._soon(connection, queue, wait)
+
+    def _soon(self, connection: Any, queue: str, wait: float) -> None:
+        def again() -> None:
+            if not self._stale(connection):
+                self._pending.append(queue)
+                self._turn(connection)
+
+        self.c.timer.call_after(wait, again)
+
+    def _cancelled(self, connection: Any, queue: str, consumer_tag: str) -> None:
+        """Consume a queue again: it was deleted, or its consumer exceeded the consumer timeout."""
+        self._tags.pop(queue, None)
+        logger.warning("RabbitMQ cancelled the consumer of %r; consuming it again", queue)
+        self._soon(connection, queue, MISSING_BACKOFF.first)
+
+    def _receive(self, queue: str, raw: Any) -> None:
+        message = KombuMessage(
+            channel=self.channel,
+            delivery_tag=raw.delivery_tag,
+            delivery_info=raw.delivery_info,
+        )
+        self.acks.received(message)
+        if self._is_stopping:
+            return  # unsettled, so RabbitMQ delivers it again when the channel closes
+        self.on_delivery(self.frames.received(queue, raw), message)
+
+
+def _raise(exc: BaseException) -> None:
+    raise exc
