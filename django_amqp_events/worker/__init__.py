@@ -16,8 +16,27 @@ The path of a delivery through the modules:
 ``settlement``         publishes that message and waits for its confirm
 ``acks``               acks the delivery
 
-Beside it: ``fast_paths`` chooses the optional modules in ``fast/``; ``reaper`` runs events alone
-whose workers have died; ``hang_detector``, ``connection_errors`` and ``cold_shutdown`` keep a
-worker from hanging; ``celery_internals`` and ``billiard_internals`` hold every use of a private
-name.
+Beside it: ``consumer_step`` is the public base of steps that consume other queues; ``fast_paths``
+chooses the optional modules in ``fast/``; ``reaper`` runs events alone whose workers have died;
+``hang_detector``, ``connection_errors`` and ``cold_shutdown`` keep a worker from hanging;
+``celery_internals`` and ``billiard_internals`` hold every use of a private name.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..message.types import Received as Received
+    from .consumer_step import AMQPConsumerStep as AMQPConsumerStep
+
+__all__ = ["AMQPConsumerStep", "Received"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are used: every process imports this package."""
+    if name in __all__:
+        from . import consumer_step
+
+        return getattr(consumer_step, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

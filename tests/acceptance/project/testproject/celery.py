@@ -44,6 +44,10 @@ if quorum:
     ]  # fmt: skip
 app.autodiscover_tasks(["testproject"])
 add_options(app)
+if "TESTPROJECT_STEP" in os.environ:
+    from .consumers import Other
+
+    app.steps["consumer"].add(Other)
 
 
 def _change_libraries() -> None:
