@@ -287,9 +287,11 @@ class RecoveredCopies:
         handler = self.registry.find(came.queue, event.name)
         if handler is not None:
             return event, progress, handler.name
-        # The queue may belong to a renamed handler.
-        old = came.queue.removeprefix(names.handlers)
-        return event, progress, old if old in self.settings.renamed_handlers else None
+        # The queue may belong to a renamed handler, or the task to one that took its place.
+        for old in (came.queue.removeprefix(names.handlers), came.headers.get("task")):
+            if isinstance(old, str) and old in self.settings.renamed_handlers:
+                return event, progress, old
+        return event, progress, None
 
     def _passed_on(self, received: Received, names: Names, now: datetime) -> Message | None:
         """Return an archive message or outcome as it was, ``None`` for others.

@@ -197,6 +197,33 @@ def test_a_handlers_queue_is_recovered_and_is_no_poison(billing):
     assert billing.ready("billing.book") == 1
 
 
+@pytest.mark.parametrize("exchange", ["", "legacy"])
+def test_a_celery_task_that_became_a_handler(service, fresh_vhost, exchange):
+    """Its messages go to the handler, whatever its queue is called; others have none."""
+    billing = service(
+        fresh_vhost, HANDLERS=HANDLERS, RENAMED_HANDLERS={"legacy.tasks.invoice": "send_invoice"}
+    )
+    billing.declare()
+    channel = billing.channel()
+    channel.queue_declare("legacy", durable=True, auto_delete=False)
+    if exchange:
+        channel.exchange_declare(exchange, "topic", durable=True, auto_delete=False)
+        channel.queue_bind("legacy", exchange, "order.created")
+    key = "order.created" if exchange else "legacy"
+    for number, task in enumerate(["legacy.tasks.invoice", "legacy.tasks.other", ["a", "list"]]):
+        headers = {"lang": "py", "id": f"task-{number}", "task": task, "retries": 3, "eta": "2030"}
+        billing.publish(exchange, key, b'[[1], {"total": "2"}, {}]', headers)
+    assert "3 messages archived" in billing.command("events_recover", "legacy")[1]
+    mirror_all(billing)
+    rows = {row.event_id: row for row in ArchivedEvent.objects.all()}
+    assert rows["task-0"].handler == "legacy.tasks.invoice"
+    assert {row.handler for key, row in rows.items() if key != "task-0"} == {""}
+    assert billing.command("events_replay", "--handler", "legacy.tasks.invoice")[0] == 0
+    message = billing.take("billing.send_invoice")
+    assert (message.headers["event-id"], message.body) == ("task-0", b'[[1], {"total": "2"}, {}]')
+    assert not {"eta", "retries"} & set(message.headers)
+
+
 def test_moved_archive_messages_are_recovered_unchanged(billing):
     channel = billing.channel()
     channel.queue_declare("aside", durable=True, auto_delete=False)

@@ -1,0 +1,440 @@
+"""docs/migrating.md, run: events flow, queues move one after another, every event is counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import pytest
+
+from .conftest import Make
+from .harness import STARTED, Eyes, Service, Worker, until
+from .peering import interpreter
+from .replaying import migrate
+
+pytestmark = pytest.mark.timeout(400)
+
+PEER = Path(__file__).resolve().parent / "peer"
+GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "migrating.md").read_text()
+EVENTS = ("moving.created", "moving.paid", "moving.shipped")
+#: Its handler has no `once`, so the guide says that some of its events run twice.
+TWICE = "moving.paid"
+#: As celery-amqp-events declares its archive, without the lazy mode, which RabbitMQ 4.3 refuses.
+ARCHIVED = {"x-message-ttl": 7 * 24 * 3600 * 1000, "x-max-length": 10000}
+
+
+def commands(section: str) -> list[str]:
+    """Return the commands of a section of the guide, in order."""
+    text = GUIDE.split(f"# {section}\n", 1)[1]
+    text = re.split(r"^#+ (?=[A-Z])", text, maxsplit=1, flags=re.MULTILINE)[0]
+    return re.findall(r"^ *\$ (.*)$", text, re.MULTILINE)
+
+
+def run(service: Service, eyes: Eyes, command: str, names: Mapping[str, str]) -> str:
+    """Run a command of the guide with other names of events, handlers and queues."""
+    for before, after in names.items():
+        command = re.sub(rf"(?<![\w.]){re.escape(before)}(?![\w.])", after, command)
+    words = shlex.split(command)
+    if words[0] == "curl":
+        method, url = words[words.index("-X") + 1], urlsplit(words[-1])
+        eyes.http(method, url.path.replace("%2F", "{vhost}"))
+        return ""
+    assert words[0] == "manage.py", command
+    done = subprocess.run(
+        [sys.executable, "-m", "django", *words[1:]],
+        env=service.env(), cwd=service.where, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def mirror(service: Service, eyes: Eyes) -> None:
+    run(service, eyes, "manage.py events_mirror --until-empty", {})
+
+
+def ended(service: Service) -> dict[str, Counter[str]]:
+    """How often each event was handled to the end, by its name."""
+    found: dict[str, Counter[str]] = {}
+    for line in service.ledger(what="end"):
+        found.setdefault(line["name"], Counter())[line["event"]] += 1
+    return found
+
+
+@dataclass
+class Peer:
+    """The old service: a worker with some handlers, and a publisher."""
+
+    python: Path
+    service: Service
+    workers: list[Worker] = field(default_factory=list)
+
+    def start(self, program: str, *arguments: str, handlers: str = "") -> Worker:
+        env = {
+            **{
+                key: value
+                for key, value in os.environ.items()
+                if not key.startswith(("PYTHON", "DJANGO", "AMQP_"))
+            },
+            "PYTHONPATH": str(PEER),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PEER_BROKER": self.service.url,
+            "PEER_DIR": str(self.service.where),
+            "PEER_HANDLERS": handlers,
+            "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "0",
+            "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "0",
+        }
+        name = f"peer-{program}-{len(self.workers)}"
+        log_path = self.service.where / f"{name}.log"
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [self.python, *arguments], env=env, cwd=self.service.where,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        worker = Worker(process, log_path, name)
+        STARTED.append(worker)
+        self.workers.append(worker)
+        return worker
+
+    def worker(self, *events: str) -> Worker:
+        return self.start(
+            "worker", "-m", "celery", "-A", "moving", "worker", "--concurrency", "2",
+            "--loglevel", "INFO", "--without-mingle", "--without-gossip", "--without-heartbeat",
+            handlers=" ".join(events),
+        ).wait_ready()  # fmt: skip
+
+    def accepted(self) -> list[tuple[float, str, str]]:
+        """Time, name and id of each event whose publish returned."""
+        text = (self.service.where / "accepted.jsonl").read_text()
+        return [tuple(json.loads(line)) for line in text.splitlines()]
+
+
+def test_from_celery_amqp_events(fresh_eyes: Eyes, service: Make) -> None:
+    """It begins with a live service of 0.1.0, and ends without one and its queues."""
+    eyes = fresh_eyes
+    new = service(
+        eyes,
+        "billing",
+        handlers="moving",
+        events={
+            "TOPOLOGY": "verify",
+            "MANAGEMENT_URL": eyes.node.management_url,
+            "RENAMED_HANDLERS": {
+                name: f"testproject.{name.removeprefix('moving.')}" for name in EVENTS
+            },
+        },
+    )
+    migrate(new)
+    eyes.http(
+        "PUT", "/api/queues/{vhost}/billing:archived", {"durable": True, "arguments": ARCHIVED}
+    )
+    eyes.http("PUT", "/api/exchanges/{vhost}/billing:archived", {"durable": True, "type": "fanout"})
+    eyes.http("POST", "/api/bindings/{vhost}/e/billing:archived/q/billing:archived", {})
+
+    peer = Peer(interpreter(), new)
+    old = peer.worker(*EVENTS)
+    publisher = peer.start("publisher", str(PEER / "flowing.py"), *EVENTS)
+    until(lambda: sum(map(len, ended(new).values())) >= 100, 60, "0.1.0 handles events")
+    until(lambda: eyes.ready("billing:archived") >= 3, 40, what="0.1.0 has given some up")
+
+    declare, unbind, recover, replay = commands("Each handler")
+    worker: Worker | None = None
+    stops: list[tuple[float, float]] = []
+    windows: dict[str, tuple[float, float]] = {}
+    for number, event in enumerate(EVENTS):
+        # Step 1 and 2: each package's next release, the old one's without the handler.
+        new = replace(new, environ={"TESTPROJECT_MOVED": " ".join(EVENTS[: number + 1])})
+        handler = f"testproject.{event.removeprefix('moving.')}"
+        names = {
+            "billing.shop.order.created": f"billing.{event}",
+            "shop.order.created": event,
+        }
+        stops.append(stopped(old))
+        if number + 1 < len(EVENTS):
+            old = peer.worker(*EVENTS[number + 1 :])
+        until(lambda: eyes.ready(f"billing.{event}"), what="events wait")  # noqa: B023
+        # Step 3.
+        begun = time.time()
+        run(new, eyes, declare, names)
+        run(new, eyes, unbind, names)
+        windows[event] = (begun, time.time())
+        # Step 4.
+        if worker is not None:
+            assert worker.stop() == 0
+        worker = new.worker("prefork", 2).wait_ready()
+        until(lambda: len(new.ledger(what="end", handler=handler)) >= 20, 40)  # noqa: B023
+        # Step 5.
+        run(new, eyes, recover, names)
+        mirror(new, eyes)
+        run(new, eyes, replay, names)
+
+    # The publisher moves as well; nothing of 0.1.0 runs any more.
+    assert publisher.stop() == 0
+    assert not any(each.alive for each in peer.workers)
+    accepted = peer.accepted()
+    printed = new.python(
+        "from testproject.moving import created\n"
+        "print('IDS', *[created.publish(failures=0) for _ in range(20)])"
+    )
+    accepted += [
+        (time.time(), "moving.created", id_) for id_ in printed.rpartition("IDS ")[2].split()
+    ]
+
+    # Step 6: what it was retrying has come back; and what it had given up.
+    until(lambda: not sum(eyes.totals("billing:retry").values()), 30, "nothing is delayed")
+    for queue in [*(f"billing.{event}" for event in EVENTS), "billing:archived"]:
+        run(new, eyes, f"manage.py events_recover {queue}", {})
+    mirror(new, eyes)
+    for event in EVENTS:
+        run(new, eyes, replay, {"shop.order.created": event})
+
+    wanted = {name: {id_ for _, each, id_ in accepted if each == name} for name in EVENTS}
+
+    def missing() -> int:
+        handled = ended(new)
+        return sum(len(wanted[name] - set(handled[name])) for name in EVENTS)
+
+    until(lambda: not missing(), 120, "every event is handled")
+    assert worker is not None
+    assert worker.stop() == 0
+    mirror(new, eyes)
+    until(lambda: not sum(eyes.totals("billing").values()), what="nothing waits anywhere")
+    handled = ended(new)
+    assert {name: set(handled[name]) for name in EVENTS} == wanted, "none lost, none invented"
+    twice = {
+        name: {
+            id_
+            for id_, number in handled[name].items()
+            if number > 1 and not ended_while_stopping(new, {"event": id_, "by": "0.1.0"}, stops)
+        }
+        for name in EVENTS
+    }
+    assert max(max(handled[name].values()) for name in EVENTS) <= 2
+    between = {
+        name: {
+            id_
+            for at, each, id_ in accepted
+            if each == name and windows[name][0] - 0.5 <= at <= windows[name][1] + 0.5
+        }
+        for name in EVENTS
+    }
+    assert all(between.values()), "events flowed while both queues were bound"
+    assert twice[TWICE] <= between[TWICE], "twice only where the guide says so"
+    assert not any(twice[name] for name in EVENTS if name != TWICE)
+    numbers = {name: f"{len(twice[name])} of {len(handled[name])}" for name in EVENTS}
+    print(f"{len(accepted)} accepted, none lost, handled twice: {numbers}")
+
+    # The end: its queues and exchanges are deleted, and nothing of ours depended on them.
+    for queue in [queue for queue in eyes.totals() if not_ours(queue)]:
+        eyes.http("DELETE", f"/api/queues/{{vhost}}/{queue}?if-empty=true&if-unused=true")
+    for exchange in eyes.http("GET", "/api/exchanges/{vhost}"):
+        if not_ours(exchange["name"]):
+            eyes.http("DELETE", f"/api/exchanges/{{vhost}}/{exchange['name']}")
+    assert "identical" in run(new, eyes, "manage.py events_declare --check --format json", {})
+    assert not [queue for queue in eyes.totals() if not_ours(queue)]
+
+
+def not_ours(name: str) -> bool:
+    return name.startswith(
+        ("billing:retry", "billing:recover", "billing:archived", "billing.moving")
+    )
+
+
+# -- Celery tasks -----------------------------------------------------------------------------
+
+TASK = "testproject.invoicing.invoice"
+SEND = "billing.testproject.send_invoice"
+
+
+class Orders:
+    """A publisher that never stops: each order goes the way that ``publish`` says."""
+
+    #: Failed attempts of an order, in turn.
+    FAILURES = (0, 0, 1, 0, 2, 0, 0, 1, 0, 0)
+
+    def __init__(self, publish: Callable[[dict[str, Any]], object]) -> None:
+        self.publish = publish
+        self.ids: list[str] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for number in count():
+            failures = self.FAILURES[number % len(self.FAILURES)]
+            # Some wait for so long that they are still waiting when their task is removed.
+            countdown = 600 if failures and not number % 4 else 1
+            order = f"order-{number}"
+            self.publish({"order": order, "failures": failures, "countdown": countdown})
+            self.ids.append(order)
+            if self._ended.wait(0.05):
+                break
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def issued(service: Service) -> Counter[str]:
+    return Counter(line["order"] for line in service.ledger(what="end"))
+
+
+def release(billing: Service, name: str) -> Service:
+    """Return the next release of the service; its processes share the ledger."""
+    return replace(billing, environ={"TESTPROJECT_RELEASE": name})
+
+
+def billing_service(make: Make, eyes: Eyes, **events: Any) -> Service:
+    renamed = {TASK: "testproject.send_invoice"}
+    billing = make(
+        eyes,
+        "billing",
+        handlers="invoicing",
+        events={"TOPOLOGY": "verify", "RENAMED_HANDLERS": renamed, **events},
+        environ={"TESTPROJECT_RELEASE": "task"},
+    )
+    migrate(billing)
+    return billing
+
+
+def scheduled(service: Service) -> int:
+    """Orders whose task has failed and not succeeded; most wait for their countdown."""
+    return len({line["order"] for line in service.ledger(what="start")} - set(issued(service)))
+
+
+def stopped(worker: Worker) -> tuple[float, float]:
+    """Stop a worker; return from when to when it stopped."""
+    begun = time.time()
+    assert worker.stop() == 0
+    return begun, time.time()
+
+
+def ended_while_stopping(
+    service: Service, wanted: dict[str, str], stops: list[tuple[float, float]]
+) -> bool:
+    """Whether a task ended while its worker stopped: Celery does not acknowledge all of these."""
+    lines = service.ledger(what="end", **wanted)
+    return any(begun - 1 <= line["at"] <= done for line in lines for begun, done in stops)
+
+
+def assert_once(service: Service, stops: list[tuple[float, float]]) -> None:
+    """Check that nothing but tasks that ended in a stopping worker has run twice."""
+    for order, number in issued(service).items():
+        assert number == 1 or ended_while_stopping(service, {"order": order, "by": "task"}, stops)
+
+
+def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
+    """The publisher switches; what waits in the old worker for its countdown is moved."""
+    eyes = fresh_eyes
+    names = {"invoices": "invoices", "invoices.tasks.send_invoice": TASK}
+    declare, recover, replay = commands("From Celery tasks with countdown retries")
+    billing = billing_service(service, eyes)
+    old = billing.worker("prefork", 2, "-Q", "invoices").wait_ready()
+
+    def task(order: dict[str, Any]) -> None:
+        eyes.app.send_task(TASK, kwargs=order, queue="invoices")
+
+    def event(order: dict[str, Any]) -> None:
+        eyes.event("invoicing.created", order)
+
+    with Orders(task) as orders:
+        until(lambda: len(issued(billing)) >= 50, 60, "tasks run")
+        until(lambda: scheduled(billing) >= 3, what="some wait for their countdown")
+        # Step 1.
+        billing = release(billing, "both")
+        run(billing, eyes, declare, names)
+        stops = [stopped(old)]
+        old = billing.worker("prefork", 2, "-Q", f"invoices,{SEND}").wait_ready()
+        # Step 2.
+        orders.publish = event
+        until(lambda: billing.ledger(what="end", by="handler"), what="handlers run")
+        done = len(issued(billing))
+        until(lambda: len(issued(billing)) >= done + 30, 60)
+        # Step 4, without waiting.
+        billing = release(billing, "handler")
+        stops.append(stopped(old))
+        left = eyes.ready("invoices")
+        assert left >= 2, "those with a long countdown"
+        worker = billing.worker("prefork", 2, "-Q", SEND).wait_ready()
+        # Step 5.
+        assert f"{left} messages archived" in run(billing, eyes, recover, names)
+        mirror(billing, eyes)
+        run(billing, eyes, replay, names)
+        done = len(issued(billing))
+        until(lambda: len(issued(billing)) >= done + 30, 60)
+    until(lambda: set(issued(billing)) == set(orders.ids), 120, "every order is handled")
+    assert worker.stop() == 0
+    mirror(billing, eyes)  # the outcomes of the replays
+    until(lambda: not sum(eyes.totals("billing").values()), what="nothing waits anywhere")
+    assert_once(billing, stops)
+    by = Counter(line["by"] for line in billing.ledger(what="end"))
+    print(f"{len(orders.ids)} orders, handled by {dict(by)}; {left} were moved from the old queue")
+    eyes.http("DELETE", "/api/queues/{vhost}/invoices?if-empty=true&if-unused=true")
+
+
+def test_from_celery_tasks_behind_an_exchange(fresh_eyes: Eyes, service: Make) -> None:
+    """The publisher does not change: EXCHANGE names its exchange, and the queues switch."""
+    eyes = fresh_eyes
+    names = {
+        "billing.shop.order.created": "invoices",
+        "shop.order.created": "invoicing.created",
+    }
+    declare, unbind, recover, replay = commands("Each handler")
+    replay = replay.replace("shop.order.created", TASK)
+    billing = billing_service(service, eyes, EXCHANGE="orders")
+    eyes.http("PUT", "/api/exchanges/{vhost}/orders", {"durable": True, "type": "topic"})
+    old = billing.worker("prefork", 2, "-Q", "invoices").wait_ready()
+    binding = {"routing_key": "invoicing.created"}
+    eyes.http("POST", "/api/bindings/{vhost}/e/orders/q/invoices", binding)
+
+    def publish(order: dict[str, Any]) -> None:
+        eyes.app.send_task(
+            TASK, kwargs=order, exchange="orders", exchange_type="topic",
+            routing_key="invoicing.created",
+        )  # fmt: skip
+
+    with Orders(publish) as orders:
+        until(lambda: len(issued(billing)) >= 50, 60, "tasks run")
+        until(lambda: scheduled(billing) >= 3, what="some wait for their countdown")
+        billing = release(billing, "handler")
+        stops = [stopped(old)]
+        before = len(orders.ids)
+        run(billing, eyes, declare, names)
+        run(billing, eyes, unbind.replace("/e/events/", "/e/orders/"), names)
+        after = len(orders.ids)
+        worker = billing.worker("prefork", 2, "-Q", SEND).wait_ready()
+        run(billing, eyes, recover, names)
+        mirror(billing, eyes)
+        run(billing, eyes, replay, names)
+        until(lambda: len(issued(billing)) >= before + 30, 60)
+    until(lambda: set(issued(billing)) == set(orders.ids), 120, "every order is handled")
+    assert worker.stop() == 0
+    mirror(billing, eyes)  # the outcomes of the replays
+    until(lambda: not sum(eyes.totals("billing").values()), what="nothing waits anywhere")
+    twice = {
+        order
+        for order, number in issued(billing).items()
+        if number > 1 and not ended_while_stopping(billing, {"order": order, "by": "task"}, stops)
+    }
+    assert max(issued(billing).values()) <= 2
+    assert twice <= set(orders.ids[max(0, before - 1) : after + 1]), (
+        "twice only where the guide says so"
+    )
+    print(f"{len(orders.ids)} orders, none lost, {len(twice)} handled twice")
