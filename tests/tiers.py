@@ -45,6 +45,7 @@ _LATER: Final = {
     r"acceptance/worker/.*(rolling_restarts|memory_stays_bounded|killed_seven_times)": "load",
     r"acceptance/worker/test_reconnect\.py.*comes_back\[stop\]": "a killed broker covers it",
     r"acceptance/worker/test_children\.py.*(runs_a_relay|celery_of_its_own)": "slow starts",
+    r"acceptance/test_migrating\.py.*behind_an_exchange": "the other guide has the same steps",
     r"acceptance/worker/test_starts\.py.*(may_not_be_read|without_permissions)": "long back-off",
 }
 _PATTERN: Final = re.compile("|".join(f"({pattern})" for pattern in _LATER))

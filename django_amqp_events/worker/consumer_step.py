@@ -108,9 +108,8 @@ class AMQPConsumerStep(QueueStep):
 
     def _mistake(self, c: Any) -> str:
         """Return what is wrong with the class, ``""`` if nothing is."""
-        cls = type(self)
-        name = f"{cls.__module__}.{cls.__qualname__}"
-        if isinstance(self.queues, str) or not self.queues:
+        name = self.name  # module and class
+        if not isinstance(self.queues, (list, tuple, set, frozenset)) or not self.queues:
             return f'{name}.queues is {self.queues!r}. Set it to a list: queues = ["erp.orders"].'
         for queue in self.queues:
             if not isinstance(queue, str) or not 0 < len(queue.encode()) <= MAX_QUEUE_NAME:
@@ -119,7 +118,7 @@ class AMQPConsumerStep(QueueStep):
             value = getattr(self, option)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= highest:
                 return f"{name}.{option} is {value!r:.80}. Set it to a number from 1 to {highest}."
-        if cls.handle is AMQPConsumerStep.handle:
+        if type(self).handle is AMQPConsumerStep.handle:
             return f"{name} has no method handle(self, message). Define it."
         if c.hub is None:
             return f"{name} needs Celery's event loop. Use --pool prefork, threads or solo."
@@ -209,9 +208,12 @@ class AMQPConsumerStep(QueueStep):
 
     def _handle(self, received: Received) -> Settlement:
         requeue = self.requeue_on_error
-        close_old_connections()
         try:
-            self.handle(received)
+            close_old_connections()
+            try:
+                self.handle(received)
+            finally:
+                close_old_connections()
         except Reject as exc:
             requeue = bool(exc.requeue)
             logger.warning("%s: %s", self._outcome(received, requeue=requeue), exc.reason)
@@ -219,8 +221,6 @@ class AMQPConsumerStep(QueueStep):
             logger.exception("%s", self._outcome(received, requeue=requeue))
         else:
             return "ack"
-        finally:
-            close_old_connections()
         return "requeue" if requeue else "reject"
 
     def _outcome(self, received: Received, *, requeue: bool) -> str:

@@ -1,0 +1,76 @@
+"""What an AMQPConsumerStep refuses, and how the thread of one survives; workers have the rest."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery.exceptions import Reject
+
+from django_amqp_events import worker
+from django_amqp_events.worker import AMQPConsumerStep, Received
+
+
+class Orders(AMQPConsumerStep):
+    queues = ("erp.orders",)
+
+    def handle(self, message: Received) -> None:
+        if message.body:
+            raise Reject(message.body, requeue=message.redelivered)
+
+
+def mistake(cls: type[AMQPConsumerStep], **consumer: Any) -> str:
+    queues = SimpleNamespace(consume_from={"celery": None})
+    app = SimpleNamespace(amqp=SimpleNamespace(queues=queues))
+    step = cls.__new__(cls)
+    return step._mistake(SimpleNamespace(**{"hub": object(), "app": app, **consumer}))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"queues": 5}, "queues is 5. Set it to a list"),
+        ({"queues": [None]}, "contains None, which is not the name of a queue"),
+        ({"queues": ["ü" * 128]}, "which is not the name of a queue"),
+        ({"prefetch_count": True}, "prefetch_count is True. Set it to a number from 1 to 65535"),
+        ({"prefetch_count": 65536}, "prefetch_count is 65536."),
+        ({"concurrency": 0}, "concurrency is 0. Set it to a number from 1 to 1000"),
+        ({"handle": AMQPConsumerStep.handle}, "has no method handle(self, message). Define it."),
+    ],
+)
+def test_mistakes(attributes: dict[str, Any], message: str) -> None:
+    found = mistake(type("Wrong", (Orders,), {"__module__": __name__, **attributes}))
+    assert found.startswith(f"{__name__}.Wrong")
+    assert message in found
+
+
+def test_a_pool_without_an_event_loop_is_refused() -> None:
+    assert "needs Celery's event loop. Use --pool prefork, threads or solo" in mistake(
+        Orders, hub=None
+    )
+
+
+def test_a_right_one_has_no_mistake() -> None:
+    assert not mistake(Orders)
+    assert not mistake(type("Other", (Orders,), {"queues": ("a", "b"), "prefetch_count": 65535}))
+
+
+def test_a_connection_that_cannot_be_closed_requeues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not end the thread, which would hold its messages for ever."""
+
+    def fail() -> None:
+        raise OSError("the database is gone")
+
+    monkeypatch.setattr("django_amqp_events.worker.consumer_step.close_old_connections", fail)
+    step = Orders.__new__(Orders)
+    message = Received(
+        queue="erp.orders", exchange="", routing_key="", body=b"", headers={}, properties={}
+    )
+    assert step._handle(message) == "requeue"
+
+
+def test_the_package_has_public_names_only() -> None:
+    assert worker.__all__ == ["AMQPConsumerStep", "Received"]
+    with pytest.raises(AttributeError, match="has no attribute 'Consumer'"):
+        worker.Consumer  # noqa: B018
