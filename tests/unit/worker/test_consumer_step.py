@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,6 +70,13 @@ def test_a_connection_that_cannot_be_closed_requeues(monkeypatch: pytest.MonkeyP
         queue="erp.orders", exchange="", routing_key="", body=b"", headers={}, properties={}
     )
     assert step._handle(message) == "requeue"
+
+
+def test_the_documentation_has_the_defaults() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "consumers.md").read_text()
+    for name in ("prefetch_count", "concurrency", "requeue_on_error"):
+        default = str(getattr(AMQPConsumerStep, name))
+        assert re.search(rf"^\| `{name}` \| `?{default}`? \|", text, re.MULTILINE), name
 
 
 def test_the_package_has_public_names_only() -> None:
