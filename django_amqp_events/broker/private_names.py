@@ -56,6 +56,12 @@ class PrivateName:
             return f"{self.path} cannot be called"
         parameters = list(inspect.signature(found).parameters.values())
         names, expected = tuple(parameter.name for parameter in parameters), self.parameters
+        kinds = [parameter.kind for parameter in parameters[-2:]]
+        if kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
+            # A wrapper, such as Sentry's around build_tracer, passes on what it does not name.
+            named = names[:-2]
+            if not self.overridden and named == expected[: len(named)]:
+                return ""
         further = parameters[len(expected) :]
         optional = not self.overridden and all(
             parameter.default is not parameter.empty

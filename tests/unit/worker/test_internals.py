@@ -81,6 +81,19 @@ def test_a_changed_signature_is_noticed(name: PrivateName, monkeypatch: pytest.M
 @pytest.mark.parametrize(("module", "name"), REQUIRED, ids=lambda value: getattr(value, "path", ""))
 def test_a_worker_does_not_start_without_a_name_that_it_needs(
     module: Any, name: PrivateName, monkeypatch: pytest.MonkeyPatch
+def test_a_wrapper_that_passes_everything_on_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentry wraps ``build_tracer``, and a worker must still start."""
+    (name,) = (name for _, name in REQUIRED if name.path.endswith(":build_tracer"))
+    owner, last = owner_of(name)
+    monkeypatch.setattr(owner, last, lambda name, task, *args, **kwargs: None)
+    assert name.problem() == ""
+    monkeypatch.setattr(owner, last, lambda task, name, *args, **kwargs: None)
+    assert "build_tracer takes (task, name, args, kwargs)" in name.problem()
+    own = dataclasses.replace(name, overridden=True)
+    monkeypatch.setattr(owner, last, lambda name, task, *args, **kwargs: None)
+    assert "takes (name, task, args, kwargs)" in own.problem()
+
+
 ) -> None:
     renamed = dataclasses.replace(name, path=f"{name.path}_renamed")
     monkeypatch.setattr(module, "REQUIRED", (renamed,))
