@@ -6,6 +6,7 @@ The worker and the in-memory broker share this module, which does no I/O.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 #: to a delay queue again, whose shortest delay is a second.
 HOLDABLE: Final = 0.1
 #: Longest representation of arguments in characters, for Celery's logs and task events.
+#: Headers with a trace's context (W3C, Zipkin's B3) whose names have no hyphen.
+TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate", "baggage", "b3"})
 MAX_REPR: Final = 1024
 
 
@@ -184,9 +187,10 @@ def delivery_info(received: Received) -> dict[str, Any]:
 
 
 def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
-    """Return the headers of the message that Celery receives; none is the publisher's.
+    """Return the headers of the message that Celery receives.
 
-    They are the fields of the task's request as well.
+    They are the fields of the task's request as well. The publisher's headers are one of them,
+    ``headers``, and :func:`_trace_context` chooses those that are fields of their own.
     """
     event, handler = reading.known
     args, kwargs = list(payload.args), dict(payload.kwargs)
@@ -198,6 +202,7 @@ def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
         "root_id": event.correlation_id,
         "parent_id": event.causation_id,
         "retries": reading.progress.attempt - 1,
+        **_trace_context(event.headers),
         "args": args,
         "kwargs": kwargs,
         "argsrepr": _representation(args, size),
@@ -212,6 +217,22 @@ def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
 def _representation(value: list[Any] | dict[str, Any], size: int) -> str:
     """Return plain data as text of at most :data:`MAX_REPR` characters.
 
+        # A copy, since Sentry's integration removes one.
+        "headers": dict(event.headers),
+    }
+
+
+def _trace_context(headers: Mapping[str, Any]) -> dict[str, str]:
+    """Return the publisher's headers that are fields of the task's request, as of Celery's tasks.
+
+    OpenTelemetry's Celery integration reads the trace there, by the names of its propagators.
+    Celery and result backends read other fields (``timelimit``, ``meta``,
+    ``periodic_task_name``), whose names have no hyphen.
+    """
+    return {
+        key: value
+        for key, value in headers.items()
+        if ("-" in key or key in TRACE_HEADERS) and isinstance(value, str)
     Args:
         size: bytes of the body that the payload was decoded from.
     """

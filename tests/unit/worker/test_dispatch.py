@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from celery.app.task import Context
 
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import Settings
@@ -124,3 +125,35 @@ def test_argument_repr_is_bounded(size: int) -> None:
     assert words.startswith("{'note': 'xxx")
     assert len(words) <= MAX_REPR + 20
     assert (words == repr(dict(payload.kwargs))) == (size == 10)
+
+
+def test_publisher_headers_reach_the_request_and_change_nothing_else() -> None:
+    """Whatever a publisher names: a field of Celery's, of a result backend, or of ours."""
+    dispatcher = Dispatcher(SETTINGS, build(SETTINGS), Names.of(SETTINGS))
+
+    def request(headers: dict[str, object]) -> Context:
+        received = Received(
+            queue=OWN, exchange="events", routing_key="shop.paid", body=b"[[],{},{}]",
+            headers={**headers, "event-id": "1"}, properties={"content_type": "application/json"},
+        )  # fmt: skip
+        reading = Reading(received=received)
+        payload = dispatcher.read(reading)
+        assert isinstance(payload, Payload)
+        return Context(celery_headers(reading, payload))
+
+    names = {*vars(Context), "meta", "periodic_task_name", "amqp_event", "amqp_run", "task", "lang"}
+    plain = request({})
+    assert plain.headers == {}
+    evil = request(dict.fromkeys(names, "evil"))
+    assert "evil" not in [value for key, value in vars(evil).items() if key != "headers"]
+    assert vars(evil).keys() == vars(plain).keys()
+    assert "eta" not in evil.headers
+    assert evil.headers["meta"] == "evil"
+    traced = request(
+        {"traceparent": "00-1", "uber-trace-id": "1:2", "b3": "0", "x-shop": 7, "x-table": {}}
+    )
+    assert traced.headers == {
+        "traceparent": "00-1", "uber-trace-id": "1:2", "b3": "0", "x-shop": 7, "x-table": {},
+    }  # fmt: skip
+    fields = vars(traced).keys() - vars(plain).keys()
+    assert fields == {"traceparent", "uber-trace-id", "b3"}
