@@ -34,6 +34,7 @@ from ..exceptions import (
     PublishRefusedError,
     TopologyError,
 )
+from ..logs import message_fields
 from ..message import archive_message, decoding
 from ..message.headers import EVENT_ARCHIVE, EVENT_OUTCOME, without_publisher_headers
 from ..message.text import parse_moment
@@ -188,12 +189,13 @@ def _archive(
     errors = _publish(pool, [message for _, message in built])
     reader.ack(batch, [place for place, error in enumerate(errors) if error is None])
     stop = ""
-    for (reason, _), error in zip(built, errors, strict=True):
+    for (reason, message), error in zip(built, errors, strict=True):
         if error is None:
             done.reasons[reason] += 1
             continue
         done.refused.append(str(error))
-        logger.error("a message stays in %r: %s", copies.queue, error)
+        about = message_fields(message)
+        logger.error("a message stays in %r: %s", copies.queue, error, extra=about)
         if not isinstance(error, _OF_ONE):
             stop = stop or str(error)
     return stop

@@ -14,6 +14,7 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from .. import conf
+from ..logs import event_fields
 from ..reasons import Reason
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,9 @@ def redact(name: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | Reason:
     except Exception as exc:  # noqa: BLE001 - a project's own code
         # The text of the exception may quote the payload.
         kind = type(exc).__name__
-        logger.error("AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind)  # noqa: TRY400
+        about = {**event_fields(None), "event_name": name}
+        logger.error(  # noqa: TRY400
+            "AMQP_EVENTS['REDACT'] (%s) failed for event %r: %s", path, name, kind, extra=about
+        )
         return Reason("redaction-failed", hook=path, error=kind)
     return found

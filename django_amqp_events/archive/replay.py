@@ -34,6 +34,7 @@ from ..exceptions import (
     PublishRefusedError,
     PublishTimeoutError,
 )
+from ..logs import event_fields
 from ..message import encoding, headers
 from ..message.types import Message
 from ..models import Revision, State
@@ -334,7 +335,11 @@ def _publish(claimed: list[ClaimedReplay], report: Report) -> None:
             )
         except Exception as exc:
             # A row that was changed by hand must not block the others.
-            logger.exception("cannot build the message of %s", each.event)
+            logger.exception(
+                "cannot build the message of %s",
+                each.event,
+                extra=event_fields(each.event.event, handler.name),
+            )
             give_back(each, f"its message cannot be built: {type(exc).__name__}: {exc}")
         else:
             sent.append((each, message))

@@ -23,6 +23,7 @@ from django.db.models import QuerySet
 from ..backoff import Backoff
 from ..conf import Settings
 from ..databases import check_commits
+from ..logs import event_fields
 from ..message import archive_message
 from ..message.archive_message import Archived
 from ..message.types import Received
@@ -199,7 +200,10 @@ def _store(entries: Sequence[_Item], now: datetime) -> Counts:
     [entry] = entries
     if isinstance(entry, _Outcome) or entry.message.unreadable:
         raise error
-    logger.error("an archive message cannot be stored; its bytes are kept", exc_info=error)
+    about = event_fields(entry.archived.event, entry.archived.handler)
+    logger.error(
+        "an archive message cannot be stored; its bytes are kept", exc_info=error, extra=about
+    )
     bare = _entry(_raw_only(entry.message, error), entry.service, now)
     if isinstance(bare, _Entry):
         bare.copy = entry.copy

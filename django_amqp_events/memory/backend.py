@@ -96,8 +96,6 @@ class MemoryBackend:
 
     #: Worker name in requests, histories and the archive.
     worker: str = "memory"
-    #: Log the tracebacks of archived events.
-    log_tracebacks: bool = False
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self.settings = settings
@@ -243,7 +241,7 @@ class MemoryBackend:
         message = world.outgoing.build(reading, verdict, self.now())
         if message is not None:
             self._copy(message)
-        announce(world.settings.service, reading, verdict, with_traceback=self.log_tracebacks)
+        announce(world.settings.service, reading, verdict)
 
     def _copy(self, message: Message) -> None:
         error = self.broker.publish(message, mandatory=True)
@@ -337,7 +335,6 @@ class _Inline(MemoryBackend):
     """The broker, clock and worker of one inline publish."""
 
     worker = "inline"
-    log_tracebacks = True
 
     def run_all(self) -> None:
         """Handle events, and retries at once, until none is left."""

@@ -49,6 +49,7 @@ from ..exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
+from ..logs import event_fields
 from ..message.types import Message
 
 if TYPE_CHECKING:
@@ -380,7 +381,8 @@ def _unreadable(found: QuerySet[OutboxEvent], attempts: int, event_id: str, exc:
         f"correct its columns or discard it",
         event_id=event_id,
     )
-    logger.error("event %r in the outbox: %s", event_id, error)
+    about = {**event_fields(None), "event_id": event_id}
+    logger.error("event %r in the outbox: %s", event_id, error, extra=about)
     _postpone(found, error, attempts)
 
 

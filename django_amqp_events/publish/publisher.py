@@ -33,6 +33,7 @@ from ..exceptions import (
     MessageTooLargeError,
     PublishError,
 )
+from ..logs import message_fields
 from ..message import decoding, encoding, formats
 from ..message.headers import check_headers
 from ..message.types import Message
@@ -214,22 +215,28 @@ class PendingPublish:
         settings = get_settings()
         errors = self.backend.publish(self.messages, mandatory=settings.unrouted != "ignore")
         failed: dict[str, PublishError] = {}
+        about: list[dict[str, Any]] = []
         for message, error in zip(self.messages, errors, strict=True):
             announce(message, error, settings)
             if error is not None and not outbox_rows.is_accepted(error, settings):
                 failed[message.event_id] = error
+                about.append(message_fields(message))
             elif error is not None and settings.unrouted == "warn":
-                logger.warning("%s", error)
+                logger.warning("%s", error, extra=message_fields(message))
         if failed and self.mode == "outbox":
             # With RabbitMQ, the outbox would retry; this backend is for tests or development.
-            for error in failed.values():
-                logger.error("%s", error)
+            for error, fields in zip(failed.values(), about, strict=True):
+                logger.error("%s", error, extra=fields)
         elif failed:
             first = next(iter(failed.values()))
             first.errors = failed
             # One line: while RabbitMQ is unreachable, all fail alike.
             logger.error(
-                "%d of %d events were not confirmed: %s", len(failed), len(self.messages), first
+                "%d of %d events were not confirmed: %s",
+                len(failed),
+                len(self.messages),
+                first,
+                extra=about[0],
             )
             if len(failed) > 1:
                 first.add_note(f"{len(failed)} of {len(self.messages)} events failed; see .errors")

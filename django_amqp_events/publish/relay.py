@@ -27,6 +27,7 @@ from ..exceptions import (
     PublishTimeoutError,
     UnroutableError,
 )
+from ..logs import message_fields
 from ..message.types import Message
 from ..service_loop import ServiceLoop
 from ..signals import event_postponed, event_published, event_unrouted
@@ -131,8 +132,8 @@ def announce(message: Message, error: PublishError | None, settings: Settings) -
 def report_answers(answers: Sequence[Answer], settings: Settings) -> RelayCounts:
     """Send the signals of answers, and log unroutable and failed events in one line each."""
     counts = RelayCounts()
-    unrouted: list[PublishError] = []
-    failures: list[PublishError] = []
+    unrouted: list[Answer] = []
+    failures: list[Answer] = []
     for answer in answers:
         message, error = answer.row.message, answer.error
         announce(message, error, settings)
@@ -140,22 +141,25 @@ def report_answers(answers: Sequence[Answer], settings: Settings) -> RelayCounts
             counts.published += 1
             if error is not None:
                 counts.unrouted += 1
-                unrouted.append(error)
+                unrouted.append(answer)
         elif error is not None and not answer.untried:
             event_postponed.send_robust(
                 settings.service, event_id=message.event_id, name=message.name, error=str(error)
             )
             counts.failed += 1
-            failures.append(error)
+            failures.append(answer)
     if unrouted and settings.unrouted == "warn":
-        logger.warning("%s%s", unrouted[0], _and_more(unrouted))
+        _log(logging.WARNING, "%s%s", unrouted)
     if failures:
-        logger.error("%s%s; kept in the outbox for a retry", failures[0], _and_more(failures))
+        _log(logging.ERROR, "%s%s; kept in the outbox for a retry", failures)
     return counts
 
 
-def _and_more(errors: Sequence[PublishError]) -> str:
-    return f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+def _log(level: int, text: str, answers: Sequence[Answer]) -> None:
+    """Log the first of several errors."""
+    more = f" (and {len(answers) - 1} more)" if len(answers) > 1 else ""
+    first = answers[0]
+    logger.log(level, text, first.error, more, extra=message_fields(first.row.message))
 
 
 @dataclass(slots=True, kw_only=True)

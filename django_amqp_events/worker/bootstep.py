@@ -234,7 +234,9 @@ class EventStep(QueueStep):
             step(delivery, *args)
         except Exception:
             logger.exception(
-                "a delivery from %r could not be read; it is requeued", delivery.received.queue
+                "a delivery from %r could not be read; it is requeued",
+                delivery.received.queue,
+                extra=delivery.log_fields,
             )
             self.settler.settle(delivery, REQUEUE)
 

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, Final
 from weakref import ref
 
+from celery import states
 from celery.app import trace
 from celery.app.trace import TraceInfo as TraceInfo
 from celery.worker import state as state
@@ -97,6 +98,10 @@ QUIET_RETRIES: Final = (
     PrivateName("celery.app.trace:info", "log a retry", ("fmt", "context")),
     PrivateName("celery.app.trace:LOG_RETRY", "log a retry"),
 )  # fmt: skip
+ONE_ERROR: Final = (
+    PrivateName("celery.app.trace:TraceInfo._log_error", "log a failed event once",
+                ("self", "task", "req", "einfo"), overridden=True),
+)  # fmt: skip
 ACKS_WHILE_STOPPING: Final = (
     PrivateName("celery.concurrency.prefork:_is_ack_callback", "ack before the pool has ended",
                 ("callback",)),
@@ -176,6 +181,22 @@ class SettledRequest(Request):
         state.task_ready(self)
         self._already_cancelled = True
         self.send_event("task-cancelled")
+
+
+class EventTraceInfo(TraceInfo):
+    """Celery's handling of a failed run, without its log of an event that will be archived.
+
+    That event is logged with its traceback when RabbitMQ has confirmed the archive message.
+    """
+
+    __slots__ = ()
+
+    def _log_error(self, task: Any, req: Any, einfo: Any) -> None:
+        run = getattr(req, "amqp_run", None)
+        # After the verdict "handled", it is an error of the result backend.
+        handled = run is not None and run.verdict is not None and run.verdict.kind == "handled"
+        if self.state != states.FAILURE or run is None or handled:
+            super()._log_error(task, req, einfo)
 
 
 def shutdown_requested() -> bool:

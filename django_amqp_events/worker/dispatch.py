@@ -20,6 +20,7 @@ from ..conf import Settings
 from ..context import ReceivedEvent
 from ..declare.registry import Handler, Registry
 from ..exceptions import Malformed
+from ..logs import event_fields
 from ..message import decoding, formats
 from ..message.text import printable
 from ..message.types import Payload, Progress, Received, task_id
@@ -30,9 +31,9 @@ logger = logging.getLogger(__name__)
 #: A retry that is due within this many seconds is held in the worker instead of being published
 #: to a delay queue again, whose shortest delay is a second.
 HOLDABLE: Final = 0.1
-#: Longest representation of arguments in characters, for Celery's logs and task events.
 #: Headers with a trace's context (W3C, Zipkin's B3) whose names have no hyphen.
 TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate", "baggage", "b3"})
+#: Longest representation of arguments in characters, for Celery's logs and task events.
 MAX_REPR: Final = 1024
 
 
@@ -67,6 +68,11 @@ class Reading:
             return f"a message from {self.received.queue!r}"
         handler = self.handler.name if self.handler else "no handler"
         return f"event {self.event.name!r} ({printable(self.event.id)}) for {handler}"
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """The fields of its log records."""
+        return event_fields(self.event, self.handler.name if self.handler else None)
 
     def remaining(self, now: datetime) -> float:
         """Return the seconds until it is due, 0 or less if it is."""
@@ -196,13 +202,13 @@ def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
     args, kwargs = list(payload.args), dict(payload.kwargs)
     size = len(reading.received.body)
     return {
+        **_trace_context(event.headers),
         "lang": "py",
         "task": handler.name,
         "id": task_id(event.service, event.id, handler.name, event.replay_id),
         "root_id": event.correlation_id,
         "parent_id": event.causation_id,
         "retries": reading.progress.attempt - 1,
-        **_trace_context(event.headers),
         "args": args,
         "kwargs": kwargs,
         "argsrepr": _representation(args, size),
@@ -211,12 +217,6 @@ def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
         "origin": event.service,
         "ignore_result": handler.ignore_result,
         "amqp_event": event,
-    }
-
-
-def _representation(value: list[Any] | dict[str, Any], size: int) -> str:
-    """Return plain data as text of at most :data:`MAX_REPR` characters.
-
         # A copy, since Sentry's integration removes one.
         "headers": dict(event.headers),
     }
@@ -233,6 +233,12 @@ def _trace_context(headers: Mapping[str, Any]) -> dict[str, str]:
         key: value
         for key, value in headers.items()
         if ("-" in key or key in TRACE_HEADERS) and isinstance(value, str)
+    }
+
+
+def _representation(value: list[Any] | dict[str, Any], size: int) -> str:
+    """Return plain data as text of at most :data:`MAX_REPR` characters.
+
     Args:
         size: bytes of the body that the payload was decoded from.
     """

@@ -13,7 +13,7 @@ from ..broker.private_names import available
 from ..conf import Settings
 from . import celery_internals
 from .acks import Acks
-from .celery_internals import TraceInfo
+from .celery_internals import EventTraceInfo
 from .fast import batched_acks, chunks
 from .fast.quiet_retries import QuietRetries
 from .request import Chunking
@@ -25,10 +25,11 @@ def acks(settings: Settings, errors: tuple[type[BaseException], ...]) -> Acks:
     return batched_acks.BatchedAcks(errors) if batched else Acks(errors)
 
 
-def trace_info() -> type[TraceInfo]:
+def trace_info() -> type[EventTraceInfo]:
     """Return Celery's handling of failed runs, quiet about retries if possible."""
+    available("celery", "logging an archived event once", celery_internals.ONE_ERROR)
     quiet = available("celery", "tracing retries quietly", celery_internals.QUIET_RETRIES)
-    return QuietRetries if quiet else TraceInfo
+    return QuietRetries if quiet else EventTraceInfo
 
 
 def open_chunk_pipes(settings: Settings, processes: int) -> None:

@@ -148,6 +148,7 @@ class Watch(bootsteps.StartStopStep):
             request.delivery.title,
             seconds,
             pid,
+            extra=request.delivery.log_fields,
         )
         if signals.event_hanging.send_robust(
             get_settings().service, handler=handler.name, event=event, seconds=seconds, pid=pid

@@ -23,6 +23,7 @@ from ..context import ReceivedEvent
 from ..databases import check_commits
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import RolledBackError
+from ..logs import event_fields
 from ..publish import outbox_rows
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
             event.name,
             event.id,
             handler.name,
+            extra=event_fields(event, handler.name),
         )
         signals.event_skipped.send_robust(settings.service, handler=handler.name, event=event)
         return None

@@ -91,13 +91,8 @@ class OutgoingMessages:
         )
 
 
-def announce(
-    service: str, reading: Reading, verdict: Verdict | None, *, with_traceback: bool = False
-) -> bool:
-    """Log a retry's or archived event's verdict and send its signal.
-
-    Args:
-        with_traceback: whether to log the traceback, for processes without Celery's own log.
+def announce(service: str, reading: Reading, verdict: Verdict | None) -> bool:
+    """Log an archived event with its traceback, and send the signal of a retry or archived event.
 
     Returns:
         whether a receiver ran, which may have left a database connection open.
@@ -112,11 +107,16 @@ def announce(
     else:
         signal, extra = signals.event_archived, {"reason": verdict.reason}
         cause = exception or verdict.detail
-        if with_traceback and verdict.failure is not None and verdict.failure.traceback:
-            cause = f"{verdict.detail}\n{verdict.failure.traceback.rstrip()}"
+        if verdict.failure is not None and verdict.failure.traceback:
+            cause = f"{cause}\n{verdict.failure.traceback.rstrip()}"
         # Escaped line by line: an exception's text may contain a publisher's data.
         cause = "\n".join(map(text.printable, cause.split("\n")))
-        logger.error("archived %s (%s): %s", reading.title, verdict.reason, cause)
+        about = {
+            **reading.log_fields,
+            "archive_reason": verdict.reason,
+            "archive_exception": verdict.failure.exception if verdict.failure else None,
+        }
+        logger.error("archived %s (%s): %s", reading.title, verdict.reason, cause, extra=about)
     return bool(
         signal.send_robust(
             service, handler=handler, event=reading.event, exception=exception, **extra

@@ -59,7 +59,11 @@ class Isolation(Settler):
         key = _key(delivery)
         self._deaths[key] += 1
         if self._deaths[key] < DEATHS:
-            logger.warning("%s killed its process; it is run alone once more", delivery.title)
+            logger.warning(
+                "%s killed its process; it is run alone once more",
+                delivery.title,
+                extra=delivery.log_fields,
+            )
             return REQUEUE
         return _poison(f"run alone, it ended its process {self._deaths.pop(key)} times", exc)
 
@@ -166,7 +170,12 @@ class ReaperStep(EventStep):
         try:
             self.dispatcher.identify(delivery)
         except Malformed as exc:
-            logger.warning("a message in %r has invalid headers: %s", self.names.dead, exc)
+            logger.warning(
+                "a message in %r has invalid headers: %s",
+                self.names.dead,
+                exc,
+                extra=delivery.log_fields,
+            )
         self.settler.settle(
             delivery,
             _poison("each worker that received it, and the reaper, ended without settling it"),

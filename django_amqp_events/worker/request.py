@@ -121,7 +121,12 @@ class EventRequest(SettledRequest):
         try:
             super().cancel(pool, signal, emit_retry)
         except NotImplementedError:
-            logger.info("%s[%s] continues, since this pool cannot end it", self.name, self.id)
+            logger.info(
+                "%s[%s] continues, since this pool cannot end it",
+                self.name,
+                self.id,
+                extra=self.delivery.log_fields,
+            )
 
     # -- from the pool --------------------------------------------------------------------
 
@@ -160,22 +165,39 @@ class EventRequest(SettledRequest):
         if isinstance(exc, TimeLimitExceeded):
             self._settle(self._out_of_time(exc))
             return
+        about = self.delivery.log_fields
         if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
-            logger.error("the pool process that handled %s ended: %s", self.delivery.title, exc)
+            what = self.delivery.title
+            logger.error("the pool process that handled %s ended: %s", what, exc, extra=about)
         else:
-            logger.error("the run of %s[%s] failed without a verdict: %r", self.name, self.id, exc)
+            logger.error(
+                "the run of %s[%s] failed without a verdict: %r",
+                self.name,
+                self.id,
+                exc,
+                extra=about,
+            )
         self._settle(self.settler.unanswered(self.delivery, exc))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Log a soft time limit; settle the event after a hard one, when the pool kills the run."""
+        limit = "Soft" if soft else "Hard"
+        about = self.delivery.log_fields
+        # Not an error: the event is retried, or archived with an error of its own.
+        logger.warning(
+            "%s time limit (%ss) exceeded for %s[%s]",
+            limit,
+            timeout,
+            self.name,
+            self.id,
+            extra=about,
+        )
         if soft:
-            logger.warning("Soft time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
             return
         state.task_ready(self)
         if state.should_terminate:
             self._settle(REQUEUE)
             return
-        logger.error("Hard time limit (%ss) exceeded for %s[%s]", timeout, self.name, self.id)
         exc = TimeLimitExceeded(timeout)
         verdict = self._out_of_time(exc)
         self._settle(verdict)
@@ -220,6 +242,7 @@ class EventRequest(SettledRequest):
                 "the result of %s[%s] was not stored; its event is settled anyway",
                 self.name,
                 self.id,
+                extra=self.delivery.log_fields,
             )
 
     # -- settlement -----------------------------------------------------------------------
@@ -294,6 +317,7 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
                 request.id,
                 event.attempt,
                 ", replayed" if event.replay_id else "",
+                extra=message.delivery.log_fields,
             )
         if request.id in state.revoked and request.revoked():
             return

@@ -160,7 +160,11 @@ class Settler:
             except Exception:
                 # A bug of ours. An unsettled delivery would occupy the prefetch count until the
                 # worker ends.
-                logger.exception("%s is requeued: its message cannot be built", delivery.title)
+                logger.exception(
+                    "%s is requeued: its message cannot be built",
+                    delivery.title,
+                    extra=delivery.log_fields,
+                )
                 self._answer(delivery, ack=False)
                 return
             if message is None:
@@ -240,6 +244,7 @@ class Settler:
         logger.info(
             "the connection of %s was lost before it was settled; RabbitMQ delivers it again",
             delivery.title,
+            extra=delivery.log_fields,
         )
 
     # -- the thread -----------------------------------------------------------------------
@@ -363,12 +368,20 @@ class Settler:
         wait = BACKOFF.delay(job.failures)
         job.failures += 1
         job.not_before = time.monotonic() + wait
-        what = job.delivery.title
+        what, about = job.delivery.title, job.delivery.log_fields
         if job.not_before > job.delivery.since + HOLD:
-            logger.error("%s is requeued after %d failed publishes: %s", what, job.failures, error)
+            logger.error(
+                "%s is requeued after %d failed publishes: %s",
+                what,
+                job.failures,
+                error,
+                extra=about,
+            )
             self._answer(job.delivery, ack=False)
             return
         self._close(job.delivery)
-        logger.warning("publishing %s failed, it is repeated in %.1f s: %s", what, wait, error)
+        logger.warning(
+            "publishing %s failed, it is repeated in %.1f s: %s", what, wait, error, extra=about
+        )
         with self._wake:
             self._jobs.append(job)

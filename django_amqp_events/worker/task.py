@@ -24,7 +24,7 @@ from ..exceptions import ConfigurationError, DirectCallError
 from . import inbox
 from .billiard_internals import terminated_by_signal
 from .binding import bind, upcast
-from .celery_internals import TraceInfo
+from .celery_internals import EventTraceInfo
 from .verdict import HANDLED, Unsupported, Verdict, decide
 
 #: Attributes that configuration and ``task_annotations`` must not change: each would let Celery
@@ -89,7 +89,7 @@ class HandlerTask(Task):
     #: The tracer that ``trace_event`` has built; Celery may have replaced it in ``__trace__``.
     amqp_tracer: Callable[..., Any] | None = None
     #: How the tracer handles a failed run; ``bootstrap`` may set a faster one.
-    trace_info: ClassVar[type[TraceInfo]] = TraceInfo
+    trace_info: ClassVar[type[EventTraceInfo]] = EventTraceInfo
 
     @classmethod
     def annotate(cls) -> None:

@@ -11,13 +11,13 @@ from typing import Any, Final
 from celery import Task, signals
 
 from ..billiard_internals import ExceptionWithTraceback
-from ..celery_internals import TraceInfo, log_retry
+from ..celery_internals import EventTraceInfo, log_retry
 
 #: Celery's own; some monitoring agents replace it.
 _ON_RETRY: Final = Task.on_retry
 
 
-class QuietRetries(TraceInfo):
+class QuietRetries(EventTraceInfo):
     """Celery's handling of a failed run, without the traceback of a retry."""
 
     def handle_retry(self, task: Any, req: Any, **kwargs: Any) -> Any:

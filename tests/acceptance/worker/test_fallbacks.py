@@ -21,12 +21,13 @@ FEATURES = (
     "BATCHED_ACKS",
     "CHUNKS",
     "QUIET_RETRIES",
+    "ONE_ERROR",
     "ACKS_WHILE_STOPPING",
     "COLD_SHUTDOWN",
     "KEEP_RESULTS",
     "FINISH_WRITES",
 )
-FOUND_AT_START = FEATURES[:5]
+FOUND_AT_START = FEATURES[:6]
 
 
 @pytest.mark.parametrize("name", ["_announce_revoked", "_context"])

@@ -1,0 +1,53 @@
+"""The fields that log records about an event have: ``event_id``, ``event_name``, ``handler``,
+``attempt`` and ``correlation_id``; ``None`` where unknown."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import current_task
+
+from .context import ReceivedEvent
+from .message.headers import EVENT_ATTEMPT, EVENT_CORRELATION_ID, EVENT_HANDLER
+from .message.types import Message
+
+
+def event_fields(event: ReceivedEvent | None, handler: str | None = None) -> dict[str, Any]:
+    """Return the fields of an event, and of a handler that receives it."""
+    return {
+        "event_id": event.id if event else None,
+        "event_name": event.name if event else None,
+        "handler": handler,
+        "attempt": event.attempt if event and handler else None,
+        "correlation_id": event.correlation_id if event else None,
+    }
+
+
+def message_fields(message: Message) -> dict[str, Any]:
+    """Return the fields of a message that is published."""
+    return {
+        "event_id": message.event_id,
+        "event_name": message.name,
+        "handler": message.headers.get(EVENT_HANDLER),
+        "attempt": message.headers.get(EVENT_ATTEMPT),
+        "correlation_id": message.headers.get(EVENT_CORRELATION_ID),
+    }
+
+
+class EventFilter(logging.Filter):
+    """Give all records the fields: those of a running handler, Celery's about it included.
+
+    For handlers of logging, not for loggers::
+
+        "filters": {"event": {"()": "django_amqp_events.logs.EventFilter"}},
+        "handlers": {"console": {"class": "logging.StreamHandler", "filters": ["event"]}},
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not hasattr(record, "event_id"):
+            event = getattr(current_task, "event", None)
+            event = event if isinstance(event, ReceivedEvent) else None
+            handler = current_task.name if event else None
+            record.__dict__.update(event_fields(event, handler))
+        return True

@@ -1,0 +1,161 @@
+"""The fields of log records, and the examples of docs/observability.md that show them."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+import logging.config
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import django_amqp_events
+from django_amqp_events import handler, publish_event
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.logs import EventFilter, event_fields
+from django_amqp_events.memory import MemoryBackend
+from django_amqp_events.publish.publisher import Options
+from django_amqp_events.testing import memory_events, override_events
+
+from .test_docs import blocks
+
+NOW = Options(mode="immediate")
+LOGS = re.compile(r"logger\.(debug|info|warning|error|exception|critical|log)")
+FIELDS = ("event_id", "event_name", "handler", "attempt", "correlation_id")
+
+
+@pytest.fixture
+def backend(db: None) -> Iterator[MemoryBackend]:
+    before = declarations.snapshot()
+    with override_events(SERVICE="t", BACKEND="memory"), memory_events() as made:
+        yield made
+    declarations.restore(before)
+
+
+def example(word: str) -> dict[str, Any]:
+    """Run the example on the page that contains a word."""
+    (code,) = [code for _, code in blocks("docs/observability.md") if word in code]
+    names: dict[str, Any] = {}
+    exec(compile(code, "observability.md", "exec"), names)  # noqa: S102
+    return names
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """What the root logger's handlers write, restored afterwards."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield io.StringIO()
+    root.handlers, root.level = before, level
+
+
+def log_to(stream: io.StringIO, config: dict[str, Any]) -> None:
+    config["handlers"]["console"]["stream"] = stream
+    # pytest's own handlers stay.
+    before = logging.getLogger().handlers[:]
+    logging.config.dictConfig(config)
+    logging.getLogger().handlers += before
+
+
+def fail_once(backend: MemoryBackend) -> str:
+    """Archive an event whose handler logs a line, and return its id."""
+
+    @handler("a.b", name="t.act", max_retries=1, retry_backoff=1)
+    def act() -> None:
+        logging.getLogger("shop").info("looking at it")
+        raise ValueError("no")
+
+    event_id = publish_event("a.b", {}, options=Options(mode="immediate", correlation_id="c-1"))
+    backend.run()
+    backend.advance(2)
+    return event_id
+
+
+def test_no_field_is_an_attribute_of_log_records() -> None:
+    """``logging`` raises KeyError for such an ``extra``."""
+    fields = {*event_fields(None), "archive_reason", "archive_exception"}
+    assert fields == {*FIELDS, "archive_reason", "archive_exception"}
+    record = logging.LogRecord("a", logging.INFO, "a.py", 1, "", (), None)
+    assert not fields & {*vars(record), "message", "asctime"}
+
+
+def test_json_lines_of_an_event(backend: MemoryBackend, stream: io.StringIO) -> None:
+    log_to(stream, example("pythonjsonlogger")["LOGGING"])
+    logging.getLogger("shop").info("outside")
+    event_id = fail_once(backend)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    about = {"event_id": event_id, "event_name": "a.b", "handler": "t.act", "correlation_id": "c-1"}
+    outside, *inside = [line for line in lines if line["name"] == "shop"]
+    assert {name: outside[name] for name in FIELDS} == dict.fromkeys(FIELDS)
+    for number, line in enumerate(inside, 1):
+        assert line | about | {"attempt": number} == line
+    (retry,) = [line for line in lines if "retry: Retry at" in line["message"]]
+    assert retry | about | {"attempt": 1} == retry
+    (error,) = [line for line in lines if line["levelname"] == "ERROR"]
+    assert error["name"] == "django_amqp_events.worker.outgoing"
+    assert error["message"].startswith(f"archived event 'a.b' ({event_id}) for t.act (exhausted): ")
+    assert "Traceback (most recent call last)" in error["message"]
+    assert error["archive_reason"] == "exhausted"
+    assert error["archive_exception"] == "ValueError"
+    assert error | about | {"attempt": 2} == error
+
+
+def test_structlog_shows_the_fields(backend: MemoryBackend, stream: io.StringIO) -> None:
+    log_to(
+        stream,
+        {
+            **example("pythonjsonlogger")["LOGGING"],
+            "formatters": {"json": example("ProcessorFormatter")["formatter"]},
+        },
+    )
+    event_id = fail_once(backend)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    (error,) = [line for line in lines if line["level"] == "error"]
+    assert (error["event_id"], error["attempt"], error["archive_reason"]) == (
+        event_id, 2, "exhausted",
+    )  # fmt: skip
+    assert [line["attempt"] for line in lines if line["event"] == "looking at it"] == [1, 2]
+
+
+def test_structlogs_own_loggers(backend: MemoryBackend) -> None:
+    add_event = example("def add_event")["add_event"]
+    seen: list[dict[str, Any]] = []
+
+    @handler("a.b", name="t.act")
+    def act() -> None:
+        seen.append(add_event(None, "info", {"event": "looking"}))
+
+    event_id = publish_event("a.b", {}, options=NOW)
+    backend.run()
+    assert seen == [
+        {"event": "looking", "event_id": event_id, "event_name": "a.b", "attempt": 1,
+         "correlation_id": event_id}
+    ]  # fmt: skip
+    assert add_event(None, "info", {"event": "looking"}) == {"event": "looking"}
+
+
+def test_a_filter_keeps_the_fields_that_a_record_has() -> None:
+    record = logging.makeLogRecord({"event_id": "1", "attempt": 3})
+    assert EventFilter().filter(record)
+    assert vars(record)["event_id"] == "1"
+    assert "handler" not in vars(record)
+
+
+@pytest.mark.parametrize("package", ["archive", "publish", "worker"])
+def test_each_record_about_an_event_has_the_fields(package: str) -> None:
+    """A call that names an event, a delivery or a message passes ``extra``."""
+    calls: list[ast.Call] = []
+    for path in (Path(django_amqp_events.__file__).parent / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and LOGS.fullmatch(ast.unparse(node.func)):
+                calls.append(node)
+    bare = [call for call in calls if not any(word.arg == "extra" for word in call.keywords)]
+    assert len(bare) < len(calls)
+    about = re.compile(r"\b(event|event_id|delivery|title|message|self\.name)\b")
+    named = [call for call in bare if about.search(" ".join(map(ast.unparse, call.args[1:])))]
+    assert not [ast.unparse(call) for call in named]
