@@ -15,6 +15,7 @@ import amqp
 from celery import Celery
 from kombu import Connection
 
+from .. import telemetry
 from ..exceptions import (
     BrokerUnavailableError,
     PublishError,
@@ -60,6 +61,9 @@ class ConfirmChannel:
         timeout: seconds for connecting, for any single read or write, and without any confirm,
             after which the remaining messages of a publish fail.
     """
+
+    #: What publishes new events, for traces.
+    operation = "send"
 
     def __init__(self, app: Celery, *, timeout: float) -> None:
         self.app = app
@@ -148,6 +152,14 @@ class ConfirmChannel:
             one entry per message, in order: ``None`` if it was confirmed (and, with *mandatory*,
             routed), otherwise its error. Nothing is raised for a single message.
         """
+        if not telemetry.active():
+            return self._publish(messages, mandatory)
+        began = time.time_ns()
+        results = self._publish(messages, mandatory)
+        telemetry.published(self.operation, messages, results, began)
+        return results
+
+    def _publish(self, messages: Sequence[Message], mandatory: bool) -> list[PublishError | None]:
         self._deadline = time.monotonic() + self.timeout
         try:
             self.connect()

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -16,6 +16,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
+from .. import telemetry
 from ..broker.publisher_pool import publisher_pool
 from ..conf import (
     PUBLISH_MODES,
@@ -142,6 +143,19 @@ def publish_many(
     Raises:
         as :func:`publish_event`.
     """
+    if not telemetry.active():
+        return _publish(name, payloads, options, validate)
+    settings = get_settings()
+    exchange = settings.prefix + settings.exchange
+    with telemetry.publishing(name, exchange, options.headers) as span:
+        ids = _publish(name, payloads, replace(options, headers=span.headers), validate)
+        span.published(ids)
+        return ids
+
+
+def _publish(
+    name: str, payloads: Iterable[Mapping[str, Any]], options: Options, validate: bool
+) -> list[str]:
     require_payload_list(name, payloads)
     settings = get_settings()
     target, watch = _target(settings)
@@ -215,18 +229,18 @@ class PendingPublish:
         settings = get_settings()
         errors = self.backend.publish(self.messages, mandatory=settings.unrouted != "ignore")
         failed: dict[str, PublishError] = {}
-        about: list[dict[str, Any]] = []
+        about: dict[str, dict[str, Any]] = {}
         for message, error in zip(self.messages, errors, strict=True):
             announce(message, error, settings)
             if error is not None and not outbox_rows.is_accepted(error, settings):
                 failed[message.event_id] = error
-                about.append(message_fields(message))
+                about[message.event_id] = message_fields(message)
             elif error is not None and settings.unrouted == "warn":
                 logger.warning("%s", error, extra=message_fields(message))
         if failed and self.mode == "outbox":
             # With RabbitMQ, the outbox would retry; this backend is for tests or development.
-            for error, fields in zip(failed.values(), about, strict=True):
-                logger.error("%s", error, extra=fields)
+            for event_id, error in failed.items():
+                logger.error("%s", error, extra=about[event_id])
         elif failed:
             first = next(iter(failed.values()))
             first.errors = failed
@@ -236,7 +250,7 @@ class PendingPublish:
                 len(failed),
                 len(self.messages),
                 first,
-                extra=about[0],
+                extra=next(iter(about.values())),
             )
             if len(failed) > 1:
                 first.add_note(f"{len(failed)} of {len(self.messages)} events failed; see .errors")

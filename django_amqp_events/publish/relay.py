@@ -297,6 +297,7 @@ class Relay:
             self._channel = OutboxChannel(
                 self.app, timeout=self.settings.confirm_timeout, tick=self._tick, stop=self.stop
             )
+            self._channel.operation = "relay"
         self._channel.connect()
 
     def _tick(self) -> None:

@@ -180,6 +180,7 @@ class Dispatcher:
                 "event %r is published without an id; its handlers get one derived from its "
                 "content. Publish it with a message_id",
                 name,
+                extra=reading.log_fields,
             )
 
 

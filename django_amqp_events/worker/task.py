@@ -16,6 +16,7 @@ from asgiref.sync import async_to_sync
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 
+from .. import telemetry
 from ..broker.connection import current_celery_app
 from ..context import ReceivedEvent, handling
 from ..declare.registry import Handler, get_registry
@@ -124,9 +125,14 @@ class HandlerTask(Task):
         if run is None or event is None:
             return self._call(*args, **kwargs)
         try:
-            payload = upcast(self.handler, event.name, args, kwargs)
-            args, kwargs = bind(self.handler, args, payload)
-            with handling(event):
+            with (
+                handling(event),
+                telemetry.processing(
+                    event, self.name, self.handler.queue, self.request.delivery_info
+                ),
+            ):
+                payload = upcast(self.handler, event.name, args, kwargs)
+                args, kwargs = bind(self.handler, args, payload)
                 if self.handler.once:
                     result = inbox.once(self.handler, event, lambda: self._handle(*args, **kwargs))
                 else:

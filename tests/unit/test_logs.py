@@ -8,19 +8,24 @@ import json
 import logging
 import logging.config
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentry_sdk
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.transport import Transport
 
 import django_amqp_events
-from django_amqp_events import handler, publish_event
+from django_amqp_events import event, handler, publish_event
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.logs import EventFilter, event_fields
 from django_amqp_events.memory import MemoryBackend
 from django_amqp_events.publish.publisher import Options
-from django_amqp_events.testing import memory_events, override_events
+from django_amqp_events.testing import capture_events, memory_events, override_events
 
 from .test_docs import blocks
 
@@ -103,6 +108,66 @@ def test_json_lines_of_an_event(backend: MemoryBackend, stream: io.StringIO) -> 
     assert error["archive_reason"] == "exhausted"
     assert error["archive_exception"] == "ValueError"
     assert error | about | {"attempt": 2} == error
+
+
+def test_the_examples_set_up_a_process() -> None:
+    """Logging and traces are global, so the examples run in a process of their own."""
+    setup = [code for _, code in blocks("docs/observability.md") if "# project/" in code]
+    assert len(setup) == 2
+    tracing, logs = setup
+    tracing = tracing.replace(
+        # An exporter that needs no collector.
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter",
+        "opentelemetry.sdk.trace.export import ConsoleSpanExporter as OTLPSpanExporter",
+    )
+    code = f"""
+from django.conf import settings
+settings.configure(LOGGING={example("pythonjsonlogger")["LOGGING"]!r})
+{tracing}
+{logs}
+from celery.signals import setup_logging, worker_process_shutdown
+from django_amqp_events import telemetry
+with trace.get_tracer("test").start_as_current_span("a span"):
+    assert telemetry.active()
+assert setup_logging.send(None)
+worker_process_shutdown.send(None)
+logging.getLogger("shop").info("a line")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"name": "a span"' in done.stdout
+    line = json.loads(done.stderr.splitlines()[-1])
+    assert line | {"message": "a line", "event_id": None} == line
+
+
+class Nowhere(Transport):
+    def capture_envelope(self, envelope: Envelope) -> None: ...
+
+
+def test_the_example_publishes_headers_of_sentry(db: None) -> None:
+    (code,) = [code for _, code in blocks("docs/observability.md") if "get_traceparent" in code]
+    before = declarations.snapshot()
+    client = sentry_sdk.Client(
+        "https://key@sentry.example/1", transport=Nowhere, default_integrations=False
+    )
+    with (
+        override_events(SERVICE="t"),
+        capture_events() as published,
+        sentry_sdk.new_scope() as scope,
+    ):
+        scope.set_client(client)
+
+        @event("a.b")
+        def order_created(order_id: int, total: str) -> None: ...
+
+        names = {"order_created": order_created}
+        exec(compile(code, "observability.md", "exec"), names)  # noqa: S102
+    declarations.restore(before)
+    headers = published.one("a.b").headers
+    trace_id = headers["sentry-trace"].split("-")[0]
+    assert f"sentry-trace_id={trace_id}" in headers["baggage"]
 
 
 def test_structlog_shows_the_fields(backend: MemoryBackend, stream: io.StringIO) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -43,6 +44,8 @@ if quorum:
         for name in quorum
     ]  # fmt: skip
 app.autodiscover_tasks(["testproject"])
+if tool := os.environ.get("TESTPROJECT_TELEMETRY"):
+    getattr(importlib.import_module("testproject.telemetry"), tool)()
 add_options(app)
 if "TESTPROJECT_STEP" in os.environ:
     from .consumers import Other

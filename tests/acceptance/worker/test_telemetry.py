@@ -1,0 +1,320 @@
+"""Traces across processes, with the real integrations of OpenTelemetry and Sentry."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kombu import Connection
+
+from django_amqp_events.message.types import Message, task_id
+
+from ..conftest import Make
+from ..harness import Archive, Eyes, Service, until
+from ..replaying import fix, migrate, mirrored, replay
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+EVENT, HANDLER = "traced.order", "testproject.act"
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+pytestmark = pytest.mark.timeout(180)
+
+_REQUEST = """
+from django.conf import settings
+from django.test import Client
+from django_amqp_events.publish import publisher
+settings.ROOT_URLCONF, settings.ALLOWED_HOSTS = "testproject.traced", ["testserver"]
+publisher.KEPT = {kept}
+assert Client().post("/orders/", {{"plan": {plan}}}).status_code == 200
+"""
+_OPERATOR = """
+from opentelemetry import trace
+request = trace.get_tracer("admin").start_as_current_span("POST /admin/")
+request.__enter__()
+"""
+
+
+@pytest.fixture
+def make_traced(fresh_eyes: Eyes, service: Make) -> Any:
+    def make(tool: str, **options: Any) -> Service:
+        environ = {"TESTPROJECT_TELEMETRY": tool, "TESTPROJECT_DOCS": str(DOCS)}
+        made = service(fresh_eyes, "traced", handlers="traced", environ=environ, **options)
+        made.declare()
+        migrate(made)
+        return made
+
+    return make
+
+
+def lines(service: Service, what: str) -> list[dict[str, Any]]:
+    """Return what all processes have written, in order of time."""
+    found = [
+        json.loads(line)
+        for path in service.where.glob(f"{what}.*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    return sorted(found, key=lambda line: line.get("start", 0))
+
+
+def publish(service: Service, plan: list[str], kept: int = 5000) -> None:
+    """Publish in a web request; with *kept* 0 its process leaves the row to a relay."""
+    service.python(_REQUEST.format(plan=plan, kept=kept))
+
+
+def tree(spans: list[dict[str, Any]], parent: str | None = None, depth: int = 0) -> list[str]:
+    found: list[str] = []
+    for span in spans:
+        if span["parent"] == parent:
+            found.append(f"{'  ' * depth}{span['kind']} {span['name']} {span['status']}")
+            found += tree(spans, span["id"], depth + 1)
+    return found
+
+
+# -- our spans ----------------------------------------------------------------------------
+
+
+def test_one_trace_from_a_web_request_to_a_replay(make_traced: Any) -> None:
+    traced = make_traced("opentelemetry", events={"PUBLISH": "outbox"})
+    traced.worker("prefork", 1)
+    publish(traced, ["unless:fixed"], kept=0)
+    relay = (
+        "from django.core.management import call_command as c\nc('events_relay', until_empty=True)"
+    )
+    traced.python(relay)
+    (row,) = mirrored(traced, state="archived")
+    assert (row["attempts"], row["reason"]) == (3, "exhausted")
+    fix(traced)
+    report = replay(traced, before=_OPERATOR)
+    assert report is not None
+    assert report["published"] == 1
+    mirrored(traced, state="succeeded")
+    spans = lines(traced, "spans")
+    (request,) = [span for span in spans if span["kind"] == "SERVER"]
+    one = [span for span in spans if span["trace"] == request["trace"]]
+    assert tree(one) == [
+        "SERVER POST orders/ UNSET",
+        "  PRODUCER publish traced.order UNSET",
+        "    CLIENT relay traced.order UNSET",
+        "    CONSUMER process testproject.act ERROR",
+        "    CLIENT retry testproject.act UNSET",
+        "    CONSUMER process testproject.act ERROR",
+        "    CLIENT retry testproject.act UNSET",
+        "    CONSUMER process testproject.act ERROR",
+        "    CLIENT archive testproject.act UNSET",
+        "    CLIENT replay testproject.act UNSET",
+        "    CONSUMER process testproject.act UNSET",
+    ]
+    # The operator's request is another trace, which the replay refers to.
+    by_name = {span["name"]: span for span in one}
+    (operator,) = by_name["replay testproject.act"]["links"]
+    assert operator != request["trace"]
+    attempts = [
+        span["attributes"]["amqp_events.attempt"] for span in one if span["kind"] == "CONSUMER"
+    ]
+    assert attempts == [1, 2, 3, 1]
+    assert {span["attributes"]["amqp_events.event_id"] for span in one[1:]} == {row["event_id"]}
+    assert (
+        by_name["archive testproject.act"]["attributes"]
+        | {
+            "messaging.system": "rabbitmq",
+            "messaging.operation.name": "archive",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": f"traced:archive:traced.{HANDLER}",
+            "messaging.message.conversation_id": row["event_id"],
+            "amqp_events.reason": "exhausted",
+        }
+        == by_name["archive testproject.act"]["attributes"]
+    )
+    failed = next(span for span in one if span["status"] == "ERROR")
+    assert failed["attributes"]["error.type"] == "ValueError"
+    assert failed["exceptions"][0]["exception.message"] == "fixed is not there"
+    assert by_name["relay traced.order"]["start"] > by_name["publish traced.order"]["end"]
+
+
+def test_the_publisher_sends_its_own_event_in_the_same_trace(make_traced: Any) -> None:
+    traced = make_traced("opentelemetry", events={"PUBLISH": "outbox"})
+    traced.worker("prefork", 1)
+    publish(traced, ["ok"])
+    until(lambda: [span for span in lines(traced, "spans") if span["kind"] == "CONSUMER"])
+    assert tree(lines(traced, "spans")) == [
+        "SERVER POST orders/ UNSET",
+        "  PRODUCER publish traced.order UNSET",
+        "    CLIENT send traced.order UNSET",
+        "    CONSUMER process testproject.act UNSET",
+    ]
+
+
+def test_the_celery_integration_and_ours_make_one_span_per_attempt(
+    make_traced: Any, fresh_eyes: Eyes
+) -> None:
+    traced = make_traced("opentelemetry_and_celery")
+    traced.worker("prefork", 1)
+    publish(traced, ["fail", "ok"])
+    event = until(lambda: traced.ledger(what="end"))[0]["event"]
+    fresh_eyes.empty("traced.testproject.act")
+    spans = lines(traced, "spans")
+    consumers = [span for span in spans if span["kind"] == "CONSUMER"]
+    assert [span["name"] for span in consumers] == ["run/testproject.act"] * 2
+    (producer,) = [span for span in spans if span["kind"] == "PRODUCER"]
+    assert {span["trace"] for span in spans} == {producer["trace"]}
+    assert {span["parent"] for span in consumers} == {producer["id"]}
+    for number, span in enumerate(consumers, 1):
+        about = span["attributes"]
+        assert about["amqp_events.event_id"] == event
+        assert about["amqp_events.attempt"] == number
+        assert about["messaging.operation.type"] == "process"
+        assert about["celery.task_name"] == HANDLER
+
+
+# -- none of ours -------------------------------------------------------------------------
+
+
+def test_opentelemetry_for_celery_continues_the_trace_without_our_code(
+    make_traced: Any, fresh_eyes: Eyes
+) -> None:
+    traced = make_traced("celery_only")
+    traced.worker("prefork", 1)
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1", "x-shop": 7}
+    event = fresh_eyes.event(EVENT, {"plan": ["fail", "ok"]}, headers=headers)
+    until(lambda: traced.runs(event, "end"))
+    spans = until(lambda: found if len(found := lines(traced, "spans")) == 2 else [])
+    assert {(span["name"], span["trace"], span["parent"]) for span in spans} == {
+        ("run/testproject.act", TRACE, PARENT)
+    }
+    assert [span["attributes"].get("celery.retries") for span in spans] == [None, 1]
+    assert [line["headers"] for line in traced.runs(event, "request")] == [headers] * 2
+
+
+def test_a_publisher_cannot_change_a_run_by_its_headers(make_traced: Any, fresh_eyes: Eyes) -> None:
+    """Neither those that Celery reads, nor those that django-celery-results does."""
+    traced = make_traced("celery_only", celery={"result_backend": "django-db",
+                                                "result_extended": True})  # fmt: skip
+    traced.worker("prefork", 1)
+    plain = fresh_eyes.message(EVENT, {"plan": ["fail", "ok"]})
+    evil = {
+        "eta": "2099-01-01T00:00:00", "expires": "2000-01-01T00:00:00", "timelimit": [1, 1],
+        "ignore_result": True, "retries": 9, "chord": {"task": "x"}, "callbacks": [{"task": "x"}],
+        "meta": "text", "periodic_task_name": "daily", "properties": 1, "headers": {"a": "b"},
+        "reply_to": "queue", "priority": 9, "amqp_run": 1, "hostname": "evil", "is_eager": True,
+        "called_directly": True, "delivery_info": 1, "_protected": 1, "args": [1],
+    }  # fmt: skip
+    message = Message(
+        exchange="events", routing_key=EVENT, body=plain.body, name=EVENT,
+        headers={**plain.headers, **evil}, properties=plain.properties, event_id=plain.event_id,
+    )  # fmt: skip
+    fresh_eyes.send(message)
+    until(lambda: traced.runs(plain.event_id, "end"))
+    assert [line["attempt"] for line in traced.runs(plain.event_id)] == [1, 2]
+    first, second = (line["fields"] for line in traced.runs(plain.event_id, "request"))
+    assert (first["retries"], second["retries"]) == (0, 1)
+    for fields in (first, second):
+        assert not {name for name, value in fields.items() if value} - {"retries", "ignore_result"}
+    kept = traced.runs(plain.event_id, "request")[0]["headers"]
+    assert kept["meta"] == "text"
+    assert "eta" not in kept
+
+
+def test_sentry_continues_the_trace_and_reports_an_archived_event_once(
+    make_traced: Any, fresh_eyes: Eyes
+) -> None:
+    traced = make_traced("sentry")
+    worker = traced.worker("prefork", 1)
+    headers = {
+        "sentry-trace": f"{TRACE}-{PARENT}-1",
+        "baggage": f"sentry-trace_id={TRACE},sentry-sample_rate=1.0,sentry-sampled=true",
+    }
+    event = fresh_eyes.event(EVENT, {"plan": ["fail"]}, headers=headers)
+    Archive(fresh_eyes, "traced").wait(event)
+    # The process that ran it is killed, so the integration reports nothing.
+    slow = fresh_eyes.event("traced.slow", {})
+    Archive(fresh_eyes, "traced").wait(slow)
+    unread = fresh_eyes.message(EVENT, {})
+    fresh_eyes.send(
+        Message(exchange="events", routing_key=EVENT, body=b"no JSON", name=EVENT,
+                headers=unread.headers, properties=unread.properties, event_id=unread.event_id)
+    )  # fmt: skip
+    Archive(fresh_eyes, "traced").wait(unread.event_id)
+    until(lambda: unread.event_id in worker.log)
+
+    def items() -> list[dict[str, Any]]:
+        """Those about events; billiard reports the killed process."""
+        found = lines(traced, "sentry")
+        return [item for item in found if item.get("logger") != "multiprocessing"]
+
+    found = until(lambda: found if len(found := items()) == 6 else [], what="6 items")
+    transactions = [item for item in found if item["type"] == "transaction"]
+    assert [item["transaction"] for item in transactions] == [HANDLER] * 3
+    for item in transactions:
+        trace = item["contexts"]["trace"]
+        assert (trace["trace_id"], trace["parent_span_id"]) == (TRACE, PARENT)
+    events = [item for item in found if item["type"] == "event"]
+    (raised,) = [item for item in events if "exception" in item]
+    logged = {item["extra"]["event_id"]: item["extra"] for item in events if item is not raised}
+    assert raised["exception"]["values"][-1]["type"] == "ValueError"
+    assert raised["contexts"]["trace"]["trace_id"] == TRACE
+    assert {each: about["archive_reason"] for each, about in logged.items()} == {
+        slow: "exhausted",
+        unread.event_id: "malformed",
+    }
+
+
+# -- task events --------------------------------------------------------------------------
+
+
+def test_task_events_tell_of_all_attempts(make_traced: Any, fresh_eyes: Eyes) -> None:
+    """What Flower shows of a worker with ``-E``."""
+    traced = make_traced("opentelemetry")
+    seen: list[dict[str, Any]] = []
+
+    def capture(event: dict[str, Any]) -> None:
+        seen.append(event)
+        receiver.should_stop = event["type"] == "task-succeeded"
+
+    with Connection(fresh_eyes.url) as connection:
+        receiver = fresh_eyes.app.events.Receiver(connection, handlers={"*": capture})
+        thread = threading.Thread(
+            target=receiver.capture, kwargs={"limit": None, "timeout": 60, "wakeup": False}
+        )
+        thread.start()
+        until(lambda: fresh_eyes.totals("celeryev"))
+        traced.worker("prefork", 1, "-E").wait_ready()
+        event = fresh_eyes.event(EVENT, {"plan": ["fail", "ok"]})
+        thread.join(60)
+    about = [each for each in seen if each["type"].startswith("task-")]
+    assert [each["type"] for each in about] == [
+        "task-received", "task-started", "task-retried",
+        "task-received", "task-started", "task-succeeded",
+    ]  # fmt: skip
+    assert {each["uuid"] for each in about} == {task_id("tests", event, HANDLER, None)}
+    received = [each for each in about if each["type"] == "task-received"]
+    assert [(each["name"], each["root_id"], each["retries"]) for each in received] == [
+        (HANDLER, event, 0),
+        (HANDLER, event, 1),
+    ]
+    assert "ValueError: no" in about[2]["exception"]
+
+
+# -- the log ------------------------------------------------------------------------------
+
+
+def test_an_archived_event_is_one_error_with_its_traceback(
+    make_traced: Any, fresh_eyes: Eyes
+) -> None:
+    traced = make_traced("opentelemetry")
+    worker = traced.worker("prefork", 1)
+    event = fresh_eyes.event(EVENT, {"plan": ["fail"]})
+    Archive(fresh_eyes, "traced").wait(event)
+    until(lambda: f"({event}) for {HANDLER} (exhausted)" in worker.log)
+    assert len(re.findall(r": ERROR/", worker.log)) == 1
+    pattern = r"ERROR/MainProcess\] (archived .*?\nValueError: no\n)"
+    (error,) = re.findall(pattern, worker.log, re.DOTALL)
+    assert "in _fail" in error
+    (_, shown) = error.split("\n", 1)
+    assert shown.startswith("Traceback (most recent call last):")
+    assert worker.log.count("raised unexpected") == 0
+    task = task_id("tests", event, HANDLER, None)
+    assert worker.log.count(f"[{task}] retry: ") == 2

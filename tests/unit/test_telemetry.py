@@ -1,0 +1,317 @@
+"""Spans in one process, collected in memory; the acceptance suite has them across processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
+from opentelemetry import baggage, context, propagate, trace
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from django_amqp_events import (
+    InvalidEventError,
+    current_event,
+    handler,
+    publish_event,
+    publish_many,
+    telemetry,
+)
+from django_amqp_events.context import ReceivedEvent
+from django_amqp_events.declare.declarations import declarations
+from django_amqp_events.exceptions import (
+    BrokerUnavailableError,
+    PublishNackedError,
+    UnroutableError,
+)
+from django_amqp_events.memory import MemoryBackend
+from django_amqp_events.message.types import Message
+from django_amqp_events.publish.publisher import Options
+from django_amqp_events.testing import memory_events, override_events
+
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+NOW = Options(mode="immediate")
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[TracerProvider]:
+    """A provider for this test only; OpenTelemetry's global one can be set once per process."""
+    made = TracerProvider()
+    monkeypatch.setattr(telemetry, "active", lambda: True)
+    monkeypatch.setattr(telemetry, "_tracer", made.get_tracer("django_amqp_events"))
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def exporter(provider: TracerProvider) -> InMemorySpanExporter:
+    made = InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(made))
+    return made
+
+
+@pytest.fixture
+def backend(db: None) -> Iterator[MemoryBackend]:
+    before = declarations.snapshot()
+    with override_events(SERVICE="t", BACKEND="memory"), memory_events() as made:
+        yield made
+    declarations.restore(before)
+
+
+def test_publish_and_attempts_are_one_trace(
+    backend: MemoryBackend, exporter: InMemorySpanExporter
+) -> None:
+    seen: list[Any] = []
+
+    @handler("a.b", name="t.act", max_retries=1, retry_backoff=1)
+    def act(number: int) -> None:
+        event = current_event()
+        assert event is not None
+        seen.append((event.headers, baggage.get_baggage("tenant")))
+        if event.attempt == 1:
+            raise ValueError("no")
+        publish_event("a.c", {}, options=NOW)
+
+    token = context.attach(baggage.set_baggage("tenant", "7"))
+    try:
+        event_id = publish_event("a.b", {"number": 1}, options=NOW)
+    finally:
+        context.detach(token)
+    backend.run()
+    backend.advance(2)
+    publish, first, nested, second = exporter.get_finished_spans()
+    assert [span.name for span in (publish, first, nested, second)] == [
+        "publish a.b", "process t.act", "publish a.c", "process t.act",
+    ]  # fmt: skip
+    assert [span.kind for span in (publish, first)] == [SpanKind.PRODUCER, SpanKind.CONSUMER]
+    assert first.parent == second.parent
+    for span, parent in ((first, publish), (second, publish), (nested, second)):
+        assert span.parent is not None
+        assert span.parent.span_id == parent.context.span_id
+        assert span.context.trace_id == publish.context.trace_id
+    assert first.status.status_code is StatusCode.ERROR
+    assert first.attributes is not None
+    assert dict(first.attributes) == {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "events:a.b:t.t.act",
+        "messaging.rabbitmq.destination.routing_key": "a.b",
+        "messaging.message.conversation_id": event_id,
+        "amqp_events.event_name": "a.b",
+        "amqp_events.event_id": event_id,
+        "amqp_events.handler": "t.act",
+        "amqp_events.attempt": 1,
+        "error.type": "ValueError",
+    }
+    assert second.status.status_code is StatusCode.UNSET
+    destinations = [
+        (span.attributes or {})["messaging.destination.name"] for span in (publish, second)
+    ]
+    assert destinations == ["events:a.b", "t:return:t.t.act"]
+    (headers, tenant), again = seen
+    trace_id = trace.format_trace_id(publish.context.trace_id)
+    assert headers["traceparent"].startswith(f"00-{trace_id}-")
+    assert (headers, tenant) == again
+    assert tenant == "7"
+
+
+def test_a_publishers_own_context_stays(
+    backend: MemoryBackend, exporter: InMemorySpanExporter
+) -> None:
+    @handler("a.b", name="t.act")
+    def act() -> None: ...
+
+    headers = {"traceparent": TRACEPARENT}
+    publish_event("a.b", {}, options=Options(mode="immediate", headers=headers))
+    backend.run()
+    (span,) = exporter.get_finished_spans()
+    assert (span.name, trace.format_trace_id(span.context.trace_id)) == (
+        "process t.act",
+        TRACEPARENT.split("-")[1],
+    )
+    # Other headers do not prevent the span of a publish.
+    publish_event("a.b", {}, options=Options(mode="immediate", headers={"x-shop": 7}))
+    assert [span.name for span in exporter.get_finished_spans()][1:] == ["publish a.b"]
+
+
+def test_a_publish_that_fails_is_an_error(
+    backend: MemoryBackend, exporter: InMemorySpanExporter
+) -> None:
+    with pytest.raises(InvalidEventError):
+        publish_event("a.b", {"number": object()}, options=NOW)
+    (span,) = exporter.get_finished_spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.attributes is not None
+    assert span.attributes["error.type"] == "django_amqp_events.exceptions.InvalidEventError"
+
+
+def test_a_batch_is_one_span(backend: MemoryBackend, exporter: InMemorySpanExporter) -> None:
+    @handler("a.b", name="t.act")
+    def act(number: int) -> None: ...
+
+    publish_many("a.b", [{"number": 1}, {"number": 2}], options=NOW)
+    backend.run()
+    publish, *processed = exporter.get_finished_spans()
+    assert publish.attributes is not None
+    assert publish.attributes["messaging.batch.message_count"] == 2
+    assert [span.parent.span_id for span in processed if span.parent] == [
+        publish.context.span_id
+    ] * 2
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text for you")
+
+
+@pytest.mark.parametrize(
+    ("exc", "status"),
+    [
+        (Ignore(), StatusCode.UNSET),
+        (Unspeakable(), StatusCode.ERROR),
+        (SystemExit(3), StatusCode.ERROR),
+    ],
+)
+def test_the_exception_of_a_run_passes_unchanged(
+    exporter: InMemorySpanExporter, exc: BaseException, status: StatusCode
+) -> None:
+    event = ReceivedEvent(id="1", name="a.b")
+    with pytest.raises(type(exc)) as raised, telemetry.processing(event, "t.act", "t.t.act", None):
+        raise exc
+    assert raised.value is exc
+    (span,) = exporter.get_finished_spans()
+    assert span.status.status_code is status
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+@pytest.mark.parametrize("value", [7, True, None, b"00-1", [], ["x"], {"a": 1}, "", "00-zz", "é"])
+def test_any_header_may_arrive(exporter: InMemorySpanExporter, value: object) -> None:
+    names = ("traceparent", "tracestate", "baggage", "b3")
+    event = ReceivedEvent(id="1", name="a.b", headers=dict.fromkeys(names, value))
+    with telemetry.processing(event, "t.act", "t.t.act", None):
+        pass
+    (span,) = exporter.get_finished_spans()
+    assert span.parent is None
+
+
+def test_the_answers_of_rabbitmq(exporter: InMemorySpanExporter) -> None:
+    """A message that was not written has no span, nor one without a trace."""
+
+    def message(**headers: object) -> Message:
+        return Message(
+            exchange="events", routing_key="a.b", body=b"[]", headers=headers, event_id="1",
+            properties={"message_id": "1"}, name="a.b",
+        )  # fmt: skip
+
+    traced = message(traceparent=TRACEPARENT)
+    answers = [
+        (traced, None),
+        (traced, UnroutableError("no queue")),
+        (traced, PublishNackedError("full")),
+        (traced, BrokerUnavailableError("down")),
+        (message(), None),
+    ]
+    messages, results = zip(*answers, strict=True)
+    with trace.use_span(trace.NonRecordingSpan(trace.SpanContext(1, 2, is_remote=False))):
+        telemetry.published("send", messages, results, 1)
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == ["send a.b"] * 3
+    assert [span.status.status_code for span in spans] == [
+        StatusCode.UNSET, StatusCode.UNSET, StatusCode.ERROR,
+    ]  # fmt: skip
+    errors = [span.attributes.get("error.type") for span in spans if span.attributes]
+    assert errors == [
+        None,
+        "django_amqp_events.exceptions.UnroutableError",
+        "django_amqp_events.exceptions.PublishNackedError",
+    ]
+    assert spans[0].start_time == 1
+    assert [link.context.trace_id for link in spans[0].links] == [1]
+
+
+class Broken(SpanProcessor):
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        raise RuntimeError("the tracer is broken")
+
+
+def test_a_broken_tracer_loses_no_event(
+    backend: MemoryBackend, provider: TracerProvider, caplog: pytest.LogCaptureFixture
+) -> None:
+    provider.add_span_processor(Broken())
+    ran: list[int] = []
+
+    @handler("a.b", name="t.act")
+    def act(number: int) -> None:
+        ran.append(number)
+
+    publish_event("a.b", {"number": 1}, options=NOW)
+    backend.run()
+    assert ran == [1]
+    assert "the publish of event 'a.b' is not traced" in caplog.text
+    assert "a run of t.act is not traced" in caplog.text
+
+
+def test_a_soft_time_limit_is_not_taken_for_an_error_of_the_tracer(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: object, **__: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(propagate, "extract", late)
+    monkeypatch.setattr(propagate, "inject", late)
+    with pytest.raises(SoftTimeLimitExceeded):
+        telemetry.publishing("a.b", "events", {})
+    with pytest.raises(SoftTimeLimitExceeded):
+        telemetry.processing(ReceivedEvent(id="1", name="a.b"), "t.act", "t.t.act", None)
+
+
+def test_headers_of_a_propagator_that_are_not_allowed_are_left_out(
+    backend: MemoryBackend, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inject(carrier: dict[str, str], _: object) -> None:
+        carrier["event-id"] = "2"
+
+    monkeypatch.setattr(propagate, "inject", inject)
+    event_id = publish_event("a.b", {}, options=NOW)
+    assert event_id != "2"
+
+
+def test_without_a_provider_nothing_is_traced(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers: list[Any] = []
+
+    @handler("a.b", name="t.act")
+    def act() -> None:
+        event = current_event()
+        headers.append(event and event.headers)
+
+    assert not telemetry.active()
+    monkeypatch.setattr(telemetry, "publishing", None)
+    publish_event("a.b", {}, options=NOW)
+    backend.run()
+    assert headers == [{}]
+
+
+def test_the_package_works_without_opentelemetry() -> None:
+    code = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "from django.conf import settings\n"
+        "settings.configure(INSTALLED_APPS=['django_amqp_events'],\n"
+        "    AMQP_EVENTS={'SERVICE': 't', 'BACKEND': 'inline', 'PUBLISH': 'immediate'})\n"
+        "import django; django.setup()\n"
+        "from django_amqp_events import handler, publish_event, telemetry\n"
+        "@handler('a.b', name='t.act')\n"
+        "def act(number): print('ran', number)\n"
+        "publish_event('a.b', {'number': 1})\n"
+        "assert not telemetry.INSTALLED and not telemetry.active()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("ran 1\n", 0), done.stderr
