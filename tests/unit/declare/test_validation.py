@@ -312,7 +312,7 @@ def test_an_object_that_was_changed_after_its_validation() -> None:
         (bytes, b"\xff", "invalid utf-8"),
         (dict[int, object], {1: object()}, "Unable to serialize"),
     ],
-    ids=str,
+    ids=["time", "bytes", "object"],
 )
 def test_values_that_json_does_not_have(hint: Any, value: Any, text: str) -> None:
     with pytest.raises(InvalidEventError, match=text):
