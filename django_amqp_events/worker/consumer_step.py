@@ -14,6 +14,7 @@ from celery.exceptions import Reject
 from django.db import close_old_connections
 from kombu.message import Message as KombuMessage
 
+from ..backoff import Backoff
 from ..conf import load
 from ..declare.registry import get_registry
 from ..message.types import Received
@@ -23,9 +24,8 @@ from .queue_step import QueueStep
 
 logger = logging.getLogger(__name__)
 
-#: Shortest and longest pause in seconds before a message is requeued; it doubles with each failure,
-#: since RabbitMQ delivers a requeued message again at once.
-PAUSE: Final = (1.0, 30.0)
+#: Pauses before a message is requeued, since RabbitMQ delivers it again at once.
+PAUSE: Final = Backoff(1.0, 30.0)
 #: Seconds between two checks of a warm shutdown: for acks, heartbeats and a cold shutdown.
 STOP_CHECK: Final = 0.5
 #: The largest prefetch count, and length of a queue's name in bytes, that AMQP can express.
@@ -197,8 +197,7 @@ class AMQPConsumerStep(QueueStep):
                 settlement = self._handle(received)
                 failures = failures + 1 if settlement == "requeue" else 0
                 if failures:
-                    first, last = PAUSE
-                    self._ended.wait(min(first * 2 ** min(failures - 1, 16), last))
+                    self._ended.wait(PAUSE.delay(failures - 1))
                 self._done.append((message, settlement))
                 self.c.call_soon(self._flush_soon.ack_log_error)
             finally:
