@@ -61,6 +61,7 @@ class EventOptions(TypedDict, total=False):
 
     format: Format
     validate: bool
+    publisher: str
 
 
 class Publishable(Declared, Generic[P]):

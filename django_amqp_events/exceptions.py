@@ -9,6 +9,7 @@
     │   └── InvalidEditError
     ├── AppendOnlyError (also TypeError)
     ├── DirectCallError (also TypeError)
+    ├── IncomparableError (also ValueError)
     ├── RolledBackError
     ├── TopologyError
     │   ├── TopologyDriftError
@@ -59,6 +60,10 @@ class InvalidEditError(InvalidEventError):
     def __init__(self, *problems: Reason) -> None:
         super().__init__("; ".join(map(str, problems)))
         self.problems = problems
+
+
+class IncomparableError(AmqpEventsError, ValueError):
+    """Two documents of ``events_catalogue`` cannot be compared."""
 
 
 class AppendOnlyError(AmqpEventsError, TypeError):

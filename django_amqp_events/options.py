@@ -204,6 +204,7 @@ EVENT_OPTIONS: Final[Mapping[str, Reader]] = {
     "contract": unchecked,
     "format": choice(*get_args(Format)),
     "validate": boolean,
+    "publisher": string,
 }
 
 _Exceptions = str | type[BaseException] | Iterable[str | type[BaseException]]

@@ -24,6 +24,7 @@ class EventDeclaration:
         format: in which it is published; ``None`` for that of the service.
         validate: whether its type hints do so too; None for the setting ``VALIDATE``.
         upcasters: functions that make its payload from that of an older event, with its name.
+        publisher: name of the service that publishes it; ``""`` for the first word of its name.
     """
 
     name: str
@@ -32,6 +33,7 @@ class EventDeclaration:
     format: Format | None = None
     validate: bool | None = None
     upcasters: tuple[tuple[str, Callable[..., Any]], ...] = ()
+    publisher: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Validate a payload against the type hints of a function, with pydantic (``VALIDATE``).
 
-Only this module imports pydantic, when a validator is made. Publishing turns the values into
-those that Django's JSON encoder writes; handling turns the JSON values into those of the hints.
+Only this module imports pydantic, when a validator or a schema is made. Publishing turns the values
+into those that Django's JSON encoder writes; handling turns the JSON values into those of the
+hints.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Validator:
             for name, parameter in signature.parameters.items()
             if parameter.annotation is not parameter.empty
         }
-        function = _function(target)
+        function = function_of(target)
         hints = get_type_hints(
             types.SimpleNamespace(__annotations__=given),
             getattr(function, "__globals__", {}),
@@ -169,15 +170,34 @@ class Validator:
             raise Violation(" ".join(text.split())[: MAX_ERRORS * MAX_ERROR]) from exc
 
 
-def _function(target: Any) -> Any:
+def json_schema(hint: Any, ref_template: str) -> dict[str, Any] | None:
+    """Return pydantic's JSON Schema of a type, None without pydantic or if it has none."""
+    try:
+        from pydantic import TypeAdapter
+        from pydantic.json_schema import GenerateJsonSchema
+    except ImportError:
+        return None
+    # A default that JSON cannot express is left out.
+    ignored = {"ignored_warning_kinds": {"skipped-choice", "non-serializable-default"}}
+    try:
+        return TypeAdapter(_bridged(hint)).json_schema(
+            ref_template=ref_template,
+            schema_generator=type("Generator", (GenerateJsonSchema,), ignored),
+            mode="serialization",
+        )
+    except Exception:  # noqa: BLE001 - pydantic runs hooks of the user's types
+        return None
+
+
+def function_of(target: Any) -> Any:
     """Return the function whose module has the names of the hints of a callable."""
     target = inspect.unwrap(target)
     if isinstance(target, partial):
-        return _function(target.func)
+        return function_of(target.func)
     if inspect.isclass(target):
         return getattr(target, "run", target.__init__)
     if not inspect.isroutine(target):
-        return _function(type(target).__call__)
+        return function_of(type(target).__call__)
     return target
 
 

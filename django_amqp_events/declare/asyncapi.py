@@ -1,0 +1,254 @@
+"""The catalogue as an AsyncAPI 3.0 document. Pure.
+
+Each event is a channel whose address is its routing key, and each handler queue another one: AMQP's
+bindings (version 0.3.0) describe either an exchange or a queue. The service sends to the channels
+of the events that it publishes, and receives from those of its queues.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from ..message import formats, headers
+from ..options import Format
+from .catalogue import VERSION, Catalogue, Consumer, Entry, handler_document
+from .json_schema import Schema, in_draft_7
+
+ASYNCAPI: Final = "3.0.0"
+#: The extension with what AsyncAPI has no place for.
+EXTENSION: Final = "x-django-amqp-events"
+
+_BINDING: Final = {"bindingVersion": "0.3.0"}
+
+
+def document(catalogue: Catalogue) -> dict[str, Any]:
+    """Return the AsyncAPI document of a service."""
+    events = _keys(each.name for each in catalogue.entries)
+    handlers = _keys(each.handler.name for each in catalogue.consumers)
+    queues = _keys((each.handler.queue for each in catalogue.consumers), taken=events.values())
+    received: dict[str, list[str]] = {name: [] for name in queues}
+    for entry in catalogue.entries:
+        for consumer in entry.consumers:
+            received[consumer.handler.queue].append(events[entry.name])
+    return {
+        "asyncapi": ASYNCAPI,
+        "info": {
+            "title": catalogue.service,
+            "version": "0.0.0",
+            "description": f"Events that the service {catalogue.service} publishes or handles.",
+        },
+        "defaultContentType": headers.CONTENT_TYPE,
+        EXTENSION: {
+            "version": VERSION,
+            "service": catalogue.service,
+            "prefix": catalogue.prefix,
+            "exchange": catalogue.exchange,
+        },
+        "channels": {
+            events[each.name]: _event_channel(each, events[each.name], catalogue.exchange)
+            for each in catalogue.entries
+            if not each.is_pattern
+        }
+        | {key: _queue_channel(catalogue, queue, received[queue]) for queue, key in queues.items()},
+        "operations": {
+            f"publish.{events[each.name]}": _send(each, events[each.name])
+            for each in catalogue.entries
+            if each.publisher == catalogue.service
+        }
+        | {
+            f"handle.{handlers[each.handler.name]}": _receive(
+                each,
+                queues[each.handler.queue],
+                [events[entry.name] for entry in catalogue.entries if each in entry.consumers],
+            )
+            for each in catalogue.consumers
+        },
+        "components": {
+            "messages": {
+                events[each.name]: _message(each, events[each.name]) for each in catalogue.entries
+            },
+            "messageTraits": {
+                form: _trait(form) for form in sorted({each.format for each in catalogue.entries})
+            },
+            "schemas": {
+                events[each.name]: _payload(each, events[each.name]) for each in catalogue.entries
+            },
+        },
+    }
+
+
+def _event_channel(entry: Entry, key: str, exchange: str) -> dict[str, Any]:
+    return {
+        # Braces would be parameters of the address.
+        "address": None if "{" in entry.name else entry.name,
+        "title": entry.name,
+        **_described(entry.contract.docstring if entry.contract else ""),
+        "messages": {key: _ref("components", "messages", key)},
+        "bindings": {
+            "amqp": {
+                "is": "routingKey",
+                "exchange": {
+                    "name": exchange,
+                    "type": "topic",
+                    "durable": True,
+                    "autoDelete": False,
+                },
+                **_BINDING,
+            }
+        },
+    }
+
+
+def _queue_channel(catalogue: Catalogue, queue: str, received: list[str]) -> dict[str, Any]:
+    handlers = [each.handler for each in catalogue.consumers if each.handler.queue == queue]
+    keys = dict.fromkeys(pattern for each in handlers for pattern in each.bindings)
+    return {
+        "address": None if "{" in queue else queue,
+        "title": queue,
+        "messages": {key: _ref("components", "messages", key) for key in received},
+        "bindings": {
+            "amqp": {
+                "is": "queue",
+                "queue": {"name": queue, "durable": True, "exclusive": False, "autoDelete": False},
+                "x-bindings": [
+                    {"exchange": catalogue.exchange, "routingKey": each} for each in keys
+                ],
+                **_BINDING,
+            }
+        },
+    }
+
+
+def _send(entry: Entry, key: str) -> dict[str, Any]:
+    return {
+        "action": "send",
+        "channel": _ref("channels", key),
+        "title": entry.name,
+        "messages": [_ref("channels", key, "messages", key)],
+        "bindings": {"amqp": {"deliveryMode": 2, **_BINDING}},
+    }
+
+
+def _receive(consumer: Consumer, queue: str, received: Iterable[str]) -> dict[str, Any]:
+    return {
+        "action": "receive",
+        "channel": _ref("channels", queue),
+        "title": consumer.handler.name,
+        **_described(consumer.interface.docstring),
+        "messages": [_ref("channels", queue, "messages", key) for key in received],
+        "bindings": {"amqp": {"ack": True, **_BINDING}},
+        EXTENSION: handler_document(consumer),
+    }
+
+
+def _message(entry: Entry, key: str) -> dict[str, Any]:
+    contract = entry.contract
+    return {
+        "name": entry.name,
+        "title": entry.name,
+        **_described(contract.docstring if contract else ""),
+        "traits": [_ref("components", "messageTraits", entry.format)],
+        "payload": _body(entry.format, _ref("components", "schemas", key)),
+        EXTENSION: {
+            "publisher": entry.publisher,
+            "format": entry.format,
+            "contract": contract.function if contract else None,
+            "options": dict(entry.options),
+        },
+    }
+
+
+def _payload(entry: Entry, key: str) -> Schema:
+    if entry.contract is None:
+        return {"type": "object"}
+    schema: Schema = in_draft_7(
+        entry.contract.schema, base=f"#/components/schemas/{key}/definitions/"
+    )
+    return schema
+
+
+def _body(form: Format, payload: Schema) -> Schema:
+    """Return the schema of a message's body, as docs/message-format.md describes it."""
+    if form == "json":
+        return payload
+    if form == "celery":
+        return {
+            "type": "array",
+            "description": "Celery's protocol 2: positional arguments, payload, options.",
+            "items": [{"type": "array", "maxItems": 0}, payload, {"type": "object"}],
+            "minItems": 3,
+            "maxItems": 3,
+        }
+    return {
+        "type": "object",
+        "description": "CloudEvents, structured mode.",
+        "properties": {
+            "specversion": {"const": formats.SPECVERSION},
+            "id": _text("Id of the event."),
+            "source": _text("Service that published the event."),
+            "type": _text("Name of the event."),
+            "time": _text("When it was published.", format="date-time"),
+            "datacontenttype": {"const": formats.JSON},
+            "correlationid": _text("Shared by all events of one cause."),
+            "causationid": _text("Id of the event whose handler published it."),
+            "data": payload,
+        },
+        "required": ["specversion", "id", "source", "type", "data"],
+    }
+
+
+def _trait(form: Format) -> dict[str, Any]:
+    """Return what all messages of a format have in common: headers and properties."""
+    celery = {
+        "id": _text("Id of the event, as Celery's task id."),
+        "task": _text("Name of the event, as Celery's task name."),
+    }
+    return {
+        "contentType": formats.STRUCTURED if form == "cloudevents" else formats.JSON,
+        "correlationId": {"location": f"$message.header#/{headers.EVENT_CORRELATION_ID}"},
+        "bindings": {"amqp": {"contentEncoding": headers.CONTENT_ENCODING, **_BINDING}},
+        "headers": {
+            "type": "object",
+            "properties": {
+                **(celery if form == "celery" else {}),
+                headers.EVENT_FORMAT: {"const": headers.FORMAT},
+                headers.EVENT_ID: _text("Id of the event."),
+                headers.EVENT_NAME: _text("Name of the event."),
+                headers.EVENT_SERVICE: _text("Service that published the event."),
+                headers.EVENT_PUBLISHED_AT: _text("When it was published.", format="date-time"),
+                headers.EVENT_CORRELATION_ID: _text("Shared by all events of one cause."),
+                headers.EVENT_CAUSATION_ID: _text("Id of the event whose handler published it."),
+            },
+            "required": list(celery) if form == "celery" else [],
+        },
+    }
+
+
+def _text(description: str, **more: str) -> Schema:
+    return {"type": "string", "description": description, **more}
+
+
+def _described(text: str) -> dict[str, str]:
+    return {"description": text} if text else {}
+
+
+def _keys(names: Iterable[str], taken: Iterable[str] = ()) -> dict[str, str]:
+    """Return a key for each name, of the characters that AsyncAPI allows.
+
+    It is the name itself if possible.
+    """
+    found: dict[str, str] = {}
+    used = set(taken)
+    for name in sorted(set(names)):
+        key = re.sub(r"[^\w.-]", lambda each: f"_{ord(each[0]):x}_", name, flags=re.ASCII)
+        while key in used:
+            key += "_"
+        used.add(key)
+        found[name] = key
+    return found
+
+
+def _ref(*path: str) -> dict[str, str]:
+    return {"$ref": "#/" + "/".join(path)}

@@ -1,0 +1,292 @@
+"""The events that a service knows, with their contracts and handlers, as plain data. Pure.
+
+A service knows the events that it declares and those that its handlers subscribe to.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from ..conf import Settings
+from ..options import Format
+from .declarations import EventDeclaration, dotted, signature_of
+from .json_schema import Schema, as_json, object_schema
+from .patterns import is_pattern
+from .registry import Handler, Registry
+
+#: Version of the documents, in JSON and AsyncAPI.
+VERSION: Final = 1
+#: A default that JSON cannot express.
+UNKNOWN: Final = "…"
+#: Fields of a declaration that are no options.
+_NO_OPTIONS: Final = {
+    *("name", "contract", "options", "format", "upcasters", "publisher"),
+    *("key", "queue", "patterns", "target", "policy", "upcasts"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """An argument of a contract or handler.
+
+    Attributes:
+        name: ``**kwargs`` has its asterisks.
+        type: the type hint as it is written, ``""`` without one.
+        default: as JSON; ``""`` without one, :data:`UNKNOWN` for one that JSON cannot express.
+    """
+
+    name: str
+    type: str
+    required: bool
+    default: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """What a contract or handler takes.
+
+    Attributes:
+        function: its dotted path.
+        schema: JSON Schema of the payload.
+    """
+
+    function: str
+    docstring: str
+    arguments: tuple[Argument, ...]
+    schema: Schema
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], handler: Handler | None = None) -> Interface:
+        """Describe a contract or, with *handler*, the target of a handler."""
+        try:
+            signature = handler.signature if handler else signature_of(function)
+        except (TypeError, ValueError):
+            # The checks report a callable without a signature (E013, E022).
+            signature = inspect.Signature()
+        parameters = list(signature.parameters.values())
+        return cls(
+            function=dotted(function),
+            docstring=_docstring(function),
+            arguments=tuple(map(_argument, parameters)),
+            schema=object_schema(function, parameters),
+        )
+
+    @property
+    def summary(self) -> str:
+        """The first paragraph of the docstring."""
+        return self.docstring.partition("\n\n")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """A handler with its interface.
+
+    Attributes:
+        options: those that differ from their defaults.
+    """
+
+    handler: Handler
+    interface: Interface
+    options: Mapping[str, Any]
+
+    @property
+    def options_line(self) -> str:
+        return _one_line(self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An event, or a topic pattern that a handler subscribes to.
+
+    Attributes:
+        publisher: name of the service that publishes it: ``PUBLISHER``, or the first word of its
+            name; ``""`` for a pattern.
+        format: in which it is published.
+        contract: ``None`` without one.
+        consumers: handlers of this service that receive it.
+    """
+
+    name: str
+    publisher: str
+    format: Format
+    contract: Interface | None
+    options: Mapping[str, Any]
+    consumers: tuple[Consumer, ...]
+
+    @property
+    def is_pattern(self) -> bool:
+        return is_pattern(self.name)
+
+    @property
+    def options_line(self) -> str:
+        return _one_line(self.options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """All events and handlers of a service, each ordered by name."""
+
+    service: str
+    prefix: str
+    exchange: str
+    entries: tuple[Entry, ...]
+    consumers: tuple[Consumer, ...]
+
+
+def build(settings: Settings, registry: Registry) -> Catalogue:
+    """Describe all events and handlers of this service."""
+    consumers = tuple(
+        _consumer(handler)
+        for handler in sorted(registry.handlers.values(), key=lambda each: each.name)
+    )
+    subscribed = {name for each in consumers for name in each.handler.bindings}
+    return Catalogue(
+        service=settings.service,
+        prefix=settings.prefix,
+        exchange=settings.prefix + settings.exchange,
+        entries=tuple(
+            _entry(settings, registry.events.get(name, EventDeclaration(name=name)), consumers)
+            for name in sorted(subscribed.union(registry.events))
+        ),
+        consumers=consumers,
+    )
+
+
+def _entry(
+    settings: Settings, declaration: EventDeclaration, consumers: tuple[Consumer, ...]
+) -> Entry:
+    name, contract = declaration.name, declaration.contract
+    pattern = is_pattern(name)
+    publisher = declaration.publisher or name.partition(".")[0]
+    return Entry(
+        name=name,
+        publisher="" if pattern else publisher,
+        format=declaration.format or settings.format,
+        contract=Interface.of(contract) if contract else None,
+        options=_options(declaration),
+        consumers=tuple(
+            each
+            for each in consumers
+            if name in each.handler.bindings or (not pattern and each.handler.matches(name))
+        ),
+    )
+
+
+def _consumer(handler: Handler) -> Consumer:
+    return Consumer(
+        handler=handler,
+        interface=Interface.of(handler.target, handler),
+        options=_options(handler),
+    )
+
+
+def _argument(parameter: inspect.Parameter) -> Argument:
+    kinds = {parameter.VAR_POSITIONAL.name: "*", parameter.VAR_KEYWORD.name: "**"}
+    stars = kinds.get(parameter.kind.name, "")
+    default = parameter.default
+    annotation = getattr(parameter.annotation, "__forward_arg__", parameter.annotation)
+    try:
+        written = "" if default is parameter.empty else json.dumps(as_json(default))
+    except (TypeError, ValueError):
+        written = UNKNOWN
+    return Argument(
+        name=stars + parameter.name,
+        type=(
+            ""
+            if annotation is parameter.empty
+            else annotation
+            if isinstance(annotation, str)
+            else inspect.formatannotation(annotation)
+        ),
+        required=not stars and default is parameter.empty,
+        default=written,
+    )
+
+
+def _docstring(target: Callable[..., Any]) -> str:
+    # Not an inherited one, such as that of celery.Task.
+    return inspect.cleandoc(getattr(target, "__doc__", None) or "")
+
+
+def _options(declared: Any) -> dict[str, Any]:
+    """Return the options of an event or handler that differ from their defaults."""
+    return {
+        each.name: _option(value)
+        for each in fields(declared)
+        if each.name not in _NO_OPTIONS
+        and (value := getattr(declared, each.name)) != each.default
+        and not (each.default is None and value is False)
+    }
+
+
+def _one_line(options: Mapping[str, Any]) -> str:
+    """Write options on one line: ``bind, time_limit=30``."""
+    return ", ".join(
+        name if value is True else f"{name}={value}" for name, value in options.items()
+    )
+
+
+def _option(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, str)) or value is None else dotted(value)
+
+
+# -- as a document ------------------------------------------------------------------------
+
+
+def document(catalogue: Catalogue) -> dict[str, Any]:
+    """Return the catalogue as JSON values."""
+    return {
+        "version": VERSION,
+        "service": catalogue.service,
+        "prefix": catalogue.prefix,
+        "exchange": catalogue.exchange,
+        "events": [
+            {
+                "name": each.name,
+                "publisher": each.publisher,
+                "format": each.format,
+                "contract": _interface(each.contract) if each.contract else None,
+                "payload": each.contract.schema if each.contract else None,
+                "options": dict(each.options),
+                "handlers": [one.handler.name for one in each.consumers],
+            }
+            for each in catalogue.entries
+        ],
+        "handlers": [handler_document(each) for each in catalogue.consumers],
+    }
+
+
+def handler_document(consumer: Consumer) -> dict[str, Any]:
+    """Return a handler as JSON values."""
+    handler, policy = consumer.handler, consumer.handler.policy
+    return {
+        "name": handler.name,
+        "queue": handler.queue,
+        "patterns": list(handler.bindings),
+        **_interface(consumer.interface),
+        "options": dict(consumer.options),
+        "retries": {
+            "max_retries": policy.max_retries,
+            "delays": list(map(round, policy.schedule())),
+            "total": round(policy.total()),
+            "jitter": policy.retry_jitter,
+            "autoretry_for": list(map(dotted, policy.autoretry_for)),
+            "dont_autoretry_for": list(map(dotted, policy.dont_autoretry_for)),
+        },
+    }
+
+
+def _interface(interface: Interface) -> dict[str, Any]:
+    return {
+        "function": interface.function,
+        "docstring": interface.docstring,
+        "arguments": [
+            {"name": each.name, "type": each.type, "required": each.required}
+            | ({} if each.default in ("", UNKNOWN) else {"default": json.loads(each.default)})
+            for each in interface.arguments
+        ],
+    }
