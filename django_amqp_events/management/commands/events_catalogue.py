@@ -1,0 +1,165 @@
+"""Print the events that this service knows: contracts, publishers, handlers and retries.
+
+It knows the events that it declares and those that its handlers subscribe to.
+
+--check FILE compares with a document that --format json or asyncapi has printed
+before, and names what breaks the consumers of the events.
+
+exit codes:
+  0  printed (--check: all changes are compatible, or there are none)
+  1  --check: at least one change is incompatible
+  2  wrong arguments or settings; --check: FILE cannot be read or compared
+
+examples:
+  manage.py events_catalogue --format asyncapi > asyncapi.json
+  manage.py events_catalogue --check asyncapi.json     in CI
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from django_amqp_events import conf
+from django_amqp_events.declare import asyncapi, catalogue, compatibility, registry
+from django_amqp_events.declare.catalogue import Argument, Catalogue, Consumer, Entry
+from django_amqp_events.declare.compatibility import Change
+from django_amqp_events.exceptions import IncomparableError
+from django_amqp_events.management.base import ReportCommand, counted
+from django_amqp_events.management.commands.events_declare import describe_schedule
+
+#: Added to the error about a file that cannot be compared.
+REMEDY: Final = "Write it again with `manage.py events_catalogue --format json`"
+
+
+class Command(ReportCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--check",
+            metavar="FILE",
+            type=Path,
+            help="Compare with this document; see the exit codes.",
+        )
+        parser.add_argument(
+            "--format",
+            choices=("text", "json", "asyncapi"),
+            default="text",
+            help="Output format (default: text). asyncapi is a JSON document of AsyncAPI 3.0.",
+        )
+
+    def run(self, options: dict[str, Any]) -> int:
+        if options["check"] and options["format"] == "asyncapi":
+            raise self.wrong("--check prints text or json. Leave out --format asyncapi")
+        found = catalogue.build(conf.get_settings(), registry.get_registry())
+        if options["check"]:
+            return self._check(options["check"], found)
+        if options["format"] == "asyncapi":
+            self.stdout.write(json.dumps(asyncapi.document(found), indent=2))
+            return 0
+        return self.finish(0, catalogue.document(found), lambda: self._show(found))
+
+    # -- the comparison
+
+    def _check(self, path: Path, found: Catalogue) -> int:
+        try:
+            saved = json.loads(path.read_bytes())
+            changes = compatibility.compare(saved, catalogue.document(found))
+        except OSError as exc:
+            raise self.wrong(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        except IncomparableError as exc:
+            raise self.wrong(f"{path} cannot be compared: {exc}. {REMEDY}") from exc
+        except (RecursionError, ValueError) as exc:
+            raise self.wrong(f"{path} is not JSON: {exc}. {REMEDY}") from exc
+        broken = [each for each in changes if not each.compatible]
+        others = [each for each in changes if each.compatible]
+
+        def show() -> None:
+            for title, part, style in (
+                ("incompatible", broken, self.style.ERROR),
+                ("compatible", others, self.style.SUCCESS),
+            ):
+                if part:
+                    self.stdout.write(f"{counted(len(part), f'{title} change')}:", style)
+                    for each in part:
+                        self.stdout.write(f"  {each}")
+            if not changes:
+                self.tell("no changes")
+
+        document = {
+            "result": "incompatible" if broken else "compatible",
+            "incompatible": list(map(_change, broken)),
+            "compatible": list(map(_change, others)),
+        }
+        return self.finish(1 if broken else 0, document, show)
+
+    # -- the catalogue
+
+    def _show(self, found: Catalogue) -> None:
+        self.stdout.write(
+            self.style.MIGRATE_HEADING(found.prefix + found.service)
+            + f": {counted(len(found.entries), 'event')}, "
+            f"{counted(len(found.consumers), 'handler')}, exchange {found.exchange}"
+        )
+        for entry in found.entries:
+            self.stdout.write("")
+            for line in _entry_lines(entry, self.style.MIGRATE_LABEL):
+                self.stdout.write(line)
+        for consumer in found.consumers:
+            self.stdout.write("")
+            for line in _handler_lines(consumer, self.style.MIGRATE_LABEL):
+                self.stdout.write(line)
+
+
+def _entry_lines(entry: Entry, style: Any) -> Iterator[str]:
+    kind = "pattern" if entry.is_pattern else f"event, published by {entry.publisher}"
+    yield f"{style(entry.name)}  {kind}"
+    if entry.contract:
+        yield from _indented(entry.contract.docstring)
+        yield f"  contract  {entry.contract.function}"
+        yield from _argument_lines(entry.contract.arguments)
+    elif not entry.is_pattern:
+        yield "  no contract"
+    if entry.format != "celery" and not entry.is_pattern:
+        yield f"  format    {entry.format}"
+    yield from _option_lines(entry.options_line)
+    names = ", ".join(each.handler.name for each in entry.consumers)
+    yield f"  handlers  {names or 'none in this service'}"
+
+
+def _handler_lines(consumer: Consumer, style: Any) -> Iterator[str]:
+    handler = consumer.handler
+    yield f"{style(handler.name)}  handler"
+    yield from _indented(consumer.interface.docstring)
+    yield f"  function  {consumer.interface.function}"
+    yield from _argument_lines(consumer.interface.arguments)
+    yield f"  queue     {handler.queue}"
+    yield f"  events    {', '.join(handler.bindings)}"
+    yield from _option_lines(consumer.options_line)
+    yield f"  retries   {describe_schedule(handler.policy)}"
+
+
+def _argument_lines(arguments: tuple[Argument, ...]) -> Iterator[str]:
+    name_width = max((len(each.name) for each in arguments), default=0)
+    type_width = max((len(each.type) for each in arguments), default=0)
+    for each in arguments:
+        default = f"= {each.default}" if each.default else ""
+        yield f"    {each.name:<{name_width}}  {each.type:<{type_width}}  {default}".rstrip()
+
+
+def _option_lines(options: str) -> Iterator[str]:
+    if options:
+        yield f"  options   {options}"
+
+
+def _indented(text: str) -> Iterator[str]:
+    return (f"  {line}".rstrip() for line in text.splitlines())
+
+
+def _change(change: Change) -> dict[str, str]:
+    return {key: value for key, value in asdict(change).items() if key != "compatible"}

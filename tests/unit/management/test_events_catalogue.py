@@ -1,0 +1,215 @@
+"""events_catalogue: its three formats, and --check with its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from django_amqp_events.declare.declarations import declarations
+from tests.commands import run_command
+
+HERE = __name__
+EVENTS: dict[str, Any] = {
+    "SERVICE": "billing",
+    "AUTODISCOVER": [],
+    "EVENTS": {
+        "billing.invoice.issued": {"CONTRACT": f"{HERE}.invoice_issued"},
+        "billing.invoice.paid": {},
+    },
+    "HANDLERS": {
+        "book": {
+            "EVENTS": ["shop.#"],
+            "HANDLER": f"{HERE}.book",
+            "MAX_RETRIES": 2,
+            "ONCE": True,
+            "TIME_LIMIT": 30,
+        }
+    },
+}
+
+
+def invoice_issued(order_id: int, total: str, currency: str = "EUR") -> None:
+    """An invoice has its number.
+
+    It is mailed afterwards.
+    """
+
+
+def invoice_issued_2(order_id: int, currency: str = "EUR", note: str = "") -> None: ...
+
+
+def invoice_issued_3(order_id: int, total: str, currency: str = "EUR", note: str = "") -> None: ...
+
+
+def book(order_id: int, **more: Any) -> None:
+    """Book it."""
+
+
+@pytest.fixture(autouse=True)
+def service() -> Iterator[None]:
+    before = declarations.snapshot()
+    declarations.restore(((), ()))
+    with override_settings(AMQP_EVENTS=EVENTS):
+        yield
+    declarations.restore(before)
+
+
+@pytest.fixture(params=["json", "asyncapi"])
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    code, out, _ = run_command("events_catalogue", "--format", request.param)
+    assert code == 0
+    path = tmp_path / "saved.json"
+    path.write_text(out)
+    return path
+
+
+def with_contract(name: str) -> Any:
+    contract = {"CONTRACT": f"{HERE}.{name}"}
+    events = {**EVENTS["EVENTS"], "billing.invoice.issued": contract}
+    return override_settings(AMQP_EVENTS={**EVENTS, "EVENTS": events})
+
+
+def test_text() -> None:
+    code, out, err = run_command("events_catalogue", no_color=True)
+    assert (code, err) == (0, "")
+    assert (
+        out
+        == f"""\
+billing: 3 events, 1 handler, exchange events
+
+billing.invoice.issued  event, published by billing
+  An invoice has its number.
+
+  It is mailed afterwards.
+  contract  {HERE}.invoice_issued
+    order_id  int
+    total     str
+    currency  str  = "EUR"
+  handlers  none in this service
+
+billing.invoice.paid  event, published by billing
+  no contract
+  handlers  none in this service
+
+shop.#  pattern
+  handlers  book
+
+book  handler
+  Book it.
+  function  {HERE}.book
+    order_id  int
+    **more    Any
+  queue     billing.book
+  events    shop.#
+  options   time_limit=30, once
+  retries   1 s, 2 s, total 3 s; max 2 retries
+"""
+    )
+
+
+def test_json() -> None:
+    code, out, _ = run_command("events_catalogue", "--format", "json")
+    document = json.loads(out)
+    assert (code, document["version"], document["exit_code"]) == (0, 1, 0)
+    assert [each["name"] for each in document["events"]] == [
+        "billing.invoice.issued",
+        "billing.invoice.paid",
+        "shop.#",
+    ]
+
+
+def test_asyncapi() -> None:
+    code, out, _ = run_command("events_catalogue", "--format", "asyncapi")
+    assert (code, json.loads(out)["asyncapi"]) == (0, "3.0.0")
+
+
+def test_no_change(saved: Path) -> None:
+    assert run_command("events_catalogue", "--check", str(saved)) == (0, "no changes\n", "")
+
+
+def test_compatible_changes(saved: Path) -> None:
+    with with_contract("invoice_issued_3"):
+        code, out, _ = run_command("events_catalogue", "--check", str(saved), no_color=True)
+    assert code == 0
+    assert out == (
+        "1 compatible change:\n  billing.invoice.issued: argument 'note' is new and optional\n"
+    )
+
+
+def test_incompatible_changes(saved: Path) -> None:
+    with with_contract("invoice_issued_2"):
+        code, out, _ = run_command("events_catalogue", "--check", str(saved), no_color=True)
+        assert code == 1
+        assert out == (
+            "1 incompatible change:\n"
+            "  billing.invoice.issued: argument 'total' was removed: handlers that take it fail\n"
+            "1 compatible change:\n"
+            "  billing.invoice.issued: argument 'note' is new and optional\n"
+        )
+        code, out, _ = run_command("events_catalogue", "--check", str(saved), "--format", "json")
+    assert (code, json.loads(out)) == (
+        1,
+        {
+            "version": 1,
+            "exit_code": 1,
+            "result": "incompatible",
+            "incompatible": [
+                {
+                    "kind": "argument_removed",
+                    "event": "billing.invoice.issued",
+                    "text": "argument 'total' was removed: handlers that take it fail",
+                }
+            ],
+            "compatible": [
+                {
+                    "kind": "argument_added",
+                    "event": "billing.invoice.issued",
+                    "text": "argument 'note' is new and optional",
+                }
+            ],
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"{", "is not JSON"),
+        (b"\xff\xfe\x00", "is not JSON"),
+        (b"[1]", "cannot be compared"),
+        (b"{}", "cannot be compared"),
+        (b'{"asyncapi": "3.0.0", "info": {"title": "another tool"}}', "cannot be compared"),
+        (b"[" * 100_000, "is not JSON"),
+    ],
+)
+def test_what_cannot_be_compared_exits_with_2(
+    content: bytes | None, reason: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "saved.json"
+    if content is not None:
+        path.write_bytes(content)
+    code, out, err = run_command("events_catalogue", "--check", str(path))
+    assert (code, out) == (2, "")
+    assert reason in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_document_of_another_service_exits_with_2(saved: Path) -> None:
+    with override_settings(AMQP_EVENTS={**EVENTS, "SERVICE": "shop"}):
+        code, _, err = run_command("events_catalogue", "--check", str(saved))
+    assert code == 2
+    assert "it is of service 'billing', and this is 'shop'" in err
+
+
+def test_wrong_settings_and_arguments_exit_with_2(saved: Path) -> None:
+    code, _, err = run_command("events_catalogue", "--check", str(saved), "--format", "asyncapi")
+    assert (code, "--check prints text or json" in err) == (2, True)
+    with override_settings(AMQP_EVENTS={**EVENTS, "HANDLERS": {"book": {}}}):
+        code, _, err = run_command("events_catalogue")
+    assert (code, "has no 'HANDLER'" in err) == (2, True)
