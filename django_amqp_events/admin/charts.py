@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from ..broker.topology import Topology
-from ..templatetags.amqp_events import UNITS, line
+from ..templatetags.amqp_events import UNITS, duration, line
 
 #: Size of a chart; the width is about the pixels of a small screen, so its text is legible there.
 WIDTH: Final = 360
@@ -326,17 +326,6 @@ def progress(parts: Iterable[tuple[str, float]], label: str) -> SafeString:
         label,
         format_html_join("", '<rect class="{}" x="{}" y="0" width="{}" height="6"></rect>', drawn),
     )
-
-
-def duration(seconds: float) -> str:
-    """Write seconds for a person: the two largest units."""
-    left = round(seconds)
-    said = []
-    for unit, length in UNITS:
-        count, left = divmod(left, length)
-        if count:
-            said.append(f"{count} {unit}")
-    return " ".join(said[:2]) or f"0 {UNITS[-1][0]}"
 
 
 def _beside(right: Mapping[str, int], edges: Mapping[tuple[str, str], object]) -> dict[str, int]:

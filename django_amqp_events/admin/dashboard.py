@@ -1,4 +1,4 @@
-"""The dashboard: status, topology and retry schedules; read-only.
+"""The dashboard: status, topology, retry schedules and catalogue; read-only.
 
 The pages read only the database. Broker data comes from the snapshots of
 :mod:`django_amqp_events.monitor.snapshots`, and the pages show its age.
@@ -22,10 +22,11 @@ from ..archive import states as event_states
 from ..archive.batches import batch_states
 from ..broker import topology
 from ..broker.topology import Queue, Topology
+from ..declare import catalogue
 from ..declare.registry import Handler, Registry
 from ..models import ArchiveAction, ArchivedEvent, ReplayBatch, visible
 from ..monitor import alerts, snapshots, statistics
-from ..templatetags.amqp_events import TEXT, line, moment, text
+from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from . import charts
 from .base import Pages
 from .charts import Node, Picture, Row
@@ -40,6 +41,8 @@ STALE: Final = 3 * snapshots.EVERY
 AUDIT: Final = 20
 ALERTS: Final = 50
 QUEUES: Final = 200
+#: Events and patterns of the catalogue.
+ENTRIES: Final = 200
 #: Batches in progress that it shows.
 BATCHES: Final = 10
 #: Points of the backlog's curve.
@@ -49,7 +52,7 @@ OVERDUE: Final = 1_000
 
 
 class DashboardAdmin(Pages):
-    """Three pages for users with the permission ``view_dashboard``.
+    """Four pages for users with the permission ``view_dashboard``.
 
     For an admin site of your own, register :class:`django_amqp_events.models.Dashboard` with this
     class or a subclass.
@@ -62,6 +65,7 @@ class DashboardAdmin(Pages):
             self._path("", self.changelist_view, "changelist"),
             self._path("topology/", self.topology_view, "topology"),
             self._path("retries/", self.retries_view, "retries"),
+            self._path("catalogue/", self.catalogue_view, "catalogue"),
         ]
 
     def changelist_view(
@@ -132,6 +136,18 @@ class DashboardAdmin(Pages):
         }
         return self._page(request, "retries", None, context)
 
+    def catalogue_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the events that the service knows, with contracts and handlers."""
+        self._check(request)
+        found = settings_and_registry()
+        entries = catalogue.build(*found).entries if found else ()
+        context = {
+            "entries": entries[:ENTRIES],
+            "shown": ENTRIES if len(entries) > ENTRIES else None,
+            "configured": found is not None,
+        }
+        return self._page(request, "catalogue", None, context)
+
     # -- helpers
 
     def _check(self, request: HttpRequest) -> None:
@@ -145,6 +161,7 @@ class DashboardAdmin(Pages):
             "changelist": _("Dashboard"),
             "topology": _("Topology"),
             "retries": _("Retries"),
+            "catalogue": _("Catalogue"),
         }
         context = {
             "tabs": [(self._url(tab), title, tab == name) for tab, title in titles.items()],
@@ -181,9 +198,9 @@ class DashboardAdmin(Pages):
             "unconfirmed": _capped(opened.unconfirmed, statistics.READ),
             "late": late,
             "overdue": _capped(late, OVERDUE),
-            "mirror_lag": charts.duration(mirror["lag"]) if "lag" in mirror else "?",
+            "mirror_lag": duration(mirror["lag"]) if "lag" in mirror else "?",
             "mirror_waiting": formatted(waiting) if waiting else "",
-            "outbox_lag": charts.duration(max(lags)) if lags else "?",
+            "outbox_lag": duration(max(lags)) if lags else "?",
             "outbox_waiting": formatted(pending) if pending else "",
         }
 
@@ -288,7 +305,7 @@ def _limit(queue: Queue) -> str:
             % {"number": formatted(limit + 1)}
         )
     if ttl := _ttl(queue):
-        said.append(charts.duration(ttl))
+        said.append(duration(ttl))
     if length := arguments.get("x-max-length"):
         said.append(
             ngettext("%(number)s message", "%(number)s messages", length)
@@ -375,7 +392,7 @@ def _returning(queues: list[dict[str, Any]], seen: _Seen) -> Picture:
             Row(
                 _("within %(time)s, by %(when)s")
                 % {
-                    "time": charts.duration(each["delay"]),
+                    "time": duration(each["delay"]),
                     "when": date_format(
                         localtime(seen.at + timedelta(seconds=each["delay"])), "TIME_FORMAT"
                     )
@@ -397,7 +414,7 @@ def _schedules(registry: Registry) -> list[tuple[Handler, str, Picture]]:
     return [
         (
             handler,
-            charts.duration(handler.policy.total()),
+            duration(handler.policy.total()),
             charts.schedule(line(handler.name, 300), handler.policy.schedule()),
         )
         for handler in sorted(registry.handlers.values(), key=lambda each: each.name)

@@ -56,6 +56,18 @@ def age(then: datetime, now: datetime) -> str:
 
 
 @register.filter
+def duration(seconds: float) -> str:
+    """Write seconds for a person: the two largest units."""
+    left = round(seconds)
+    said = []
+    for unit, length in UNITS:
+        count, left = divmod(left, length)
+        if count:
+            said.append(f"{count} {unit}")
+    return " ".join(said[:2]) or f"0 {UNITS[-1][0]}"
+
+
+@register.filter
 def moment(value: object) -> datetime | None:
     """Read a time of a document; ``None`` where a page could not show it."""
     found = parse_moment(value)

@@ -127,6 +127,7 @@ def fill() -> dict[str, str]:
     client.get(pages["list"])  # consume the messages so that no later page shows them
     return pages | {
         "retries": f"{dashboard}retries/",
+        "catalogue": f"{dashboard}catalogue/",
         "outbox": url("outboxevent", "changelist", query="state=all"),
         "outbox-event": url("outboxevent", "change", waiting[0].pk),
         "outbox-publish": url("outboxevent", "publish")

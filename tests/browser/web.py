@@ -50,6 +50,10 @@ def configure() -> None:
             "CONFIRM_TIMEOUT": 20,
             "EDITING": True,
             "MANAGEMENT_URL": os.environ["CONSOLE_MANAGEMENT"],
+            "EVENTS": {
+                "shop.order.paid": {"CONTRACT": "tests.browser.contracts.order_paid"},
+                "billing.invoice.issued": {"CONTRACT": "tests.browser.contracts.invoice_issued"},
+            },
             "HANDLERS": {
                 name: {
                     "EVENTS": ["shop.order.*"],

@@ -16,6 +16,7 @@ from django_amqp_events.admin import charts
 from django_amqp_events.admin.charts import Layer, Picture, Row
 from django_amqp_events.broker import topology
 from django_amqp_events.declare.registry import build
+from django_amqp_events.templatetags.amqp_events import duration
 
 SPACE = "{http://www.w3.org/2000/svg}"
 HOSTILE = "<b>&\"'\0\x07\u202e\ud800\ufffe]]></title>"
@@ -119,7 +120,7 @@ def test_a_schedule_has_its_running_total() -> None:
     [(0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (3661, "1 h 1 min"), (200_000, "2 d 7 h")],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert charts.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_amqp_events import conf
+from django_amqp_events.admin import dashboard
 from django_amqp_events.archive import retention
 from django_amqp_events.broker import connection as connection_module
 from django_amqp_events.conf import RetentionSettings
@@ -41,7 +42,7 @@ from .admin_world import (
 )
 
 pytestmark = pytest.mark.django_db
-PAGES = ("changelist", "topology", "retries")
+PAGES = ("changelist", "topology", "retries", "catalogue")
 HOSTILE = "<script>alert(1)</script>\u202e\x07\ud800"
 
 
@@ -241,6 +242,47 @@ def test_a_watcher_that_is_gone_is_said(ada):
     words = read(ada).words
     assert "Stale since" in words
     assert "statistics are not being collected" in words
+
+
+def order_created(order_id: int, note: str = HOSTILE, **more: bool) -> None: ...
+
+
+order_created.__doc__ = f"An order. {HOSTILE}"
+
+
+def test_catalogue_shows_contracts_and_handlers(ada):
+    events = {
+        "shop.order.created": {"CONTRACT": f"{__name__}.order_created"},
+        "billing.invoice.issued": {},
+    }
+    with override_settings(AMQP_EVENTS={**world.EVENTS, "EVENTS": events}):
+        found = read(ada, "catalogue")
+    for word in (
+        "shop.order.created",
+        "Published by shop",
+        f"{__name__}.order_created",
+        "**more",
+        "required",
+        "An order. <script>alert(1)</script>\\u202e\\x07\\ud800",
+        "billing.send_invoice",
+        "10 retries, archived 17 min 3 s after the first failure.",
+        "Published by billing · no contract",
+        "This service has no handlers for this event.",
+        "Topic pattern",
+    ):
+        assert word in found.words, word
+
+
+def test_catalogue_shows_a_limited_number_of_events(ada, monkeypatch):
+    monkeypatch.setattr(dashboard, "ENTRIES", 3)
+    # The two handlers add a topic pattern.
+    events: dict[str, Any] = {f"shop.order.number-{place}": {} for place in range(3)}
+    for number, shown in ((2, False), (3, True)):
+        some = dict(list(events.items())[:number])
+        with override_settings(AMQP_EVENTS={**world.EVENTS, "EVENTS": some}):
+            response = ada.get(url("catalogue"))
+        assert len(response.context["entries"]) == 3
+        assert (b"The first 3 are shown." in response.content) == shown
 
 
 @pytest.mark.parametrize("document", ["", "[]", "no JSON", "{}", '{"queues": {"q": {}}}'])

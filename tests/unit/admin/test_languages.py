@@ -86,6 +86,7 @@ WRITTEN = re.compile(
     r"|there is no tax rate for 'XX'|attempt 3 failed, and it was the last one|a queue refused it"
     r"|\bfixed(?: in 1\.2)?|a wrong number|\bwrong\b|\"(?:order_id|note)\": (?:\d|\"Grüße\")"
     r"|42 events wait for .*: start a worker|x-delivery-limit is 3|declared is 5|\bdue\b"
+    r"|Take anything\."
     # Django caches this one.
     r"|^Search$|^empty$|^queue .*: different"
 )
@@ -360,6 +361,7 @@ def pages(monkeypatch: pytest.MonkeyPatch, project: None, db: None) -> dict[str,
         "dashboard": at("dashboard_changelist"),
         "topology": at("dashboard_topology"),
         "retries": at("dashboard_retries"),
+        "catalogue": at("dashboard_catalogue"),
         "outbox": at("outboxevent_changelist"),
         **{f"outbox-{name}": at("outboxevent_change", each.pk) for name, each in waiting.items()},
         "publish": at(

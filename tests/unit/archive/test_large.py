@@ -120,7 +120,7 @@ def pages(client: Any) -> dict[str, Callable[[], Any]]:
         "batch: events, skipped": got(of("replaybatch", "events", batch), state="skipped"),
         "outbox: event": got(of("outboxevent", "change", waiting)),
     }
-    for page in ("changelist", "topology", "retries"):
+    for page in ("changelist", "topology", "retries", "catalogue"):
         found[f"dashboard: {page}"] = got(of("dashboard", page))
     lists: dict[str, list[dict[str, str]]] = {
         "archivedevent": [
