@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from selenium.webdriver.support.ui import Select
 
-import apt_install
+import npm
 from chromium import Chromium
 from machine import free_ports
 
 #: The pages, by the names of :func:`go`; those that change data come last.
 PAGES = (
-    "dashboard", "topology", "retries", "list", "event", "overdue", "edited",
+    "dashboard", "topology", "retries", "catalogue", "list", "event", "overdue", "edited",
     "confirm", "discard", "force", "edit", "review", "groups", "group", "batches", "batch-draft",
     "batch-running", "batch-paused", "batch-done", "batch-events", "outbox", "outbox-event",
     "outbox-publish", "inbox", "result",
@@ -89,41 +86,13 @@ def serving(
 
 
 def axe_core() -> str:
-    """Return axe-core's program, fetched by npm as package-lock.json has it, once for each .venv.
+    """Return axe-core's program.
 
     Raises:
-        RuntimeError: it cannot be had; the message says why.
+        ScriptError: npm is missing or failed.
     """
-    lock = (HERE / "package-lock.json").read_bytes()
-    where = Path(sys.prefix) / "share" / f"axe-core-{hashlib.sha256(lock).hexdigest()[:12]}"
-    program = where / "node_modules" / "axe-core" / "axe.min.js"
-    if not program.exists():
-        if shutil.which("npm") is None:
-            apt_install.install(["npm"], why="axe-core, which looks at the console, comes by npm")
-        where.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: two processes may want it.
-        with tempfile.TemporaryDirectory(dir=where.parent) as directory:
-            for name in (".npmrc", "package.json", "package-lock.json"):
-                shutil.copy(HERE / name, directory)
-            done = subprocess.run(
-                ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-            if done.returncode != 0:
-                raise RuntimeError(f"npm could not fetch axe-core:\n{done.stderr[-2000:]}")
-            with suppress(OSError):  # another process was faster
-                Path(directory, "node_modules").rename(_made(where) / "node_modules")
-    return program.read_text()
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    return folder
+    packages = npm.install(HERE, "axe-core, which checks the pages of the console")
+    return (packages / "axe-core" / "axe.min.js").read_text()
 
 
 def go(browser: Chromium, console: Console, name: str) -> None:
