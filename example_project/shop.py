@@ -25,6 +25,7 @@ AMQP_EVENTS = {
     "SERVICE": "shop",
     "PREFIX": PREFIX,
     "MANAGEMENT_URL": MANAGEMENT_URL,
+    "METRICS": True,  # events_worker --metrics-port serves them
     "HANDLERS": {
         # Declared here, not by a decorator: the app audit does not know events.
         "audit.record": {

@@ -74,6 +74,7 @@ class Demo:
         self.password = secrets.token_urlsafe(9)
         #: The broker may run; workers were started; `make serve` is ready; `--keep` was obeyed.
         self.begun = self.working = self.served = self.kept = False
+        self.metrics_port = 0
         self.ledgers = {name: Ledger(RUN / f"{name}.sqlite3") for name in SERVICES}
 
     def run(self) -> int:
@@ -170,6 +171,7 @@ class Demo:
         until(consumed, 60, f"The workers do not consume. Look into {LOGS}")
         text = "shop: events_worker; billing: celery worker, events_mirror"
         self.screen.step("workers", f"{text} (release {self.release})")
+        self.screen.step("metrics", f"shop http://127.0.0.1:{self.metrics_port}/metrics")
         if web:
             until(answering, 60, f"The admin does not answer. Look into {LOGS}")
             places = ", ".join(f"{name} {url}/admin/" for name, url in self.addresses.items())
@@ -179,11 +181,13 @@ class Demo:
 
     def _start_workers(self) -> None:
         shop, billing = self.services
+        (self.metrics_port,) = free_ports(1)
         # On one vhost, the second worker with the same name finds its remote control queue locked.
         pool = ("--pool", "prefork", "--concurrency", "1", "--loglevel", "WARNING")
         for one, role, *command in (
             # Includes the mirror of the archive.
-            (shop, "worker", "manage.py", "events_worker", "--hostname", "shop@%h", *pool),
+            (shop, "worker", "manage.py", "events_worker", "--hostname", "shop@%h", *pool,
+             "--metrics-port", str(self.metrics_port)),
             # An ordinary worker runs ordinary tasks too, and no mirror.
             (billing, "worker", "-m", "celery", "--app", "example_project", "worker",
              "--hostname", "billing@%h", *pool),
