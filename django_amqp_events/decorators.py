@@ -214,7 +214,7 @@ class Event(Publishable[P]):
         def declare(function: U) -> U:
             if not callable(function) or inspect.iscoroutinefunction(function):
                 raise ConfigurationError(
-                    f"{dotted(function)}, an upcaster of event {self.name!r}, is no ordinary "
+                    f"{dotted(function)}, an upcaster of event {self.name!r}, is not an ordinary "
                     f"function. Write one that takes a dict and returns a dict"
                 )
             declarations.add_event(

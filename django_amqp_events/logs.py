@@ -36,7 +36,7 @@ def message_fields(message: Message) -> dict[str, Any]:
 
 
 class EventFilter(logging.Filter):
-    """Give all records the fields: those of a running handler, Celery's about it included.
+    """Give every record the fields of the running handler's event, including Celery's own records.
 
     For handlers of logging, not for loggers::
 

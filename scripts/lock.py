@@ -4,7 +4,7 @@
     python3 scripts/lock.py [dev.txt] [bench.txt] [--upgrade]
 
 uv asks pip's main index, as this machine configures it. It does not ask additional indexes: uv
-takes the hashes of a version from one place, and a folder with the wheel of one Python would leave
+reads the hashes of a version from one place, and a folder with the wheel of one Python would leave
 out the others.
 """
 

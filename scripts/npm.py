@@ -33,7 +33,7 @@ def install(folder: Path, why: str) -> Path:
     if shutil.which("npm") is None:
         apt_install.install(["npm"], why=why)
     packages.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed when it is complete, since two processes can install it at a time.
+    # Renamed when it is complete, since two processes can install it at the same time.
     with tempfile.TemporaryDirectory(dir=packages.parent) as directory:
         for name in FILES:
             shutil.copy(folder / name, directory)

@@ -28,7 +28,7 @@ LEFT_OUT = shutil.ignore_patterns(
     ".git", ".*_cache", ".hypothesis", ".run", ".venv", "__pycache__", "build", "dist",
     "django_amqp_events",
 )  # fmt: skip
-#: Each process takes a module or class at a time, in the order of tests/conftest.py: the longest
+#: Each process runs one module or class at a time, in the order of tests/conftest.py: the longest
 #: first. pytest-xdist itself uses a single process for --pdb and --collect-only.
 PARALLEL = ("--numprocesses", "auto", "--dist", "loadscope", "--no-loadscope-reorder")
 

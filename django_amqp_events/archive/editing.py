@@ -131,7 +131,7 @@ def draft(event: ArchivedEvent, handler: Handler, payload: Mapping[str, Any]) ->
 
 
 def _format(event: ArchivedEvent) -> dict[str, Any]:
-    """Return the format of an edited body: that of the event, ours if it cannot be read."""
+    """Return the format of an edited body: that of the event, ``celery`` if it cannot be read."""
     received = event.received
     form = formats.wire_format(received)
     attributes = formats.envelope_attributes(received)

@@ -256,7 +256,7 @@ class ConfirmChannel:
                 self._amqp.blocking_read(min(remaining, SLICE))
 
     def _before_read(self) -> None:
-        """Do nothing: a subclass may do something at least every :data:`SLICE` seconds."""
+        """Do nothing; called at least every :data:`SLICE` seconds, for subclasses."""
 
     def _confirmed(self, delivery_tag: int, multiple: bool) -> list[int]:
         self._deadline = time.monotonic() + self.timeout

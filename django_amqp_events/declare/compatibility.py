@@ -167,7 +167,8 @@ def _changes(before: _Document, after: _Document) -> Iterator[Change]:
         if name in after.events:
             yield from _event_changes(name, event, after.events[name], published=published)
         elif published:
-            yield _broken("event_removed", name, "the event was removed: its handlers get no more")
+            text = "the event was removed: its handlers receive no further events"
+            yield _broken("event_removed", name, text)
         else:
             text = "this service, which does not publish it, no longer declares or handles it"
             yield _harmless("event_removed", name, text)
@@ -186,7 +187,7 @@ def _event_changes(
     if before.payload is not None and after.payload is not None:
         yield from _Payloads(name, before.root, after.root).objects(before.payload, after.payload)
     elif before.payload is not None and published:
-        text = "the event has no contract any more: it can have any arguments"
+        text = "the event no longer has a contract: it can have any arguments"
         yield _broken("contract_removed", name, text)
     elif before.payload is not None:
         text = "this service, which does not publish it, no longer has its contract"
@@ -245,16 +246,16 @@ class _Payloads:
         for name in was:
             place = f"{path}{name}"
             if name not in now:
-                text = f"{what} {place!r} was removed: handlers that take it fail"
+                text = f"{what} {place!r} was removed: handlers that require it fail"
                 yield self.change("argument_removed", text)
                 continue
             if name in needs and name not in needed:
-                text = f"{what} {place!r} has no default any more: events without it do not match"
+                text = f"{what} {place!r} no longer has a default: events without it do not match"
                 yield self.change("default_removed", text)
             elif name in needed and name not in needs:
                 # Publishing fills in the defaults of a contract, but not those of models.
                 text = f"{what} {place!r} has a default now" + (
-                    ": handlers that need it fail without it" if path else ""
+                    ": handlers that require it fail without it" if path else ""
                 )
                 yield self.change("default_added", text, compatible=not path)
             elif was[name].get("default") != now[name].get("default"):
@@ -283,7 +284,7 @@ class _Payloads:
         where = f"{path.rstrip('.')!r}" if path else "the event"
         if not path and (old is None) != (new is None):
             if new is None:
-                text = "the event takes no other arguments (**kwargs) any more"
+                text = "the event no longer takes other arguments (**kwargs)"
                 yield self.change("argument_removed", text)
             else:
                 text = "the event takes other arguments (**kwargs) now"
@@ -340,8 +341,8 @@ class _Payloads:
 
     def enums(self, old: list[Any], new: list[Any], what: str) -> Iterator[Change]:
         if gone := [each for each in old if each not in new]:
-            text = f"{what} cannot be {_listed(gone)} any more: events published before may be"
-            yield self.change("enum_narrowed", text)
+            text = f"{what} can no longer be {_listed(gone)}"
+            yield self.change("enum_narrowed", f"{text}, which earlier events may contain")
         if more := [each for each in new if each not in old]:
             text = f"{what} can also be {_listed(more)} now, which handlers may not know"
             yield self.change("enum_widened", text)
@@ -361,8 +362,8 @@ class _Payloads:
             yield from self.types(left[0], more[0], what, path)
             return
         for each in left:
-            text = f"{what} cannot be {self.text(each, self.old_root)} any more: events published "
-            yield self.change("type_changed", f"{text}before may be")
+            text = f"{what} can no longer be {self.text(each, self.old_root)}"
+            yield self.change("type_changed", f"{text}, which earlier events may contain")
         for each in more:
             text = f"{what} can also be {self.text(each, self.new_root)} now"
             yield self.change("type_changed", f"{text}, which handlers may not expect")

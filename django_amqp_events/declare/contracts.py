@@ -103,14 +103,14 @@ def bind_contract(
     Args:
         validate: enforce the contract's type hints. The body gets values of their types, the
             returned payload has those that Django's JSON encoder writes.
-        decoded: the payload has been JSON.
+        decoded: the payload was decoded from JSON.
 
     Returns:
         the payload with the contract's defaults filled in.
 
     Raises:
-        InvalidEventError: the arguments do not match the signature, or violate the type hints. What
-            the body raises goes through.
+        InvalidEventError: the arguments do not match the signature, or violate the type hints. An
+            exception of the body is not caught.
         ConfigurationError: the type hints cannot be enforced.
     """
     # A callable object need not be hashable.

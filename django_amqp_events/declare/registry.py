@@ -216,19 +216,19 @@ class _Builder:
                 if source not in events:
                     self.report(
                         "E081",
-                        f"{where} takes event {source!r:.80}, which is not declared.",
+                        f"{where} reads event {source!r:.80}, which is not declared.",
                         "Correct the name, or declare the older event too, with @event or EVENTS.",
                     )
                 elif known is not function:
                     self.report(
                         "E008",
-                        f"{where} and {dotted(known)} take the same event {source!r}.",
+                        f"{where} and {dotted(known)} read the same event {source!r}.",
                         "Remove one of them.",
                     )
         if names := circle(found):
             self.report(
                 "E081",
-                f"Upcasters form a circle: {' -> '.join(names)}.",
+                f"Upcasters form a cycle: {' -> '.join(names)}.",
                 "Remove one of them. Upcasters lead from an older version to a newer one.",
             )
         return found

@@ -29,7 +29,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 from ..exceptions import ConfigurationError, ControlFlow
 from .declarations import dotted
 
-#: Most errors of one payload that are named.
+#: Maximum number of errors that are named for one payload.
 MAX_ERRORS: Final = 20
 #: Longest text of one error in characters; its path may have a publisher's keys.
 MAX_ERROR: Final = 300
@@ -113,7 +113,7 @@ class Validator:
         """Return a publisher's arguments as values of their hints.
 
         Raises:
-            Violation: some are none.
+            Violation: an argument is not a value of its hint.
         """
         return self._validated(arguments, self._adapter.validate_python)
 
@@ -121,7 +121,7 @@ class Validator:
         """Return decoded arguments as values of their hints.
 
         Raises:
-            Violation: some are none.
+            Violation: an argument is not a value of its hint.
         """
         # From JSON text, because pydantic's strict mode reads a date or Decimal from JSON text
         # only.

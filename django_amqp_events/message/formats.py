@@ -38,7 +38,7 @@ _PROTOCOL_1: Final = frozenset({"task", "id", "args", "kwargs"})
 
 
 def wire_format(received: Received) -> WireFormat:
-    """Return the format of a message; ``celery`` if it is none that is read."""
+    """Return the format of a message; ``celery`` if it is unknown."""
     # Celery's header comes first: most messages have it.
     if "task" in received.headers:
         return "celery"

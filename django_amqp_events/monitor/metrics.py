@@ -142,9 +142,9 @@ class SnapshotCollector(Collector):
             return
         found = json.loads(newest.document)
         age = (datetime.now(UTC) - newest.at).total_seconds()
-        yield _gauge("snapshot_age_seconds", "Age of the figures of broker and database.", age)
+        yield _gauge("snapshot_age_seconds", "Age of the snapshot.", age)
         yield _gauge("broker_up", "1 if RabbitMQ answered.", not found["broker"]["error"])
-        yield _gauge("archive_open", "Archived events to decide on.", newest.open)
+        yield _gauge("archive_open", "Open archived events.", newest.open)
         if "lag" in found["mirror"]:
             yield _gauge(
                 "mirror_lag_seconds", "Upper bound of the mirror's delay.", found["mirror"]["lag"]

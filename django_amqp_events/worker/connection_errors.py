@@ -22,7 +22,7 @@ from .celery_internals import state
 
 logger = logging.getLogger(__name__)
 
-#: Delays before the next try. They start again after twice the longest without a refusal.
+#: Delays before the next try. They restart when twice the longest has passed without a refusal.
 BACKOFF: Final = Backoff(1.0, 30.0)
 #: Seconds between two checks whether the worker is asked to stop.
 STOP_CHECK: Final = 0.2

@@ -124,8 +124,8 @@ class AMQPConsumerStep(QueueStep):
             return f"{name} needs Celery's event loop. Use --pool prefork, threads or solo."
         if theirs := sorted(set(self.queues) & set(c.app.amqp.queues.consume_from)):
             return (
-                f"Celery consumes {', '.join(theirs)} too, as tasks, and rejects what is none. "
-                f"Remove it from task_queues and -Q, or from {name}.queues."
+                f"Celery consumes {', '.join(theirs)} too, and rejects messages that are no tasks. "
+                f"Remove the queue from task_queues and -Q, or from {name}.queues."
             )
         if load()[0].service and (ours := set(self.queues) & set(get_registry().by_queue())):
             return (
@@ -160,7 +160,7 @@ class AMQPConsumerStep(QueueStep):
         self._flush_at_last()
         if self._running:
             logger.warning(
-                "%s: shut down while %d messages were handled; RabbitMQ delivers them again",
+                "%s: shut down with %d messages in progress; RabbitMQ delivers them again",
                 self.title,
                 self._running,
             )

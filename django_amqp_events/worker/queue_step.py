@@ -82,7 +82,7 @@ class QueueStep(bootsteps.StartStopStep):
         raise NotImplementedError
 
     def on_delivery(self, received: Received, message: KombuMessage) -> None:
-        """Take a delivery, in the main thread; *message* is to be acked or rejected.
+        """Handle a delivery in the main thread, and ack or reject *message*, now or later.
 
         It must not block: the worker's event loop waits for it.
         """
@@ -129,7 +129,7 @@ class QueueStep(bootsteps.StartStopStep):
 
     @property
     def _is_stopping(self) -> bool:
-        """Whether no run may begin any more.
+        """Whether no further run may begin.
 
         Celery's other steps stop first. While they wait for RabbitMQ's answers, further deliveries
         arrive, which a solo worker would run.

@@ -40,7 +40,10 @@ class Command(ServiceCommand):
         settings = conf.get_settings()
         metrics = load_metrics()
         if not os.environ.get(metrics.FOLDER):
-            self.tell(f"{metrics.FOLDER} is not set, so only the snapshot is served")
+            self.tell(
+                f"{metrics.FOLDER} is not set, so only the snapshot is served. Set it to the "
+                f"folder of the worker to serve its counters"
+            )
         port, address = options["port"], options["address"]
         try:
             server, _ = metrics.serve(port, address, settings.service)

@@ -321,7 +321,7 @@ def test_a_cold_shutdown_does_not_wait(fresh_eyes: Eyes, service: Make) -> None:
     until(lambda: runs(core, [held], "start")[held])
     worker.signal(signal.SIGQUIT)
     worker.wait(20)
-    assert "Other: shut down while 1 messages were handled" in worker.log
+    assert "Other: shut down with 1 messages in progress" in worker.log
     until(lambda: eyes.ready(QUEUE) == 1, what="it is back")
     (core.where / "go").touch()
     following = core.worker("prefork", 1).wait_ready()

@@ -282,7 +282,7 @@ def test_texts_name_what_breaks(saved: Shape) -> None:
     found = changes(saved, service({EVENT: old}), service({EVENT: new}))
     assert [str(each) for each in found] == [
         f"{EVENT}: argument 'total' can also be null now, which handlers may not expect",
-        f"{EVENT}: argument 'status' cannot be \"paid\" any more: events published before may be",
+        f"{EVENT}: argument 'status' can no longer be \"paid\", which earlier events may contain",
         f"{EVENT}: argument 'status' can also be \"void\" now, which handlers may not know",
         f"{EVENT}: argument 'paid' is string instead of integer, which handlers may not expect",
         f"{EVENT}: argument 'note' is new and required: events published before lack it",

@@ -147,7 +147,8 @@ def test_incompatible_changes(saved: Path) -> None:
         assert code == 1
         assert out == (
             "1 incompatible change:\n"
-            "  billing.invoice.issued: argument 'total' was removed: handlers that take it fail\n"
+            "  billing.invoice.issued: argument 'total' was removed: "
+            "handlers that require it fail\n"
             "1 compatible change:\n"
             "  billing.invoice.issued: argument 'note' is new and optional\n"
         )
@@ -162,7 +163,7 @@ def test_incompatible_changes(saved: Path) -> None:
                 {
                     "kind": "argument_removed",
                     "event": "billing.invoice.issued",
-                    "text": "argument 'total' was removed: handlers that take it fail",
+                    "text": "argument 'total' was removed: handlers that require it fail",
                 }
             ],
             "compatible": [
