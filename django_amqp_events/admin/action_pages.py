@@ -187,7 +187,7 @@ class ActionPages(Pages):
     Attributes:
         row_actions: the actions by name.
         version: the expression that changes when an event does.
-        limit: events that one action can take.
+        limit: maximum number of events that one action can change.
         too_many: the message about a selection of more.
         gone: why an action skips a row that is deleted.
     """

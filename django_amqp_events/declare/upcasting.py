@@ -51,7 +51,7 @@ def _upcast(upcasters: Upcasters, matches: Callable[[str], bool], source: str) -
 
 
 def circle(upcasters: Upcasters) -> list[str]:
-    """Return the names of events whose upcasters form a circle, the first one again at the end."""
+    """Return the names of events whose upcasters form a cycle, the first one again at the end."""
     try:
         TopologicalSorter({name: tuple(found) for name, found in upcasters.items()}).prepare()
     except CycleError as exc:
