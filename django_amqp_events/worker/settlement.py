@@ -381,7 +381,7 @@ class Settler:
             return
         self._close(job.delivery)
         logger.warning(
-            "publishing %s failed, it is repeated in %.1f s: %s", what, wait, error, extra=about
+            "publishing %s failed; it is repeated in %.1f s: %s", what, wait, error, extra=about
         )
         with self._wake:
             self._jobs.append(job)
