@@ -120,7 +120,7 @@ def _renamed_handlers(value: Any) -> dict[str, str]:
             seen.add(new)
             new = value[new]
         if new in seen:
-            raise Invalid(f"a dict without circles; {old!r} leads back to {new!r}")
+            raise Invalid(f"a dict without cycles; {old!r} leads back to {new!r}")
         renamed[old] = new
     return renamed
 

@@ -154,13 +154,13 @@ def _stale_meaning(
     if drift.is_shadow(names, queue.name):
         return "error", f"a recreation was interrupted: {REMEDY} to finish it"
     if queue.role == "delay" and messages:
-        return "ok", f"not declared any more; {messages} delayed events still return"
+        return "ok", f"no longer declared; {messages} delayed events still return"
     if messages and not consumers:
         return "error", (
-            f"not declared any more, with {_events(messages)}: declare its handler again and "
+            f"no longer declared, with {_events(messages)}: declare its handler again and "
             f"start a worker; or run `manage.py events_recover {queue.name}` and replay them"
         )
-    return "warning", f"not declared any more: {REMEDY} --delete-stale"
+    return "warning", f"no longer declared: {REMEDY} --delete-stale"
 
 
 def _stuck_meaning(amqp: Amqp, queue: Queue, stuck: int) -> tuple[Severity, str]:

@@ -160,7 +160,7 @@ class AMQPConsumerStep(QueueStep):
         self._flush_at_last()
         if self._running:
             logger.warning(
-                "%s: shut down with %d messages in progress; RabbitMQ delivers them again",
+                "%s: shut down with messages in progress (%d); RabbitMQ delivers them again",
                 self.title,
                 self._running,
             )

@@ -310,7 +310,7 @@ def test_wrong_retention_deletes_nothing() -> None:
 def test_a_handler_that_was_renamed_more_than_once() -> None:
     renamed = read(RENAMED_HANDLERS={"a": "b", "b": "c", "x": "c"}).renamed_handlers
     assert renamed == {"a": "c", "b": "c", "x": "c"}
-    assert "without circles" in problem(RENAMED_HANDLERS={"a": "b", "b": "a"}).hint
+    assert "without cycles" in problem(RENAMED_HANDLERS={"a": "b", "b": "a"}).hint
 
 
 def test_autodiscover_imports_nothing_when_it_is_wrong() -> None:

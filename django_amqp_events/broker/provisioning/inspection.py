@@ -140,7 +140,7 @@ def role_of(names: Names, name: str) -> Role:
 def _why_stale(names: Names, name: str) -> str:
     if drift.is_shadow(names, name):
         return "left by an interrupted --recreate-empty; events_declare moves its messages back"
-    return "not declared any more"
+    return "no longer declared"
 
 
 def _with_arguments(item: Item, found: Mapping[str, Mapping[str, Any]]) -> Item:

@@ -113,7 +113,7 @@ def test_unacked_and_stale_by_the_api(service, fresh_vhost):
         queues = {queue["name"]: queue for queue in answer["queues"]}
         assert code == answer["exit_code"] == 1
         assert queues["billing.gone"]["state"] == "stale"
-        assert "not declared any more, with 1 event" in queues["billing.gone"]["meaning"]
+        assert "no longer declared, with 1 event" in queues["billing.gone"]["meaning"]
         book = queues["billing.book"]
         return (book["ready"], book["unacked"], book["total"], book["consumers"]) == (0, 1, 1, 1)
 
