@@ -82,12 +82,14 @@ class DashboardAdmin(Pages):
         series = statistics.hourly_series(now)
         late = count(event_states.rows().filter(overdue(now)), OVERDUE)
         queues = _queues(seen, declared)
+        opened_alerts = list(alerts.open_alerts(service)[:ALERTS])
         context = {
             **self._tiles(request, opened, seen, late),
             "alerts": [
-                (each, alerts.title(each), alerts.alert_text(each))
-                for each in alerts.open_alerts(service)[:ALERTS]
+                (each, alerts.title(each), alerts.alert_text(each)) for each in opened_alerts
             ],
+            # An alert has the text of its outbox.
+            "alerted": {each.key for each in opened_alerts if each.kind == "outbox_lag"},
             "queues": [each for each in queues if not each["dull"]][:QUEUES],
             "dull": sum(each["dull"] for each in queues),
             "audit": self._audit(request),

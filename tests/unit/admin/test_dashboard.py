@@ -171,6 +171,17 @@ def test_dashboard_shows_open_events_and_queues(ada):
     assert "alert(1)" not in words
 
 
+def test_an_outbox_with_an_alert_is_described_once(ada):
+    snapshot()
+    Alert.objects.create(
+        service="billing", kind="outbox_lag", key="default", text="The oldest event is old: due",
+        since=datetime.now(UTC), last=datetime.now(UTC),
+    )  # fmt: skip
+    words = read(ada).words
+    assert "The oldest event is old: due" in words
+    assert "Outbox in database" not in words
+
+
 def test_the_index_leads_here_on_every_site(ada):
     for site in ("admin", "office"):
         index = ada.get(reverse("admin:index", current_app=site)).content.decode()
