@@ -77,7 +77,7 @@ def _event(handler: str, name: str) -> str:
     so a name is a label only if the handler names it.
     """
     found = get_registry().handlers.get(handler)
-    patterns = found.patterns if found else ()
+    patterns = found.bindings if found else ()
     if name in patterns:
         return name
     return next((each for each in patterns if pattern_matches(each, name)), "")

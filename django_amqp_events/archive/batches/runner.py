@@ -132,13 +132,14 @@ class Runner:
         connections[states.database()].close_if_unusable_or_obsolete()
         now = time.monotonic()
         if now >= self._looked + INTERVAL:
-            self._looked = now
             for pk in batch_states.lease(self.settings.service, self.id, self._lease):
                 self._held[pk] = _Work(pk)
             if now >= self._after:
-                self._after = now + AFTER
                 for pk in batch_states.awaiting_outcomes(self.settings.service):
                     batch_states.count(pk)
+                self._after = now + AFTER
+            # Last: after an error the next step asks the database again, and so has not resumed.
+            self._looked = now
         for work in list(self._held.values()):
             if self.stop():
                 return 0.0

@@ -154,8 +154,7 @@ def run(until: Callable[[], bool] = bool, limit: float = 600.0, **more: Any) -> 
         app=app,
         settings=conf.get_settings(),
         stop=lambda: until() or clock.monotonic() > over,
-        tell=lambda text: None,
-        **more,
+        **{"tell": lambda text: None, **more},
     )
     made.run(until_done=True)
     return made
@@ -663,6 +662,26 @@ def test_unreachable_database_is_waited_for(
     monkeypatch.setattr(batch_states, "renew", renew)
     run()
     assert again(batch).state == "done"
+
+
+def test_an_outage_is_reported_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker.report = lambda message: SUCCEED
+    batch = started(2)
+    real, calls = batch_states.lease, Counter[str]()
+
+    def lease(*args: Any) -> Any:
+        calls["lease"] += 1
+        if calls["lease"] < 4:
+            raise OperationalError("the connection is lost")
+        return real(*args)
+
+    monkeypatch.setattr(batch_states, "lease", lease)
+    told: list[str] = []
+    run(tell=told.append)
+    assert again(batch).state == "done"
+    said = [line for line in told if line.startswith("running batches")]
+    assert ["paused" in line for line in said] == [True, False]
+    assert said[-1] == "running batches has resumed"
 
 
 def test_a_backend_without_a_broker_is_refused(billing: Any) -> None:
