@@ -131,7 +131,7 @@ def bind_contract(
     except TypeError as exc:
         by_name = args and isinstance(args[0], Mapping)
         raise InvalidEventError(
-            f"event {name!r} does not match its contract {dotted(contract)}{signature}: {exc}"
+            f"event {name!r} does not match its contract: {exc} ({dotted(contract)}{signature})"
             + (". Pass the payload by name, as in publish(**payload)" if by_name else "")
         ) from exc
     bound.apply_defaults()
