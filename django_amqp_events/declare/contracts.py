@@ -82,6 +82,8 @@ def _enforce(
     validator = make(contract)
     try:
         typed = validator.from_json(given) if decoded else validator.from_python(given)
+        if surplus := validator.surplus(given, typed):
+            raise Violation(f"it does not accept {', '.join(surplus)}")
         call(typed)
         return validator.to_json(typed)
     except Violation as exc:

@@ -143,6 +143,16 @@ class Validator:
         except (TypeError, ValueError) as exc:  # an upcaster's value that JSON does not have
             raise Violation(str(exc)[:MAX_ERROR]) from exc
 
+    def surplus(self, given: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+        """Return the keyword arguments that ``**payload: Unpack[…]`` does not have.
+
+        Args:
+            found: as :meth:`from_python` or :meth:`from_json` returned it for *given*.
+        """
+        before, after = (each.get(self._keywords, {}) for each in (given, found))
+        # Equally many have other names if they have aliases.
+        return sorted(before.keys() - after.keys()) if len(before) > len(after) else []
+
     def _text(self, errors: Iterable[Mapping[str, Any]]) -> str:
         texts = []
         for error in errors:

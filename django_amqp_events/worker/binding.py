@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
@@ -14,6 +14,8 @@ from ..declare.declarations import dotted
 from ..declare.registry import Handler
 from ..declare.validation import Validator, Violation
 from .verdict import ContractViolated, InvalidArguments, describe
+
+_BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def bind(
@@ -39,15 +41,27 @@ def bind(
             f"payload: {exc}"
         ) from None
     if handler.validate:
+        enforced = validator(handler)
         try:
-            bound.arguments = validator(handler).from_json(bound.arguments)
+            found = enforced.from_json(bound.arguments)
         except Violation as exc:
             raise ContractViolated(
                 f"the payload violates the type hints of handler {handler.name!r}: {exc}"
             ) from exc.__cause__
+        surplus = enforced.surplus(bound.arguments, found)
+        if surplus and handler.strict:
+            raise InvalidArguments(
+                f"handler {handler.name!r} takes {signature}, which does not accept: "
+                f"{', '.join(surplus)}"
+            )
+        bound.arguments = found
         # In the form that the payload came in: by position or by name.
-        by_name = {**bound.arguments, **bound.kwargs}
-        return bound.args[: len(args)], {key: by_name[key] for key in kwargs}
+        named = {
+            key: found[key]
+            for key in kwargs
+            if key in parameters and parameters[key].kind in _BY_NAME
+        }
+        return bound.args[: len(args)], {**named, **bound.kwargs}
     return tuple(args), dict(kwargs)
 
 

@@ -36,7 +36,7 @@ from django_amqp_events.exceptions import ConfigurationError, InvalidEventError
 from django_amqp_events.message.encoding import encode_payload
 from django_amqp_events.worker import bootstrap
 from django_amqp_events.worker.binding import bind
-from django_amqp_events.worker.verdict import ContractViolated
+from django_amqp_events.worker.verdict import ContractViolated, InvalidArguments
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]
@@ -383,6 +383,18 @@ def test_keywords_from_a_typed_dict() -> None:
     assert bind(handler_of(handler), (), {"at": "2026-01-01"}) == ((), {"at": date(2026, 1, 1)})
     with pytest.raises(ContractViolated, match=r"hints of handler 'shop\.h': at: Field required"):
         bind(handler_of(handler), (), {})
+    # A newer publisher adds arguments.
+    surplus = {"at": "2026-01-01", "more": 1}
+    assert bind(handler_of(handler), (), surplus) == ((), {"at": date(2026, 1, 1)})
+    with pytest.raises(InvalidArguments, match=r"does not accept: more"):
+        bind(handler_of(handler, strict=True), (), surplus)
+
+
+def test_a_publisher_loses_no_argument_that_the_typed_dict_lacks() -> None:
+    def contract(**payload: Unpack[Words]) -> None: ...
+
+    with pytest.raises(InvalidEventError, match=r"does not accept more"):
+        bind_contract("a.b", contract, {"at": NOON.date(), "more": 1}, validate=True)
 
 
 def test_a_validator_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
