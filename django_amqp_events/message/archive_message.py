@@ -27,6 +27,7 @@ from .headers import (
     IDENTITY_HEADERS,
     MAX_HEADERS,
     basic_properties,
+    dispensability,
     identity_headers,
     is_broker_header,
     table_size,
@@ -295,7 +296,8 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
     """Join the original headers and the archive header below :data:`MAX_HEADERS` bytes.
 
     The traceback is cut first, then the history, the frames and the deaths; then the publisher's
-    largest headers, the texts, and at last the identity headers. ``cut`` names all of these.
+    largest headers, those of CloudEvents after the others, the texts, and at last the identity
+    headers. ``cut`` names all of these.
     """
     # Summed once, since a publisher may set tens of thousands of headers.
     sizes = {key: table_size({key: value}) for key, value in kept.items()}
@@ -333,7 +335,8 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
             missing -= sizes[key]
             total -= sizes[key]
 
-    drop([key for key in kept if key not in IDENTITY_HEADERS])
+    for least in (2, 1, 0):
+        drop([key for key in kept if key not in IDENTITY_HEADERS and dispensability(key) == least])
     if room() < 0:
         # Only for text that JSON writes with 12 bytes a character.
         archive["detail"] = cut_middle(archive["detail"], 500)

@@ -164,13 +164,13 @@ def basic_properties(
 def with_publisher_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
     """Return our headers and those of the publisher that fit.
 
-    CloudEvents attributes come first, by which the format is recognised, then the smallest.
+    Those of CloudEvents come first, then the smallest.
     """
     room = MAX_HEADERS - table_size(ours)
     kept: dict[str, Any] = {}
     for key, value in sorted(
         publisher_headers(theirs),
-        key=lambda item: (not item[0].startswith(PREFIXES), table_size({item[0]: item[1]})),
+        key=lambda item: (dispensability(item[0]), table_size({item[0]: item[1]})),
     ):
         size = table_size({key: value})
         if size > room:
@@ -178,6 +178,14 @@ def with_publisher_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> d
         room -= size
         kept[key] = value
     return {**kept, **ours}
+
+
+def dispensability(key: str) -> int:
+    """Return 0 for a header by which a CloudEvent is recognised, 1 for its other attributes, 2 for
+    the others: a copy without them would have another format."""
+    if not key.startswith(PREFIXES):
+        return 2
+    return int(not key.endswith("specversion"))
 
 
 def table_size(value: object) -> int:
@@ -194,7 +202,7 @@ def table_size(value: object) -> int:
 
 
 def without_publisher_headers(message: Message) -> Message:
-    """Return the message with our headers and Celery's identity only.
+    """Return the message with our headers, Celery's identity and CloudEvents attributes only.
 
     Values that py-amqp may fail to encode are dropped too. An archive message reports that in
     ``cut``.
@@ -202,7 +210,8 @@ def without_publisher_headers(message: Message) -> Message:
     kept = {
         key: value
         for key, value in message.headers.items()
-        if key in _OURS | {"lang", "task", "id"} and isinstance(value, (str, int, bytes))
+        if (key in _OURS | {"lang", "task", "id"} or dispensability(key) < 2)
+        and isinstance(value, (str, int, bytes))
     }
     if EVENT_ARCHIVE in kept and len(kept) < len(message.headers):
         archive = json.loads(str(kept[EVENT_ARCHIVE]))

@@ -16,7 +16,8 @@ from django_amqp_events.exceptions import Malformed
 from django_amqp_events.message import archive_message, encoding, formats
 from django_amqp_events.message.archive_message import Archived
 from django_amqp_events.message.decoding import CONTENT_ID, decode, identify
-from django_amqp_events.message.types import Message, Progress, Received
+from django_amqp_events.message.headers import without_publisher_headers
+from django_amqp_events.message.types import Failure, Message, Progress, Received
 from django_amqp_events.options import Format
 
 NAME = "shop.order.created"
@@ -243,3 +244,34 @@ def test_a_published_event_is_read_as_published(form: Format) -> None:
     if form == "cloudevents":
         bare, _ = identify(replace(received, headers={}), trusted=False)
         assert bare == event
+
+
+@pytest.mark.parametrize("copy", ["retry", "retry without headers", "archive message"])
+@pytest.mark.parametrize("prefix", ["cloudEvents_", "ce-"])
+def test_a_copy_without_all_headers_keeps_the_format(copy: str, prefix: str) -> None:
+    """Of many headers, the attributes are the largest. Without data, nothing else tells."""
+    many = {f"{prefix}{number}": "x" for number in range(1_000)}
+    many |= {f"h{number}": "x" for number in range(2_000)}
+    received = replace(binary(prefix), body=b"")
+    received = replace(received, headers={**many, **received.headers})
+    event, progress = identify(received, trusted=False)
+    if copy == "archive message":
+        text = "x" * archive_message.MAX_TRACEBACK
+        failure = Failure(exception="ValueError", message=text[:4_000], traceback=text)
+        made = archive_message.build(
+            received, exchange="billing:archive", reason="exhausted", at=AT, worker="w",
+            service="billing", event=event, progress=progress, handler="billing.h",
+            failure=failure,
+        )  # fmt: skip
+    else:
+        made = encoding.retry_message(
+            received, event, exchange="billing:delay.1s", routing_key="k", handler="billing.h",
+            attempt=2, due_at=AT, replay_id=None, history=(),
+        )  # fmt: skip
+        if copy == "retry without headers":
+            made = without_publisher_headers(made)
+    assert len(made.headers) < len(received.headers)
+    again = replace(received, headers=made.headers, properties=made.properties)
+    assert formats.wire_format(again) == "cloudevents-binary"
+    assert decode(again, 1_000).kwargs == {}
+    assert identify(again, trusted=True)[0].subject == "order 7"
