@@ -87,10 +87,12 @@ class Span:
         """Record the ids of the events that a publish has made."""
         if self._span is None:
             return
-        if len(ids) == 1:
-            self._span.set_attribute("amqp_events.event_id", ids[0])
-        else:
-            self._span.set_attribute("messaging.batch.message_count", len(ids))
+        # The events are accepted: with an error, the publisher would repeat them.
+        with _tolerated("the publish of %d events is not traced", len(ids)):
+            if len(ids) == 1:
+                self._span.set_attribute("amqp_events.event_id", ids[0])
+            else:
+                self._span.set_attribute("messaging.batch.message_count", len(ids))
 
 
 #: Traces nothing.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery.exceptions import Ignore, SoftTimeLimitExceeded
 from opentelemetry import baggage, context, propagate, trace
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -256,6 +256,24 @@ def test_a_broken_tracer_loses_no_event(
     assert ran == [1]
     assert "the publish of event 'a.b' is not traced" in caplog.text
     assert "a run of t.act is not traced" in caplog.text
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_span_that_takes_no_attribute_fails_no_publish(
+    backend: MemoryBackend,
+    exporter: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: int,
+) -> None:
+    """The events are published already, so the publisher would repeat them."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the tracer is broken")
+
+    monkeypatch.setattr(Span, "set_attribute", fail)
+    assert len(publish_many("a.b", [{}] * number, options=NOW)) == number
+    assert f"the publish of {number} events is not traced" in caplog.text
 
 
 def test_a_soft_time_limit_is_not_taken_for_an_error_of_the_tracer(
