@@ -14,6 +14,7 @@ from django.utils.translation import pgettext_lazy
 
 from ..context import ReceivedEvent
 from ..message import decoding
+from ..message.formats import STRUCTURED, media_type
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
 from ..message.types import Payload, Received, task_id
 from .base import LENGTH, AppendOnly, Moment
@@ -261,9 +262,11 @@ class Revision(AppendOnly):
 
     def received(self, original: Received) -> Received:
         """Return the event's message with this body, which has its format if that is known."""
-        body, properties = bytes(self.body), original.properties
-        if body.startswith(b"["):
-            properties = {"content_type": CONTENT_TYPE, "content_encoding": CONTENT_ENCODING}
+        body, content_type = bytes(self.body), CONTENT_TYPE
+        # The event's own properties may be why it is malformed.
+        if media_type(original) == STRUCTURED and not body.startswith(b"["):
+            content_type = STRUCTURED
+        properties = {"content_type": content_type, "content_encoding": CONTENT_ENCODING}
         return replace(original, body=body, properties=properties)
 
 

@@ -23,6 +23,8 @@ from django_amqp_events.exceptions import (
     UnroutableError,
 )
 from django_amqp_events.message import headers
+from django_amqp_events.message.decoding import decode
+from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -315,6 +317,41 @@ def test_an_unreadable_cloud_event_is_repaired_in_our_format(broker: Broker) -> 
     [message] = broker.messages
     assert message.properties["content_type"] == "application/json"
     assert json.loads(message.body)[1] == {"order_id": 7, "country": "FR"}
+    assert Revision.objects.get().payload == {"order_id": 7, "country": "FR"}
+
+
+@pytest.mark.parametrize(
+    ("content_type", "content_encoding", "headers_"),
+    [
+        ("text/plain", "utf-8", {"ce-specversion": "1.0"}),
+        ("application/json", "latin-1", {}),
+        ("application/json", "latin-1", {"ce-specversion": "1.0"}),
+        ("application/cloudevents+json", "utf-16", {}),
+    ],
+)
+def test_an_edit_of_another_format_is_readable(
+    broker: Broker, content_type: str, content_encoding: str, headers_: Any
+) -> None:
+    """What makes the event malformed may be its properties; an edit writes JSON in UTF-8."""
+    row = make(
+        b'{"specversion": "1.0", "data": {"order_id": 7}}',
+        reason="malformed",
+        content_type=content_type,
+        content_encoding=content_encoding,
+        headers_raw=ArchivedEvent.pack_headers(headers_),
+    )
+    assert isinstance(eligibility.target(row), Reason)
+    assert edit(row).published == [row.pk]
+    [message] = broker.messages
+    received = Received(
+        queue="",
+        exchange="",
+        routing_key="",
+        body=message.body,
+        headers=message.headers,
+        properties=message.properties,
+    )
+    assert decode(received, 1_000).kwargs == {"order_id": 7, "country": "FR"}
     assert Revision.objects.get().payload == {"order_id": 7, "country": "FR"}
 
 
