@@ -215,9 +215,11 @@ class AMQPConsumerStep(QueueStep):
                 close_old_connections()
         except Reject as exc:
             requeue = bool(exc.requeue)
-            logger.warning("%s: %s", self._outcome(received, requeue=requeue), exc.reason)
+            with suppress(Exception):  # a filter of logging may raise, and would end the thread
+                logger.warning("%s: %s", self._outcome(received, requeue=requeue), exc.reason)
         except BaseException:  # SystemExit too, or the message would stay unacknowledged
-            logger.exception("%s", self._outcome(received, requeue=requeue))
+            with suppress(Exception):
+                logger.exception("%s", self._outcome(received, requeue=requeue))
         else:
             return "ack"
         return "requeue" if requeue else "reject"

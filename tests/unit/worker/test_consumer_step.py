@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +71,29 @@ def test_a_connection_that_cannot_be_closed_requeues(monkeypatch: pytest.MonkeyP
         queue="erp.orders", exchange="", routing_key="", body=b"", headers={}, properties={}
     )
     assert step._handle(message) == "requeue"
+
+
+@pytest.mark.parametrize("redelivered", [True, False])
+@pytest.mark.parametrize("body", [b"", b"no"])
+def test_a_filter_of_logging_that_raises_does_not_end_the_thread(
+    monkeypatch: pytest.MonkeyPatch, body: bytes, redelivered: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("no such field")
+
+    class Failing(Orders):
+        def handle(self, message: Received) -> None:
+            super().handle(message)
+            raise MemoryError
+
+    monkeypatch.setattr("django_amqp_events.worker.consumer_step.close_old_connections", bool)
+    monkeypatch.setattr(logging.getLogger(AMQPConsumerStep.__module__), "filter", fail)
+    step = Failing.__new__(Failing)
+    message = Received(
+        queue="erp.orders", exchange="", routing_key="", body=body, headers={}, properties={},
+        redelivered=redelivered,
+    )  # fmt: skip
+    assert step._handle(message) == ("requeue" if redelivered or not body else "reject")
 
 
 def test_the_documentation_has_the_defaults() -> None:
