@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
@@ -357,8 +358,20 @@ class Settler:
                 self._hold(job, error)
         self._answer(*(job.delivery for job in confirmed), ack=True)
         for job in confirmed:
+            self._announce(job)
+
+    def _announce(self, job: Job) -> None:
+        """Log a settled event and send its signal; an error must not settle it again."""
+        try:
             if announce(self.settings.service, job.delivery, job.verdict):
                 close_old_connections()
+        except BaseException:  # send_robust() passes on a receiver's SystemExit
+            with suppress(Exception):  # a filter of logging may raise again
+                logger.exception(
+                    "%s is settled, but was not announced",
+                    job.delivery.title,
+                    extra=job.delivery.log_fields,
+                )
 
     def _hold(self, job: Job, error: PublishError | None) -> None:
         """Repeat the publish later, or requeue the delivery after :data:`HOLD` seconds."""

@@ -1,0 +1,81 @@
+"""The thread that publishes for verdicts; workers have the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from django_amqp_events import signals
+from django_amqp_events.exceptions import PublishError
+from django_amqp_events.message.types import Message, Received
+from django_amqp_events.worker import outgoing, settlement
+from django_amqp_events.worker.dispatch import Delivery
+from django_amqp_events.worker.settlement import Settler
+from django_amqp_events.worker.verdict import Verdict
+
+
+class Channel:
+    """Confirms what it publishes."""
+
+    broken = False
+
+    def __init__(self) -> None:
+        self.published: list[Message] = []
+
+    def publish(self, messages: Sequence[Message], **_: Any) -> list[PublishError | None]:
+        self.published += messages
+        return [None] * len(messages)
+
+    def close(self) -> None: ...
+
+
+class Acks:
+    def __init__(self) -> None:
+        self.acked: list[Any] = []
+
+    def ack(self, messages: Sequence[Any]) -> None:
+        self.acked += messages
+
+
+def fail(*_: object, **__: object) -> None:
+    raise LookupError("no such field")
+
+
+def leave(**_: object) -> None:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("broken", ["logging", "all logging", "signal"])
+def test_an_error_after_the_confirm_settles_nothing_again(
+    monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """A second ack would close the channel, and a second publish double the event."""
+    if broken != "signal":
+        monkeypatch.setattr(outgoing.logger, "filter", fail)
+    if broken == "all logging":
+        monkeypatch.setattr(settlement.logger, "filter", fail)
+    if broken == "signal":
+        signals.event_archived.connect(leave)
+    channel, acks = Channel(), Acks()
+    made: Any = SimpleNamespace(
+        settings=SimpleNamespace(service="billing"),
+        build=lambda *_: Message(exchange="", routing_key="", body=b"", headers={}, properties={}),
+    )
+    settler = Settler(app=None, outgoing=made, acks=acks, call_soon=bool)  # type: ignore[arg-type]
+    monkeypatch.setattr(settler, "_connect", lambda: channel)
+    received = Received(
+        queue="q", exchange="events", routing_key="a.b", body=b"", headers={}, properties={}
+    )
+    open_channel = SimpleNamespace(connection=object())
+    try:
+        for _ in range(2):
+            delivery = Delivery(received=received, message=SimpleNamespace(channel=open_channel))
+            settler.settle(delivery, Verdict(kind="archive", reason="malformed"))
+        assert settler.drain(5)
+    finally:
+        signals.event_archived.disconnect(leave)
+    assert len(channel.published) == len(acks.acked) == 2
+    assert not settler._jobs
