@@ -8,6 +8,7 @@ multiprocess mode (``PROMETHEUS_MULTIPROC_DIR``) the processes of a worker share
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from time import perf_counter
 from typing import Any, Final
 
 from celery import signals as celery_signals
-from django.db import close_old_connections
+from django.db import Error, close_old_connections
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -24,10 +25,13 @@ from prometheus_client.registry import Collector
 
 from .. import signals
 from ..context import ReceivedEvent
+from ..databases import error_line
 from ..declare.patterns import pattern_matches
 from ..declare.registry import get_registry
 from ..worker.task import HandlerTask
 from . import snapshots
+
+logger = logging.getLogger(__name__)
 
 #: The environment variable with the folder that processes share.
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -136,6 +140,10 @@ class SnapshotCollector(Collector):
         close_old_connections()
         try:
             newest = snapshots.rows(self.service).first()
+        except Error as exc:
+            # The counters need no database.
+            logger.warning("metrics have no snapshot: %s", error_line(exc))
+            return
         finally:
             close_old_connections()
         if newest is None:

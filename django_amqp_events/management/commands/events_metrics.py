@@ -49,6 +49,9 @@ class Command(ServiceCommand):
             server, _ = metrics.serve(port, address, settings.service)
         except OSError as exc:
             raise self.wrong(f"cannot listen on {address}:{port}: {exc.strerror}") from exc
+        except ValueError as exc:
+            folder = os.environ[metrics.FOLDER]
+            raise self.wrong(f"{metrics.FOLDER} is {folder!r}, which is not a directory") from exc
         self.tell(f"serving metrics of {settings.service} on {address}:{port}")
         while not self.stopped():
             service_loop.sleep(1.0, self.stopped)
