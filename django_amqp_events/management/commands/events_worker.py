@@ -117,16 +117,15 @@ class Command(EventsCommand):
         """
         if not settings.metrics:
             raise self.wrong("--metrics-port needs AMQP_EVENTS['METRICS'] = True")
-        metrics = load_metrics()
-        folder = Path(tempfile.gettempdir(), f"amqp-events-metrics-{os.getpid()}")
-        chosen = os.environ.setdefault(metrics.FOLDER, str(folder))
-        if chosen != str(folder):
-            return
-        if not folder.exists():
-            folder.mkdir(mode=0o700)
+        folder = load_metrics().FOLDER
+        # A new one: a killed worker leaves its folder, and in a container the next one has its pid.
+        prefix = f"amqp-events-metrics-{os.getpid()}-"
+        if not (chosen := os.environ.get(folder)):
+            os.environ[folder] = tempfile.mkdtemp(prefix=prefix)
             sys.stdout.flush()
             os.execv(sys.executable, sys.orig_argv)  # noqa: S606 - this command again
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        elif Path(chosen).name.startswith(prefix):
+            atexit.register(shutil.rmtree, chosen, ignore_errors=True)
 
     def _queues(self, registry: Registry, names: list[str]) -> set[str]:
         if not registry.handlers:
