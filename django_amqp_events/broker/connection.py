@@ -92,6 +92,11 @@ def build_connection(app: Celery, **options: Any) -> Connection:
     Raises:
         ConfigurationError: the broker URL is not RabbitMQ's.
     """
+    scheme, separator, _ = broker_urls(app.conf.broker_write_url)[0].partition("://")
+    if not app.conf.broker_transport and (not separator or scheme.lower() == "amqp"):
+        # For amqp, kombu tries to import librabbitmq for each connection. A process that is forked
+        # meanwhile could never connect: its copy of the module's import lock is not released.
+        options["transport"] = "pyamqp"
     try:
         connection: Connection = app.connection_for_write(**options)
         driver = connection.transport.driver_name
@@ -163,8 +168,9 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
         connection.connection.transport.sock.settimeout(timeout)
     except AMQP_ERRORS as exc:
         close_socket(connection)
+        url = connection.as_uri().removeprefix("py")
         raise BrokerUnavailableError(
-            f"no connection to RabbitMQ at {connection.as_uri()}: {type(exc).__name__}: {exc}; "
+            f"no connection to RabbitMQ at {url}: {type(exc).__name__}: {exc}; "
             f"{login_refusal(exc) or 'check that the broker runs and that the broker URL is right'}"
         ) from exc
     return connection
