@@ -154,6 +154,8 @@ def payload(received: Received) -> dict[str, Any]:
     form, raw = wire_format(received), received.body
     if form == "cloudevents":
         whole = envelope(raw)
+        # Its attributes are passed on too.
+        check_depth(raw, whole)
         found = whole.get("data", {})
         if "data_base64" in whole:
             try:

@@ -384,6 +384,9 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
               properties={"content_type": "Application/CloudEvents+JSON; charset=UTF-8"}),
         cloud("time-early", attributes={"time": "0001-01-01T00:00:00+14:00"}),
         cloud("extensions", attributes={"tenant": "a", "sequence": 5, "subject": "x" * 600}),
+        # Above it a pool process cannot receive the event.
+        cloud("extensions-deep", *bad, body=text(
+            encoded[:-14] + 'data":{},"x":' + "[" * 600 + '"%"' + "]" * 600 + "}")),
         cloud("other-type", *bad, attributes={"type": "core.other"}, direct=unknown),
         cloud("no-source", *bad, attributes={"source": LEAVE_OUT}),
         cloud("source-number", *bad, attributes={"source": 5}),

@@ -275,3 +275,12 @@ def test_a_copy_without_all_headers_keeps_the_format(copy: str, prefix: str) -> 
     assert formats.wire_format(again) == "cloudevents-binary"
     assert decode(again, 1_000).kwargs == {}
     assert identify(again, trusted=True)[0].subject == "order 7"
+
+
+def test_attributes_that_are_nested_deeply_are_malformed() -> None:
+    """The event could not be passed to a pool process, and would block its queue."""
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(Malformed, match="nested deeper than 200"):
+        decode(structured(deep=deep), 10_000)
