@@ -321,7 +321,7 @@ def test_a_cold_shutdown_does_not_wait(fresh_eyes: Eyes, service: Make) -> None:
     until(lambda: runs(core, [held], "start")[held])
     worker.signal(signal.SIGQUIT)
     worker.wait(20)
-    assert "Other: shut down with 1 messages in progress" in worker.log
+    assert "Other: shut down with messages in progress (1)" in worker.log
     until(lambda: eyes.ready(QUEUE) == 1, what="it is back")
     (core.where / "go").touch()
     following = core.worker("prefork", 1).wait_ready()
@@ -401,7 +401,7 @@ def test_the_examples_of_the_documentation(fresh_eyes: Eyes, service: Make, tmp_
     )  # fmt: skip
     until(lambda: "S-1: 7 left" in worker.log and "S-2: 0 left" in worker.log)
     until(lambda: eyes.ready(DEAD) == 1)
-    assert "not JSON: Expecting value" in worker.log
+    assert "not a stock level: JSONDecodeError('Expecting value" in worker.log
     assert "LevelsOfOneWorker" not in worker.log
     eyes.empty("warehouse.levels")
     assert worker.stop() == 0
