@@ -1,4 +1,7 @@
-"""Chains of upcasters, by which a handler of a newer version of an event receives older ones."""
+"""Chains of upcasters, by which a handler of a newer version of an event receives older ones.
+
+:func:`django_amqp_events.worker.binding.upcast` applies them.
+"""
 
 from __future__ import annotations
 

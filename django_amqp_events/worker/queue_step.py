@@ -27,7 +27,8 @@ MISSING_BACKOFF: Final = Backoff(1.0, 30.0)
 
 
 class QueueStep(bootsteps.StartStopStep):
-    """A bootstep that consumes queues with plain AMQP.
+    """The base of the bootsteps for events and for other queues; users subclass the latter,
+    :class:`~django_amqp_events.worker.consumer_step.AMQPConsumerStep`.
 
     Consuming begins when the event loop runs: deliveries that arrive during ``start()``, while
     later steps wait for their channels, would crash the worker. ``stop()`` only cancels the
