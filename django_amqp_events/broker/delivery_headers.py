@@ -17,6 +17,7 @@ from amqp.serialization import decode_properties_basic
 from ..message.headers import EVENT_UNREADABLE
 from ..message.text import MAX_DEPTH, too_deep
 from ..message.types import Received
+from .quick_properties import quick_properties
 
 METHOD: Final = 1
 HEADER: Final = 2
@@ -66,6 +67,8 @@ class HeaderReader:
             ``event-unreadable``, and the reason.
         """
         try:
+            if (quick := quick_properties(self.header, _PROPERTIES)) is not None:
+                return quick, ""
             found: dict[str, Any] = decode_properties_basic(self.header, _PROPERTIES)[0]
             if not too_deep(found.get("application_headers") or {}):
                 return found, ""
