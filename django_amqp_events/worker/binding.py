@@ -29,6 +29,8 @@ def bind(
         InvalidArguments: an argument is missing, or a strict handler does not accept one.
         ContractViolated: an argument violates its type hint.
     """
+    if kwargs.keys() == _names(handler) and not args and not handler.validate:
+        return (), dict(kwargs)
     signature = _signature(handler)
     parameters = signature.parameters
     if not handler.strict and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
@@ -104,6 +106,13 @@ def upcast(
 @cache
 def _signature(handler: Handler) -> inspect.Signature:
     return handler.signature
+
+
+@cache
+def _names(handler: Handler) -> frozenset[str] | None:
+    """Return all parameters of a handler that takes each by name, for a quick comparison."""
+    parameters = _signature(handler).parameters
+    return frozenset(parameters) if all(p.kind in _BY_NAME for p in parameters.values()) else None
 
 
 @cache
