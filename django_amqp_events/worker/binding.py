@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from copy import deepcopy
 from functools import cache
 from typing import Any, Final
@@ -109,7 +110,7 @@ def _signature(handler: Handler) -> inspect.Signature:
 
 
 @cache
-def _names(handler: Handler) -> frozenset[str] | None:
+def _names(handler: Handler) -> AbstractSet[str] | None:
     """Return all parameters of a handler that takes each by name, for a quick comparison."""
     parameters = _signature(handler).parameters
     return frozenset(parameters) if all(p.kind in _BY_NAME for p in parameters.values()) else None
