@@ -721,6 +721,44 @@ class Migration(migrations.Migration):
             ),
         ),
         migrations.CreateModel(
+            name="SearchValue",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("path", models.CharField(max_length=255)),
+                ("value", models.CharField(max_length=255)),
+                (
+                    "event",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="search_values",
+                        to="django_amqp_events.archivedevent",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["pk"],
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(
+                        fields=["value", "path", "event"],
+                        name="amqp_search_value",
+                        opclasses=["varchar_pattern_ops", "varchar_pattern_ops", "uuid_ops"],
+                    )
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("event", "path", "value"), name="amqp_search_unique"
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="Snapshot",
             fields=[
                 (

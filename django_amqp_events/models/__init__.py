@@ -7,6 +7,7 @@ from .archive import ArchivedEvent as ArchivedEvent
 from .archive import ArchivedFailure as ArchivedFailure
 from .archive import Replay as Replay
 from .archive import Revision as Revision
+from .archive import SearchValue as SearchValue
 from .archive import State as State
 from .base import LENGTH as LENGTH
 from .base import Moment as Moment

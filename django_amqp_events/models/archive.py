@@ -224,6 +224,42 @@ class ArchivedEvent(models.Model):
         return bytes(dumps("F", [dict(headers)])) if headers else b""
 
 
+class SearchValue(models.Model):
+    """A value of an event's payload, by which the event is found.
+
+    Only :mod:`django_amqp_events.archive.search` writes rows. They are part of the payload: pages
+    show them to users who may view payloads.
+
+    Attributes:
+        path: as ``SEARCH`` names it.
+        value: as text; a long one is cut, see :func:`django_amqp_events.archive.search.as_text`.
+    """
+
+    event = models.ForeignKey(
+        ArchivedEvent, models.CASCADE, related_name="search_values", db_index=False
+    )
+    path = models.CharField(max_length=LENGTH)
+    value = models.CharField(max_length=LENGTH)
+
+    class Meta:
+        ordering: ClassVar = ["pk"]
+        default_permissions = ()
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["event", "path", "value"], name="amqp_search_unique"),
+        ]
+        indexes: ClassVar = [
+            # For a value at any path too; the search reads no row of the table.
+            models.Index(
+                fields=["value", "path", "event"],
+                name="amqp_search_value",
+                opclasses=["varchar_pattern_ops", "varchar_pattern_ops", "uuid_ops"],
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return visible(f"{self.path}={self.value}")
+
+
 class Revision(AppendOnly):
     """A payload published in place of an event's own; the event keeps its body. Append-only.
 
