@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
@@ -62,6 +62,7 @@ class EventOptions(TypedDict, total=False):
     format: Format
     validate: bool
     publisher: str
+    search: Sequence[str]
 
 
 class Publishable(Declared, Generic[P]):

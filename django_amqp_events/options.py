@@ -143,6 +143,23 @@ def _exceptions(value: Any) -> tuple[type[BaseException], ...]:
     return classes
 
 
+def _search_paths(value: Any) -> tuple[str, ...]:
+    paths = as_tuple(value)
+    known = {path for path in paths if isinstance(path, str) and is_path(path)}
+    if len(known) < len(paths):
+        raise Invalid(
+            "a list of different paths such as 'order_id' or 'customer.email': keys of the payload "
+            "separated by dots, without spaces, = and *"
+        )
+    return paths
+
+
+def is_path(text: str) -> bool:
+    """Return True if a text can be the path of a search value."""
+    path = re.fullmatch(r"[^ .=*]+(\.[^ .=*]+)*", text)
+    return path is not None and text.isprintable() and len(text) <= 255
+
+
 def _is_rate_limit(value: object) -> bool:
     """Return True if Celery accepts *value* as a rate limit (celery.utils.time.rate)."""
     if isinstance(value, str):
@@ -205,6 +222,7 @@ EVENT_OPTIONS: Final[Mapping[str, Reader]] = {
     "format": choice(*get_args(Format)),
     "validate": boolean,
     "publisher": string,
+    "search": _search_paths,
 }
 
 _Exceptions = str | type[BaseException] | Iterable[str | type[BaseException]]

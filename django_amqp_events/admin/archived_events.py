@@ -26,7 +26,8 @@ from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 from ..archive import eligibility, export, redaction, selection, states
 from ..archive.groups import failure_groups
 from ..archive.replay import Report
-from ..archive.selection import parse_uuid
+from ..archive.search_values import KEPT
+from ..archive.selection import SearchTerm, parse_uuid
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
 from ..models import (
@@ -123,7 +124,8 @@ class ArchivedEventAdmin(EditingPages):
     sortable_by = ("age",)
     search_fields = ("event_id", "correlation_id")
     search_help_text = gettext_lazy(
-        "Start of an event id or correlation id, or the id of a row or replay."
+        "Start of an event id or correlation id, the id of a row or replay, or a search value: "
+        "17, order_id=17, customer.email=ann@*"
     )
     actions = (
         in_list(ACTIONS["replay"]),
@@ -156,12 +158,21 @@ class ArchivedEventAdmin(EditingPages):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ArchiveList
 
-    def matches(self, term: str, alias: str) -> Q:
-        """Match ids of events, correlations, rows and replays."""
-        found = super().matches(term, alias)
+    def matches(self, request: HttpRequest, term: str, alias: str) -> Q:
+        """Match ids of events, correlations, rows and replays, and search values."""
+        found = super().matches(request, term, alias)
         if (pk := parse_uuid(term)) is not None:
             of_replay = Replay.objects.using(alias).filter(pk=pk)
             found |= Q(pk__in=list(of_replay.values_list("event_id", flat=True)))
+        # They are part of the payload.
+        if self.has_payload_permission(request):
+            try:
+                found |= selection.matching(SearchTerm.parse_box(term), alias)
+            except ValueError:
+                messages.warning(
+                    request,
+                    _("The start of a value has at most %(most)s characters.") % {"most": KEPT},
+                )
         return found
 
     def changelist_view(

@@ -23,7 +23,7 @@ from django.db.models import QuerySet
 from ..databases import check_commits, error_line
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision, State
 from ..reasons import Reason
-from . import redaction, states
+from . import redaction, search_values, states
 
 M = TypeVar("M", bound=models.Model)
 
@@ -259,6 +259,7 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
             event.save(using=using, force_insert=True)
             for name, model, _ in _PARTS:
                 model.objects.using(using).bulk_create(rows[name])
+            search_values.store(search_values.in_event(event, rows["revisions"]), using=using)
             if dry_run:
                 transaction.set_rollback(True, using=using)
     except (DataError, IntegrityError, OverflowError) as exc:

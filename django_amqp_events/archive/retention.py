@@ -26,6 +26,7 @@ from ..models import (
     Replay,
     ReplayBatch,
     Revision,
+    SearchValue,
     Snapshot,
     State,
 )
@@ -187,6 +188,7 @@ def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         ArchivedFailure.objects.using(using).filter(event_id__in=ids).delete()
         Replay.objects.using(using).filter(event_id__in=ids).only("pk").delete()
         Revision.objects.using(using).filter(event_id__in=ids).only("pk").delete()
+        SearchValue.objects.using(using).filter(event_id__in=ids).delete()
         # Django would read the bodies before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()
         gone = {pk: before[pk] for pk in ids if pk in before}

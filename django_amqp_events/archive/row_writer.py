@@ -28,7 +28,7 @@ from ..message import archive_message
 from ..message.archive_message import Archived
 from ..message.types import Received
 from ..models import LENGTH, ArchivedEvent, ArchivedFailure, Replay, State, clean
-from . import states
+from . import search_values, states
 from .groups import failure_groups, group_counts
 from .groups.group_counts import CountedEvent
 from .selection import parse_uuid
@@ -295,6 +295,8 @@ def _store_events(
     failure_groups.assign_groups(touched, failed, now=now)
     # Rows of a faster mirror are a conflict, so that they are read.
     states.rows().bulk_create(new.values())
+    values = (each for row in new.values() for each in search_values.in_event(row))
+    search_values.store(values, using=states.database())
     _failures().bulk_create(failures)
     if changed:
         states.rows().bulk_update(list(changed.values()), _FAILED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Final
@@ -12,11 +12,15 @@ from django.db import connections
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Length
 
-from ..models import ArchivedEvent, State
+from ..models import ArchivedEvent, SearchValue, State, clean
+from ..options import is_path
 from . import states
+from .search_values import KEPT, as_text
 
 #: Shortest beginning of a UUID that may stand for the whole.
 SHORT: Final = 8
+#: Most events of a search whose ids are read first.
+FEW: Final = 1_000
 #: Ids named in one statement; each is named twice, and SQLite limits the parameters.
 _CHUNK: Final = 500
 
@@ -29,6 +33,8 @@ class Selection:
 
     Attributes:
         ids: of events or of rows.
+        search: values of ``SEARCH``, such as ``order_id=17`` and ``customer.email=ann@*``. Only
+            values of the same path are alternatives.
         events: whole names; no patterns.
         exceptions: dotted names, or their last words.
         groups: ids of failure groups.
@@ -41,6 +47,7 @@ class Selection:
     exceptions: Sequence[str] = ()
     reasons: Sequence[str] = ()
     groups: Sequence[UUID] = ()
+    search: Sequence[str] = ()
     since: datetime | None = None
     until: datetime | None = None
     state: State | None = State.ARCHIVED
@@ -94,12 +101,89 @@ class Selection:
             for name in self.exceptions:
                 wanted |= Q(exception=name) | Q(exception__endswith=f".{name}")
             found = found.filter(wanted)
+        paths: dict[str, list[SearchTerm]] = {}
+        for term in map(SearchTerm.parse, self.search):
+            paths.setdefault(term.path, []).append(term)
+        for terms in paths.values():
+            found = found.filter(matching(terms, found.db))
         return found
 
     def parts(self) -> Iterator[Selection]:
         """Yield selections that together match the same events, each with a bounded query."""
         for start in range(0, max(1, len(self.ids)), _CHUNK):
             yield replace(self, ids=self.ids[start : start + _CHUNK])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchTerm:
+    """A search for a value, or for the start of one.
+
+    Attributes:
+        path: ``""`` for any.
+        start: match the values that begin with *value*.
+    """
+
+    path: str
+    value: str
+    start: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> SearchTerm:
+        """Read ``path=value`` or ``path=start*``.
+
+        A value that ends in ``*`` is found by its start, ``path=value**``.
+
+        Raises:
+            ValueError: it is neither, or the start is too long.
+        """
+        path, equals, value = text.strip().partition("=")
+        if not equals or not is_path(path) or not value.strip():
+            raise ValueError(f"{text!r:.120} is not a search such as order_id=17 or email=ann@*")
+        return cls._of(path, value)
+
+    @classmethod
+    def parse_box(cls, text: str) -> list[SearchTerm]:
+        """Read what a person types: any value too, at any path.
+
+        Raises:
+            ValueError: the start is too long.
+        """
+        text = text.strip()
+        path, equals, value = text.partition("=")
+        found = [cls._of("", text)] if text.strip("*") else []
+        if equals and is_path(path) and value.strip():
+            found.append(cls._of(path, value))
+        return found
+
+    @classmethod
+    def _of(cls, path: str, value: str) -> SearchTerm:
+        value = value.strip()
+        if not value.endswith("*"):
+            return cls(path=path, value=as_text(value))
+        if len(value := clean(value[:-1])) > KEPT:
+            raise ValueError(f"the start of a value has more than {KEPT} characters")
+        return cls(path=path, value=value, start=True)
+
+    def lookup(self, using: str) -> Q:
+        """Match rows of :class:`~django_amqp_events.models.SearchValue`."""
+        found = starts_with("value", self.value, using) if self.start else Q(value=self.value)
+        return found & Q(path=self.path) if self.path else found
+
+
+def matching(terms: Iterable[SearchTerm], using: str) -> Q:
+    """Match the archived events that have a value of one of the terms.
+
+    The ids of a few events are read at once: with them, every database plans the query well. For
+    many, the database decides.
+    """
+    wanted = Q()
+    for term in terms:
+        wanted |= term.lookup(using)
+    if not wanted:
+        return Q(pk__in=())
+    values = SearchValue.objects.using(using).filter(wanted).order_by()
+    few = list(values.values_list("event_id", flat=True)[: FEW + 1])
+    return Q(pk__in=set(few) if len(few) <= FEW else values.values("event_id"))
 
 
 def starts_with(column: str, text: str, using: str | None = None) -> Q:

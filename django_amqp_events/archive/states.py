@@ -38,6 +38,7 @@ from ..models import (
     clean,
 )
 from ..reasons import Reason
+from . import search_values
 from .groups import group_counts
 from .groups.group_counts import CountedEvent
 
@@ -460,7 +461,7 @@ def _revise(
     """Add the next revision of an event that this transaction has claimed."""
     revisions = Revision.objects.using(database())
     last = revisions.filter(event=event).aggregate(last=Max("number"))["last"]
-    return revisions.create(
+    revision = revisions.create(
         pk=uuid4(),
         event=event,
         number=(last or 0) + 1,
@@ -470,6 +471,9 @@ def _revise(
         at=now,
         reason=reason,
     )
+    pairs = search_values.in_payload(event.name, revision.payload)
+    search_values.store(((event.pk, *pair) for pair in pairs), using=database())
+    return revision
 
 
 def _end(ends: Mapping[UUID, datetime], outcome: Replay.Outcome) -> None:

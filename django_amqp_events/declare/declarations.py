@@ -25,6 +25,7 @@ class EventDeclaration:
         validate: whether its type hints do so too; None for the setting ``VALIDATE``.
         upcasters: functions that make its payload from that of an older event, with its name.
         publisher: name of the service that publishes it; ``""`` for the first word of its name.
+        search: paths of the payload whose values find an archived event.
     """
 
     name: str
@@ -34,6 +35,7 @@ class EventDeclaration:
     validate: bool | None = None
     upcasters: tuple[tuple[str, Callable[..., Any]], ...] = ()
     publisher: str = ""
+    search: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

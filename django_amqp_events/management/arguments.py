@@ -13,8 +13,9 @@ from uuid import UUID
 from django.utils import timezone
 
 from django_amqp_events import conf
+from django_amqp_events.archive import search_values
 from django_amqp_events.archive.replay import REASONS
-from django_amqp_events.archive.selection import parse_uuid
+from django_amqp_events.archive.selection import SearchTerm, parse_uuid
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
@@ -69,14 +70,27 @@ def add_filters(parser: ArgumentParser, title: str = "filters") -> Any:
             metavar=name.upper(),
             help=text,
         )
+    group.add_argument(
+        "--match",
+        action="append",
+        default=[],
+        type=search_term,
+        metavar="PATH=VALUE",
+        help="Value at a path of SEARCH: order_id=17, or email=ann@* for its start.",
+    )
     group.add_argument("--since", type=moment, metavar="TIME", help="Last failed then or later.")
     group.add_argument("--until", type=moment, metavar="TIME", help="Last failed before then.")
     return group
 
 
 def filters(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the filters that are set, as fields of a selection."""
-    found = {f"{name}s": options[name] for name in _FILTERS}
+    """Return the filters that are set, as fields of a selection.
+
+    Raises:
+        ConfigurationError: no event declares the path of a search.
+    """
+    search_values.check_paths(SearchTerm.parse(text).path for text in options["match"])
+    found = {f"{name}s": options[name] for name in _FILTERS} | {"search": options["match"]}
     found |= {name: options[name] for name in ("since", "until")}
     return {name: value for name, value in found.items() if value}
 
@@ -146,6 +160,15 @@ def whole_name(text: str) -> str:
     """Read a name that is not a pattern."""
     if "*" in text or "#" in text:
         raise ArgumentTypeError(f"{text!r} is a pattern; give whole names, one option for each")
+    return text
+
+
+def search_term(text: str) -> str:
+    """Read a search for a value at a path."""
+    try:
+        SearchTerm.parse(text)
+    except ValueError as exc:
+        raise ArgumentTypeError(str(exc)) from exc
     return text
 
 

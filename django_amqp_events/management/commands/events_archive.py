@@ -1,4 +1,4 @@
-"""Export archived events as JSON lines, or import them.
+"""Export archived events as JSON lines, import them, or store their search values again.
 
 Each line is one JSON document: the row with its failures, replays, revisions and
 decisions. An import adds the rows with their ids. It publishes nothing, changes
@@ -6,6 +6,9 @@ no existing row, and refuses a row that exists with other content.
 
 If AMQP_EVENTS["REDACT"] is set, an export has redacted payloads and no bodies,
 and cannot be imported; --raw exports everything.
+
+index stores the values of SEARCH again, after SEARCH or REDACT changed. The mirror
+may run meanwhile. It can be repeated, and --after continues a stopped run.
 
 exit codes:
   0  done; an existing row with the same content is not an error
@@ -20,10 +23,13 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from django_amqp_events.archive import export, redaction
+from django_amqp_events import conf
+from django_amqp_events.archive import export, redaction, search_index
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import ReportCommand, columns, counted
@@ -34,7 +40,7 @@ class Command(ReportCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("what", choices=("export", "import"))
+        parser.add_argument("what", choices=("export", "import", "index"))
         parser.add_argument("file", nargs="?", help="import: the file; - is stdin.")
         parser.add_argument("--output", metavar="FILE", help="export: the file; - is stdout.")
         parser.add_argument(
@@ -43,31 +49,37 @@ class Command(ReportCommand):
         parser.add_argument(
             "--dry-run", action="store_true", help="import: report the result, change nothing."
         )
+        parser.add_argument(
+            "--after", type=UUID, metavar="ID", help="index: continue after this row."
+        )
         super().add_arguments(parser)
-        arguments.add_filters(parser, "filters of an export").add_argument(
+        arguments.add_filters(parser, "filters of export and index").add_argument(
             "--state", choices=State.values, help="State of the event."
         )
 
     def run(self, options: dict[str, Any]) -> int:
-        exports = options["what"] == "export"
-        if exports and (options["file"] or options["dry_run"]):
-            raise self.wrong("export takes --output FILE and filters")
-        if exports and not options["output"]:
+        what = options["what"]
+        if what != "import" and (options["file"] or options["dry_run"]):
+            raise self.wrong(f"{what} takes no file and no --dry-run")
+        if what == "export" and not options["output"]:
             raise self.wrong("export needs --output FILE; - is stdout")
-        if not exports and (not options["file"] or options["output"]):
+        if what != "export" and options["output"]:
+            raise self.wrong(f"{what} takes no --output")
+        if what == "import" and not options["file"]:
             raise self.wrong("import needs the file: `events_archive import FILE`; - is stdin")
+        if what != "index" and options["after"]:
+            raise self.wrong(f"{what} takes no --after")
+        run = {"export": self._export, "import": self._import, "index": self._index}[what]
         with self.interruptible():
             try:
-                return self._export(options) if exports else self._import(options)
+                return run(options)
             except (OSError, UnicodeDecodeError) as exc:
                 raise self.wrong(f"{options['output'] or options['file']}: {exc}") from exc
 
     def _export(self, options: dict[str, Any]) -> int:
-        state = State(options["state"]) if options["state"] else None
-        wanted = Selection(state=state, **arguments.filters(options))
         count = 0
         with _output(options["output"], self.stdout, self.stopped) as out:
-            for line in export.export(wanted.queryset(), raw=options["raw"]):
+            for line in export.export(_selected(options).queryset(), raw=options["raw"]):
                 if self.stopping:
                     break
                 out.write(line)
@@ -119,6 +131,32 @@ class Command(ReportCommand):
             "refused": [columns(each, "line", "event", "why") for each in done.refused],
         }
         return self.finish(1 if done.refused or done.stopped else 0, document, show)
+
+    def _index(self, options: dict[str, Any]) -> int:
+        wanted = replace(_selected(options), service=conf.get_settings().service)
+        done = search_index.rebuild(
+            wanted.queryset(),
+            after=options["after"],
+            progress=lambda so_far: self.progress(f"{so_far.events} events, last {so_far.last}"),
+            stop=self.stopped,
+        )
+
+        def show() -> None:
+            self.tell(f"{counted(done.events, 'event')} examined, {done.changed} changed")
+            if done.stopped:
+                after = f" --after {done.last}" if done.last else ""
+                self.tell(f"stopped; continue with `events_archive index{after}`")
+
+        document = {
+            "result": "stopped" if done.stopped else "indexed",
+            **columns(done, "events", "changed", "last"),
+        }
+        return self.finish(1 if done.stopped else 0, document, show)
+
+
+def _selected(options: dict[str, Any]) -> Selection:
+    state = State(options["state"]) if options["state"] else None
+    return Selection(state=state, **arguments.filters(options))
 
 
 @contextmanager

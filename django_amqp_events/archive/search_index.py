@@ -1,0 +1,96 @@
+"""Store the search values of archived events again, after ``SEARCH`` or ``REDACT`` changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from ..databases import check_commits
+from ..models import ArchivedEvent, SearchValue
+from . import search_values, states
+
+#: Most events, and most bytes of their bodies, in one transaction.
+CHUNK: Final = 200
+CHUNK_BYTES: Final = 8 * 1024 * 1024
+_COLUMNS: Final = ("event_id", "path", "value")
+
+
+@dataclass(slots=True, kw_only=True)
+class Indexed:
+    """The result of a rebuild.
+
+    Attributes:
+        events: events examined.
+        changed: those whose values were missing or outdated.
+        last: the id of the last one, to continue after it.
+        stopped: it was stopped before the end.
+    """
+
+    events: int = 0
+    changed: int = 0
+    last: UUID | None = None
+    stopped: bool = False
+
+
+def rebuild(
+    rows: QuerySet[ArchivedEvent],
+    *,
+    after: UUID | None = None,
+    progress: Callable[[Indexed], object] = bool,
+    stop: Callable[[], bool] = bool,
+) -> Indexed:
+    """Correct the search values of events, in the order of their ids, in short transactions.
+
+    Everything else may run meanwhile. Events that are added meanwhile have their values already.
+
+    Args:
+        rows: of this service, whose declarations name the values.
+        after: begin with the event after this id.
+
+    Raises:
+        ConfigurationError: AMQP_EVENTS is wrong, or nothing would be committed.
+    """
+    check_commits(states.database())
+    result = Indexed(last=after)
+    while True:
+        page = rows.order_by("pk")
+        page = page if result.last is None else page.filter(pk__gt=result.last)
+        found = list(page.values_list("pk", "body_size")[:CHUNK])
+        if not found:
+            return result
+        for ids in states.pieces(found, count=CHUNK, size=CHUNK_BYTES):
+            if stop():
+                result.stopped = True
+                return result
+            result.changed += _correct(ids)
+            result.events += len(ids)
+            result.last = ids[-1]
+            progress(result)
+
+
+@states.retry_on_conflict
+def _correct(ids: list[UUID]) -> int:
+    """Correct the values of some events; return how many of them had others."""
+    using = states.database()
+    with transaction.atomic(using=using):
+        # Neither pruned nor edited meanwhile.
+        locked = states.lock(ids)
+        rows = SearchValue.objects.using(using).filter(event_id__in=locked)
+        stored = {tuple(each): pk for pk, *each in rows.values_list("pk", *_COLUMNS)}
+        names = states.rows().filter(pk__in=locked).values_list("pk", "name")
+        searched = [pk for pk, name in names if search_values.paths_of(name)]
+        events = states.rows().filter(pk__in=searched).defer("detail")
+        wanted = {
+            each
+            for event in events.prefetch_related("revision_set")
+            for each in search_values.in_event(event, event.revision_set.all())
+        }
+        search_values.store(wanted - stored.keys(), using=using)
+        if outdated := [pk for each, pk in stored.items() if each not in wanted]:
+            rows.filter(pk__in=outdated).delete()
+        return len({event_id for event_id, *_ in wanted ^ stored.keys()})

@@ -1,0 +1,119 @@
+"""The values by which archived events are found, read from their payloads and stored.
+
+An event's declaration names their paths with ``SEARCH``. Values that the redaction hook changes or
+removes are not stored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, Final
+from uuid import UUID
+
+from ..conf import get_settings
+from ..declare.registry import get_registry
+from ..exceptions import ConfigurationError
+from ..models import LENGTH, ArchivedEvent, Revision, SearchValue, clean
+from ..reasons import Reason
+from . import redaction
+
+#: Values of one path that are stored.
+MOST: Final = 100
+#: First characters that are kept of a value with more than ``LENGTH``.
+KEPT: Final = 200
+
+#: A path and a value; and those of an event, by its id.
+Pair = tuple[str, str]
+Value = tuple[UUID, str, str]
+
+
+def paths_of(name: str) -> tuple[str, ...]:
+    """Return the paths that are searched in an event, by its name."""
+    event = get_registry().events.get(name)
+    return event.search if event is not None else ()
+
+
+def check_paths(searched: Iterable[str]) -> None:
+    """Raise ConfigurationError for a path that no event declares."""
+    known = {path for event in get_registry().events.values() for path in event.search}
+    for path in searched:
+        if path not in known:
+            near = difflib.get_close_matches(path, known, n=1)
+            raise ConfigurationError(
+                f"no event has {path!r} in its SEARCH"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+
+
+def as_text(value: object) -> str:
+    """Return a value as it is stored and compared; ``""`` for what is not a value.
+
+    A text of more than 255 characters becomes its first 200 and a digest of the whole, so that an
+    exact search finds no other value.
+    """
+    if value is None or isinstance(value, Mapping):
+        return ""
+    text = json.dumps(value) if isinstance(value, (bool, int, float)) else str(value)
+    text = clean(text.strip())
+    if len(text) <= LENGTH:
+        return text
+    return f"{text[:KEPT]}…{blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def in_payload(name: str, payload: Mapping[str, Any]) -> list[Pair]:
+    """Return the values of an event's payload that may be stored."""
+    found = _pairs(paths_of(name), payload)
+    if not found:
+        return found
+    shown = redaction.redact(name, payload)
+    if shown is payload:
+        return found
+    if isinstance(shown, Reason):
+        return []
+    visible = set(_pairs(paths_of(name), shown))
+    return [pair for pair in found if pair in visible]
+
+
+def in_event(event: ArchivedEvent, revisions: Iterable[Revision] = ()) -> list[Value]:
+    """Return the values of an event and of its edited payloads.
+
+    A body above ``MAX_BODY`` is not decoded, as in a worker.
+    """
+    if not paths_of(event.name):
+        return []
+    own = event.payload if event.body_size <= get_settings().max_body else None
+    payloads = (own or {}, *(each.payload for each in revisions))
+    pairs = (pair for payload in payloads for pair in in_payload(event.name, payload))
+    return [(event.pk, *pair) for pair in dict.fromkeys(pairs)]
+
+
+def store(values: Iterable[Value], *, using: str) -> None:
+    """Insert values; those that exist stay."""
+    SearchValue.objects.using(using).bulk_create(
+        (SearchValue(event_id=pk, path=path, value=value) for pk, path, value in values),
+        ignore_conflicts=True,
+    )
+
+
+def _pairs(wanted: Iterable[str], payload: Mapping[str, Any]) -> list[Pair]:
+    return [
+        (path, value)
+        for path in wanted
+        for value in islice(dict.fromkeys(_values(payload, path.split("."))), MOST)
+    ]
+
+
+def _values(value: Any, keys: Sequence[str]) -> Iterator[str]:
+    """Yield the values below some keys; a list stands for each of its elements."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _values(each, keys)
+    elif keys:
+        if isinstance(value, Mapping) and keys[0] in value:
+            yield from _values(value[keys[0]], keys[1:])
+    elif text := as_text(value):
+        yield text
