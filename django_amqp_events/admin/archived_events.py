@@ -39,6 +39,7 @@ from ..models import (
     ReplayBatch,
     State,
 )
+from ..monitor.state_texts import STATES
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, ago, line, text
 from . import formatting
@@ -56,7 +57,7 @@ from .filters import (
     settings_and_registry,
 )
 from .formatting import counted, number
-from .lists import ExceptionFilter, HandlerFilter, IndexedList
+from .lists import TOO_LONG, ExceptionFilter, HandlerFilter, IndexedList
 from .replay_batches import background_selected, freeze
 
 logger = logging.getLogger(__name__)
@@ -169,10 +170,7 @@ class ArchivedEventAdmin(EditingPages):
             try:
                 found |= selection.matching(SearchTerm.parse_box(term), alias)
             except ValueError:
-                messages.warning(
-                    request,
-                    _("The start of a value has at most %(most)s characters.") % {"most": KEPT},
-                )
+                messages.warning(request, TOO_LONG % {"most": KEPT})
         return found
 
     def changelist_view(
@@ -372,7 +370,7 @@ class ArchivedEventAdmin(EditingPages):
         document = last.about if last is not None else {}
         by_id: dict[UUID | None, Replay] = {each.pk: each for each in replays}
         tasks = self._tasks(request, [event.task_id, *(each.task_id for each in replays)])
-        meaning, remedy = formatting.STATES.get(event.state, ("", ""))
+        meaning, remedy = STATES.get(event.state, ("", ""))
         if event.state == State.DISCARDED and actions and formatting.resolved(actions[0]):
             meaning, remedy = formatting.RESOLVED
         return {

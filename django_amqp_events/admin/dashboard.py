@@ -1,4 +1,4 @@
-"""The dashboard: status, topology, retry schedules and catalogue; read-only.
+"""The dashboard: status, search for an event, topology, retries, catalogue; read-only.
 
 The pages read only the database. Broker data comes from the snapshots of
 :mod:`django_amqp_events.monitor.snapshots`, and the pages show its age.
@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from django.contrib.admin.views.main import SEARCH_VAR
 from django.core.exceptions import PermissionDenied
+from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
 from django.utils.formats import date_format, localize
@@ -20,19 +22,22 @@ from django.utils.translation import ngettext, pgettext
 
 from ..archive import states as event_states
 from ..archive.batches import batch_states
+from ..archive.search_values import KEPT
 from ..broker import topology
 from ..broker.topology import Queue, Topology
+from ..conf import Settings
 from ..declare import catalogue
 from ..declare.registry import Handler, Registry
-from ..models import ArchiveAction, ArchivedEvent, ReplayBatch, visible
-from ..monitor import alerts, snapshots, statistics
+from ..models import ArchiveAction, ArchivedEvent, InboxEntry, OutboxEvent, ReplayBatch, visible
+from ..monitor import alerts, event_locations, snapshots, statistics
+from ..monitor.event_locations import Kind, Record
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from . import charts
 from .base import Pages
 from .charts import Node, Picture, Row
 from .filters import overdue, settings_and_registry
 from .formatting import number as formatted
-from .lists import count
+from .lists import TOO_LONG, count
 from .replay_batches import bar, titled
 
 #: Seconds after which the newest snapshot is stale: two are missing.
@@ -49,10 +54,19 @@ BATCHES: Final = 10
 POINTS: Final = 96
 #: Events that are counted as overdue at most.
 OVERDUE: Final = 1_000
+#: Characters of a value that is searched at most.
+VALUE: Final = 1_000
+#: What is found, by the model whose pages show it.
+_KINDS: Final[Mapping[type[Model], tuple[Kind, ...]]] = {
+    OutboxEvent: ("outbox",),
+    ArchivedEvent: ("archive", "replay"),
+    ReplayBatch: ("batch",),
+    InboxEntry: ("inbox",),
+}
 
 
 class DashboardAdmin(Pages):
-    """Four pages for users with the permission ``view_dashboard``.
+    """Five pages for users with the permission ``view_dashboard``.
 
     For an admin site of your own, register :class:`django_amqp_events.models.Dashboard` with this
     class or a subclass.
@@ -63,6 +77,7 @@ class DashboardAdmin(Pages):
     def get_urls(self) -> list[URLPattern]:
         return [
             self._path("", self.changelist_view, "changelist"),
+            self._path("find/", self.find_view, "find"),
             self._path("topology/", self.topology_view, "topology"),
             self._path("retries/", self.retries_view, "retries"),
             self._path("catalogue/", self.catalogue_view, "catalogue"),
@@ -109,6 +124,20 @@ class DashboardAdmin(Pages):
             **(extra_context or {}),
         }
         return self._page(request, "changelist", seen, context)
+
+    def find_view(self, request: HttpRequest) -> HttpResponse:
+        """Show where the events are that a value finds."""
+        self._check(request)
+        value = request.GET.get(SEARCH_VAR, "").strip()[:VALUE]
+        configured = settings_and_registry()
+        seen = _Seen(configured[0].service if configured else "", datetime.now(UTC))
+        context: dict[str, Any] = {"value": value, "configured": configured is not None}
+        if value and configured is not None:
+            try:
+                context |= self._locate(request, value, *configured, seen)
+            except ValueError:
+                context["problem"] = TOO_LONG % {"most": KEPT}
+        return self._page(request, "find", seen, context)
 
     def topology_view(self, request: HttpRequest) -> HttpResponse:
         """Show exchanges, queues, bindings and the lengths of queues."""
@@ -161,6 +190,7 @@ class DashboardAdmin(Pages):
     ) -> HttpResponse:
         titles = {
             "changelist": _("Dashboard"),
+            "find": _("Find an event"),
             "topology": _("Topology"),
             "retries": _("Retries"),
             "catalogue": _("Catalogue"),
@@ -173,6 +203,50 @@ class DashboardAdmin(Pages):
         }
         template = "dashboard" if name == "changelist" else name
         return self._render(request, template, titles[name], context)
+
+    def _locate(
+        self, request: HttpRequest, value: str, settings: Settings, registry: Registry, seen: _Seen
+    ) -> dict[str, Any]:
+        """Return the rows that a value finds, of the tables that this user may view."""
+        allowed = {model: self.pages_of(request, model) for model in _KINDS}
+        archive = allowed[ArchivedEvent]
+        if archive is None:
+            allowed[ReplayBatch] = None
+        found = event_locations.locate(
+            value,
+            settings,
+            registry,
+            kinds=[kind for model, kinds in _KINDS.items() if allowed[model] for kind in kinds],
+            events=archive.get_queryset(request) if archive else None,
+            by_value=archive is not None and archive.has_payload_permission(request),
+        )
+        left = event_locations.with_messages(found.queues, seen.document.get("queues", {}))
+        names = {queue.name for queue, _seen in left}
+        declared = topology.build(settings, registry)
+        return {
+            "located": [
+                (event, [(each, self._record_url(each)) for each in event.records])
+                for event in found.events
+            ],
+            "more": event_locations.ROWS if found.more else None,
+            "searched": bool(found.queues),
+            "queues": [each for each in _queues(seen, declared) if each["name"] in names],
+            "hidden": [
+                model._meta.verbose_name_plural  # noqa: SLF001 - Django's public _meta
+                for model, pages in allowed.items()
+                if pages is None
+            ],
+        }
+
+    def _record_url(self, record: Record) -> str:
+        row: Any = record.row
+        if record.kind == "inbox":
+            return self.url_of(InboxEntry, "changelist", q=str(row.pk))
+        if record.kind == "batch":
+            return self.url_of(ReplayBatch, "change", row.batch_id)
+        if record.kind == "replay":
+            return self.url_of(ArchivedEvent, "change", row.event_id)
+        return self.url_of(type(row), "change", row.pk)
 
     def _tiles(
         self, request: HttpRequest, opened: statistics.OpenEvents, seen: _Seen, late: int

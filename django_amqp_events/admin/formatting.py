@@ -22,7 +22,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from ..archive.replay import RESOLVED as RESOLVED_WORDS
 from ..message.archive_message import INSTALLED
-from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, State, visible
+from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, visible
 from ..templatetags.amqp_events import TEXT, exception_line, line, moment
 
 #: Bytes of a body that a page shows; the rest is in the download.
@@ -35,30 +35,6 @@ ROWS: Final = 200
 _MORE: Final = ngettext_lazy("%(count)s more not shown", "%(count)s more not shown", "count")
 _FILE: Final = re.compile(r'^[\s|+]*File "([^"\n]*)"')
 _INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
-
-#: What a state means, and what can be done.
-STATES: Final[Mapping[str, tuple[Any, Any]]] = {
-    State.ARCHIVED: (
-        gettext_lazy("The handler failed."),
-        gettext_lazy("Fix the cause and replay the event, or discard it."),
-    ),
-    State.QUEUED: (
-        gettext_lazy("A replay was requested and is being published."),
-        gettext_lazy("If its process has died, events_mirror publishes it."),
-    ),
-    State.REPLAYING: (
-        gettext_lazy("Published to its handler, which has not reported an outcome yet."),
-        gettext_lazy(
-            "The worker reports the outcome to the archive queue, and events_mirror records it."
-        ),
-    ),
-    State.SUCCEEDED: (gettext_lazy("A replay succeeded."), gettext_lazy("Nothing is left to do.")),
-    State.DISCARDED: (
-        gettext_lazy("Discarded without being handled."),
-        gettext_lazy("Restore it to return it to the archive."),
-    ),
-}
-
 
 #: The same of one that was marked as resolved.
 RESOLVED: Final = (

@@ -29,6 +29,7 @@ from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.types import Received
 from ..models import Moment, OutboxEvent, visible
+from ..monitor.state_texts import ROW_STATES
 from ..publish import outbox
 from ..publish.outbox import RowState
 from ..reasons import Reason
@@ -54,34 +55,6 @@ from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinc
 
 #: Rows that an action changes in one transaction at most.
 _BATCH: Final = 500
-#: The label of each state, its meaning, and the next step.
-ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
-    "held": (
-        gettext_lazy("publishing"),
-        gettext_lazy("Waiting for RabbitMQ to confirm."),
-        gettext_lazy("If its publisher has died, a relay takes over within 60 s."),
-    ),
-    "failed": (
-        gettext_lazy("failed"),
-        gettext_lazy("Publishing failed. A relay tries again."),
-        gettext_lazy("Fix the cause, then wait or publish it now; or discard it."),
-    ),
-    "due": (
-        gettext_lazy("due"),
-        gettext_lazy("Due: the next relay publishes it."),
-        gettext_lazy("Wait a moment."),
-    ),
-    "overdue": (
-        gettext_lazy("overdue"),
-        gettext_lazy("Due for more than a minute, and no relay has published it."),
-        gettext_lazy("Run events_relay or events_worker."),
-    ),
-    "discarded": (
-        gettext_lazy("discarded"),
-        gettext_lazy("Discarded: it is not published."),
-        gettext_lazy("Restore it to publish it. events_prune deletes it when it is old."),
-    ),
-}
 
 
 # -- the actions -----------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def as_text(value: object) -> str:
 
 def in_payload(name: str, payload: Mapping[str, Any]) -> list[Pair]:
     """Return the values of an event's payload that may be stored."""
-    found = _pairs(paths_of(name), payload)
+    found = pairs(paths_of(name), payload)
     if not found:
         return found
     shown = redaction.redact(name, payload)
@@ -74,7 +74,7 @@ def in_payload(name: str, payload: Mapping[str, Any]) -> list[Pair]:
         return found
     if isinstance(shown, Reason):
         return []
-    visible = set(_pairs(paths_of(name), shown))
+    visible = set(pairs(paths_of(name), shown))
     return [pair for pair in found if pair in visible]
 
 
@@ -87,8 +87,8 @@ def in_event(event: ArchivedEvent, revisions: Iterable[Revision] = ()) -> list[V
         return []
     own = event.payload if event.body_size <= get_settings().max_body else None
     payloads = (own or {}, *(each.payload for each in revisions))
-    pairs = (pair for payload in payloads for pair in in_payload(event.name, payload))
-    return [(event.pk, *pair) for pair in dict.fromkeys(pairs)]
+    found = (pair for payload in payloads for pair in in_payload(event.name, payload))
+    return [(event.pk, *pair) for pair in dict.fromkeys(found)]
 
 
 def store(values: Iterable[Value], *, using: str) -> None:
@@ -99,7 +99,8 @@ def store(values: Iterable[Value], *, using: str) -> None:
     )
 
 
-def _pairs(wanted: Iterable[str], payload: Mapping[str, Any]) -> list[Pair]:
+def pairs(wanted: Iterable[str], payload: Mapping[str, Any]) -> list[Pair]:
+    """Return the values of a payload at some paths."""
     return [
         (path, value)
         for path in wanted

@@ -21,6 +21,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     handlers.check_contracts,
     handlers.check_handlers,
     handlers.check_validation,
+    handlers.check_search,
     database.check_database,
     settings.check_renamed,
     settings.check_redaction,

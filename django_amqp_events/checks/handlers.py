@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from copy import deepcopy
 from typing import Any, Final
 
 from celery import Task
 from celery.local import Proxy
+from django.utils.module_loading import import_string
 
+from ..archive.search_values import pairs
 from ..declare.declarations import EventDeclaration, dotted, signature_of
+from ..declare.json_schema import may_have_value, object_schema
 from ..declare.registry import Handler
 from ..declare.validation import Validator
 from ..exceptions import ConfigurationError
@@ -53,6 +57,55 @@ def check_handlers(project: Project) -> Iterator[Problem]:
         for event in project.registry.events.values():
             if event.contract is not None and handler.matches(event.name):
                 yield from _compare(handler, event)
+
+
+def check_search(project: Project) -> Iterator[Problem]:
+    """Paths of SEARCH that no payload has (W070), or that REDACT hides (W071)."""
+    for event in project.registry.events.values():
+        where = f"SEARCH of event {event.name!r} has the path"
+        for path in event.search:
+            if event.contract is not None and not _has_value(event.contract, path):
+                yield Problem(
+                    "W070",
+                    f"{where} {path!r}, at which the contract {dotted(event.contract)} has no "
+                    f"value.",
+                    "Correct the path. It ends at a text, number or boolean, or a list of them.",
+                )
+        for path in _redacted(project.settings.redact, event):
+            yield Problem(
+                "W071",
+                f"{where} {path!r}, which REDACT hides, so its values are not searched.",
+                "Remove the path, or let REDACT show it.",
+            )
+
+
+def _has_value(contract: Callable[..., Any], path: str) -> bool:
+    signature = _signature(contract)
+    if signature is None:
+        return True
+    schema = object_schema(contract, [*signature.parameters.values()])
+    try:
+        return may_have_value(schema, path.split("."), schema.get("definitions", {}))
+    except RecursionError:  # a list of itself
+        return True
+
+
+def _redacted(hook: str, event: EventDeclaration) -> list[str]:
+    """Return the paths of an event whose value a redaction hook changes in a payload of texts."""
+    payload: dict[str, Any] = {}
+    for path in event.search:
+        *parents, key = path.split(".")
+        inner: Any = payload
+        for parent in parents:
+            inner = inner.setdefault(parent, {}) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            inner.setdefault(key, "value")
+    try:
+        shown = import_string(hook)(event.name, deepcopy(payload)) if hook and payload else payload
+    except Exception:  # noqa: BLE001 - the hook may need a real payload; E070 reports a bad path
+        return []
+    kept = set(pairs(event.search, shown))
+    return [path for path, value in pairs(event.search, payload) if (path, value) not in kept]
 
 
 def check_validation(project: Project) -> Iterator[Problem]:

@@ -136,6 +136,33 @@ def type_schema(hint: Any, definitions: Schema) -> Schema:
     return schema or {}
 
 
+def may_have_value(schema: Schema, keys: Sequence[str], definitions: Schema) -> bool:
+    """Return True if a value of the schema may have a scalar below the keys.
+
+    A list stands for each of its elements.
+    """
+
+    def below(each: Any, left: Sequence[str]) -> bool:
+        return each is True or (
+            isinstance(each, Mapping) and may_have_value({**each}, left, definitions)
+        )
+
+    if "$ref" in schema:
+        return below(definitions.get(schema["$ref"].removeprefix(DEFINITIONS), True), keys)
+    for keyword in _LISTS & schema.keys():
+        return any(below(each, keys) for each in schema[keyword])
+    kind = schema.get("type")
+    if kind == "array":
+        items = schema.get("items", True)
+        return any(below(each, keys) for each in (items if isinstance(items, list) else [items]))
+    if kind == "object":
+        known, others = schema.get("properties"), schema.get("additionalProperties")
+        if not keys or known is None:
+            return bool(keys) and below(True if others is None else others, keys[1:])
+        return below(known.get(keys[0], others), keys[1:])
+    return kind != "null" and not (keys and (kind or "enum" in schema))
+
+
 def in_draft_7(schema: Any, base: str = DEFINITIONS) -> Any:
     """Return a schema of pydantic or of this module with references that begin with *base*.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery, Task, shared_task
@@ -33,6 +34,21 @@ def make_app(**options: Any) -> Celery:
 
 
 def order_created(order_id: int, total: str, note: str = "") -> None: ...
+
+
+@dataclass
+class Customer:
+    email: str
+    addresses: list[dict[str, str]]
+
+
+def order_paid(
+    order_id: int, customer: Customer, tags: tuple[str, ...] = (), note: str | None = None
+) -> None: ...
+
+
+def hide_email(name: str, payload: dict[str, Any]) -> dict[str, Any]:
+    return {**payload, "customer": {**payload["customer"], "email": "***"}}
 
 
 def unknown_type(order_id: Celery, total: str) -> None: ...

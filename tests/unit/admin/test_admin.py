@@ -41,6 +41,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from django_amqp_events.monitor.state_texts import STATES
 
 from . import admin_world as world
 from .admin_world import (
@@ -366,7 +367,7 @@ def test_attempts_name_their_replay(ada):
 @pytest.mark.parametrize("state", list(State))
 def test_detail_page_explains_the_state(ada, state):
     row = make(state)
-    meaning, remedy = map(str, formatting.STATES[state])
+    meaning, remedy = map(str, STATES[state])
     words = page(ada.get(url("change", row.pk))).words
     assert meaning in words
     assert remedy in words
@@ -825,7 +826,7 @@ def test_an_overdue_replay_can_be_marked_as_resolved(ada, wire):
     # Restored and discarded, it is that and nothing else.
     ArchiveAction.objects.create(event=late, at=datetime.now(UTC), action="discard", reason="x")
     words = page(ada.get(url("change", late.pk))).words
-    assert str(formatting.STATES[State.DISCARDED][0]) in words
+    assert str(STATES[State.DISCARDED][0]) in words
     assert (
         "Marked as resolved: the invoice is there" in page(ada.get(url("history", late.pk))).words
     )

@@ -42,7 +42,7 @@ from .admin_world import (
 )
 
 pytestmark = pytest.mark.django_db
-PAGES = ("changelist", "topology", "retries", "catalogue")
+PAGES = ("changelist", "find", "topology", "retries", "catalogue")
 HOSTILE = "<script>alert(1)</script>\u202e\x07\ud800"
 
 

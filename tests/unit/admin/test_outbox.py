@@ -23,6 +23,7 @@ from django_amqp_events.admin import OutboxEventAdmin, lists
 from django_amqp_events.admin import outbox as pages
 from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.models import InboxEntry, Moment, OutboxEvent
+from django_amqp_events.monitor.state_texts import ROW_STATES
 from django_amqp_events.publish import outbox, outbox_rows
 
 from .admin_world import client_of, ids_in, page, said
@@ -267,8 +268,8 @@ def test_detail_page_explains_the_state(ada, kind):
     row = make(**STANDING[kind])
     response = ada.get(url("change", row.pk))
     words = page(response).words
-    assert str(pages.ROW_STATES[kind][1]) in words
-    assert str(pages.ROW_STATES[kind][2]) in words
+    assert str(ROW_STATES[kind][1]) in words
+    assert str(ROW_STATES[kind][2]) in words
     offered = {link["name"] for link in response.context["buttons"]["links"]}
     assert offered == {each.name for each in pages.ACTIONS.values() if kind in each.states}
     assert ("the shop has closed" in words) is (kind == "discarded")

@@ -1,0 +1,125 @@
+"""Print where an event is now: its rows, its handlers, and the queues that it may be in.
+
+value: the id of an event, a replay or an archived row; or a search value (SEARCH of
+AMQP_EVENTS["EVENTS"]): 17, order_id=17, customer.email=ann@* for its start. A UUID of
+the archive may be shortened to its first 8 or more characters.
+
+Search values find archived events, and rows of outbox and inbox with the same event
+ids. Other rows are found by the event id only.
+
+The contents of queues are not read, because RabbitMQ counts each delivery from a
+quorum queue. Only their numbers of messages are printed.
+
+exit codes:
+  0  at least one row was found
+  1  no row was found; the event may be in a queue, or it was handled or never
+     published
+  2  wrong arguments or settings, or a database is unreachable
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Any, Final
+
+from django_amqp_events import conf
+from django_amqp_events.broker import connection, topology
+from django_amqp_events.broker.provisioning import inspection
+from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.management.base import ReportCommand, columns
+from django_amqp_events.models import visible
+from django_amqp_events.monitor import event_locations, queue_status
+from django_amqp_events.monitor.event_locations import LocatedEvent, Record
+
+_COUNTS: Final = ("ready", "unacked", "consumers")
+
+
+class Command(ReportCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("value", help="Id or search value.")
+        super().add_arguments(parser)
+
+    def run(self, options: dict[str, Any]) -> int:
+        settings, registry = conf.get_settings(), get_registry()
+        value = options["value"].strip()
+        try:
+            found = event_locations.locate(value, settings, registry)
+        except ValueError as exc:
+            raise self.wrong(str(exc)) from exc
+        seen: dict[str, Any] = {}
+        error = ""
+        if found.queues:
+            wanted, app = topology.build(settings, registry), connection.celery_app(settings)
+            try:
+                api = inspection.management(app, settings)
+                status = queue_status.status(app, settings, wanted, api=api)
+                seen = {each.name: columns(each, "total", *_COUNTS) for each in status.queues}
+            except AmqpEventsError as exc:
+                error = str(exc)
+        queues = event_locations.with_messages(found.queues, seen)
+
+        def show() -> None:
+            for each in found.events:
+                self._show_event(each)
+            if not found.events:
+                self.tell(f"no row of {visible(value)!r}")
+            if found.more:
+                self.tell(f"only the newest {event_locations.ROWS} archived events are shown")
+            if found.queues:
+                self._show_queues([(queue.name, counts) for queue, counts in queues], error)
+
+        document = {
+            "value": value,
+            "result": "found" if found.events else "missing",
+            "events": [_document(each) for each in found.events],
+            "more": found.more,
+            "queues": [
+                {"name": queue.name, "role": queue.role, **{key: seen.get(key) for key in _COUNTS}}
+                for queue, seen in queues
+            ],
+            "error": error or None,
+        }
+        return self.finish(0 if found.events else 1, document, show)
+
+    def _show_event(self, event: LocatedEvent) -> None:
+        self.tell(visible(f"{event.name} {event.id}"))
+        for each in event.records:
+            where = f"{each.service} {each.handler}".strip()
+            about = f": {each.about}" if each.about else ""
+            self.tell(
+                visible(
+                    f"  {each.kind:<8} {where}, {each.label} {each.at:%Y-%m-%d %H:%M:%S %Z}{about} "
+                    f"({each.row.pk})"
+                )
+            )
+        for to in event.destinations:
+            self.tell(visible(f"  handler  {to.handler}: {to.about}"))
+
+    def _show_queues(self, queues: list[tuple[str, Any]], error: str) -> None:
+        self.tell("queues that may have it (their contents are not read):")
+        for name, counts in queues:
+            numbers = (f"{key} {_number(counts.get(key))}" for key in _COUNTS)
+            self.tell(f"  {name}: {', '.join(numbers)}")
+        if error:
+            self.stderr.write(f"the queues cannot be counted: {error}")
+        elif not queues:
+            self.tell("  none has a message")
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else str(value)
+
+
+def _document(event: LocatedEvent) -> dict[str, Any]:
+    def row(record: Record) -> dict[str, Any]:
+        names = ("kind", "service", "handler", "state", "at", "about")
+        return {"id": record.row.pk, **columns(record, *names)}
+
+    return {
+        **columns(event, "id", "name"),
+        "rows": [row(each) for each in event.records],
+        "handlers": [columns(each, "handler", "about", "waiting") for each in event.destinations],
+    }

@@ -1,0 +1,345 @@
+"""Find where events are: their rows, the handlers they are bound for, the queues they may be in.
+
+Queues are not read: RabbitMQ counts each delivery from a quorum queue, and dead-letters a message
+that was delivered too often. Search values exist for archived events only; a row of the outbox or
+the inbox is found by its event's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from django.db.models import Model, Q, QuerySet
+from django.db.models.functions import Now
+from django.utils.translation import gettext as _
+
+from ..archive import eligibility, states
+from ..archive.batches import batch_states
+from ..archive.selection import SearchTerm, expand_id, matching, parse_uuid
+from ..broker import topology
+from ..broker.topology import Queue
+from ..conf import Settings
+from ..declare.registry import Handler, Registry
+from ..models import (
+    ArchivedEvent,
+    InboxEntry,
+    Moment,
+    Replay,
+    ReplayBatchEvent,
+    State,
+)
+from ..publish import outbox, outbox_rows
+from ..reasons import Reason, translated
+from ..worker import inbox
+from .state_texts import BATCHES, REPLAYS, ROW_STATES, STATES
+
+Kind = Literal["outbox", "archive", "replay", "batch", "inbox"]
+KINDS: Final[tuple[Kind, ...]] = ("outbox", "archive", "replay", "batch", "inbox")
+
+#: Most rows of each kind.
+ROWS: Final = 50
+#: Batches that are searched, the newest.
+BATCHED: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A row of an event.
+
+    Attributes:
+        handler: ``""`` for a row of the outbox, and for an event that no handler matched.
+        title, label: the kind and the state for people.
+        state: its code.
+        at: since when it is in this state, or when that happened.
+        about: its meaning, and the next step; ``""`` if there is none.
+        row: the row itself.
+    """
+
+    kind: Kind
+    title: str
+    service: str
+    handler: str
+    state: str
+    label: str
+    at: datetime
+    about: str
+    row: Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """A handler of this service that an event is bound for.
+
+    Attributes:
+        waiting: the event may be in the handler's queue, or in a delay queue.
+    """
+
+    handler: str
+    about: str
+    waiting: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class LocatedEvent:
+    """An event, by its id and name."""
+
+    id: str
+    name: str
+    records: list[Record] = field(default_factory=list)
+    destinations: list[Destination] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locations:
+    """Where the events are that a value finds.
+
+    Attributes:
+        events: those that have a row.
+        queues: those that may have them, or, if there are no events, any event.
+        more: there are more rows.
+    """
+
+    events: tuple[LocatedEvent, ...]
+    queues: tuple[Queue, ...]
+    more: bool = False
+
+
+def locate(
+    value: str,
+    settings: Settings,
+    registry: Registry,
+    *,
+    kinds: Collection[Kind] = KINDS,
+    events: QuerySet[ArchivedEvent] | None = None,
+    by_value: bool = True,
+) -> Locations:
+    """Find events by the id of an event, replay or archived row, or by a search value.
+
+    Args:
+        value: an id of an archived event may be shortened; a search value is ``17``,
+            ``order_id=17`` or ``customer.email=ann@*``.
+        kinds: the tables to read.
+        events: the archived events that may be found, by default all of them.
+        by_value: find by search values, which are part of the payload.
+
+    Raises:
+        ValueError: the start of a value is too long.
+        DatabaseError: a database is unreachable.
+    """
+    archived = states.rows() if events is None else events
+    archived = archived.defer("body", "headers_raw", "detail")
+    archived = archived.order_by("-last_failed_at", "-pk")
+    wanted = _matching(value, archived.db, by_value=by_value)
+    first = list(archived.filter(wanted)[: ROWS + 1]) if "archive" in kinds else []
+    ids = {value, *(row.event_id for row in first)}
+    if (uuid := parse_uuid(value)) is not None:
+        ids.add(str(uuid))
+    # The same events at other handlers.
+    rows = list(archived.filter(event_id__in=ids)[:ROWS]) if first else []
+    found: dict[tuple[str, str], LocatedEvent] = {}
+    more = len(first) > ROWS
+    readers = {
+        "outbox": lambda: _in_outbox(ids, settings),
+        "archive": lambda: (_of_archived(row, settings) for row in rows),
+        "replay": lambda: _replays(rows),
+        "batch": lambda: _in_batches(rows),
+        "inbox": lambda: _in_inbox(ids),
+    }
+    for kind in KINDS:
+        if kind in kinds:
+            for key, record in readers[kind]():
+                located = found.setdefault(key, LocatedEvent(id=key[0], name=key[1]))
+                located.records.append(record)
+    waiting = set()
+    for each in found.values():
+        for handler in _bound(registry, each.name):
+            destination = _destination(handler, each.records, settings)
+            each.destinations.append(destination)
+            if destination.waiting:
+                waiting.add(handler.queue)
+    declared = topology.build(settings, registry).queues
+    queues = (each for each in declared if each.role != "handler" or each.name in waiting)
+    return Locations(
+        events=tuple(found.values()),
+        queues=declared if not found else tuple(queues) if waiting else (),
+        more=more,
+    )
+
+
+def with_messages(
+    queues: Iterable[Queue], seen: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[Queue, Mapping[str, Any]]]:
+    """Return queues with what was seen of them, without those that have no message.
+
+    Args:
+        seen: ``ready``, ``unacked`` and others by the queue's name; a queue that was not seen
+            stays if it is a handler's.
+    """
+    found = [(queue, seen.get(queue.name, {})) for queue in queues]
+    return [
+        (queue, each)
+        for queue, each in found
+        if any(each.get(count) for count in ("ready", "unacked", "total"))
+        or (queue.role == "handler" and (not each or each.get("unacked") is None))
+    ]
+
+
+def _matching(value: str, using: str, *, by_value: bool) -> Q:
+    wanted = Q(event_id=value)
+    if (uuid := parse_uuid(value)) is not None:
+        replays = Replay.objects.using(using).filter(pk=uuid)
+        wanted |= Q(pk__in=[uuid, *replays.values_list("event_id", flat=True)])
+        wanted |= Q(event_id=str(uuid))
+    for short in expand_id(value):
+        wanted |= Q(event_id=short)
+        if (uuid := parse_uuid(short)) is not None:
+            wanted |= Q(pk=uuid)
+    return wanted | matching(SearchTerm.parse_box(value), using) if by_value else wanted
+
+
+#: An event's id and name, and a row of it.
+_Found = tuple[tuple[str, str], Record]
+
+
+def _in_outbox(ids: set[str], settings: Settings) -> Iterator[_Found]:
+    for alias in outbox_rows.tables(settings):
+        rows: Any = outbox.rows(alias).filter(event_id__in=ids).defer("body", "envelope")
+        for row in rows.annotate(now=Now(output_field=Moment()))[:ROWS]:
+            state = outbox.row_state(row, row.now)
+            label, meaning, remedy = ROW_STATES[state]
+            yield (
+                (row.event_id, row.name),
+                Record(
+                    kind="outbox",
+                    title=_("outbox"),
+                    service=row.service,
+                    handler="",
+                    state=state,
+                    label=str(label),
+                    at=row.discarded_at or row.created_at,
+                    about=f"{meaning} {remedy}",
+                    row=row,
+                ),
+            )
+
+
+def _in_inbox(ids: set[str]) -> Iterator[_Found]:
+    for alias in inbox.databases():
+        rows = InboxEntry.objects.using(alias).filter(event_id__in=ids)
+        for row in rows.order_by("-handled_at", "-pk")[:ROWS]:
+            yield (
+                (row.event_id, row.name),
+                Record(
+                    kind="inbox",
+                    title=_("inbox"),
+                    service=row.service,
+                    handler=row.handler,
+                    state="handled",
+                    label=_("handled"),
+                    at=row.handled_at,
+                    about=_("Nothing is left to do: a further delivery is skipped."),
+                    row=row,
+                ),
+            )
+
+
+def _of_archived(row: ArchivedEvent, settings: Settings) -> _Found:
+    meaning, remedy = STATES.get(row.state, ("", ""))
+    own = row.service == settings.service
+    handler = eligibility.handler_for(row) if own else eligibility.other_service(row)
+    if isinstance(handler, Reason):
+        if row.state == State.ARCHIVED:
+            remedy = _("It cannot be replayed: %(why)s") % {"why": translated(handler)}
+    elif eligibility.is_overdue(row, handler):
+        remedy = _("The outcome is overdue. Check `manage.py events_status` before you force it.")
+    return (row.event_id, row.name), Record(
+        kind="archive",
+        title=_("archive"),
+        service=row.service,
+        handler=row.handler,
+        state=row.state,
+        label=row.get_state_display(),
+        at=row.state_since,
+        about=f"{meaning} {remedy}".strip(),
+        row=row,
+    )
+
+
+def _replays(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
+    by_id = {event.pk: event for event in events}
+    replays = Replay.objects.using(states.database()).filter(event__in=by_id)
+    for replay in replays.order_by("-requested_at", "-pk")[:ROWS]:
+        event = by_id[replay.event_id]
+        current = replay.number == event.replays and event.state != State.DISCARDED
+        yield (
+            (event.event_id, event.name),
+            Record(
+                kind="replay",
+                title=_("replay %(number)s") % {"number": replay.number},
+                service=event.service,
+                handler=replay.handler,
+                state=replay.outcome,
+                label=replay.get_outcome_display(),
+                at=replay.finished_at or replay.published_at or replay.requested_at,
+                about=str(REPLAYS.get(replay.outcome, "")) if current else "",
+                row=replay,
+            ),
+        )
+
+
+def _in_batches(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
+    by_id = {event.pk: event for event in events}
+    batches = {each.pk: each for each in batch_states.rows().defer("plan", "criteria")[:BATCHED]}
+    if not by_id or not batches:
+        return
+    # Both columns of the unique index.
+    rows = ReplayBatchEvent.objects.using(states.database()).filter(
+        batch__in=batches, event__in=by_id
+    )
+    for row in rows.order_by("-pk")[:ROWS]:
+        event, batch = by_id[row.event_id], batches[row.batch_id]
+        pending = row.state == ReplayBatchEvent.State.WAITING
+        row.batch = batch
+        yield (
+            (event.event_id, event.name),
+            Record(
+                kind="batch",
+                title=str(batch),
+                service=batch.service,
+                handler=event.handler,
+                state=row.state,
+                label=row.get_state_display(),
+                at=row.settled_at or batch.started_at or batch.created_at,
+                about=str(BATCHES.get(batch.state, "")) if pending else row.why,
+                row=row,
+            ),
+        )
+
+
+def _bound(registry: Registry, name: str) -> list[Handler]:
+    return [
+        each
+        for each in registry.handlers.values()
+        if each.matches(name) or each.upcast_of(name) is not None
+    ]
+
+
+def _destination(handler: Handler, records: Sequence[Record], settings: Settings) -> Destination:
+    kept = {
+        each.kind: each
+        for each in reversed(records)
+        if each.service == settings.service
+        and settings.renamed_handlers.get(each.handler, each.handler) == handler.name
+    }
+    record = kept.get("inbox") or kept.get("archive")
+    if record is not None:
+        running = record.state in (State.QUEUED, State.REPLAYING)
+        return Destination(handler=handler.name, about=record.label, waiting=running)
+    if handler.once:
+        about = _("no record: not handled yet, or events_prune deleted the record")
+    else:
+        about = _("no record: not handled yet, or handled (only handlers with once record that)")
+    return Destination(handler=handler.name, about=about, waiting=True)

@@ -1,0 +1,82 @@
+"""What the states of rows mean, and what can be done, for pages and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from django.utils.translation import gettext_lazy
+
+from ..models import Replay, ReplayBatch, State
+from ..publish.outbox import RowState
+
+#: Of an archived event: its meaning, and the next step.
+STATES: Final[Mapping[str, tuple[Any, Any]]] = {
+    State.ARCHIVED: (
+        gettext_lazy("The handler failed."),
+        gettext_lazy("Fix the cause and replay the event, or discard it."),
+    ),
+    State.QUEUED: (
+        gettext_lazy("A replay was requested and is being published."),
+        gettext_lazy("If its process has died, events_mirror publishes it."),
+    ),
+    State.REPLAYING: (
+        gettext_lazy("Published to its handler, which has not reported an outcome yet."),
+        gettext_lazy(
+            "The worker reports the outcome to the archive queue, and events_mirror records it."
+        ),
+    ),
+    State.SUCCEEDED: (gettext_lazy("A replay succeeded."), gettext_lazy("Nothing is left to do.")),
+    State.DISCARDED: (
+        gettext_lazy("Discarded without being handled."),
+        gettext_lazy("Restore it to return it to the archive."),
+    ),
+}
+#: Of a row of the outbox: its label, its meaning, and the next step.
+ROW_STATES: Final[Mapping[RowState, tuple[Any, Any, Any]]] = {
+    "held": (
+        gettext_lazy("publishing"),
+        gettext_lazy("Waiting for RabbitMQ to confirm."),
+        gettext_lazy("If its publisher has died, a relay takes over within 60 s."),
+    ),
+    "failed": (
+        gettext_lazy("failed"),
+        gettext_lazy("Publishing failed. A relay tries again."),
+        gettext_lazy("Fix the cause, then wait or publish it now; or discard it."),
+    ),
+    "due": (
+        gettext_lazy("due"),
+        gettext_lazy("Due: the next relay publishes it."),
+        gettext_lazy("Wait a moment."),
+    ),
+    "overdue": (
+        gettext_lazy("overdue"),
+        gettext_lazy("Due for more than a minute, and no relay has published it."),
+        gettext_lazy("Run events_relay or events_worker."),
+    ),
+    "discarded": (
+        gettext_lazy("discarded"),
+        gettext_lazy("Discarded: it is not published."),
+        gettext_lazy("Restore it to publish it. events_prune deletes it when it is old."),
+    ),
+}
+#: Of a replay without an outcome: the next step.
+REPLAYS: Final[Mapping[str, Any]] = {
+    Replay.Outcome.QUEUED: gettext_lazy("If its process has died, events_mirror publishes it."),
+    Replay.Outcome.PUBLISHED: gettext_lazy(
+        "Wait for its outcome, or check `manage.py events_status`."
+    ),
+    Replay.Outcome.REFUSED: gettext_lazy("Fix the cause and replay the event again."),
+    Replay.Outcome.UNCONFIRMED: gettext_lazy(
+        "The handler may have run. Check its effect before you replay the event again."
+    ),
+}
+#: Of a batch with pending events: the next step.
+BATCHES: Final[Mapping[str, Any]] = {
+    ReplayBatch.State.DRAFT: gettext_lazy("Start the batch, or delete the draft."),
+    ReplayBatch.State.RUNNING: gettext_lazy("The batch replays it while events_batches runs."),
+    ReplayBatch.State.PAUSED: gettext_lazy("Resume the batch, or cancel it."),
+    ReplayBatch.State.CANCELLED: gettext_lazy(
+        "The batch was cancelled. Replay the event by itself."
+    ),
+}

@@ -1,0 +1,64 @@
+"""``events_find`` on a real broker: the rows and the queues of an event, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ..archiving import archived, mirror_all, publish, received
+from ..conftest import wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HANDLERS = {"send_invoice": ["shop.order.created"], "book": ["shop.#"]}
+EVENTS = {"shop.order.created": {"SEARCH": ["order_id"]}}
+
+
+@pytest.fixture
+def billing(service: Any, fresh_vhost: Any) -> Any:
+    made = service(fresh_vhost, HANDLERS=HANDLERS, EVENTS=EVENTS)
+    made.declare()
+    return made
+
+
+def test_an_event_is_found_and_its_queues_are_counted(billing: Any) -> None:
+    publish(billing, archived(received("order-7", payload={"order_id": 7})))
+    mirror_all(billing)
+    # Another handler's copy of it, which stays as it is.
+    billing.publish("events", "shop.order.paid")
+    wait_until(lambda: billing.ready("billing.book") == 1, "the copy is in its queue")
+    code, out, err = billing.command("events_find", "order_id=7")
+    assert (code, err) == (0, "")
+    assert "shop.order.created order-7" in out
+    assert "archive  billing send_invoice, archived" in out
+    assert "handler  book: no record" in out
+    assert "billing.book: ready 1, unacked" in out
+    code, out, _ = billing.command("events_find", "7", "--format", "json")
+    document = json.loads(out)
+    assert (code, document["result"]) == (0, "found")
+    assert [row["kind"] for row in document["events"][0]["rows"]] == ["archive"]
+    ready = {queue["name"]: queue["ready"] for queue in document["queues"]}
+    assert ready["billing.book"] == 1
+    assert billing.take("billing.book").redelivered is False
+
+
+def test_an_event_that_no_row_has(billing: Any) -> None:
+    code, out, err = billing.command("events_find", "order-99")
+    assert (code, err) == (1, "")
+    assert "no row of 'order-99'" in out
+    code, _, err = billing.command("events_find", "x" * 201 + "*")
+    assert code == 2
+    assert "more than 200 characters" in err
+
+
+def test_rows_are_found_while_the_broker_is_unreachable(service: Any, fresh_vhost: Any) -> None:
+    billing = service(fresh_vhost, HANDLERS=HANDLERS, EVENTS=EVENTS)
+    billing.declare()
+    publish(billing, archived(received("order-7", payload={"order_id": 7})))
+    mirror_all(billing)
+    billing.app.conf.broker_url = billing.app.conf.broker_read_url = "pyamqp://127.0.0.1:1//"
+    code, out, _ = billing.command("events_find", "order-7", "--format", "json")
+    assert code == 0
+    assert json.loads(out)["error"]

@@ -1,0 +1,116 @@
+"""The page that finds an event: what it shows to whom, and where its search box is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import override_settings
+from django.urls import reverse
+
+from django_amqp_events.archive import search_values
+from django_amqp_events.models import ArchivedEvent, InboxEntry, State
+
+from . import admin_world as world
+from .admin_world import add_replay, client_of, ids_in, make, page, said
+
+pytestmark = pytest.mark.django_db
+
+EVENTS = {**world.EVENTS, "EVENTS": {"shop.order.created": {"SEARCH": ["order_id", "note"]}}}
+EVERYTHING = (
+    "view_dashboard", "view_archivedevent", "view_payload_archivedevent", "view_outboxevent",
+    "view_inboxentry", "view_replaybatch",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def searched() -> Any:
+    with override_settings(AMQP_EVENTS=EVENTS):
+        yield
+
+
+def staff(*codenames: str) -> Any:
+    made = User.objects.create_user("ada", password="secret", is_staff=True)
+    made.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    return client_of(made)
+
+
+def stored(**fields: Any) -> ArchivedEvent:
+    row = make(**fields)
+    search_values.store(search_values.in_event(row), using="default")
+    return row
+
+
+def find(client: Any, value: str) -> Any:
+    return page(client.get(reverse("admin:django_amqp_events_dashboard_find"), {"q": value}))
+
+
+def test_rows_are_shown_with_links() -> None:
+    row = stored(state=State.REPLAYING)
+    replay = add_replay(row)
+    entry = InboxEntry.objects.create(
+        id=row.pk, service="billing", handler="book", event_id=row.event_id, name=row.name,
+        handled_at=row.last_failed_at,
+    )  # fmt: skip
+    client = staff(*EVERYTHING)
+    archived = reverse("admin:django_amqp_events_archivedevent_change", args=[row.pk])
+    handled = reverse("admin:django_amqp_events_inboxentry_changelist") + f"?q={entry.pk}"
+    for value in (row.event_id, str(replay.pk), "7", "order_id=7", "note=Gr*"):
+        found = find(client, value)
+        assert {archived, handled} <= set(found.links)
+        assert "Published to its handler, which has not reported an outcome yet." in found.words
+        assert "Queues that may have it" in found.words
+        assert found.fields["q"] == value
+
+
+def test_nothing_is_found() -> None:
+    found = find(staff(*EVERYTHING), "order_id=99")
+    assert "No row has this id or value." in found.words
+    assert "Queues that may have it" in found.words
+
+
+def test_tables_that_a_user_may_not_view_are_left_out() -> None:
+    row = stored()
+    found = find(staff("view_dashboard", "view_outboxevent"), row.event_id)
+    assert "You are not allowed to view: archived events, replay batches, inbox." in found.words
+    assert "No row has this id or value." in found.words
+
+
+def test_values_need_the_permission_for_payloads() -> None:
+    row = stored()
+    client = staff("view_dashboard", "view_archivedevent")
+    assert "No row has" in find(client, "order_id=7").words
+    assert "No row has" not in find(client, row.event_id).words
+    assert ids_in(client.get(reverse(world.LIST), {"q": "order_id=7"})) == set()
+
+
+def test_the_page_needs_the_permission_of_the_dashboard() -> None:
+    client = staff("view_archivedevent")
+    response = client.get(reverse("admin:django_amqp_events_dashboard_find"))
+    assert response.status_code == 403
+    words = page(client.get(reverse("admin:app_list", args=["django_amqp_events"]))).words
+    assert "search value" not in words
+
+
+def test_the_box_is_in_the_index_of_the_app_and_the_page_on_the_dashboard() -> None:
+    client = staff("view_dashboard")
+    url = reverse("admin:django_amqp_events_dashboard_find")
+    index = client.get(reverse("admin:app_list", args=["django_amqp_events"]))
+    assert f'action="{url}"' in index.content.decode()
+    assert "q" in page(index).fields
+    assert url in page(client.get(reverse("admin:django_amqp_events_dashboard_changelist"))).links
+
+
+@pytest.mark.parametrize("term", ["7", "order_id=7", "order_id=7*", "note=Gr*", "note=Grüße"])
+def test_the_list_searches_by_value(term: str) -> None:
+    row = stored()
+    stored(body=b'[[], {"order_id": 8}, {}]', state=State.SUCCEEDED)
+    assert ids_in(staff(*EVERYTHING).get(reverse(world.LIST), {"q": term})) == {row.pk}
+
+
+def test_the_start_of_a_value_that_is_too_long_is_a_message() -> None:
+    client = staff(*EVERYTHING)
+    term = "x" * 201 + "*"
+    assert "at most 200 characters" in find(client, term).words
+    assert any("at most 200" in each for each in said(client.get(reverse(world.LIST), {"q": term})))

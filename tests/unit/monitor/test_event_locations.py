@@ -1,0 +1,187 @@
+"""Where an event is: its rows in every table, its handlers, and the queues that may have it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db.models.functions import Now
+
+from django_amqp_events import conf
+from django_amqp_events.archive import search_values, states
+from django_amqp_events.archive.batches import batch_states
+from django_amqp_events.archive.selection import Selection
+from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent, Replay, State
+from django_amqp_events.monitor import event_locations
+from django_amqp_events.monitor.event_locations import Locations, locate
+from tests import archive_rows
+from tests.archive_rows import NOW
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+HANDLER = "tests.integration.handlers.handle"
+PAID = "shop.order.paid"
+SETTINGS: dict[str, Any] = {
+    "SERVICE": "billing",
+    "AUTODISCOVER": [],
+    "EVENTS": {PAID: {"SEARCH": ["order_id"]}},
+    "HANDLERS": {
+        "send_invoice": {"EVENTS": ["shop.order.*"], "HANDLER": HANDLER},
+        "book": {"EVENTS": ["shop.order.paid"], "HANDLER": HANDLER, "ONCE": True},
+        "ship": {"EVENTS": ["shop.order.paid"], "HANDLER": HANDLER},
+        "refund": {"EVENTS": ["shop.refund.*"], "HANDLER": HANDLER},
+    },
+    "RENAMED_HANDLERS": {"send_bill": "send_invoice"},
+}
+
+
+@pytest.fixture(autouse=True)
+def billing(settings: Any) -> None:
+    settings.AMQP_EVENTS = SETTINGS
+
+
+def find(value: str, **options: Any) -> Locations:
+    return locate(value, conf.get_settings(), get_registry(), **options)
+
+
+def kinds(found: Locations) -> list[tuple[str, str, str]]:
+    return [(row.kind, row.handler, row.state) for each in found.events for row in each.records]
+
+
+def make(number: int = 1, state: State = State.ARCHIVED, **fields: Any) -> ArchivedEvent:
+    row = archive_rows.make(number, state, **{"name": PAID, **fields})
+    search_values.store(search_values.in_event(row), using=states.database())
+    return row
+
+
+def make_outbox(event_id: str = "order-1", name: str = PAID, **fields: Any) -> OutboxEvent:
+    return OutboxEvent.objects.create(
+        id=uuid4(), service="billing", event_id=event_id, name=name, exchange="events",
+        envelope="{}", body=b"", size=0, created_at=Now(), due_at=Now() - timedelta(hours=1),
+        **fields,
+    )  # fmt: skip
+
+
+def make_inbox(event_id: str = "order-1", handler: str = "book") -> InboxEntry:
+    return InboxEntry.objects.create(
+        id=uuid4(), service="billing", handler=handler, source="shop", event_id=event_id,
+        name=PAID, handled_at=NOW,
+    )  # fmt: skip
+
+
+def make_replay(row: ArchivedEvent, outcome: str) -> Replay:
+    return Replay.objects.create(
+        id=uuid4(), event=row, number=row.replays, handler=row.handler, outcome=outcome,
+        requested_at=NOW,
+    )  # fmt: skip
+
+
+def test_rows_of_every_table_are_found_by_every_id() -> None:
+    make_outbox()
+    make_inbox()
+    row = make(1, State.REPLAYING, replays=1)
+    other = make(1, State.ARCHIVED, handler="ship")
+    replay = make_replay(row, Replay.Outcome.PUBLISHED)
+    batch_states.freeze(Selection(handlers=["ship"]).queryset(), by="ada")
+    expected = {
+        ("outbox", "", "overdue"),
+        ("archive", "send_invoice", "replaying"),
+        ("archive", "ship", "archived"),
+        ("replay", "send_invoice", "published"),
+        ("batch", "ship", "waiting"),
+        ("inbox", "book", "handled"),
+    }
+    for value in ("order-1", str(row.pk), str(other.pk), replay.pk.hex, "7", "order_id=7", "7*"):
+        found = find(value)
+        assert len(found.events) == 1, value
+        assert set(kinds(found)) == expected, value
+
+
+def test_a_row_says_what_to_do_next() -> None:
+    make_outbox()
+    row = make(1, replays=1, unconfirmed=True)
+    make_replay(row, Replay.Outcome.UNCONFIRMED)
+    make(1, handler="gone")
+    make(1, service="shipping", handler="pack")
+    make(1, State.REPLAYING, handler="ship")
+    [event] = find("order-1").events
+    about = {(each.kind, each.handler): each.about for each in event.records}
+    assert "Run events_relay or events_worker." in about["outbox", ""]
+    assert "replay the event, or discard it" in about["archive", "send_invoice"]
+    assert "Check its effect" in about["replay", "send_invoice"]
+    assert "It cannot be replayed: there is no handler 'gone'" in about["archive", "gone"]
+    assert "in a process of that service" in about["archive", "pack"]
+    assert "The outcome is overdue." in about["archive", "ship"]
+
+
+def test_handlers_and_the_queues_that_may_have_the_event() -> None:
+    make(1, handler="send_bill")
+    make_inbox()
+    found = find("order-1")
+    [event] = found.events
+    assert {each.handler: each.waiting for each in event.destinations} == {
+        "send_invoice": False,
+        "book": False,
+        "ship": True,
+    }
+    names = {queue.name for queue in found.queues}
+    assert {"billing.ship", "billing:delay.1s", "billing:archive", "billing:abyss"} <= names
+    assert not {"billing.send_invoice", "billing.book", "billing.refund"} & names
+    make_inbox(handler="ship")
+    assert find("order-1").queues == ()
+
+
+def test_an_event_without_a_row_may_be_in_any_queue() -> None:
+    found = find("order-99")
+    assert found.events == ()
+    assert "billing.refund" in {queue.name for queue in found.queues}
+
+
+def test_a_name_and_an_id_are_one_event() -> None:
+    make(1)
+    make(1, name="shop.order.created")
+    assert {each.name for each in find("order-1").events} == {PAID, "shop.order.created"}
+
+
+def test_queues_without_a_message_are_left_out() -> None:
+    queues = find("order-99").queues
+    seen = {queue.name: {"ready": 0, "unacked": 0} for queue in queues}
+    assert event_locations.with_messages(queues, seen) == []
+    seen["billing.ship"]["unacked"] = 1
+    seen["billing:delay.1s"]["ready"] = 3
+    left = {queue.name for queue, _ in event_locations.with_messages(queues, seen)}
+    assert left == {"billing.ship", "billing:delay.1s"}
+    # Without the management API unacked messages are unknown, without the broker all are.
+    del seen["billing.book"]["unacked"], seen["billing.refund"]
+    left = {queue.name for queue, _ in event_locations.with_messages(queues, seen)}
+    assert left == {"billing.ship", "billing.book", "billing.refund", "billing:delay.1s"}
+
+
+def test_only_the_tables_that_may_be_read_are_read() -> None:
+    make_outbox()
+    row = make(1)
+    make(1, handler="ship")
+    assert kinds(find("order-1", kinds=["outbox"])) == [("outbox", "", "overdue")]
+    assert find("7", by_value=False).events == ()
+    mine = states.rows().filter(handler="send_invoice")
+    assert kinds(find("order-1", kinds=["archive"], events=mine)) == [
+        ("archive", "send_invoice", "archived")
+    ]
+    assert kinds(find(row.pk.hex, events=mine.none())) == []
+
+
+def test_the_newest_rows_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_locations, "ROWS", 2)
+    for number in range(3):
+        make(number, at=NOW + timedelta(hours=number))
+    found = find("order_id=7")
+    assert [each.id for each in found.events] == ["order-2", "order-1"]
+    assert found.more
+
+
+def test_the_start_of_a_value_that_is_too_long_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 200 characters"):
+        find("x" * 201 + "*")
