@@ -19,10 +19,10 @@ from machine import free_ports
 
 #: The pages, by the names of :func:`go`; those that change data come last.
 PAGES = (
-    "dashboard", "topology", "retries", "catalogue", "list", "event", "overdue", "edited",
-    "confirm", "discard", "force", "edit", "review", "groups", "group", "batches", "batch-draft",
-    "batch-running", "batch-paused", "batch-done", "batch-events", "outbox", "outbox-event",
-    "outbox-publish", "inbox", "result",
+    "dashboard", "find", "find-nothing", "topology", "retries", "catalogue", "list", "event",
+    "overdue", "edited", "confirm", "discard", "force", "edit", "review", "groups", "group",
+    "batches", "batch-draft", "batch-running", "batch-paused", "batch-done", "batch-events",
+    "outbox", "outbox-event", "outbox-publish", "inbox", "result",
 )  # fmt: skip
 
 HERE = Path(__file__).resolve().parent

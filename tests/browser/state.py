@@ -16,6 +16,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_amqp_events.admin.action_pages import encode_selection
+from django_amqp_events.archive import search_index
 from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
@@ -122,10 +123,14 @@ def fill() -> dict[str, str]:
     pages["batches"] = url("replaybatch", "changelist")
     done = ReplayBatch.objects.get(state=ReplayBatch.State.DONE)
     pages["batch-events"] = url("replaybatch", "events", done.pk)
+    search_index.rebuild(Selection(state=None).queryset())
     waiting = outbox(now)
     watched(now)
     client.get(pages["list"])  # consume the messages so that no later page shows them
     return pages | {
+        "find": f"{dashboard}find/?q=order_id%3D4711",
+        "find-nothing": f"{dashboard}find/?q=order_id%3D1",
+        "app": reverse("admin:app_list", args=["django_amqp_events"]),
         "retries": f"{dashboard}retries/",
         "catalogue": f"{dashboard}catalogue/",
         "outbox": url("outboxevent", "changelist", query="state=all"),

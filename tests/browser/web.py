@@ -51,7 +51,11 @@ def configure() -> None:
             "EDITING": True,
             "MANAGEMENT_URL": os.environ["CONSOLE_MANAGEMENT"],
             "EVENTS": {
-                "shop.order.paid": {"CONTRACT": "tests.browser.contracts.order_paid"},
+                "shop.order.created": {"SEARCH": ["order_id", "lines.sku"]},
+                "shop.order.paid": {
+                    "CONTRACT": "tests.browser.contracts.order_paid",
+                    "SEARCH": ["order_id"],
+                },
                 "billing.invoice.issued": {"CONTRACT": "tests.browser.contracts.invoice_issued"},
             },
             "HANDLERS": {
