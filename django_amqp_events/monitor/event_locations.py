@@ -7,7 +7,7 @@ the inbox is found by its event's id.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -141,7 +141,7 @@ def locate(
     rows = list(archived.filter(event_id__in=ids)[:ROWS]) if first else []
     found: dict[tuple[str, str], LocatedEvent] = {}
     more = len(first) > ROWS
-    readers = {
+    readers: dict[Kind, Callable[[], Iterable[_Found]]] = {
         "outbox": lambda: _in_outbox(ids, settings),
         "archive": lambda: (_of_archived(row, settings) for row in rows),
         "replay": lambda: _replays(rows),
