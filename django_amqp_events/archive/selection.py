@@ -216,11 +216,15 @@ def expand_id(text: str, limit: int = 3) -> list[str]:
 
 
 def uuid_range(text: str) -> tuple[UUID, UUID] | None:
-    """Return the first and the last UUID that begin with *text*, or ``None`` if none can."""
+    """Return the first and the last UUID that begin with *text*, of those of derived_id().
+
+    MariaDB orders other versions in another way.
+    """
     digits = text.replace("-", "").lower()
     if len(digits) > 32 or set(digits) - set("0123456789abcdef"):
         return None
-    return UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+    first, last = "0000000000008000a000000000000000", "ffffffffffff8fffbfffffffffffffff"
+    return UUID(digits + first[len(digits) :]), UUID(digits + last[len(digits) :])
 
 
 def parse_uuid(text: str) -> UUID | None:

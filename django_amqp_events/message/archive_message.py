@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from typing import Any, Final
 from uuid import UUID
 
@@ -46,6 +46,7 @@ from .types import (
     Message,
     Progress,
     Received,
+    derived_id,
     task_id,
 )
 
@@ -140,12 +141,12 @@ class Archived:
             who = (self.event.service, self.event.id, self.event.name)
         else:
             who = (_lasting(self.headers), self.text, salt)
-        return _uuid(service, place, sha256(self.body).hexdigest(), *who)
+        return derived_id(service, place, sha256(self.body).hexdigest(), *who)
 
     def occurrence(self, identity: UUID) -> UUID:
         """Return an id of this failure that is the same at each read of the message."""
         replay_id = self.event.replay_id if self.event else None
-        return _uuid(identity.hex, replay_id or "", str(self.attempts), self.text)
+        return derived_id(identity.hex, replay_id or "", str(self.attempts), self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -495,11 +496,6 @@ def _uncounted(raw: bytes) -> tuple[bytes, ...]:
         return (raw,)
     # RabbitMQ adds a table for its counts to a message without headers.
     return (struct.pack(">H", flags & ~0x2000), raw[2:at], table, raw[end:])
-
-
-def _uuid(*parts: str) -> UUID:
-    # JSON keeps the boundaries of the parts.
-    return UUID(bytes=blake2b(json.dumps(parts).encode(), digest_size=16).digest())
 
 
 def _text(value: object) -> str | None:

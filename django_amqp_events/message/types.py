@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from hashlib import sha1
+from hashlib import blake2b, sha1
 from typing import Any, Final
 from uuid import UUID
 
@@ -32,6 +33,19 @@ def task_id(source: str, event_id: str, handler: str, replay_id: str | None) -> 
     digest[8] = digest[8] & 0x3F | 0x80
     text = digest.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def derived_id(*parts: str | int) -> UUID:
+    """Return a UUID of version 8 (RFC 9562) that equal parts always have.
+
+    MariaDB refuses one without a valid version, and orders those of version 8 as Python does.
+    """
+    # JSON keeps the boundaries of the parts.
+    digest = blake2b(json.dumps(parts).encode(), digest_size=16).digest()
+    value = int.from_bytes(digest, "big") & ~(0xF << 76 | 0b111 << 61)
+    # The variant is 10. With the next bit set, byte 8 is not 0x80, which MariaDB refuses here: it
+    # would take the UUID for one of an older version (MDEV-29959).
+    return UUID(int=value | 0x8 << 76 | 0b101 << 61)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,16 +6,16 @@ columns of the archive, so a group is found without reading a traceback.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Final
-from uuid import UUID, uuid5
+from uuid import UUID
+
+from ...message.types import derived_id
 
 #: Version of the algorithm below. A new one needs ``events_groups --rebuild``.
 VERSION: Final = 1
 
-_NAMESPACE: Final = UUID("6f2d1c9e-52f1-4c0b-9a3e-2f1f4f0f7a51")
 #: As :attr:`django_amqp_events.message.archive_message.Archived.location` writes it.
 _LOCATION: Final = re.compile(r"(.*):(?:\d+|\?) in (.*)", re.DOTALL)
 
@@ -51,9 +51,8 @@ def fingerprint(
     found = _LOCATION.fullmatch(location)
     frame = f"{found[1]} in {found[2]}" if found else location
     parts = (service, handler, exception, frame, "" if exception else reason)
-    # JSON keeps the boundaries of the parts.
     return Fingerprint(
-        id=uuid5(_NAMESPACE, json.dumps([VERSION, *parts])),
+        id=derived_id(VERSION, *parts),
         service=service,
         handler=handler,
         exception=exception,
