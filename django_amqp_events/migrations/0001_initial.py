@@ -3,6 +3,8 @@ import uuid
 import django.db.models.deletion
 from django.db import migrations, models
 
+from django_amqp_events.models.base import PartialIndex
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -25,6 +27,14 @@ class Migration(migrations.Migration):
                 ("since", models.DateTimeField()),
                 ("last", models.DateTimeField()),
                 ("ended", models.DateTimeField(blank=True, null=True)),
+                (
+                    "open",
+                    models.GeneratedField(
+                        db_persist=True,
+                        expression=models.Case(models.When(ended__isnull=True, then=1)),
+                        output_field=models.SmallIntegerField(null=True),
+                    ),
+                ),
                 ("text", models.TextField()),
             ],
             options={
@@ -33,8 +43,7 @@ class Migration(migrations.Migration):
                 "indexes": [models.Index(fields=["service", "ended"], name="amqp_alert_ended")],
                 "constraints": [
                     models.UniqueConstraint(
-                        condition=models.Q(("ended__isnull", True)),
-                        fields=("service", "kind", "key"),
+                        fields=("service", "kind", "key", "open"),
                         name="amqp_alert_open",
                     )
                 ],
@@ -361,13 +370,13 @@ class Migration(migrations.Migration):
                 "default_permissions": ("view",),
                 "indexes": [
                     models.Index(fields=["service", "due_at", "id"], name="amqp_outbox_due"),
-                    models.Index(
-                        condition=models.Q(("attempts__gt", 0)),
+                    PartialIndex(
+                        where={"attempts__gt": 0},
                         fields=["id"],
                         name="amqp_outbox_failed",
                     ),
-                    models.Index(
-                        condition=models.Q(("discarded_at__isnull", False)),
+                    PartialIndex(
+                        where={"discarded_at__isnull": False},
                         fields=["service", "discarded_at"],
                         name="amqp_outbox_discarded",
                     ),
@@ -849,8 +858,8 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="archivedevent",
-            index=models.Index(
-                condition=models.Q(("unconfirmed", True)),
+            index=PartialIndex(
+                where={"unconfirmed": True},
                 fields=["id"],
                 name="amqp_events_unconfirmed",
             ),
@@ -863,40 +872,40 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="archivedevent",
-            index=models.Index(
-                condition=models.Q(("state", "archived")),
+            index=PartialIndex(
+                where={"state": "archived"},
                 fields=["group", "-last_failed_at", "-id"],
                 name="amqp_events_group_open",
             ),
         ),
         migrations.AddIndex(
             model_name="archivedevent",
-            index=models.Index(
-                condition=models.Q(("state", "archived")),
+            index=PartialIndex(
+                where={"state": "archived"},
                 fields=["handler", "-last_failed_at", "-id"],
                 name="amqp_events_handler_open",
             ),
         ),
         migrations.AddIndex(
             model_name="archivedevent",
-            index=models.Index(
-                condition=models.Q(("state", "archived")),
+            index=PartialIndex(
+                where={"state": "archived"},
                 fields=["name", "-last_failed_at", "-id"],
                 name="amqp_events_name_open",
             ),
         ),
         migrations.AddIndex(
             model_name="archivedevent",
-            index=models.Index(
-                condition=models.Q(("state", "archived")),
+            index=PartialIndex(
+                where={"state": "archived"},
                 fields=["exception", "-last_failed_at", "-id"],
                 name="amqp_events_exc_open",
             ),
         ),
         migrations.AddIndex(
             model_name="archivedevent",
-            index=models.Index(
-                condition=models.Q(("state", "archived")),
+            index=PartialIndex(
+                where={"state": "archived"},
                 fields=["reason", "-last_failed_at", "-id"],
                 name="amqp_events_reason_open",
             ),
@@ -919,16 +928,16 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="replaybatchevent",
-            index=models.Index(
-                condition=models.Q(("replay__isnull", False)),
+            index=PartialIndex(
+                where={"replay__isnull": False},
                 fields=["replay"],
                 name="amqp_batch_event_replay",
             ),
         ),
         migrations.AddIndex(
             model_name="replaybatchevent",
-            index=models.Index(
-                condition=models.Q(("settled_at__isnull", False)),
+            index=PartialIndex(
+                where={"settled_at__isnull": False},
                 fields=["batch", "-settled_at"],
                 name="amqp_batch_event_settled",
             ),

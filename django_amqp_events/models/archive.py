@@ -17,7 +17,7 @@ from ..message import decoding
 from ..message.formats import STRUCTURED, media_type
 from ..message.headers import CONTENT_ENCODING, CONTENT_TYPE
 from ..message.types import Payload, Received, task_id
-from .base import LENGTH, AppendOnly, Moment
+from .base import LENGTH, AppendOnly, Moment, PartialIndex
 from .groups import FailureGroup
 from .text import read_document, visible
 
@@ -134,18 +134,18 @@ class ArchivedEvent(models.Model):
             ),
             models.Index(fields=["claim"], name="amqp_events_claim"),
             # Partial: it is empty while every publish is confirmed.
-            models.Index(
+            PartialIndex(
                 fields=["id"],
                 name="amqp_events_unconfirmed",
-                condition=models.Q(unconfirmed=True),
+                where={"unconfirmed": True},
             ),
             models.Index(fields=["group", "-last_failed_at", "-id"], name="amqp_events_group"),
             # For open events, where nearly all others are settled.
             *(
-                models.Index(
+                PartialIndex(
                     fields=[column, "-last_failed_at", "-id"],
                     name=f"amqp_events_{name}_open",
-                    condition=models.Q(state="archived"),
+                    where={"state": "archived"},
                 )
                 for column, name in (
                     ("group", "group"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -36,6 +37,31 @@ class Moment(_DateTimeField):
         # The column is the same, so migrations do not refer to this class.
         name, _, args, kwargs = super().deconstruct()
         return name, "django.db.models.DateTimeField", args, kwargs
+
+
+class PartialIndex(models.Index):
+    """An index of the rows that match *where*, or of all rows on MySQL, by the columns of *where*.
+
+    With a condition Django warns that MySQL has no partial indexes (models.W037).
+    """
+
+    def __init__(self, *expressions: Any, where: Mapping[str, Any], **options: Any) -> None:
+        super().__init__(*expressions, **options)
+        self.where = where
+
+    def deconstruct(self) -> Any:
+        path, expressions, options = super().deconstruct()
+        return path, expressions, {**options, "where": self.where}
+
+    def create_sql(self, model: Any, schema_editor: Any, *args: Any, **options: Any) -> Any:
+        _, _, index = super().deconstruct()
+        if schema_editor.connection.features.supports_partial_indexes:
+            index["condition"] = models.Q(**self.where)
+        else:
+            compared = [lookup.partition("__")[0] for lookup in self.where]
+            own = [name.removeprefix("-") for name in index["fields"]]
+            index["fields"] = [name for name in compared if name not in own] + index["fields"]
+        return models.Index(**index).create_sql(model, schema_editor, *args, **options)
 
 
 class AppendOnlyRows(models.QuerySet[M]):

@@ -9,7 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .archive import ArchivedEvent, Replay
-from .base import LENGTH, Moment
+from .base import LENGTH, Moment, PartialIndex
 from .text import visible
 
 
@@ -143,15 +143,15 @@ class ReplayBatchEvent(models.Model):
         ]
         indexes: ClassVar = [
             models.Index(fields=["batch", "state", "id"], name="amqp_batch_event_state"),
-            models.Index(
+            PartialIndex(
                 fields=["replay"],
                 name="amqp_batch_event_replay",
-                condition=models.Q(replay__isnull=False),
+                where={"replay__isnull": False},
             ),
-            models.Index(
+            PartialIndex(
                 fields=["batch", "-settled_at"],
                 name="amqp_batch_event_settled",
-                condition=models.Q(settled_at__isnull=False),
+                where={"settled_at__isnull": False},
             ),
         ]
 

@@ -70,6 +70,12 @@ class Alert(models.Model):
     since = Moment()
     last = Moment()
     ended = Moment(null=True, blank=True)
+    # NULL, which is equal to nothing, once it has ended: MySQL has no conditional constraints.
+    open = models.GeneratedField(
+        expression=models.Case(models.When(ended__isnull=True, then=1)),
+        output_field=models.SmallIntegerField(null=True),
+        db_persist=True,
+    )
     text = models.TextField()
 
     class Meta:
@@ -81,9 +87,7 @@ class Alert(models.Model):
         constraints: ClassVar = [
             # One row per problem, however many processes see it.
             models.UniqueConstraint(
-                fields=["service", "kind", "key"],
-                condition=models.Q(ended__isnull=True),
-                name="amqp_alert_open",
+                fields=["service", "kind", "key", "open"], name="amqp_alert_open"
             ),
         ]
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .base import LENGTH, Moment
+from .base import LENGTH, Moment, PartialIndex
 from .text import visible
 
 
@@ -59,13 +59,11 @@ class OutboxEvent(models.Model):
         indexes: ClassVar = [
             models.Index(fields=["service", "due_at", "id"], name="amqp_outbox_due"),
             # Partial: events that are published at once are in neither.
-            models.Index(
-                fields=["id"], name="amqp_outbox_failed", condition=models.Q(attempts__gt=0)
-            ),
-            models.Index(
+            PartialIndex(fields=["id"], name="amqp_outbox_failed", where={"attempts__gt": 0}),
+            PartialIndex(
                 fields=["service", "discarded_at"],
                 name="amqp_outbox_discarded",
-                condition=models.Q(discarded_at__isnull=False),
+                where={"discarded_at__isnull": False},
             ),
         ]
 
