@@ -29,6 +29,7 @@ from ..archive.replay import Report
 from ..archive.search_values import KEPT
 from ..archive.selection import SearchTerm, parse_uuid
 from ..archive.states import Seen
+from ..databases import sliced
 from ..exceptions import AmqpEventsError
 from ..models import (
     ArchivedEvent,
@@ -87,8 +88,8 @@ class ArchiveList(IndexedList):
             # Where filters exclude each other, a second query costs as much as the count did.
             self.result_list = self.result_list.none()
             return
-        ids = self.result_list.values("pk")
-        found = self.model_admin.get_queryset(request).filter(pk__in=ids)
+        ids = self.result_list.values_list("pk", flat=True)
+        found = self.model_admin.get_queryset(request).filter(pk__in=sliced(ids))
         if not found.query.select_related:
             found = self.apply_select_related(found)
         self.result_list = found.order_by(*self.result_list.query.order_by)

@@ -12,7 +12,10 @@ from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.core.validators import URLValidator
-from django.db.models import Q, QuerySet
+from django.db import connections
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Collate
+from django.db.models.lookups import IContains, IStartsWith
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
@@ -139,9 +142,11 @@ class FailureGroupAdmin(Pages):
         return GroupList
 
     def column_matches(self, column: str, term: str, alias: str) -> Q:
-        """Match the start or the last part of an exception or handler."""
-        last = Q(**{f"{column}__icontains": f".{term}"})
-        return Q(**{f"{column}__istartswith": term}) | last
+        """Match the start or the last part of an exception or handler, in any case."""
+        # On MySQL, the column's own collation tells cases apart.
+        mysql = connections[alias].vendor == "mysql"
+        text = Collate(column, "utf8mb4_general_ci") if mysql else F(column)
+        return Q(IStartsWith(text, term)) | Q(IContains(text, f".{term}"))
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None

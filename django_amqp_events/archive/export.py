@@ -17,10 +17,10 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 from django.core.exceptions import ValidationError
-from django.db import DataError, IntegrityError, models, transaction
+from django.db import Error, models, transaction
 from django.db.models import QuerySet
 
-from ..databases import check_commits, error_line
+from ..databases import check_commits, error_line, is_refusal
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision, State
 from ..reasons import Reason
 from . import redaction, search_values, states
@@ -262,7 +262,9 @@ def _put(document: dict[str, Any], *, dry_run: bool) -> bool:
             search_values.store(search_values.in_event(event, rows["revisions"]), using=using)
             if dry_run:
                 transaction.set_rollback(True, using=using)
-    except (DataError, IntegrityError, OverflowError) as exc:
+    except (Error, OverflowError) as exc:
+        if isinstance(exc, Error) and not is_refusal(exc):
+            raise
         raise _Wrong(f"the database refuses it ({error_line(exc)})") from exc
     return True
 

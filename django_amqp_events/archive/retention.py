@@ -176,6 +176,7 @@ def _delete_rows(old: QuerySet[Any], ids: list[Any]) -> int:
     return old.filter(pk__in=ids).only("pk").delete()[0]
 
 
+@states.retry_on_conflict
 def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
     """Delete those of *ids* that are still *old*, and their rows; return how many."""
     using = states.database()

@@ -26,6 +26,7 @@ from django.db import OperationalError, connections, router, transaction
 from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.utils.translation import gettext_noop
 
+from ..databases import is_conflict
 from ..exceptions import ConfigurationError
 from ..models import (
     LENGTH,
@@ -52,8 +53,6 @@ Seen = Mapping[UUID, int]
 BATCH: Final = 500
 #: Attempts at a transaction that conflicts with another one.
 TRIES: Final = 10
-#: PostgreSQL's serialization_failure (REPEATABLE READ and stricter) and deadlock_detected.
-_CONFLICTS: Final = frozenset({"40001", "40P01"})
 _RECORD_GONE: Final = gettext_noop("the record of the replay was deleted before it was published")
 _Action = ArchiveAction.Action
 _InBatch = ReplayBatchEvent.State
@@ -111,20 +110,20 @@ def clock() -> datetime:
     return now.astimezone(UTC)
 
 
-def pieces(found: Iterable[tuple[UUID, int]], *, count: int, size: int) -> Iterator[list[UUID]]:
-    """Cut ids into pieces of at most *count* events and *size* bytes of bodies, or a larger event.
+def pieces(found: Iterable[tuple[T, int]], *, count: int, size: int) -> Iterator[list[T]]:
+    """Cut rows or their ids into pieces of at most *count* and *size* bytes, or a larger one.
 
     Args:
-        found: each id with the size of its body.
+        found: each with its bytes.
     """
-    piece: list[UUID] = []
+    piece: list[T] = []
     left = size
-    for pk, body_size in found:
-        left -= body_size
+    for each, bytes_of_it in found:
+        left -= bytes_of_it
         if piece and (len(piece) == count or left < 0):
             yield piece
-            piece, left = [], size - body_size
-        piece.append(pk)
+            piece, left = [], size - bytes_of_it
+        piece.append(each)
     if piece:
         yield piece
 
@@ -154,8 +153,7 @@ def retry_on_conflict(function: Callable[P, T]) -> Callable[P, T]:
             try:
                 return function(*args, **kwargs)
             except OperationalError as exc:
-                code = getattr(exc.__cause__, "sqlstate", None)
-                if code not in _CONFLICTS or connections[database()].in_atomic_block:
+                if not is_conflict(exc) or connections[database()].in_atomic_block:
                     raise
         return function(*args, **kwargs)
 

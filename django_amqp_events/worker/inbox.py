@@ -12,18 +12,26 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from uuid import UUID, uuid5
+from uuid import UUID
 
-from django.db import IntegrityError, InternalError, connections, router, transaction
+from django.db import (
+    IntegrityError,
+    InternalError,
+    OperationalError,
+    connections,
+    router,
+    transaction,
+)
 from django.db.models import Q, QuerySet
 
 from .. import signals
 from ..conf import INBOX_MIN, Settings, get_settings
 from ..context import ReceivedEvent
-from ..databases import check_commits
+from ..databases import check_commits, delete_by_id, is_conflict
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import RolledBackError
 from ..logs import event_fields
+from ..message.types import derived_id
 from ..publish import outbox_rows
 
 if TYPE_CHECKING:
@@ -39,11 +47,16 @@ KEEP: Final = timedelta(seconds=INBOX_MIN)
 #: Number of rows that one statement deletes.
 CHUNK: Final = 500
 
-_NAMESPACE: Final = UUID("0f5c3a4e-9c53-4b44-8f4c-0d1b6a2f7c11")
-
 
 class _Known(Exception):
     """End the transaction before it has changed anything: the event is handled already."""
+
+
+class _Conflict(Exception):
+    """The database ended the transaction for another one before it had changed anything.
+
+    MySQL does so if several wait for one that is rolled back.
+    """
 
 
 def inbox_key(service: str, handler: str, event: ReceivedEvent) -> UUID:
@@ -54,8 +67,7 @@ def inbox_key(service: str, handler: str, event: ReceivedEvent) -> UUID:
     in any case, so it has a key of its own.
     """
     forced = event.replay_id if event.replay_forced else None
-    parts = (service, handler, event.service, event.id, event.name, forced or "")
-    return uuid5(_NAMESPACE, "\0".join(parts))
+    return derived_id(service, handler, event.service, event.id, event.name, forced or "")
 
 
 def database(handler: Handler, settings: Settings | None = None) -> str:
@@ -77,6 +89,7 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
     settings = get_settings()
     alias = database(handler, settings)
     check_commits(alias)
+    nested = connections[alias].in_atomic_block
     pk = inbox_key(settings.service, handler.name, event)
     values = {
         "id": pk,
@@ -93,10 +106,16 @@ def once(handler: Handler, event: ReceivedEvent, run: Callable[[], T]) -> T | No
                 _insert(alias, values)
             except IntegrityError as exc:
                 raise _Known from exc
+            except OperationalError as exc:
+                if not is_conflict(exc) or nested:
+                    raise
+                raise _Conflict from exc
             result = run()
             if not _can_commit(alias, pk):
                 raise RolledBackError.of(handler.name, event.id, alias)
             return result
+    except _Conflict:
+        return once(handler, event, run)
     except _Known:
         logger.info(
             "event %r (%s) is skipped, since %s has handled it already",
@@ -234,7 +253,8 @@ def prune(
         for gone in _pages(rows, before, batch_size):
             if stop():
                 return total
-            total += rows.filter(pk__in=gone).delete()[0]
+            if gone:
+                total += delete_by_id(rows.model, alias, gone)
             progress(total)
     return total
 

@@ -24,7 +24,7 @@ from django.db import connections, transaction
 from django.db.models import Count, Exists, F, Min, OuterRef, Q, QuerySet
 
 from ...conf import get_settings
-from ...databases import check_commits
+from ...databases import check_commits, delete_by_id, sliced
 from ...models import LENGTH, ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchEvent, clean
 from .. import states
 from ..eligibility import Skipped
@@ -75,6 +75,7 @@ def events(batch: UUID) -> QuerySet[ReplayBatchEvent]:
 # -- creating -----------------------------------------------------------------------------
 
 
+@states.retry_on_conflict
 def freeze(
     found: QuerySet[ArchivedEvent],
     *,
@@ -251,6 +252,7 @@ _CHANGES: Final[Mapping[ReplayBatchAction.Action, tuple[Sequence[str], str]]] = 
 }
 
 
+@states.retry_on_conflict
 def _change(
     pk: UUID,
     action: ReplayBatchAction.Action,
@@ -381,7 +383,8 @@ def skipped_by_reason(pk: UUID, looked: int | None = None) -> list[SkippedEvents
     """
     alone = events(pk).filter(state__in=(_Event.SKIPPED, _Event.RETURNED, _Event.UNCONFIRMED))
     if looked is not None:
-        alone = events(pk).filter(pk__in=alone.order_by().values("pk")[:looked])
+        first = alone.order_by().values_list("pk", flat=True)[:looked]
+        alone = events(pk).filter(pk__in=sliced(first))
     found = (
         alone.order_by()
         .values("state", "why")
@@ -415,6 +418,7 @@ def ended_before(*, service: str, age: float, now: datetime) -> QuerySet[ReplayB
     )
 
 
+@states.retry_on_conflict
 def delete_batch(found: QuerySet[ReplayBatch]) -> bool:
     """Delete one portion of a batch; return True if the batch is gone.
 
@@ -431,7 +435,7 @@ def delete_batch(found: QuerySet[ReplayBatch]) -> bool:
         if not found.filter(pk=pk).update(total=F("total")):
             return False
         if ids:
-            events(pk).filter(pk__in=ids)._raw_delete(using)  # noqa: SLF001 - no cascade
+            delete_by_id(ReplayBatchEvent, using, ids)
             return False
         ReplayBatchAction.objects.using(using).filter(batch_id=pk)._raw_delete(using)  # noqa: SLF001
         rows().filter(pk=pk)._raw_delete(using)  # noqa: SLF001

@@ -170,6 +170,7 @@ def prune(*, before: datetime | None, service: str) -> int:
     return _delete(list(old.values_list("pk", flat=True)))
 
 
+@states.retry_on_conflict
 def write(
     pk: UUID, *, seen: int, by: str, now: datetime, note: str, assignee: str, ticket: str
 ) -> list[str] | None:

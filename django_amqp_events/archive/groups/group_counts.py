@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.db import connections, transaction
-from django.db.models import F, QuerySet, Sum
+from django.db.models import F, Model, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
+from ...databases import delete_by_id
 from ...models import ArchivedEvent, FailureGroup, GroupCountChange, GroupHour, State
+
+M = TypeVar("M", bound=Model)
 
 #: Hours for which counts per hour are kept.
 HOURS: Final = 30 * 24
@@ -148,14 +151,13 @@ def fold_changes(*, using: str, now: datetime, limit: int = FOLD) -> int:
                 _add(group, each)
         _add_hours([each for each in found if each.group_id in groups], using, now)
         # An upsert of locked rows: bulk_update() is a CASE with a branch for each row and column.
-        FailureGroup.objects.using(using).bulk_create(
+        _upsert(
+            FailureGroup.objects.using(using),
             groups.values(),
-            update_conflicts=True,
-            unique_fields=["id"],
-            update_fields=[*_OF_GROUP, "first_seen", "last_seen", "resolved_at", "reopened_at"],
-            batch_size=ROWS,
+            key=["id"],
+            changed=[*_OF_GROUP, "first_seen", "last_seen", "resolved_at", "reopened_at"],
         )
-        changes.filter(pk__in=[each.pk for each in found])._raw_delete(using)  # noqa: SLF001
+        delete_by_id(GroupCountChange, using, [each.pk for each in found])
     return len(found)
 
 
@@ -251,10 +253,11 @@ def _begin_writing(using: str) -> None:
 
 
 def _locked(using: str, ids: set[UUID] | None) -> dict[UUID, FailureGroup]:
-    """Lock groups in the order of their ids; events may still be inserted into them."""
+    """Lock groups in the order of their ids; on PostgreSQL, events may still be inserted."""
     groups = FailureGroup.objects.using(using)
     wanted = groups.all() if ids is None else groups.filter(pk__in=ids)
-    return {each.pk: each for each in wanted.select_for_update(no_key=True).order_by("pk")}
+    no_key = connections[using].features.has_select_for_no_key_update
+    return {each.pk: each for each in wanted.select_for_update(no_key=no_key).order_by("pk")}
 
 
 def _add(group: FailureGroup, change: GroupCountChange) -> None:
@@ -294,13 +297,23 @@ def _add_hours(changes: Sequence[GroupCountChange], using: str, now: datetime) -
         if (row.group_id, row.hour) in sums:
             for name in _OF_HOUR:
                 sums[row.group_id, row.hour][name] += getattr(row, name)
+    made = [
+        GroupHour(group_id=group, hour=hour, **values)
+        for (group, hour), values in sorted(sums.items())
+    ]
+    _upsert(rows, made, key=["group", "hour"], changed=_OF_HOUR)
+
+
+def _upsert(
+    rows: QuerySet[M], made: Iterable[M], *, key: Sequence[str], changed: Sequence[str]
+) -> None:
+    """Insert rows; of those whose key exists, change these columns."""
+    # MySQL takes any unique key.
+    named = connections[rows.db].features.supports_update_conflicts_with_target
     rows.bulk_create(
-        (
-            GroupHour(group_id=group, hour=hour, **values)
-            for (group, hour), values in sorted(sums.items())
-        ),
+        made,
         update_conflicts=True,
-        unique_fields=["group", "hour"],
-        update_fields=_OF_HOUR,
+        unique_fields=key if named else None,
+        update_fields=changed,
         batch_size=ROWS,
     )
