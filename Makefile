@@ -37,7 +37,7 @@ format: venv  ## Format the code and apply fixes by ruff
 upstream:  ## Test the newest pre-releases of Celery, kombu, py-amqp, billiard and Django
 	@$(PYTHON) scripts/upstream.py $(ARGS)
 
-matrix:  ## Run `make test` on fresh Debian 12, 13, forky, and on PostgreSQL (ARGS=all, ARGS=faults, ARGS="debian12 -- -k x")
+matrix:  ## Run `make test` on fresh Debian 12, 13, forky, and on PostgreSQL and MariaDB (ARGS=all, ARGS=faults, ARGS="debian12 -- -k x")
 	@$(PYTHON) scripts/matrix.py $(ARGS)
 
 faults: installed  ## Write the fault table, docs/faults.md (ARGS="--list", ARGS="--events 200 child-within")

@@ -163,28 +163,21 @@ class Ground:
     @contextmanager
     def sql(self, database: str = "postgres") -> Iterator[Any]:
         """Open a cursor on a PostgreSQL database."""
-        import psycopg
-
-        with (
-            psycopg.connect(
-                host=self.server.HOST, port=self.server.port, user=self.server.USER,
-                dbname=database, autocommit=True,
-            ) as connection,
-            connection.cursor() as cursor,
-        ):  # fmt: skip
+        with self.server.connect(database) as connection, connection.cursor() as cursor:
             yield cursor
 
     def database(self, vendor: str) -> dict[str, Any]:
         """Create a database with all tables; return its entry for DATABASES."""
-        name = f"bench{next(self._numbers)}"
-        entry: dict[str, Any] = {"ENGINE": f"django.db.backends.{vendor}", "NAME": name}
         if vendor == "sqlite3":
-            entry |= {"NAME": str(self.path("sqlite3")), "OPTIONS": {"timeout": 30}}
+            entry: dict[str, Any] = {
+                "ENGINE": "django.db.backends.sqlite3",
+                "NAME": str(self.path("sqlite3")),
+                "OPTIONS": {"timeout": 30},
+            }
         else:
-            server = self.server
-            entry |= {"HOST": server.HOST, "PORT": str(server.port), "USER": server.USER}
-            with self.sql() as cursor:
-                cursor.execute(f'CREATE DATABASE "{name}"')
+            name = f"bench{next(self._numbers)}"
+            self.server.create(name)
+            entry = self.server.settings(name)
         self.program("migrate", database=entry).ask("migrate")
         return entry
 

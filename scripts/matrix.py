@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the tests on fresh Debian systems, and here on PostgreSQL.
+"""Run the tests on fresh Debian systems, and here on PostgreSQL and MariaDB.
 
     sudo python3 scripts/matrix.py [all | faults] [system ...] [-- arguments of the tests]
 
@@ -9,6 +9,7 @@ Runs `make test`; with `all` `make test-all`, with `faults` `make faults`. The s
     debian13      Python 3.13, RabbitMQ 4.0, the newest Django
     forky         Python 3.14, RabbitMQ 4.3, the newest Django
     postgresql    this machine, its default database on a private PostgreSQL
+    mariadb       the same on a private MariaDB
 
 Python 3.11 gets Django 5.2 from the lock file, because later Djangos need 3.12. debootstrap creates
 each Debian below .run/matrix/ with nothing but Python, make and git, from apt's mirror; `make` runs
@@ -35,7 +36,7 @@ MATRIX = ROOT / ".run" / "matrix"
 PACKAGES = "python3,python3-venv,make,git,ca-certificates"
 TARGETS = {"all": "test-all", "faults": "faults"}
 DEBIAN = {"debian12": "bookworm", "debian13": "trixie", "forky": "forky"}
-SYSTEMS = (*DEBIAN, "postgresql")
+SYSTEMS = (*DEBIAN, "postgresql", "mariadb")
 LEFT_OUT = shutil.ignore_patterns(".run", ".venv", "dist", "build", "__pycache__", ".*_cache")
 
 
@@ -65,7 +66,7 @@ def passes(name: str, target: str, arguments: str) -> bool:
     if name in DEBIAN:
         command = in_chroot(name, shlex.join(command))
     else:
-        command = [sys.executable, str(ROOT / "scripts" / "postgresql.py"), *command]
+        command = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), *command]
     with log.open("wb") as output:
         code = subprocess.run(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False

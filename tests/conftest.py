@@ -1,16 +1,17 @@
-"""Fixtures that every suite shares: RabbitMQ and PostgreSQL, with a vhost or database of one's own.
+"""Fixtures that every suite shares: RabbitMQ and databases, with a vhost or database of one's own.
 
 A broker or database that cannot be had is a failure, never a skip: a suite that skips proves
 nothing.
 
 `rabbit`, `vhost`, `fresh_vhost`: the session's broker. `private_node`: one to kill.
 `archive_database`: the archive's tables (all models of django_amqp_events) in an empty, migrated
-SQLite file or PostgreSQL database of the test's own, beside the default database, which a test may
-use too; a test that takes it runs once on each of them, or on one with
+SQLite file or database of the test's own, beside the default database, which a test may use too; a
+test that takes it runs once on each of SQLite, PostgreSQL and MariaDB, or on one with
 ``@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)``. It is a
-:class:`Database`: alias, kind, and the settings that another process would need. The router sends
-the models there, and what went past the router fails the test.
-`postgres`: the session's server. `private_postgres`: one to kill.
+:class:`Database`: alias, kind, server, and the settings that another process would need. The router
+sends the models there, and what went past the router fails the test.
+`empty_database`: one of each kind for other processes. `servers`: the session's database servers by
+kind. `private_server`: one of each kind to kill.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -44,6 +45,8 @@ from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 from broker import Broker, Node
+from database_server import DatabaseServer
+from mariadb import MariaDB
 from postgresql import Postgres
 from tests.tiers import later
 
@@ -313,18 +316,38 @@ def private_node(_module_node: Node) -> Node:
 # -- databases -------------------------------------------------------------------------------------
 
 
+#: The kinds of database servers.
+SERVERS: dict[str, type[DatabaseServer]] = {each.kind: each for each in (Postgres, MariaDB)}
+#: Of tests that need rows locked one by one.
+ROW_LOCKS = pytest.mark.parametrize("archive_database", [*SERVERS], indirect=True)
+
+
+_WAITING = {
+    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+    "mariadb": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
+
+
+class Servers(dict[str, DatabaseServer]):
+    """Database servers by kind, each started on first use."""
+
+    def __missing__(self, kind: str) -> DatabaseServer:
+        return self.setdefault(kind, SERVERS[kind].start())
+
+
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
-    """The PostgreSQL server of this process; do not stop or kill it."""
-    server = Postgres.start()
-    yield server
-    server.end()
+def servers() -> Iterator[Servers]:
+    """The database servers of this process; do not stop or kill one."""
+    started = Servers()
+    yield started
+    for server in started.values():
+        server.end()
 
 
-@pytest.fixture
-def private_postgres() -> Iterator[Postgres]:
+@pytest.fixture(params=[*SERVERS])
+def private_server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
     """A server of the test's own, which it may kill."""
-    server = Postgres.start()
+    server = SERVERS[request.param].start()
     yield server
     server.end()
 
@@ -348,15 +371,17 @@ class Database:
     """Where the archive's tables are during a test.
 
     Attributes:
-        kind: ``sqlite`` or ``postgresql``.
+        kind: ``sqlite`` or one of :data:`SERVERS`.
         settings: its entry in DATABASES.
         path: of SQLite's file.
+        server: ``None`` for SQLite.
     """
 
     kind: str
     settings: dict[str, Any]
     alias: str = ArchiveRouter.alias
     path: Path | None = None
+    server: DatabaseServer | None = None
 
     @property
     def json(self) -> str:
@@ -366,6 +391,11 @@ class Database:
     def close(self) -> None:
         """Close this thread's connection."""
         connections[self.alias].close()
+
+    def waiting(self) -> int:
+        """Return how many transactions of the server wait for a lock."""
+        assert self.server is not None
+        return int(self.server.execute(_WAITING[self.kind])[0][0])
 
     def migrate(self) -> None:
         call_command("migrate", database=self.alias, verbosity=0)
@@ -383,8 +413,8 @@ def routed_by(*routers: Any) -> Iterator[None]:
 
 
 @contextmanager
-def archive_in(kind: str, settings: dict[str, Any], path: Path | None = None) -> Iterator[Database]:
-    """Route the archive's tables to this database for a block."""
+def archive_in(kind: str, settings: dict[str, Any], **more: Any) -> Iterator[Database]:
+    """Route the archive's tables to this database for a block; *more* are fields of Database."""
     alias = ArchiveRouter.alias
     before = connections.databases.get(alias)
     connections.databases[alias] = connections.configure_settings(
@@ -392,7 +422,7 @@ def archive_in(kind: str, settings: dict[str, Any], path: Path | None = None) ->
     )[alias]
     try:
         with routed_by(ArchiveRouter()):
-            yield Database(kind=kind, settings=settings, path=path)
+            yield Database(kind=kind, settings=settings, **more)
     finally:
         connections[alias].close()
         del connections[alias], connections.databases[alias]
@@ -406,65 +436,70 @@ def sqlite_settings(path: Path) -> dict[str, Any]:
     return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path), "OPTIONS": options}
 
 
-def postgres_settings(server: Postgres, name: str = "postgres") -> dict[str, Any]:
-    return {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": name,
-        "HOST": server.HOST,
-        "PORT": str(server.port),
-        "USER": server.USER,
-    }
+@contextmanager
+def new_database(server: DatabaseServer, template: str = "") -> Iterator[dict[str, Any]]:
+    """Create a database for a block; yield its entry of DATABASES."""
+    name = f"test_{secrets.token_hex(6)}"
+    server.create(name, template)
+    yield server.settings(name)
+    server.drop(name)
 
 
-def _execute(server: Postgres, *statements: str) -> None:
-    import psycopg
-
-    where = {"host": server.HOST, "port": server.port, "user": server.USER, "dbname": "postgres"}
-    with psycopg.connect(**where, autocommit=True) as connection:  # type: ignore[arg-type]
-        for statement in statements:
-            connection.execute(statement)
-
-
-@pytest.fixture(scope="session")
-def _sqlite_template(tmp_path_factory: pytest.TempPathFactory, django_db_blocker: Any) -> Path:
-    path = tmp_path_factory.mktemp("sqlite") / "archive"
-    with django_db_blocker.unblock(), archive_in("sqlite", sqlite_settings(path)) as database:
-        database.migrate()
-    return path
+@pytest.fixture(params=["sqlite", *SERVERS])
+def empty_database(
+    request: pytest.FixtureRequest, servers: Servers, tmp_path: Path
+) -> Iterator[dict[str, Any]]:
+    """An entry of DATABASES for other processes; the database has no tables."""
+    if request.param == "sqlite":
+        yield sqlite_settings(tmp_path / "db.sqlite3")
+    else:
+        with new_database(servers[request.param]) as settings:
+            yield settings
 
 
 @pytest.fixture(scope="session")
-def _postgres_template(postgres: Postgres, django_db_blocker: Any) -> str:
-    name = "archive_template"
-    _execute(postgres, f"CREATE DATABASE {name}")
-    settings = postgres_settings(postgres, name)
-    with django_db_blocker.unblock(), archive_in("postgresql", settings) as database:
-        database.migrate()
-    return name
+def _template(
+    servers: Servers, tmp_path_factory: pytest.TempPathFactory, django_db_blocker: Any
+) -> Callable[[str], str]:
+    """Return the file or name of a migrated database of a kind."""
+
+    @cache
+    def template(kind: str) -> str:
+        if kind == "sqlite":
+            name = str(tmp_path_factory.mktemp("sqlite") / "archive")
+            settings = sqlite_settings(Path(name))
+        else:
+            name = "archive_template"
+            servers[kind].create(name)
+            settings = servers[kind].settings(name)
+        with django_db_blocker.unblock(), archive_in(kind, settings) as database:
+            database.migrate()
+        return name
+
+    return template
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", *SERVERS])
 def archive_database(
     request: pytest.FixtureRequest,
+    servers: Servers,
+    _template: Callable[[str], str],
     tmp_path: Path,
     transactional_db: None,
     django_db_blocker: Any,
 ) -> Iterator[Database]:
     """The archive's tables in a database of this test's own; see the top of this module."""
-    if request.param == "sqlite":
-        path = tmp_path / "archive.sqlite3"
-        shutil.copyfile(request.getfixturevalue("_sqlite_template"), path)
-        settings = sqlite_settings(path)
-        with django_db_blocker.unblock(), archive_in("sqlite", settings, path) as database:
-            yield database
-    else:
-        template = request.getfixturevalue("_postgres_template")
-        server = request.getfixturevalue("postgres")
-        name = f"archive_{secrets.token_hex(6)}"
-        _execute(server, f"CREATE DATABASE {name} TEMPLATE {template}")
-        settings = postgres_settings(server, name)
-        with django_db_blocker.unblock(), archive_in("postgresql", settings) as database:
-            yield database
-        _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+    kind: str = request.param
+    with ExitStack() as stack:
+        template = _template(kind)
+        stack.enter_context(django_db_blocker.unblock())
+        if kind == "sqlite":
+            path = tmp_path / "archive.sqlite3"
+            shutil.copyfile(template, path)
+            yield stack.enter_context(archive_in(kind, sqlite_settings(path), path=path))
+        else:
+            server = servers[kind]
+            settings = stack.enter_context(new_database(server, template))
+            yield stack.enter_context(archive_in(kind, settings, server=server))
     for model in apps.get_app_config("django_amqp_events").get_models():
         assert not model._default_manager.using("default").exists(), f"{model} past the router"

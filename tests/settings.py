@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 SECRET_KEY = "not a secret: tests only"
@@ -15,14 +16,8 @@ INSTALLED_APPS = [
     "django_amqp_events",
 ]
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
-if os.environ.get("AMQP_EVENTS_TEST_DATABASE") == "postgresql":  # scripts/postgresql.py
-    # Host, port and user are in libpq's own variables.
-    DATABASES = {
-        "default": {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": os.environ["PGDATABASE"],
-        }
-    }
+if given := os.environ.get("AMQP_EVENTS_TEST_DATABASE"):  # scripts/database_server.py
+    DATABASES = {"default": json.loads(given)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 AMQP_EVENTS = {"SERVICE": "testing"}

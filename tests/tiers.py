@@ -25,7 +25,7 @@ FAULT_ROWS: Final = (
 
 #: Node ids, relative to tests/, with the reason why they wait for `make test-all`.
 _LATER: Final = {
-    rf"faults/.*\[(?!({'|'.join(FAULT_ROWS)})\])": "one row per family is enough",
+    rf"faults/.*\[(?!({'|'.join(FAULT_ROWS)})(-postgresql)?\])": "one row per family is enough",
     r"browser/(?!test_story)": "the story visits the pages",
     r"asyncapi/": "npm installs a validator; unit tests cover the documents",
     r"acceptance/example/": "`make demo` counts the same",
@@ -34,11 +34,10 @@ _LATER: Final = {
     r"test_broker_node\.py": "tests of scripts/, not of the package",
     r"acceptance/(?!worker/test_core).*\[([^\]]*-)?(threads|solo)\b": "prefork covers it",
     r"acceptance/worker/test_poison\.py::Test(Threads|Solo)": "prefork covers it",
-    r"acceptance/.*\[([^\]]*-)?postgresql\b": "SQLite covers it",
-    r"integration/(?!archive/test_races|monitor/test_statistics).*\[([^\]]*-)?postgresql\b": (
-        "SQLite covers it"
-    ),
-    r"unit/archive/.*\[([^\]]*-)?postgresql\b": "SQLite covers it",
+    r"acceptance/.*\[([^\]]*-)?(postgresql|mariadb)\b": "SQLite covers it",
+    r"integration/(?!archive/test_races|monitor/test_statistics).*"
+    r"\[([^\]]*-)?(postgresql|mariadb)\b": "SQLite covers it",
+    r"unit/(archive|monitor)/.*\[([^\]]*-)?(postgresql|mariadb)\b": "SQLite covers it",
     r"integration/archive/test_races.*\[sqlite": "PostgreSQL, with its row locks, covers it",
     r"acceptance/worker/test_chunks\.py.*(warm_shut|ends_the_process|holds_nobody_up|cold_shut)": (
         "the fault rows kill workers with chunks"

@@ -25,6 +25,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 # Ten times the suite's events, perhaps beside the same table on two other brokers.
 os.environ.setdefault("AMQP_EVENTS_FAULT_SECONDS", "600")
 
+from tests.conftest import SERVERS  # noqa: E402
+
 from . import all_rows, peers, report  # noqa: E402 - scripts/ has the broker
 from .running import Result, run  # noqa: E402
 from .world import Grounds, world  # noqa: E402
@@ -40,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("rows", nargs="*", metavar="row", help="Names; all rows by default.")
     parser.add_argument("--events", type=int, default=EVENTS, help=f"Per row; {EVENTS} by default.")
     parser.add_argument("--seed", default="1", help="Random seed; 1 by default.")
-    parser.add_argument("--database", choices=("postgresql", "sqlite"), default="postgresql")
+    parser.add_argument("--database", choices=("sqlite", *SERVERS), default="postgresql")
     parser.add_argument("--output", type=Path, default=ROOT / "docs", help="docs/ by default.")
     parser.add_argument(
         "--keep", action="store_true", help="Keep ledgers and logs, and print their path."

@@ -27,9 +27,11 @@ Hold = Callable[[str], None]
 
 
 @pytest.fixture(scope="module")
-def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
+def grounds(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Grounds]:
     """A broker and a database server of the module's own, which rows may kill."""
-    kind = os.environ.get("AMQP_EVENTS_FAULTS_DATABASE", "postgresql")
+    kind = getattr(request, "param", os.environ.get("AMQP_EVENTS_FAULTS_DATABASE", "postgresql"))
     grounds = Grounds(tmp_path_factory.mktemp("faults"), kind=kind)
     yield grounds
     grounds.end()

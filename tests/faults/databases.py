@@ -1,7 +1,7 @@
 """Rows: the database goes away while the mirror, the outbox, `once` or a result backend needs it.
 
-PostgreSQL is killed and started again. SQLite has no server: somebody holds a lock on its file, for
-longer than anybody waits for it.
+A server is killed and started again. SQLite has none: somebody holds a lock on its file, for longer
+than anybody waits for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ from .world import (
 )
 
 GROUP = "Databases"
-#: Seconds for which the database is down: without the time that PostgreSQL takes to start, and
+#: Seconds for which the database is down: without the time that a server takes to start, and
 #: longer than anybody waits for SQLite's lock.
 KILLED, LOCKED, PATIENCE = 1.0, 2.5, 1
 #: Seconds between attempts: the third one finds the database again.
@@ -48,8 +48,26 @@ SLOWLY = 4.0
 OUTBOX = "django_amqp_events_outboxevent"
 EVENTS = "django_amqp_events_archivedevent"
 #: Sessions of the service that wait for a lock, and transactions between two statements.
-_BLOCKED = "wait_event_type = 'Lock'"
-_OPEN = "state = 'idle in transaction'"
+_BLOCKED = {
+    "postgresql": "FROM pg_stat_activity WHERE datname = current_database() "
+    "AND wait_event_type = 'Lock'",
+    "mariadb": "FROM information_schema.processlist WHERE db = database() "
+    "AND state LIKE 'Waiting for %'",
+}
+_OPEN = {
+    "postgresql": "FROM pg_stat_activity WHERE datname = current_database() "
+    "AND state = 'idle in transaction'",
+    "mariadb": "FROM information_schema.innodb_trx JOIN information_schema.processlist "
+    "ON id = trx_mysql_thread_id WHERE db = database() AND command = 'Sleep'",
+}
+#: Lets writers of a table wait in their transaction.
+_HOLD = {"postgresql": "LOCK TABLE {} IN EXCLUSIVE MODE", "mariadb": "LOCK TABLES {} READ"}
+#: What a client is told while one database refuses connections.
+_REFUSED = {
+    "sqlite": "is locked",
+    "postgresql": "not currently accepting",
+    "mariadb": "Access denied",
+}
 
 
 def begin(world: World) -> int:
@@ -70,7 +88,7 @@ def database_mirror(world: World) -> None:
     mirror = world.mirror()
     for _ in range(times):
         slowly(world, times, lasting=lasting(world))
-        if world.grounds.postgres is None:
+        if world.grounds.server is None:
             # If it could not even read, it would take no message.
             lose(world, lambda: unacked(world, ARCHIVE), "messages unacked", only_commits=True)
         else:
@@ -92,7 +110,7 @@ def database_outbox(world: World) -> None:
     world.relay()
     for _ in range(times):
         slowly(world, times, mode="outbox", size=5)
-        if world.grounds.postgres is None:
+        if world.grounds.server is None:
             lose(world, lambda: len(pending(world)), "events whose transaction waits")
         else:
             with held(world.database, OUTBOX):
@@ -130,7 +148,7 @@ def database_relay(world: World) -> None:
 def database_once(world: World) -> None:
     """Also between their last statement and their commit: what does not commit is tried again."""
     times = begin(world)
-    sqlite = world.grounds.postgres is None
+    sqlite = world.grounds.server is None
     world.keep(world.worker if sqlite else partial(world.worker, "threads", 8))
     work = 0.02 if sqlite else max(0.1, 16 / world.events)
     for number in range(times):
@@ -164,13 +182,12 @@ def database_results(world: World) -> None:
         # Each works until the next event arrives, so one is always unacknowledged.
         slowly(world, times, work=max(0.02, SLOWLY * times / world.events), lasting=0.0)
         until(lambda: unacked(world), DEADLINE, "handlers run")
-        with closed(world, results):
+        with closed(results):
             world.hit("result backend down")
             time.sleep(LOCKED)
     world.settle()
     assert not unhandled(world)
-    words = "is locked" if world.grounds.postgres is None else "not currently accepting"
-    assert words in worker.log, "no result was refused"
+    assert _REFUSED[world.grounds.kind] in worker.log, "no result was refused"
     ((stored,),) = results.query("SELECT count(*) FROM django_celery_results_taskresult")
     assert 0 < stored < len(world.ledger.units)
 
@@ -200,12 +217,9 @@ def pending(world: World) -> set[str]:
     return ledger.intended - ledger.accepted
 
 
-def sessions(world: World, condition: str) -> int:
-    """Count the service's sessions that are like that."""
-    ((number,),) = world.database.query(
-        "SELECT count(*) FROM pg_stat_activity "  # noqa: S608
-        f"WHERE datname = current_database() AND {condition}"
-    )
+def sessions(world: World, which: Mapping[str, str]) -> int:
+    """Count such sessions of the service."""
+    ((number,),) = world.database.query(f"SELECT count(*) {which[world.grounds.kind]}")
     return int(number)
 
 
@@ -227,8 +241,8 @@ def lose(
         meanwhile: done while it is away.
         only_commits: with SQLite nothing but commits has to wait.
     """
-    postgres = world.grounds.postgres
-    if postgres is None:
+    server = world.grounds.server
+    if server is None:
         with locked(world.database, only_commits=only_commits):
             number = until(hand, DEADLINE, what)
             world.hit(f"database locked, {what}", in_flight=number)
@@ -236,12 +250,12 @@ def lose(
             time.sleep(LOCKED)
         return
     number = until(hand, DEADLINE, what)
-    pid = postgres.pid
+    pid = server.pid
     world.hits.append(Hit(f"database killed, {what}", time.time(), number, pid, signal.SIGKILL))
-    postgres.kill()
+    server.kill()
     meanwhile()
     time.sleep(KILLED)
-    postgres.start_again()
+    server.start_again()
 
 
 @contextmanager
@@ -259,45 +273,22 @@ def locked(database: Database, *, only_commits: bool = False) -> Iterator[None]:
 
 @contextmanager
 def held(database: Database, table: str) -> Iterator[None]:
-    """Let writers of a PostgreSQL table wait in their transaction."""
-    holder = _connect(database, autocommit=False)
+    """Let writers of a table wait in their transaction."""
+    assert database.server is not None
+    holder = database.server.connect(database.settings["NAME"], autocommit=False)
     try:
-        holder.execute(f"LOCK TABLE {table} IN EXCLUSIVE MODE")
+        holder.cursor().execute(_HOLD[database.server.kind].format(table))
         yield
     finally:
         holder.close()
 
 
 @contextmanager
-def closed(world: World, database: Database) -> Iterator[None]:
+def closed(database: Database) -> Iterator[None]:
     """Stop one database and leave the others running."""
-    if world.grounds.postgres is None:
-        with locked(database):
-            yield
-        return
-    name = database.settings["NAME"]
-    with _connect(world.database, autocommit=True) as connection:
-        connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        try:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
-            )
-            yield
-        finally:
-            connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-
-
-def _connect(database: Database, *, autocommit: bool) -> Any:
-    import psycopg
-
-    settings = database.settings
-    return psycopg.connect(
-        host=settings["HOST"],
-        port=settings["PORT"],
-        user=settings["USER"],
-        dbname=settings["NAME"],
-        autocommit=autocommit,
-    )
+    server = database.server
+    with locked(database) if server is None else server.refusing(database.settings["NAME"]):
+        yield
 
 
 def _impatient(database: Database) -> str:

@@ -22,9 +22,9 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from broker import Broker, Node
+from database_server import DatabaseServer
 from django_amqp_events.conf import FAST_PATHS
 from django_amqp_events.message import headers
-from postgresql import Postgres
 from tests.acceptance.harness import (
     STARTED,
     Archive,
@@ -34,6 +34,7 @@ from tests.acceptance.harness import (
     until,
 )
 from tests.acceptance.isolation import Supervisor
+from tests.conftest import SERVERS, sqlite_settings
 from tests.integration.wire import Proxy
 
 from .counts import (
@@ -72,24 +73,17 @@ class Hit:
     signal: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Database:
     """Where the service has its outbox, its inbox, its archive and its effects."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self.settings = settings
+    settings: dict[str, Any]
+    server: DatabaseServer | None = None
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
-        if "sqlite" in self.settings["ENGINE"]:
-            with closing(sqlite3.connect(self.settings["NAME"], timeout=20)) as connection:
-                return connection.execute(statement).fetchall()
-        import psycopg
-
-        with psycopg.connect(
-            host=self.settings["HOST"],
-            port=self.settings["PORT"],
-            user=self.settings["USER"],
-            dbname=self.settings["NAME"],
-        ) as connection:
+        if self.server is not None:
+            return self.server.execute(statement, database=self.settings["NAME"])
+        with closing(sqlite3.connect(self.settings["NAME"], timeout=20)) as connection:
             return connection.execute(statement).fetchall()
 
 
@@ -97,7 +91,7 @@ class Grounds:
     """A broker and a database server, for row after row; a row may kill both.
 
     Args:
-        kind: ``postgresql`` or ``sqlite``.
+        kind: ``sqlite``, or of a database server.
     """
 
     def __init__(self, directory: Path, *, kind: str = "postgresql") -> None:
@@ -105,16 +99,16 @@ class Grounds:
         self.kind = kind
         directory.mkdir(parents=True, exist_ok=True)
         self.node = Node.start(directory / "node")
-        self.postgres = Postgres.start() if kind == "postgresql" else None
-        self._template: Path | str = ""
+        self.server = None if kind == "sqlite" else SERVERS[kind].start()
+        self._template = ""
         self._cluster: list[Node] = []
 
     def end(self) -> None:
         for node in reversed(self._cluster):
             node.end()
         self.node.end()
-        if self.postgres is not None:
-            self.postgres.end()
+        if self.server is not None:
+            self.server.end()
 
     def ready(self) -> None:
         """See to it that both run, whatever the row before did."""
@@ -122,8 +116,8 @@ class Grounds:
             self.node.start_again()
         else:
             self.node.wait_ready()
-        if self.postgres is not None:
-            self.postgres.start_again()
+        if self.server is not None:
+            self.server.start_again()
 
     def cluster(self) -> list[Node]:
         """Three nodes, all running; a minority that is cut off pauses."""
@@ -144,23 +138,23 @@ class Grounds:
     def database(self) -> Database:
         """A new one with all tables."""
         if not self._template:
-            self._template = self._make_template()
-        if self.postgres is None:
-            path = self.directory / f"{uuid4().hex}.sqlite3"
-            shutil.copyfile(self._template, path)
-            return self._sqlite(path)
-        name = f"row_{uuid4().hex}"
-        self._execute(f"CREATE DATABASE {name} TEMPLATE {self._template}")
-        return self._postgresql(name)
+            made = self._empty("template_of_rows")
+            self._fill(made)
+            self._template = made.settings["NAME"]
+        return self._empty(f"row_{uuid4().hex}", self._template)
 
-    def _make_template(self) -> Path | str:
-        if self.postgres is None:
-            template: Path | str = self.directory / "template.sqlite3"
-            database = self._sqlite(self.directory / "template.sqlite3")
-        else:
-            template = "template_of_rows"
-            self._execute(f"CREATE DATABASE {template}")
-            database = self._postgresql(template)
+    def _empty(self, name: str, template: str = "") -> Database:
+        if self.server is not None:
+            self.server.create(name, template)
+            return Database(self.server.settings(name), self.server)
+        path = self.directory / f"{name}.sqlite3"
+        if template:
+            shutil.copyfile(template, path)
+        settings = sqlite_settings(path)
+        settings["OPTIONS"]["transaction_mode"] = "IMMEDIATE"
+        return Database(settings)
+
+    def _fill(self, database: Database) -> None:
         service = Service(
             url="amqp://nobody@127.0.0.1:1//",
             where=Path(tempfile.mkdtemp(dir=self.directory)),
@@ -173,38 +167,6 @@ class Grounds:
             "from django.db import connection\nfrom testproject import faulty\n"
             "connection.cursor().execute(faulty.TABLE)"
         )
-        return template
-
-    def _sqlite(self, path: Path) -> Database:
-        options = {"timeout": 20, "transaction_mode": "IMMEDIATE"}
-        return Database(
-            {"ENGINE": "django.db.backends.sqlite3", "NAME": str(path), "OPTIONS": options}
-        )
-
-    def _postgresql(self, name: str) -> Database:
-        assert self.postgres is not None
-        return Database(
-            {
-                "ENGINE": "django.db.backends.postgresql",
-                "NAME": name,
-                "HOST": self.postgres.HOST,
-                "PORT": str(self.postgres.port),
-                "USER": self.postgres.USER,
-            }
-        )
-
-    def _execute(self, statement: str) -> None:
-        import psycopg
-
-        assert self.postgres is not None
-        with psycopg.connect(
-            host=self.postgres.HOST,
-            port=self.postgres.port,
-            user=self.postgres.USER,
-            dbname="postgres",
-            autocommit=True,
-        ) as connection:
-            connection.execute(statement)
 
 
 @dataclass

@@ -18,12 +18,10 @@ of several services, those of the last one, and `Service.active()` switches for 
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import amqp
@@ -41,9 +39,6 @@ from tests.celery_app import app as celery_app
 from tests.commands import run_command
 from tests.conftest import (
     Vhost,
-    _execute,
-    postgres_settings,
-    sqlite_settings,
 )
 from tests.waiting import NotInTime
 
@@ -255,16 +250,3 @@ def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Iterator[Ser
     close_pools()
     yield made
     close_pools()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def web_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """An entry of DATABASES for a web server, empty."""
-    if request.param == "sqlite":
-        yield sqlite_settings(tmp_path / "db.sqlite3")
-        return
-    server = request.getfixturevalue("postgres")
-    name = f"web_{secrets.token_hex(6)}"
-    _execute(server, f"CREATE DATABASE {name}")
-    yield postgres_settings(server, name)
-    _execute(server, f"DROP DATABASE {name} WITH (FORCE)")

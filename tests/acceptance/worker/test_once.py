@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from postgresql import Postgres
-from tests.conftest import postgres_settings, sqlite_settings
-
 from ..conftest import Make
 from ..harness import (
     Archive,
@@ -50,21 +47,14 @@ class Effects:
         )
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def effects(
-    request: pytest.FixtureRequest, fresh_eyes: Eyes, service: Make, tmp_path: Any
-) -> Effects:
-    if request.param == "sqlite":
-        database = sqlite_settings(tmp_path / "effects.sqlite3")
-    else:
-        server: Postgres = request.getfixturevalue("private_postgres")
-        database = postgres_settings(server)
+@pytest.fixture
+def effects(empty_database: dict[str, Any], fresh_eyes: Eyes, service: Make) -> Effects:
     core = service(
         fresh_eyes,
         handlers="effects",
         celery={"worker_lost_wait": 1},
         environ={
-            "TESTPROJECT_DATABASES": json.dumps({"books": database}),
+            "TESTPROJECT_DATABASES": json.dumps({"books": empty_database}),
             "TESTPROJECT_ALIAS": "books",
         },
     )

@@ -116,9 +116,9 @@ def test_unreachable_broker_is_reported_and_the_event_stays(billing, ada):
 
 
 def test_fifty_concurrent_users_replay_one_event_once(
-    web_database: dict[str, object], billing: Service, tmp_path: Path
+    empty_database: dict[str, object], billing: Service, tmp_path: Path
 ) -> None:
-    with serving(web_database, billing.vhost.url, tmp_path) as (address, pk):
+    with serving(empty_database, billing.vhost.url, tmp_path) as (address, pk):
         ada = Browser(address).login("ada")
         archive = "/admin/django_amqp_events/archivedevent/"
         asked = ada.open(f"{archive}decide/replay/?seen={pk.hex}:0")
@@ -148,10 +148,10 @@ def test_fifty_concurrent_users_replay_one_event_once(
 
 
 def test_concurrent_edit_and_replay_are_one_replay(
-    web_database: dict[str, object], billing: Service, tmp_path: Path
+    empty_database: dict[str, object], billing: Service, tmp_path: Path
 ) -> None:
     """Of twenty concurrent browsers, half edit and half replay."""
-    with serving(web_database, billing.vhost.url, tmp_path) as (address, pk):
+    with serving(empty_database, billing.vhost.url, tmp_path) as (address, pk):
         ada = Browser(address).login("ada")
         archive = "/admin/django_amqp_events/archivedevent/"
         asked = ada.open(f"{archive}decide/replay/?seen={pk.hex}:0&back=event").fields

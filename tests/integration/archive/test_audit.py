@@ -51,7 +51,7 @@ def statements(role: str) -> list[str]:
 
 
 @pytest.fixture
-def restricted(archive_database: Database, postgres: Any) -> Iterator[str]:
+def restricted(archive_database: Database) -> Iterator[str]:
     """The archive's connection is that of a user with the rights of docs/audit.md."""
     role = f"app_{secrets.token_hex(6)}"
     connection = connections[archive_database.alias]

@@ -224,17 +224,17 @@ ARCHIVE = "/admin/django_amqp_events/archivedevent/"
 BATCHES = "/admin/django_amqp_events/replaybatch/"
 
 
-@pytest.mark.parametrize("web_database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("empty_database", ["postgresql"], indirect=True)
 def test_browsers_that_meet_replay_each_event_once(
-    billing: Service, web_database: dict[str, Any], tmp_path: Path
+    billing: Service, empty_database: dict[str, Any], tmp_path: Path
 ) -> None:
     """Two users start the same filter twice each while a third replays single events."""
     url = billing.vhost.url
     with (
-        serving(web_database, url, tmp_path) as (address, pk),
-        runners(url, json.dumps(web_database), tmp_path) as starter,
+        serving(empty_database, url, tmp_path) as (address, pk),
+        runners(url, json.dumps(empty_database), tmp_path) as starter,
     ):
-        more(web_database, url, 40)
+        more(empty_database, url, 40)
         clients = [Browser(address).login(name) for name in ("ada", "bob", "ada")]
         sessions = {each.value for one in clients for each in one.cookies if "session" in each.name}
         assert len(sessions) == 3

@@ -11,7 +11,7 @@ import pytest
 from django.core.management import call_command
 
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
-from tests.conftest import _vhost, archive_in, postgres_settings
+from tests.conftest import _vhost, archive_in
 
 from ..archiving import archived, publish, received
 from ..conftest import wait_until
@@ -36,13 +36,10 @@ def stored(number: Any) -> Any:
     assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == number
 
 
-def test_postgresql_is_killed(
-    billing, private_postgres, tmp_path, transactional_db, django_db_blocker
-):
-    settings = postgres_settings(private_postgres)
+def test_server_is_killed(billing, private_server, tmp_path, transactional_db, django_db_blocker):
     with (
         django_db_blocker.unblock(),
-        archive_in("postgresql", settings) as database,
+        archive_in(private_server.kind, private_server.settings()) as database,
         mirrors(billing.vhost, database, tmp_path) as processes,
     ):
         database.migrate()
@@ -50,10 +47,10 @@ def test_postgresql_is_killed(
         publish(billing, *some(0, 300))
         wait_until(ArchivedEvent.objects.exists, "it runs", 60)
         database.close()
-        private_postgres.kill()
+        private_server.kill()
         publish(billing, *some(300, 600))
         wait_until(lambda: PAUSED in running.said, "it says so", 60)
-        private_postgres.start_again()
+        private_server.start_again()
         stored(600)
         wait_until(
             lambda: "mirroring billing:archive has resumed" in running.said, "it says so", 60
@@ -66,7 +63,7 @@ def test_postgresql_is_killed(
 def test_sqlite_locked_for_longer_than_the_timeout(billing, archive_database, tmp_path):
     impatient = {**archive_database.settings, "OPTIONS": {"timeout": 0.3}}
     with (
-        archive_in("sqlite", impatient, archive_database.path) as database,
+        archive_in("sqlite", impatient, path=archive_database.path) as database,
         mirrors(billing.vhost, database, tmp_path) as processes,
     ):
         with closing(sqlite3.connect(archive_database.path)) as writer:

@@ -89,9 +89,9 @@ def test_mirrors_that_are_killed_at_any_moment(billing, processes):
     assert billing.ready("billing:archive") == 0
 
 
-def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_database, request):
+def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_database):
     """The messages of one event may reach different mirrors, some twice."""
-    number = 4 if archive_database.kind == "postgresql" else 2
+    number = 2 if archive_database.kind == "sqlite" else 4
     settings = conf.get_settings()
     replayed = [received(f"replayed-{n}") for n in range(150)]
     row_writer.store([taken(archived(each)) for each in replayed], settings)
@@ -123,7 +123,7 @@ def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_
             messages += [archived(each, attempt=attempt, at=at)] * 2
         expected[State.ARCHIVED] += 1
     random.Random(number).shuffle(messages)
-    server = request.getfixturevalue("postgres") if archive_database.kind == "postgresql" else None
+    server = archive_database.server
     deadlocks = server.log.count("deadlock detected") if server else 0
     publish(billing, *messages)
     running = [processes.start("--until-empty", "--batch-size", "40") for _ in range(number)]

@@ -74,10 +74,10 @@ class Office:
 
 
 @pytest.fixture
-def office(web_database: dict[str, Any], billing: Service, tmp_path: Path) -> Iterator[Office]:
+def office(empty_database: dict[str, Any], billing: Service, tmp_path: Path) -> Iterator[Office]:
     url = billing.vhost.url
-    with serving(web_database, url, tmp_path) as (address, first):
-        more(web_database, url, EVENTS)
+    with serving(empty_database, url, tmp_path) as (address, first):
+        more(empty_database, url, EVENTS)
         ada, bob = Browser(address).login("ada"), Browser(address).login("bob")
         listed = ada.open(f"{ADMIN}failuregroup/")
         [group] = {link.split("/")[-3] for link in listed.links if "/change/" in link}
@@ -146,7 +146,7 @@ def test_two_write_about_a_group(office: Office) -> None:
 
 
 def test_everybody_presses_the_buttons_of_a_batch(
-    office: Office, web_database: dict[str, Any], billing: Service, tmp_path: Path
+    office: Office, empty_database: dict[str, Any], billing: Service, tmp_path: Path
 ) -> None:
     """Concurrent start, pause, resume and cancel publish each event once."""
     page = office.ask(office.ada, "batch")
@@ -166,7 +166,7 @@ def test_everybody_presses_the_buttons_of_a_batch(
 
         return act
 
-    with runners(billing.vhost.url, json.dumps(web_database), tmp_path) as starter:
+    with runners(billing.vhost.url, json.dumps(empty_database), tmp_path) as starter:
         for _ in range(2):
             starter.start()
         office.meet(
@@ -193,7 +193,7 @@ def test_everybody_presses_the_buttons_of_a_batch(
 
 
 def test_an_edit_and_a_batch_with_it(
-    office: Office, web_database: dict[str, Any], billing: Service, tmp_path: Path
+    office: Office, empty_database: dict[str, Any], billing: Service, tmp_path: Path
 ) -> None:
     """Whoever is faster: the event is sent once, and the others by the batch."""
     page = office.ask(office.ada, "batch")
@@ -203,7 +203,7 @@ def test_an_edit_and_a_batch_with_it(
     payload = json.dumps({"order_id": 70})
     edited = {**editor, "payload": payload, "step": "publish", "reason": "a number"}
     told: list[str] = []
-    with runners(billing.vhost.url, json.dumps(web_database), tmp_path) as starter:
+    with runners(billing.vhost.url, json.dumps(empty_database), tmp_path) as starter:
         starter.start()
         office.meet(
             lambda: office.ada.open(f"{batch}start/", {**given, "threshold": ""}),

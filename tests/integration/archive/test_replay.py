@@ -25,7 +25,7 @@ from django_amqp_events.models import (
     State,
 )
 from tests.archive_rows import again, seen
-from tests.conftest import Database, Vhost
+from tests.conftest import SERVERS, Database, Vhost
 
 from ..archiving import (
     archived,
@@ -129,18 +129,19 @@ def test_overlapping_bulks_publish_each_event_once(billing: Service) -> None:
     assert {row.state for row in ArchivedEvent.objects.all()} == {State.REPLAYING}
 
 
-@kind("postgresql")
+@kind(*SERVERS)
 def test_repeatable_read(billing: Service, archive_database: Database) -> None:
-    """The database aborts the second transaction, which retries and is refused."""
+    """PostgreSQL aborts the second transaction, which retries and is refused."""
+    level = "TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+    if archive_database.kind == "postgresql":
+        level = f"CHARACTERISTICS AS {level}"
     rows = archive(billing, 5)
     together = threading.Barrier(20)
     reports: list[Report] = []
 
     def work(number: int) -> None:
         with connections[archive_database.alias].cursor() as cursor:
-            cursor.execute(
-                "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ"
-            )
+            cursor.execute(f"SET SESSION {level}")
         together.wait(30)
         reports.append(run(*rows))
 
@@ -219,7 +220,7 @@ def test_active_claim_is_respected(billing: Service) -> None:
     assert replay.resume(lease=0) == 3
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@kind(*SERVERS)
 def test_clocks_of_hosts_do_not_matter(
     billing: Service, archive_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from django_amqp_events.models import (
 )
 from tests.archive_rows import make
 from tests.commands import run_command
+from tests.conftest import ROW_LOCKS
 
 from ..conftest import wait_until
 
@@ -239,7 +240,7 @@ def test_event_restored_during_the_prune_stays(prune, monkeypatch):
     assert not Replay.objects.filter(event_id=other.pk).exists()
 
 
-@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
+@ROW_LOCKS
 def test_locked_rows_are_waited_for_and_read_again(archive_database):
     row = event(State.DISCARDED, 100)
     pruned: list[retention.Pruned] = []
@@ -254,13 +255,7 @@ def test_locked_rows_are_waited_for_and_read_again(archive_database):
     with transaction.atomic(using=archive_database.alias):
         ArchivedEvent.objects.filter(pk=row.pk).update(state=State.ARCHIVED, version=1)
         thread.start()
-
-        def waits() -> bool:
-            with connections[archive_database.alias].cursor() as cursor:
-                cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-                return bool(cursor.fetchone()[0])
-
-        wait_until(waits, "the other one waits for the row")
+        wait_until(archive_database.waiting, "the other one waits for the row")
     thread.join(30)
     assert [each.total for each in pruned] == [0]
     assert ArchivedFailure.objects.get().event_id == row.pk

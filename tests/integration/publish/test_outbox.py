@@ -24,6 +24,7 @@ from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from broker import Node
+from database_server import DatabaseServer
 from django_amqp_events import (
     Options,
     OutboxError,
@@ -39,12 +40,10 @@ from django_amqp_events.publish.outbox_rows import Answer, Row
 from django_amqp_events.publish.relay import OutboxChannel, Relay, RelayCounts
 from django_amqp_events.signals import event_postponed, event_published, event_unrouted
 from django_amqp_events.testing import override_events
-from postgresql import Postgres
 from tests.conftest import (
     Database,
     Vhost,
     archive_in,
-    postgres_settings,
 )
 
 from .. import wire as wire_module
@@ -842,7 +841,7 @@ def test_events_status(
 
 def test_the_database_goes_and_comes(
     vhost: Vhost,
-    private_postgres: Postgres,
+    private_server: DatabaseServer,
     transactional_db: None,
     django_db_blocker: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -852,13 +851,13 @@ def test_the_database_goes_and_comes(
 
     def killing(*args: Any, **options: Any) -> None:
         if next(calls) == 4:
-            private_postgres.kill()
+            private_server.kill()
         delete(*args, **options)
 
     monkeypatch.setattr(outbox_rows, "delete_confirmed", killing)
     with (
         django_db_blocker.unblock(),
-        archive_in("postgresql", postgres_settings(private_postgres)) as database,
+        archive_in(private_server.kind, private_server.settings()) as database,
     ):
         database.migrate()
         with Wire.on(vhost.url, PUBLISH="outbox", DATABASE=ALIAS) as wire:
@@ -875,7 +874,7 @@ def test_the_database_goes_and_comes(
             until(lambda: any("paused: the database" in text for text in said), "it is said")
             assert counts.published == 200
             connections[ALIAS].close()
-            private_postgres.start_again()
+            private_server.start_again()
             until(lambda: counts.published >= 3000, "all are published", 120)
             stop.set()
             thread.join(30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -26,10 +27,11 @@ from django_amqp_events.models import ArchivedEvent, InboxEntry
 from django_amqp_events.publish import outbox, outbox_rows
 from django_amqp_events.testing import override_events
 from django_amqp_events.worker import inbox
-from tests.conftest import Database
+from tests.conftest import ROW_LOCKS, Database
 
 from ..archiving import archived, mirror_all, publish
 from ..archiving import received as delivered
+from ..conftest import wait_until
 
 ALIAS = "archive"
 
@@ -107,7 +109,7 @@ def test_same_id_with_different_names_is_handled_twice(books: Handler) -> None:
     assert InboxEntry.objects.using(ALIAS).count() == 2
 
 
-def test_raising_handler_is_rolled_back(books: Handler) -> None:
+def test_raising_handler_is_rolled_back(books: Handler, archive_database: Database) -> None:
     event = received()
 
     def fail() -> None:
@@ -239,6 +241,38 @@ def test_deliveries_at_the_same_time(books: Handler) -> None:
     assert outcomes.count("done") == 1
     assert effects() == [event.id]
     assert len(outcomes) == 8
+
+
+@ROW_LOCKS
+def test_deliveries_that_wait_for_one_that_is_rolled_back(
+    books: Handler, archive_database: Database
+) -> None:
+    """MySQL gives all who wait a shared lock, and then ends all but one of them."""
+    event = received()
+    outcomes: list[object] = []
+
+    def work() -> None:
+        try:
+            outcomes.append(run(books, event))
+        except Exception as exc:  # noqa: BLE001 - compared below
+            outcomes.append(exc)
+        finally:
+            connections[ALIAS].close()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+
+    def fails() -> None:
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: archive_database.waiting() == len(threads), "all wait")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        inbox.once(books, event, fails)
+    for thread in threads:
+        thread.join(60)
+    assert Counter(map(str, outcomes)) == {"done": 1, "None": 5}
+    assert effects() == [event.id]
 
 
 def test_old_rows_go_unless_their_event_is_in_the_archive(books: Handler) -> None:

@@ -6,6 +6,11 @@ import json
 import os
 from typing import Any
 
+import pymysql
+
+# Django's backend imports mysqlclient, which has no wheels for Linux.
+pymysql.install_as_MySQLdb()
+
 WHERE = os.environ["TESTPROJECT_DIR"]
 EXTRA: dict[str, Any] = json.loads(os.environ.get("TESTPROJECT_EVENTS", "{}"))
 
