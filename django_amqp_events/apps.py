@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from django.apps import AppConfig
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage, Tags, register
 from django.utils.module_loading import autodiscover_modules
 from django.utils.translation import gettext_lazy as _
 
@@ -25,6 +25,7 @@ class DjangoAmqpEventsConfig(AppConfig):
         from .worker import celery_signals
 
         register(_check, CHECKS)
+        register(_check_databases, CHECKS, Tags.database)
         register(_check_deployment, CHECKS, deploy=True)
         settings, _problems = conf.load()
         # Without a service nothing is published or handled, which the checks report.
@@ -43,6 +44,12 @@ def _check(**kwargs: Any) -> list[CheckMessage]:
     from . import checks
 
     return checks.check(**kwargs)
+
+
+def _check_databases(**kwargs: Any) -> list[CheckMessage]:
+    from . import checks
+
+    return checks.check_databases(**kwargs)
 
 
 def _check_deployment(**kwargs: Any) -> list[CheckMessage]:

@@ -55,6 +55,11 @@ def check_deployment(**_kwargs: Any) -> list[CheckMessage]:
     return _messages(_found(DEPLOYMENT_CHECKS, project)) if project else []
 
 
+def check_databases(databases: Iterable[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
+    """Check database servers; for ``manage.py migrate`` and ``check --database``."""
+    return _messages(database.check_servers(databases or ()))
+
+
 def _project() -> Project | None:
     raw = getattr(django_settings, conf.SETTING, None)
     if not raw or not isinstance(raw, Mapping):

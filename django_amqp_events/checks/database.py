@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -145,3 +145,40 @@ def check_outbox(project: Project) -> Iterator[Problem]:
             "Let allow_migrate() return True for django_amqp_events there, or set DATABASE to an "
             "alias where it does.",
         )
+
+
+def check_servers(aliases: Iterable[str]) -> Iterator[Problem]:
+    """MySQL and MariaDB: old versions (E029), tables without transactions (E030), W019."""
+    for alias in aliases:
+        connection: Any = connections[alias]
+        if connection.vendor != "mysql" or not router.allow_migrate(alias, "django_amqp_events"):
+            continue
+        name = f"The database {alias!r} ({connection.display_name})"
+        oldest = (10, 6) if connection.mysql_is_mariadb else (8, 0, 13)
+        if connection.mysql_version < oldest:
+            yield Problem(
+                "E029",
+                f"{name} has version {_dotted(connection.mysql_version)}, which is too old.",
+                f"Upgrade to {connection.display_name} {_dotted(oldest)} or newer.",
+            )
+        if not connection.features.supports_transactions:
+            yield Problem(
+                "E030",
+                f"{name} creates tables without transactions (MyISAM), so events could be lost "
+                f"or doubled.",
+                "Set the server's default_storage_engine to InnoDB, and create the tables again.",
+            )
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@character_set_client")
+            [charset] = cursor.fetchone()
+        if charset != "utf8mb4":
+            yield Problem(
+                "W019",
+                f"{name} is connected with the character set {charset}, which lacks characters "
+                f"such as emoji: events with them could not be stored.",
+                "Remove charset from the OPTIONS of its entry in DATABASES, or set it to utf8mb4.",
+            )
+
+
+def _dotted(version: Iterable[int]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,168 @@
+"""What databases do differently, and the app does not: each test runs on each of them."""
+
+from __future__ import annotations
+
+import io
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.contrib import admin
+from django.core.checks import Tags
+from django.core.management import call_command
+from django.db import connections
+from django.db.models import QuerySet
+
+from django_amqp_events import conf
+from django_amqp_events.apps import CHECKS
+from django_amqp_events.archive import row_writer, selection
+from django_amqp_events.archive.selection import Selection
+from django_amqp_events.checks.database import check_servers
+from django_amqp_events.databases import delete_by_id, sliced
+from django_amqp_events.message.types import Message, derived_id
+from django_amqp_events.models import ArchivedEvent, FailureGroup, InboxEntry
+from django_amqp_events.monitor import alerts
+from tests.archive_rows import make
+from tests.conftest import ROW_LOCKS, Database
+
+from .archiving import archived, received, taken
+
+MEBIBYTE = 1024 * 1024
+
+pytestmark = pytest.mark.usefixtures("archive_database")
+
+
+@pytest.fixture(autouse=True)
+def _billing(settings: Any) -> None:
+    settings.AMQP_EVENTS = {"SERVICE": "billing", "AUTODISCOVER": []}
+
+
+def store(*messages: Message) -> row_writer.Counts:
+    return row_writer.store([taken(each) for each in messages], conf.get_settings())
+
+
+def test_migrate_prints_no_warning(archive_database: Database) -> None:
+    said = io.StringIO()
+    # What `migrate` checks, without the tests' settings for the admin.
+    tags = [Tags.models, Tags.database, CHECKS]
+    call_command("check", databases=[archive_database.alias], tags=tags, stdout=said, stderr=said)
+    assert "no issues" in said.getvalue()
+
+
+def test_derived_ids_are_valid(archive_database: Database) -> None:
+    """MariaDB refuses some UUIDs of every version but 7; a thousand would show it."""
+    ids = [derived_id("a test", number) for number in range(1000)]
+    now = datetime.now(UTC)
+    InboxEntry.objects.bulk_create(InboxEntry(id=each, handled_at=now) for each in ids)
+    # Locks are taken in the order of the ids, whoever sorts them.
+    found = list(InboxEntry.objects.order_by("pk").values_list("pk", flat=True))
+    assert found == sorted(ids)
+    assert {each.version for each in ids} == {8}
+
+
+def test_the_beginning_of_the_id_of_a_row() -> None:
+    rows = [make(number, id=derived_id(number)) for number in range(50)]
+    for row in rows:
+        assert selection.expand_id(row.pk.hex[:12]) == [str(row.pk)]
+        assert selection.expand_id(str(row.pk)[:20]) == [str(row.pk)]
+
+
+def test_texts_that_differ_in_case() -> None:
+    store(*(archived(received(each)) for each in ("Order-1", "order-1", "ördér-1", "order-😀")))
+    for each in ("Order-1", "order-1", "ördér-1", "order-😀"):
+        assert [row.event_id for row in Selection(ids=[each]).queryset()] == [each]
+    starts = selection.starts_with("event_id", "order-")
+    found = ArchivedEvent.objects.filter(starts).values_list("event_id", flat=True)
+    assert set(found) == {"order-1", "order-😀"}
+
+
+def test_percent_signs_underscores_and_backslashes_are_meant() -> None:
+    names = ["a%.Error", "a_.Error", "a\\.Error", "ab.Error"]
+    for number, each in enumerate(names):
+        make(number, exception=f"shop.{each}")
+    for each in names:
+        found = Selection(exceptions=[each]).queryset()
+        assert [row.exception for row in found] == [f"shop.{each}"]
+
+
+def test_groups_are_searched_in_any_case() -> None:
+    store(archived(received("order-1")))
+    pages: Any = admin.site._registry[FailureGroup]
+    for term in ("TAXERROR", "billing.Errors", "send_"):
+        matching = pages.matches(term, "archive")
+        assert FailureGroup.objects.filter(matching).exists(), term
+    assert not FailureGroup.objects.filter(pages.matches("axError", "archive")).exists()
+
+
+def test_alerts_are_told_apart_by_case_and_told_once() -> None:
+    now = datetime.now(UTC)
+    assert alerts.update_alert("abyss", "Queue", "full", now=now)
+    assert alerts.update_alert("abyss", "queue", "full", now=now)
+    assert not alerts.update_alert("abyss", "queue", "full", now=now)
+    for _ in range(2):
+        assert alerts.update_alert("abyss", "queue", now=now, troubled=False)
+        assert alerts.update_alert("abyss", "queue", "full", now=now)
+
+
+def test_a_batch_larger_than_a_packet(
+    archive_database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The mirror reads 32 MiB at once; MariaDB takes 16 MiB in a statement."""
+    body = b"[[],{},{}]" + b" " * MEBIBYTE
+    messages = [archived(received(f"order-{number}", body=body)) for number in range(24)]
+    assert store(*messages).events == 24
+    assert "cannot be stored" not in caplog.text
+    assert ArchivedEvent.objects.filter(body_size=len(body)).count() == 24
+
+
+def test_slices_in_conditions() -> None:
+    for number in range(5):
+        make(number)
+    first: QuerySet[Any, UUID] = ArchivedEvent.objects.order_by("event_id").values_list(
+        "pk", flat=True
+    )[:2]
+    found = ArchivedEvent.objects.filter(pk__in=sliced(first))
+    assert {row.event_id for row in found} == {"order-0", "order-1"}
+
+
+@ROW_LOCKS
+def test_a_deletion_does_not_wait_for_rows_that_others_insert(archive_database: Database) -> None:
+    """The direct publisher deletes rows while a long transaction has inserted others."""
+    now = datetime.now(UTC)
+    ids = [uuid4() for _ in range(4)]
+    InboxEntry.objects.bulk_create(InboxEntry(id=each, handled_at=now) for each in ids)
+    connection = connections[archive_database.alias]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SET innodb_lock_wait_timeout = 1"
+            if connection.vendor == "mysql"
+            else "SET lock_timeout = '1s'"
+        )
+    with closing(connections.create_connection(archive_database.alias)) as other:
+        other.set_autocommit(False)
+        cursor = other.cursor()
+        cursor.execute(
+            "INSERT INTO django_amqp_events_inboxentry "
+            "SELECT %s, service, handler, source, event_id, name, handled_at "
+            "FROM django_amqp_events_inboxentry WHERE id = %s",
+            [uuid4(), ids[0]],
+        )
+        assert delete_by_id(InboxEntry, archive_database.alias, ids) == 4
+        other.rollback()
+
+
+@pytest.mark.parametrize("archive_database", ["mariadb"], indirect=True)
+def test_checks_of_the_server(archive_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    alias = archive_database.alias
+    connection: Any = connections[alias]
+    assert list(check_servers([alias, "default"])) == []
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "charset", "latin1")
+    connection.close()
+    monkeypatch.setitem(vars(connection.features), "supports_transactions", False)
+    monkeypatch.setitem(vars(connection), "mysql_version", (10, 5, 29))
+    problems = list(check_servers([alias, "default"]))
+    assert [each.code for each in problems] == ["E029", "E030", "W019"]
+    assert "10.5.29" in problems[0].message
+    connection.close()
