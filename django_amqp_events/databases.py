@@ -37,11 +37,13 @@ def is_conflict(exc: BaseException) -> bool:
     return _code(exc) in _CONFLICT_CODES
 
 
-def _code(exc: BaseException) -> str | int | None:
+def _code(exc: BaseException) -> object:
     cause = exc.__cause__
-    code: str | int | None = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    # MySQL's drivers give the number first.
-    return code or next((arg for arg in getattr(cause, "args", ()) if isinstance(arg, int)), None)
+    # MySQL's drivers give the number first; PyMySQL has a less exact sqlstate, too.
+    number = next(iter(getattr(cause, "args", ())), None)
+    if isinstance(number, int):
+        return number
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
 
 
 def error_line(exc: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from django_amqp_events.exceptions import PublishError
-from django_amqp_events.message.types import Message
+from django_amqp_events.message.types import Message, derived_id
 from django_amqp_events.models import ArchivedEvent, State
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -24,7 +24,7 @@ def build(
     body = fields.get("body", b'[[],{"order_id":7},{}]')
     return ArchivedEvent(
         **{
-            "id": uuid4(),
+            "id": derived_id(uuid4().hex),
             "service": "billing",
             "handler": "send_invoice",
             "queue": "billing.send_invoice",

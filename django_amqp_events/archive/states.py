@@ -104,10 +104,11 @@ def clock() -> datetime:
     connection = connections[database()]
     if connection.vendor == "sqlite":
         return datetime.now(UTC)
+    mysql = connection.vendor == "mysql"
     with connection.cursor() as cursor:
-        cursor.execute("SELECT CURRENT_TIMESTAMP")
+        cursor.execute("SELECT UTC_TIMESTAMP(6)" if mysql else "SELECT CURRENT_TIMESTAMP")
         now: datetime = cursor.fetchone()[0]
-    return now.astimezone(UTC)
+    return now.replace(tzinfo=UTC) if mysql else now.astimezone(UTC)
 
 
 def pieces(found: Iterable[tuple[T, int]], *, count: int, size: int) -> Iterator[list[T]]:
