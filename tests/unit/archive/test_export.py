@@ -147,6 +147,42 @@ def test_export_round_trips() -> None:
     assert exported() == lines
 
 
+CLOUDEVENT = {"specversion": "1.0", "id": "7", "source": "/shop", "type": "shop.order.created"}
+
+
+@pytest.mark.parametrize(
+    ("content_type", "headers", "document"),
+    [
+        ("application/json", {"tenant": 7}, {"order_id": 7}),
+        (
+            "application/cloudevents+json; charset=utf-8",
+            {},
+            {**CLOUDEVENT, "data": {"order_id": 7}},
+        ),
+        (
+            "application/json",
+            {f"cloudEvents:{name}": value for name, value in CLOUDEVENT.items()},
+            {"order_id": 7},
+        ),
+    ],
+    ids=["json", "cloudevents", "cloudevents-binary"],
+)
+def test_events_of_other_formats_round_trip(
+    content_type: str, headers: dict[str, Any], document: dict[str, Any]
+) -> None:
+    """Body, headers and content type are what makes them readable."""
+    body = json.dumps(document, indent=1).encode()
+    make(body=body, headers_raw=ArchivedEvent.pack_headers(headers), content_type=content_type)
+    before = everything()
+    lines = exported()
+    wipe()
+    assert export.import_events(lines).events == 1
+    assert everything() == before
+    row = ArchivedEvent.objects.get()
+    assert (bytes(row.body), row.headers, row.content_type) == (body, headers, content_type)
+    assert row.payload == {"order_id": 7}
+
+
 def test_decisions_of_one_moment_keep_their_order() -> None:
     make()
     lines = exported()
