@@ -1,15 +1,23 @@
-"""Databases: whether they commit, and what their errors mean."""
+"""Databases: how they store times, whether they commit, and what their errors mean."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from django.db import DataError, IntegrityError, connections
-from django.db.models import Model, QuerySet
+from django.db import DataError, IntegrityError, connections, models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Model, QuerySet, functions
+from django.utils.timezone import get_default_timezone, is_naive, make_aware
 
 from .exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    _DateTimeField = models.DateTimeField[Any, Any]
+else:
+    _DateTimeField = models.DateTimeField
 
 #: PostgreSQL's undefined_table and undefined_column; the same of MySQL.
 _MISSING_CODES: Final = frozenset({"42P01", "42703", 1146, 1054})
@@ -20,6 +28,68 @@ _WRONG_VALUES: Final = frozenset({1292, 1366})
 #: PostgreSQL's serialization_failure (REPEATABLE READ and stricter) and deadlock_detected; MySQL's
 #: ER_LOCK_DEADLOCK, and MariaDB's ER_CHECKREAD (REPEATABLE READ).
 _CONFLICT_CODES: Final = frozenset({"40001", "40P01", 1213, 1020})
+
+
+class Moment(_DateTimeField):
+    """A time: aware and in UTC, whatever ``USE_TZ`` and ``TIME_ZONE`` are.
+
+    A database without time zones (SQLite, MySQL) stores it in UTC, so that no hour is ambiguous and
+    every process and :class:`Now` agree. A naive value is in the default time zone.
+    """
+
+    def get_prep_value(self, value: Any) -> Any:
+        found = super().get_prep_value(value)
+        return None if found is None else _utc(found)
+
+    def get_db_prep_value(
+        self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False
+    ) -> Any:
+        found = value if prepared else self.get_prep_value(value)
+        if isinstance(found, datetime) and not connection.features.supports_timezones:
+            # Django converts or refuses an aware time by USE_TZ, and writes a naive one as it is.
+            found = found.replace(tzinfo=None)
+        return connection.ops.adapt_datetimefield_value(found)
+
+    def from_db_value(
+        self, value: datetime | None, _expression: object, connection: BaseDatabaseWrapper
+    ) -> datetime | None:
+        if value is None:
+            return None
+        return _utc(value) if connection.features.supports_timezones else value.replace(tzinfo=UTC)
+
+    def deconstruct(self) -> Any:
+        # The column is the same, so migrations do not refer to this class.
+        name, _, args, kwargs = super().deconstruct()
+        return name, "django.db.models.DateTimeField", args, kwargs
+
+
+class Now(functions.Now):
+    """The database's time."""
+
+    output_field = Moment()
+
+    def as_mysql(self, compiler: Any, connection: BaseDatabaseWrapper, **context: Any) -> Any:
+        # Django's CURRENT_TIMESTAMP is in the session's time zone.
+        return self.as_sql(compiler, connection, template="UTC_TIMESTAMP(6)", **context)
+
+
+def clock(alias: str) -> datetime:
+    """Return the database's time; SQLite has this process's time."""
+    connection = connections[alias]
+    if connection.vendor == "sqlite":
+        return datetime.now(UTC)
+    with connection.cursor() as cursor:
+        mysql = connection.vendor == "mysql"
+        cursor.execute("SELECT UTC_TIMESTAMP(6)" if mysql else "SELECT CURRENT_TIMESTAMP")
+        [found] = cursor.fetchone()
+    return found.replace(tzinfo=UTC) if mysql else _utc(found)
+
+
+def _utc(moment: datetime) -> datetime:
+    """Return a time in UTC; a naive one is in the default time zone, the second of two by fold."""
+    if is_naive(moment):
+        moment = make_aware(moment, get_default_timezone())
+    return moment.astimezone(UTC)
 
 
 def table_missing(exc: BaseException) -> bool:

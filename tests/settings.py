@@ -20,6 +20,8 @@ if given := os.environ.get("AMQP_EVENTS_TEST_DATABASE"):  # scripts/database_ser
     DATABASES = {"default": json.loads(given)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
+# Neither UTC nor without daylight saving.
+TIME_ZONE = "America/New_York"
 AMQP_EVENTS = {"SERVICE": "testing"}
 # Django 6.1 asks for it; pytest-django keeps what is sent.
 MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}

@@ -13,7 +13,6 @@ from uuid import UUID
 from django.contrib import admin
 from django.db import transaction
 from django.db.models import QuerySet
-from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
@@ -25,10 +24,11 @@ from ..archive.eligibility import Skipped
 from ..archive.replay import Report
 from ..archive.selection import parse_uuid
 from ..archive.states import Seen
+from ..databases import Now
 from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.types import Received
-from ..models import Moment, OutboxEvent, visible
+from ..models import OutboxEvent, visible
 from ..monitor.state_texts import ROW_STATES
 from ..publish import outbox
 from ..publish.outbox import RowState
@@ -126,7 +126,7 @@ def _missed(decision: Decision, done: set[UUID]) -> list[Skipped]:
     now: dict[UUID, Any] = {}
     for alias in {alias_of(decision.rows[pk]) for pk in missed}:
         found = outbox.rows(alias).filter(pk__in=missed).defer("body", "envelope")
-        now |= {row.pk: row for row in found.annotate(at=Now(output_field=Moment()))}
+        now |= {row.pk: row for row in found.annotate(at=Now())}
     return [
         Skipped.of(now[pk], _obstacle(decision.action, now[pk]) or Reason("outbox-changed"))
         if pk in now
@@ -287,7 +287,7 @@ class OutboxEventAdmin(ActionPages):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows of the selected database, without what is large."""
         rows = super().get_queryset(request).using(databases.chosen(request, OutboxEvent))
-        found: QuerySet[Any] = rows.annotate(at=Now(output_field=Moment()))
+        found: QuerySet[Any] = rows.annotate(at=Now())
         return found.defer("body", "envelope")
 
     def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, OutboxEvent]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 from uuid import UUID, uuid4
@@ -26,6 +26,7 @@ from django.db import OperationalError, connections, router, transaction
 from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.utils.translation import gettext_noop
 
+from .. import databases
 from ..databases import is_conflict
 from ..exceptions import ConfigurationError
 from ..models import (
@@ -97,18 +98,8 @@ def rows() -> QuerySet[ArchivedEvent]:
 
 
 def clock() -> datetime:
-    """Return the database's time, so that leases do not depend on the clocks of hosts.
-
-    SQLite has this process's time.
-    """
-    connection = connections[database()]
-    if connection.vendor == "sqlite":
-        return datetime.now(UTC)
-    mysql = connection.vendor == "mysql"
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT UTC_TIMESTAMP(6)" if mysql else "SELECT CURRENT_TIMESTAMP")
-        now: datetime = cursor.fetchone()[0]
-    return now.replace(tzinfo=UTC) if mysql else now.astimezone(UTC)
+    """Return the database's time, so that leases do not depend on the clocks of hosts."""
+    return databases.clock(database())
 
 
 def pieces(found: Iterable[tuple[T, int]], *, count: int, size: int) -> Iterator[list[T]]:

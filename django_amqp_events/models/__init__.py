@@ -10,7 +10,6 @@ from .archive import Revision as Revision
 from .archive import SearchValue as SearchValue
 from .archive import State as State
 from .base import LENGTH as LENGTH
-from .base import Moment as Moment
 from .batches import ReplayBatch as ReplayBatch
 from .batches import ReplayBatchAction as ReplayBatchAction
 from .batches import ReplayBatchEvent as ReplayBatchEvent

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from django.db import models
-from django.utils.timezone import get_default_timezone, is_naive, make_aware
 
+from ..databases import Moment as Moment  # noqa: PLC0414 - a re-export, for mypy
 from ..exceptions import AppendOnlyError
-
-if TYPE_CHECKING:
-    _DateTimeField = models.DateTimeField[Any, Any]
-else:
-    _DateTimeField = models.DateTimeField
-
 
 M = TypeVar("M", bound=models.Model)
 
 
 #: Characters of the texts that lists, filters and indexes use.
 LENGTH: Final = 255
-
-
-class Moment(_DateTimeField):
-    """A datetime with a time zone, even if ``USE_TZ`` is off."""
-
-    def from_db_value(self, value: datetime | None, *_: object) -> datetime | None:
-        if value is not None and is_naive(value):
-            # Without USE_TZ, Django writes times in the default time zone.
-            return make_aware(value, get_default_timezone()).astimezone(UTC)
-        return value
-
-    def deconstruct(self) -> Any:
-        # The column is the same, so migrations do not refer to this class.
-        name, _, args, kwargs = super().deconstruct()
-        return name, "django.db.models.DateTimeField", args, kwargs
 
 
 class PartialIndex(models.Index):

@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from django.db.models import Model, Q, QuerySet
-from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 
 from ..archive import eligibility, states
@@ -22,11 +21,11 @@ from ..archive.selection import SearchTerm, expand_id, matching, parse_uuid
 from ..broker import topology
 from ..broker.topology import Queue
 from ..conf import Settings
+from ..databases import Now
 from ..declare.registry import Handler, Registry
 from ..models import (
     ArchivedEvent,
     InboxEntry,
-    Moment,
     Replay,
     ReplayBatchEvent,
     State,
@@ -207,7 +206,7 @@ _Found = tuple[tuple[str, str], Record]
 def _in_outbox(ids: set[str], settings: Settings) -> Iterator[_Found]:
     for alias in outbox_rows.tables(settings):
         rows: Any = outbox.rows(alias).filter(event_id__in=ids).defer("body", "envelope")
-        for row in rows.annotate(now=Now(output_field=Moment()))[:ROWS]:
+        for row in rows.annotate(now=Now())[:ROWS]:
             state = outbox.row_state(row, row.now)
             label, meaning, remedy = ROW_STATES[state]
             yield (

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from uuid import UUID
 
 from django.db.models import Count, Min, Q, QuerySet
-from django.db.models.functions import Now
 
 from ..conf import Settings
-from ..databases import error_line
+from ..databases import Now, error_line
 from .outbox_rows import LEASE, aliases, no_table
 from .outbox_rows import rows as rows  # noqa: PLC0414 - a re-export, for mypy
 

@@ -34,11 +34,10 @@ from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Model, QuerySet
-from django.db.models.functions import Now
 
 from ..backoff import Backoff
 from ..conf import LONGEST_CONFIRM, Settings
-from ..databases import delete_by_id, error_line, table_missing
+from ..databases import Now, delete_by_id, error_line, table_missing
 from ..exceptions import (
     BrokerUnavailableError,
     ConfigurationError,

@@ -30,7 +30,7 @@ class Command(ReportCommand):
 
         def show() -> None:
             for each in found:
-                since = f"{each.since:%Y-%m-%d %H:%M:%S}"
+                since = f"{each.since:%Y-%m-%d %H:%M:%S} UTC"
                 self.stdout.write(f"{since}  {alerts.title(each)}", self.style.ERROR)
                 self.tell(f"    {alerts.alert_text(each)}")
             if not found:

@@ -137,7 +137,7 @@ class Command(ReportCommand):
             return
         pending = ""
         if isinstance(each, outbox.OutboxStatus) and each.total:
-            pending = f"{counted(each.total, 'event')} since {each.oldest:%Y-%m-%d %H:%M:%S}: "
+            pending = f"{counted(each.total, 'event')} since {each.oldest:%Y-%m-%d %H:%M:%S} UTC: "
         line = f"outbox in database {each.alias!r}: {pending}{each.meaning}"
         self.stdout.write(self._line(line, each.severity))
 

@@ -14,6 +14,7 @@ from ..harness import Eyes, Service, until
 from ..replaying import (
     fix,
     make,
+    migrate,
     mirror,
     mirror_once,
     mirrored,
@@ -76,6 +77,40 @@ def test_an_event_fails_is_archived_replayed_and_succeeds(
     received = [line.endswith(", replayed") for line in logged if " received, attempt " in line]
     assert received == [False] * 2 + [True] * 4
     fresh_eyes.empty("replays.testproject.act", "replays:archive")
+
+
+def test_a_project_without_time_zones(fresh_eyes: Eyes, service: Make) -> None:
+    """Its clock is New York's; --since and --until are by that clock."""
+    local = make(
+        service,
+        fresh_eyes,
+        events={"PUBLISH": "outbox"},
+        environ={"TESTPROJECT_NO_TZ": "yes"},
+    )
+    migrate(local)
+    local.worker("threads", 2)
+    mirror(local)
+    local.python(
+        "from django_amqp_events import publish_event\n"
+        f"publish_event({ACT!r}, {{'plan': ['unless:fixed']}})"
+    )
+    wait_for(local, state="archived", attempts=2)
+    fix(local)
+    local.python(
+        "from datetime import UTC, datetime, timedelta\n"
+        "from django.core.management import call_command\n"
+        "from django_amqp_events.models import ArchivedEvent, OutboxEvent\n"
+        "event, now = ArchivedEvent.objects.get(), datetime.now(UTC)\n"
+        "times = event.published_at, event.first_failed_at, event.last_failed_at, now\n"
+        "assert now - timedelta(minutes=2) < times[0] and list(times) == sorted(times), times\n"
+        "assert not OutboxEvent.objects.exists()\n"
+        "for minutes, published in ((-2, 0), (2, 1)):\n"
+        "    since = datetime.now() - timedelta(minutes=minutes)\n"
+        "    until = since + timedelta(minutes=4)\n"
+        "    call_command('events_replay', '--since', str(since), '--until', str(until))\n"
+    )
+    (row,) = wait_for(local, state="succeeded")
+    assert row["replays"] == 1
 
 
 def test_only_the_handler_that_failed_sees_the_replay(

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db.models.functions import Now
 
 import django_amqp_events
+from django_amqp_events.databases import Now
 from django_amqp_events.models import OutboxEvent
 from tests.conftest import Database, Vhost
 from tests.integration.wire import Proxy, Wire, until

@@ -15,13 +15,13 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.db import connections
-from django.db.models.functions import Now
 from django.test import Client, override_settings
 
 from django_amqp_events import Options, handler
 from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.archive import replay, retention
 from django_amqp_events.conf import get_settings
+from django_amqp_events.databases import Now
 from django_amqp_events.exceptions import PublishTimeoutError
 from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent
 from django_amqp_events.publish import outbox, outbox_rows, publisher

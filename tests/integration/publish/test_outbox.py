@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from django.db import DatabaseError, connections, transaction
-from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
 from broker import Node
@@ -34,6 +33,7 @@ from django_amqp_events import (
     publish_many,
 )
 from django_amqp_events.conf import get_settings
+from django_amqp_events.databases import Now
 from django_amqp_events.models import OutboxEvent
 from django_amqp_events.publish import direct_publisher, outbox, outbox_rows
 from django_amqp_events.publish.outbox_rows import Answer, Row

@@ -1008,18 +1008,20 @@ def test_forged_headers_break_no_page(ada):
     assert "Replay 1 event?" in asked.words
 
 
-def test_times_of_a_project_without_time_zones(settings):
-    """SQLite takes none of ours then, so the row is made before."""
-    row = make(last_failed_at=datetime(2026, 3, 1, 23, 30, tzinfo=UTC))
-    office = client_of(user(*PERMISSIONS))
-    settings.USE_TZ = False
-    settings.TIME_ZONE = "Asia/Tokyo"
+@pytest.mark.parametrize("use_tz", [True, False])
+def test_times_are_in_the_time_zone_of_the_project(settings, use_tz):
+    """Two hours that look the same on that clock are told apart in the data, not on the page."""
+    settings.USE_TZ = use_tz
+    settings.TIME_ZONE = "America/New_York"
+    at = datetime(2026, 11, 1, 5, 30, tzinfo=UTC)
+    row = make(first_failed_at=at, last_failed_at=at + timedelta(hours=1))
     row.refresh_from_db()
-    # SQLite has written it in UTC, and is read as the project's clock.
-    assert row.last_failed_at == datetime(2026, 3, 1, 14, 30, tzinfo=UTC)
+    assert (row.first_failed_at, row.last_failed_at) == (at, at + timedelta(hours=1))
+    office = client_of(user(*PERMISSIONS))
     page = Page(office.get(url("change", row.pk)).content.decode())
-    assert "last March 1, 2026, 11:30 p.m." in page.words
-    assert office.get(url("changelist")).status_code == 200
+    assert "last Nov. 1, 2026, 1:30 a.m." in page.words
+    assert "first Nov. 1, 2026, 1:30 a.m." in page.words
+    assert "Times are in America/New_York." in page.words
 
 
 def test_late_failures_do_not_hide_the_current_one(ada):

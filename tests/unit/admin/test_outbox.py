@@ -14,7 +14,6 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.db.models import QuerySet
-from django.db.models.functions import Now
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import path, reverse
@@ -22,7 +21,8 @@ from django.urls import path, reverse
 from django_amqp_events.admin import OutboxEventAdmin, lists
 from django_amqp_events.admin import outbox as pages
 from django_amqp_events.admin.action_pages import encode_selection
-from django_amqp_events.models import InboxEntry, Moment, OutboxEvent
+from django_amqp_events.databases import Now
+from django_amqp_events.models import InboxEntry, OutboxEvent
 from django_amqp_events.monitor.state_texts import ROW_STATES
 from django_amqp_events.publish import outbox, outbox_rows
 
@@ -101,7 +101,7 @@ def one_of_each() -> dict[str, OutboxEvent]:
 
 
 def rows() -> QuerySet[Any]:
-    return OutboxEvent.objects.annotate(at=Now(output_field=Moment()))
+    return OutboxEvent.objects.annotate(at=Now())
 
 
 def stands(row: OutboxEvent) -> str:

@@ -14,7 +14,6 @@ from uuid import uuid4
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
-from django.db.models.functions import Now
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
@@ -23,6 +22,7 @@ from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
+from django_amqp_events.databases import Now
 from django_amqp_events.exceptions import BrokerUnavailableError
 from django_amqp_events.models import (
     ArchiveAction,

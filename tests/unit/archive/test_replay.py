@@ -190,7 +190,7 @@ def test_lost_race_is_reported(monkeypatch: pytest.MonkeyPatch, broker: Broker) 
         changed=Reason("changed", state="discarded"),
         what="discarded",
         who="bob",
-        at="2026-03-01 06:00:00 CST",
+        at="2026-03-01 07:00:00 EST",
     )
     assert not broker.windows
 

@@ -385,5 +385,5 @@ def test_command_lists_active_alerts(settings: Any) -> None:
     alerts.update_alert("abyss", "billing:abyss", "look at the logs", now=NOW)
     code, out = command()
     assert code == 1
-    assert "2026-03-01 12:00:00  Messages in the abyss: billing:abyss" in out
+    assert "2026-03-01 12:00:00 UTC  Messages in the abyss: billing:abyss" in out
     assert "look at the logs" in out

@@ -7,12 +7,12 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db.models.functions import Now
 
 from django_amqp_events import conf
 from django_amqp_events.archive import search_values, states
 from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.selection import Selection
+from django_amqp_events.databases import Now
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent, Replay, State
 from django_amqp_events.monitor import event_locations

@@ -16,7 +16,8 @@ EXTRA: dict[str, Any] = json.loads(os.environ.get("TESTPROJECT_EVENTS", "{}"))
 
 SECRET_KEY = "not a secret: tests only"
 DEBUG = False
-USE_TZ = True
+USE_TZ = "TESTPROJECT_NO_TZ" not in os.environ
+TIME_ZONE = "UTC" if USE_TZ else "America/New_York"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = [
     "django.contrib.contenttypes",
