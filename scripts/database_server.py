@@ -69,7 +69,7 @@ class DatabaseServer(ABC):
         if os.geteuid() == 0:
             shutil.chown(server.directory, UNPRIVILEGED)
         try:
-            run(*_setpriv(), *server._initialisation(programs), cwd="/")
+            run(*setpriv(), *server._initialisation(programs), cwd="/")
             server.start_again()
         except BaseException:
             server.end()
@@ -130,7 +130,7 @@ class DatabaseServer(ABC):
     def start_again(self) -> None:
         """Start with the data that is there; return when the server is ready."""
         deadline = time.monotonic() + START_TIMEOUT
-        setpriv = _setpriv(f"--pdeathsig={self.end_signal.name.removeprefix('SIG')}")
+        prefix = setpriv(f"--pdeathsig={self.end_signal.name.removeprefix('SIG')}")
         while not (self.alive and self._ready()):
             if time.monotonic() > deadline:
                 raise ScriptError(f"{self.title} does not answer:\n{self.log}")
@@ -138,7 +138,7 @@ class DatabaseServer(ABC):
             if not self.alive:
                 command = self._command(self.programs())
                 log = self.directory / "log"
-                self._process = Process.spawn(*setpriv, *command, output=log, cwd="/")
+                self._process = Process.spawn(*prefix, *command, output=log, cwd="/")
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -197,7 +197,7 @@ def main(server_class: type[DatabaseServer], usage: str | None) -> int:
         server.end()
 
 
-def _setpriv(*options: str) -> list[str]:
+def setpriv(*options: str) -> list[str]:
     """Return the prefix of a command that must not run as root."""
     if os.geteuid() == 0:
         options = (f"--reuid={UNPRIVILEGED}", "--clear-groups", *options)

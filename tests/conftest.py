@@ -6,12 +6,14 @@ nothing.
 `rabbit`, `vhost`, `fresh_vhost`: the session's broker. `private_node`: one to kill.
 `archive_database`: the archive's tables (all models of django_amqp_events) in an empty, migrated
 SQLite file or database of the test's own, beside the default database, which a test may use too; a
-test that takes it runs once on each of SQLite, PostgreSQL and MariaDB, or on one with
+test that takes it runs once on each of SQLite, PostgreSQL and MariaDB, or on one, also on
+PostgreSQL behind ``pgbouncer``, with
 ``@pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)``. It is a
 :class:`Database`: alias, kind, server, and the settings that another process would need. The router
 sends the models there, and what went past the router fails the test.
 `empty_database`: one of each kind for other processes. `servers`: the session's database servers by
 kind. `private_server`: one of each kind to kill.
+Tests in :data:`TIMES` that use a database run once more with ``USE_TZ = False``.
 """
 
 from __future__ import annotations
@@ -41,12 +43,14 @@ from django.core.management import call_command
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.sqlite3.base import DatabaseWrapper as SqliteWrapper
+from django.test import override_settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 from broker import Broker, Node
 from database_server import DatabaseServer
 from mariadb import MariaDB
+from pgbouncer import PgBouncer
 from postgresql import Postgres
 from tests.tiers import later
 
@@ -313,11 +317,77 @@ def private_node(_module_node: Node) -> Node:
     return _module_node
 
 
+# -- the ways in which tests of databases run ------------------------------------------------------
+
+#: Folders and modules whose tests of a database run once more without time zones.
+TIMES = (
+    "integration/archive/",
+    "integration/management/test_events_prune",
+    "integration/management/test_events_recover",
+    "integration/management/test_events_replay",
+    "integration/monitor/",
+    "integration/publish/test_outbox",
+    "integration/worker/test_once",
+    "unit/admin/",
+    "unit/archive/test_batches",
+    "unit/archive/test_export",
+    "unit/archive/test_failure_groups",
+    "unit/archive/test_mirror",
+    "unit/archive/test_replay",
+    "unit/monitor/",
+)
+#: Those whose tests of PostgreSQL run once more behind PgBouncer.
+POOLED = (
+    "integration/archive/test_batches",
+    "integration/archive/test_mirror.py",
+    "integration/archive/test_replay",
+    "integration/management/test_events_replay",
+    "integration/publish/test_outbox",
+    "integration/worker/test_once",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    test, names = metafunc.definition, {*metafunc.fixturenames}
+    where = test.nodeid.removeprefix("tests/")
+    chosen = any("archive_database" in mark.args[0] for mark in test.iter_markers("parametrize"))
+    arguments: list[str] = []
+    ways: dict[Any, tuple[Any, ...]] = {}
+    if "archive_database" in names and not chosen:
+        arguments = ["_use_tz", "archive_database"]
+        ways = {kind: (True, kind) for kind in KINDS}
+        if where.startswith(TIMES):
+            ways |= {f"no-tz-{kind}": (False, kind) for kind in KINDS}
+        if where.startswith(POOLED):
+            ways["pgbouncer"] = (True, "pgbouncer")
+    elif where.startswith(TIMES) and (
+        names & {"db", "transactional_db"} or test.get_closest_marker("django_db")
+    ):
+        arguments = ["_use_tz"]
+        ways = {pytest.HIDDEN_PARAM: (True,), "no-tz": (False,)}
+    if ways:
+        # Not by metafunc.parametrize(): the fixture's own parameters would be added to these.
+        test.add_marker(pytest.mark.parametrize(arguments, ways.values(), ids=ways, indirect=True))
+
+
+@pytest.fixture(autouse=True)
+def _use_tz(request: pytest.FixtureRequest, _settings_stay: None) -> Iterator[None]:
+    """Turn ``USE_TZ`` off for tests that are parametrised so."""
+    if getattr(request, "param", True):
+        yield
+        return
+    with override_settings(USE_TZ=False):
+        yield
+
+
 # -- databases -------------------------------------------------------------------------------------
 
 
 #: The kinds of database servers.
 SERVERS: dict[str, type[DatabaseServer]] = {each.kind: each for each in (Postgres, MariaDB)}
+#: All kinds of databases.
+KINDS = ("sqlite", *SERVERS)
 #: Of tests that need rows locked one by one.
 ROW_LOCKS = pytest.mark.parametrize("archive_database", [*SERVERS], indirect=True)
 
@@ -342,6 +412,14 @@ def servers() -> Iterator[Servers]:
     yield started
     for server in started.values():
         server.end()
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(servers: Servers) -> Iterator[PgBouncer]:
+    """A PgBouncer in transaction mode before the PostgreSQL server of this process."""
+    pool = PgBouncer.start(servers["postgresql"])
+    yield pool
+    pool.end()
 
 
 @pytest.fixture(params=[*SERVERS])
@@ -479,7 +557,7 @@ def _template(
     return template
 
 
-@pytest.fixture(params=["sqlite", *SERVERS])
+@pytest.fixture(params=KINDS)
 def archive_database(
     request: pytest.FixtureRequest,
     servers: Servers,
@@ -489,7 +567,8 @@ def archive_database(
     django_db_blocker: Any,
 ) -> Iterator[Database]:
     """The archive's tables in a database of this test's own; see the top of this module."""
-    kind: str = request.param
+    pooled = request.param == "pgbouncer"
+    kind: str = "postgresql" if pooled else request.param
     with ExitStack() as stack:
         template = _template(kind)
         stack.enter_context(django_db_blocker.unblock())
@@ -500,6 +579,9 @@ def archive_database(
         else:
             server = servers[kind]
             settings = stack.enter_context(new_database(server, template))
+            if pooled:
+                pool: PgBouncer = request.getfixturevalue("pgbouncer")
+                settings = {**settings, "PORT": str(pool.port), "DISABLE_SERVER_SIDE_CURSORS": True}
             yield stack.enter_context(archive_in(kind, settings, server=server))
     for model in apps.get_app_config("django_amqp_events").get_models():
         assert not model._default_manager.using("default").exists(), f"{model} past the router"
