@@ -28,6 +28,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     database.check_archive_database,
     database.check_once,
     database.check_autocommit,
+    database.check_vendor,
     database.check_outbox,
     settings.check_limits,
     settings.check_alerts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from django.conf import settings as django_settings
 from django.db import DEFAULT_DB_ALIAS, connections, router
@@ -14,6 +14,9 @@ from ..models.outbox import OutboxEvent
 from ..options import Problem
 from .handlers import listed
 from .project import Project
+
+#: Django's names of the supported databases; MariaDB is a ``mysql``.
+VENDORS: Final = frozenset({"mysql", "postgresql", "sqlite"})
 
 
 def _databases() -> Mapping[Any, Any]:
@@ -40,7 +43,7 @@ def check_database(project: Project) -> Iterator[Problem]:
 
 
 def check_archive_database(project: Project) -> Iterator[Problem]:
-    """Handlers whose failed events no database can store (W014, W015)."""
+    """Handlers whose failed events no database can store (W014)."""
     if not project.registry.handlers:
         return
     alias = states.database()
@@ -50,15 +53,6 @@ def check_archive_database(project: Project) -> Iterator[Problem]:
             f"The archive has no database {alias!r}: failed events stay in the archive queue, "
             f"where you cannot see or replay them.",
             "Set DATABASES, and run `manage.py migrate`.",
-        )
-        return
-    connection = connections[alias]
-    if not (getattr(django_settings, "USE_TZ", True) or connection.features.supports_timezones):
-        yield Problem(
-            "W015",
-            f"USE_TZ is False, and the archive's database {alias!r} ({connection.display_name}) "
-            f"cannot store times with a time zone without it: events_mirror fails.",
-            "Set USE_TZ = True, or route the archive's tables to PostgreSQL.",
         )
 
 
@@ -98,8 +92,8 @@ def check_once(project: Project) -> Iterator[Problem]:
             )
 
 
-def check_autocommit(project: Project) -> Iterator[Problem]:
-    """Databases of outbox, inbox and archive on which nothing is committed (E026)."""
+def _used(project: Project) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Return the aliases of outbox, inbox and archive, each with its entry in DATABASES."""
     handlers = project.registry.handlers.values()
     used = [h.using or project.settings.database for h in handlers if h.once]
     if handlers:
@@ -108,12 +102,33 @@ def check_autocommit(project: Project) -> Iterator[Problem]:
         used.append(project.settings.database)
     for alias in dict.fromkeys(used):
         entry = _databases().get(alias)
-        if isinstance(entry, Mapping) and not entry.get("AUTOCOMMIT", True):
+        if _exists(alias) and isinstance(entry, Mapping):
+            yield alias, entry
+
+
+def check_autocommit(project: Project) -> Iterator[Problem]:
+    """Databases of outbox, inbox and archive on which nothing is committed (E026)."""
+    for alias, entry in _used(project):
+        if not entry.get("AUTOCOMMIT", True):
             yield Problem(
                 "E026",
                 f"DATABASES[{alias!r}] has AUTOCOMMIT off: transaction.atomic() commits nothing, "
                 f"so archive, outbox and inbox could lose events.",
                 "Remove AUTOCOMMIT. Use another alias for code that commits itself.",
+            )
+
+
+def check_vendor(project: Project) -> Iterator[Problem]:
+    """Databases of outbox, inbox and archive that are not supported (E028)."""
+    for alias, _ in _used(project):
+        connection = connections[alias]
+        if connection.vendor not in VENDORS:
+            yield Problem(
+                "E028",
+                f"The outbox, inbox or archive is on the database {alias!r} "
+                f"({connection.display_name}), which is not supported.",
+                "Route django_amqp_events to an alias with PostgreSQL, MySQL, MariaDB or SQLite, "
+                "and set DATABASE to it.",
             )
 
 

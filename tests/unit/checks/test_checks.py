@@ -440,17 +440,6 @@ def test_no_database_for_the_archive(run: Check, monkeypatch: pytest.MonkeyPatch
     assert run(HANDLERS={}) == []
 
 
-@pytest.mark.parametrize("zones", [True, False])
-def test_databases_without_time_zones(
-    run: Check, settings: DjangoSettings, monkeypatch: pytest.MonkeyPatch, *, zones: bool
-) -> None:
-    monkeypatch.setattr(connections["default"].features, "supports_timezones", zones)
-    assert run() == []
-    settings.USE_TZ = False
-    assert run() == ([] if zones else ["W015"])
-    assert run(HANDLERS={}) == []
-
-
 class Keeping:
     """A router that keeps the outbox's table out."""
 
@@ -486,20 +475,31 @@ def test_once_without_its_table(run: Check, settings: DjangoSettings) -> None:
     assert run(HANDLERS=once, PUBLISH="immediate") == ["E041"]
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"HANDLERS": {}},
-        {"PUBLISH": "immediate"},
-        {"PUBLISH": "immediate", "HANDLERS": handling("fits", ONCE=True)},
-    ],
+#: Settings that use the default database: for the outbox, the archive, the inbox.
+USES: tuple[dict[str, Any], ...] = (
+    {"HANDLERS": {}},
+    {"PUBLISH": "immediate"},
+    {"PUBLISH": "immediate", "HANDLERS": handling("fits", ONCE=True)},
 )
+
+
+@pytest.mark.parametrize("keys", USES)
 def test_databases_that_commit_nothing(
     run: Check, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
     monkeypatch.setitem(connections["default"].settings_dict, "AUTOCOMMIT", False)
     assert run(**keys) == ["E026"]
     assert "AUTOCOMMIT" in text()
+    assert run(HANDLERS={}, PUBLISH="immediate") == []
+
+
+@pytest.mark.parametrize("keys", USES)
+def test_a_database_that_is_not_supported(
+    run: Check, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(connections["default"], "vendor", "oracle", raising=False)
+    assert run(**keys) == ["E028"]
+    assert "PostgreSQL, MySQL, MariaDB or SQLite" in text()
     assert run(HANDLERS={}, PUBLISH="immediate") == []
 
 
