@@ -81,6 +81,14 @@ def celery_app(settings: Settings) -> Celery:
     return app
 
 
+def handler_app(settings: Settings) -> Celery:
+    """Return the app of the handlers' tasks: as :func:`celery_app`, or Celery's default.
+
+    ``CELERY_APP`` comes first, since in its worker another app of the project may be current.
+    """
+    return celery_app(settings) if settings.celery_app else current_celery_app()
+
+
 def broker_urls(option: str | Sequence[str] | None) -> Sequence[str]:
     """Return the brokers in a URL option of Celery; ``[""]``, the default, if it names none."""
     return option.split(";") if isinstance(option, str) else option or [""]

@@ -36,6 +36,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     broker.check_transport,
     celery_options.check_worker,
     celery_options.check_eager,
+    celery_options.check_current_app,
     celery_options.check_celery_queues,
 )
 DEPLOYMENT_CHECKS: Final[tuple[Check, ...]] = (broker.check_accounts, settings.check_backend)

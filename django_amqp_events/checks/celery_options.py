@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from celery.app import default_app
+
 from ..broker import topology
+from ..broker.connection import celery_app, current_celery_app, is_default_app
 from ..options import Problem
 from .handlers import listed
 from .project import Project
@@ -82,6 +85,22 @@ def check_eager(project: Project) -> Iterator[Problem]:
             "Celery's task_always_eager is on, but it applies to ordinary tasks only: events are "
             "published to the broker and handled by workers.",
             "For development and tests, set AMQP_EVENTS['BACKEND'] to 'inline' or 'memory'.",
+        )
+
+
+def check_current_app(project: Project) -> Iterator[Problem]:
+    """An app for events that is also the current one for tasks (W016)."""
+    if not (project.settings.celery_app and project.celery):
+        return
+    app = celery_app(project.settings)
+    current = current_celery_app()
+    # In other threads, the default app is the current one.
+    if current is app and default_app != app and not is_default_app(default_app):
+        yield Problem(
+            "W016",
+            f"The Celery app {app.main!r} is for events, but it is also the current app of the "
+            f"main thread: tasks of @shared_task go to its broker there.",
+            "Create it with Celery(…, set_as_current=False), after the project's own app.",
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from django.db import DatabaseError, connections, transaction
 
-from ..broker.connection import celery_app, current_celery_app
+from ..broker.connection import handler_app
 from ..broker.topology import Names, build
 from ..conf import Settings, get_settings
 from ..context import ReceivedEvent
@@ -224,7 +224,7 @@ class MemoryBackend:
     def _run_handler(self, world: _World, reading: Reading, payload: Payload) -> Verdict:
         _, handler = reading.known
         # Without RabbitMQ, Celery's default app is sufficient.
-        app = celery_app(world.settings) if world.settings.celery_app else current_celery_app()
+        app = handler_app(world.settings)
         register(app, {handler.name: handler})
         request = {
             **celery_headers(reading, payload),

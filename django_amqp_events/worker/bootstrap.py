@@ -23,10 +23,11 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from celery import Celery, bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.signals import worker_process_init
 from celery.utils import text
 
 from ..broker import amqp_internals
@@ -51,8 +52,13 @@ class Handover(bootsteps.StartStopStep):
     """A bootstep that runs before the pool starts and before the worker's consumer stops."""
 
     label = "AMQP events handover"
+    #: The app that was current before the worker; ``None`` if it is the worker's.
+    project_app: ClassVar[Celery | None] = None
 
     def create(self, parent: Any) -> None:
+        if self.project_app is not None:
+            worker_process_init.connect(_use_project_app, weak=False)
+            _use_project_app()
         if not issubclass(parent.pool_cls, PreforkPool):
             return
         # Autoscaling may start more processes than the concurrency.
@@ -64,6 +70,17 @@ class Handover(bootsteps.StartStopStep):
 
     def close(self, parent: Any) -> None:
         keep_results()
+
+
+def _use_project_app(**_: Any) -> None:
+    """Let shared tasks that handlers start use the project's app instead of the worker's.
+
+    Celery makes the worker's app the current one in the worker and in each pool process.
+    """
+    app = Handover.project_app
+    assert app is not None  # noqa: S101
+    app.set_current()
+    app.set_default()
 
 
 _step: type[EventStep] = EventStep
@@ -127,8 +144,12 @@ def _names(value: Any) -> list[str]:
     return list(text.str_to_list(value) or ())
 
 
-def install(worker: Any) -> None:
-    """Register the handlers' tasks and add the steps, before the worker builds its blueprint."""
+def install(worker: Any, project_app: Celery | None = None) -> None:
+    """Register the handlers' tasks and add the steps, before the worker builds its blueprint.
+
+    Args:
+        project_app: the app that was current before the worker.
+    """
     app = worker.app
     if not _concerns(app):
         return
@@ -160,6 +181,7 @@ def install(worker: Any) -> None:
     steps.add(Watch)
     steps.add(Login)
     cold_shutdown.connect()
+    Handover.project_app = None if project_app is app else project_app
     app.steps["worker"].add(Handover)
 
 

@@ -9,11 +9,18 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from celery import Celery
+from celery.app import app_or_default, default_app
 from celery.signals import celeryd_init, worker_init
+
+_project_app: Celery | None = None
 
 
 def connect() -> None:
     """Connect the signals, when Django is ready; they have no effect outside workers."""
+    global _project_app  # noqa: PLW0603 - a worker replaces it before its first signal
+    # Without a default app, Celery would create one.
+    _project_app = app_or_default() if default_app else None
     celeryd_init.connect(_read_queue_options, dispatch_uid="django_amqp_events.queues", weak=False)
     worker_init.connect(_install, dispatch_uid="django_amqp_events.install", weak=False)
 
@@ -23,7 +30,7 @@ def _read_queue_options(instance: Any, **_: Any) -> None:
 
 
 def _install(sender: Any, **_: Any) -> None:
-    _bootstrap().install(sender)
+    _bootstrap().install(sender, _project_app)
 
 
 def _bootstrap() -> ModuleType:

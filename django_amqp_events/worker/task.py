@@ -17,7 +17,8 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
 
 from .. import telemetry
-from ..broker.connection import current_celery_app
+from ..broker.connection import handler_app
+from ..conf import get_settings
 from ..context import ReceivedEvent, handling
 from ..declare.registry import Handler, get_registry
 from ..declare.retry_policy import MINIMUM_DELAY, RetryPolicy
@@ -319,8 +320,8 @@ def register(app: Celery, handlers: Mapping[str, Handler]) -> None:
 
 
 def task_for(name: str) -> HandlerTask:
-    """Return the task of a handler of this service, registered in the current app."""
-    app = current_celery_app()
+    """Return the task of a handler of this service, registered in its app."""
+    app = handler_app(get_settings())
     register(app, {name: get_registry().handlers[name]})
     task: HandlerTask = app.tasks[name]
     return task

@@ -14,7 +14,8 @@ from typing import Any
 
 from celery.exceptions import Retry
 
-from ..broker.connection import current_celery_app
+from ..broker.connection import handler_app
+from ..conf import get_settings
 from .billiard_internals import ExceptionInfo, terminated_by_signal, unwrapped
 from .celery_internals import build_tracer
 from .task import PROCESS_EXITS, HandlerRun, HandlerTask
@@ -33,7 +34,7 @@ def trace_event(request: dict[str, Any], tracebacks: bool = False) -> Verdict | 
         would never be settled.
     """
     try:
-        app = current_celery_app()
+        app = handler_app(get_settings())
         task: HandlerTask = app.tasks[request["task"]]
         tracer: Callable[..., Any] | None = task.__trace__
         if tracer is None or tracer is not task.amqp_tracer:

@@ -568,6 +568,22 @@ def test_the_default_app_of_all_threads_will_do(run: Check) -> None:
     assert run(CELERY_APP="") == []
 
 
+@pytest.mark.usefixtures("_no_celery_app")
+def test_the_app_of_events_is_current_for_tasks_too(
+    run: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.make_app().set_default()
+    assert run() == []
+    project.app.set_current()
+    assert ids() == ["W016"]
+    assert "set_as_current=False" in text()
+    project.app.set_default()
+    assert ids() == []
+    # Without Celery's fixup for Django, no app is the default.
+    monkeypatch.setattr(_state, "default_app", None)
+    assert ids() == []
+
+
 @pytest.mark.parametrize("backend", ["memory", "inline"])
 @pytest.mark.usefixtures("_no_celery_app")
 def test_other_backends_need_none(run: Check, backend: str) -> None:

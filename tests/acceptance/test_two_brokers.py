@@ -1,0 +1,134 @@
+"""Tasks on Redis and events on RabbitMQ in one project, as docs/redis.md has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from redis_server import Redis
+from tests.conftest import sqlite_settings
+
+from .harness import PACKAGE, STARTED, Eyes, Worker, until
+
+HERE = Path(__file__).resolve().parent / "two_brokers"
+ROOT = HERE.parents[2]
+#: What runs for order 1, each on the broker that it came from.
+EXPECTED = Counter(
+    [
+        "booked on amqp, order=1",
+        "reported on amqp, order=1",
+        "packed on redis, order=1",
+        "packed on redis, order=2",
+        "packed on redis, order=3",
+        "shipped on redis, order=1",
+    ]
+)
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Shop:
+    """The project and its processes."""
+
+    def __init__(self, redis: Redis, eyes: Eyes, where: Path) -> None:
+        self.where = where
+        self.notes = where / "notes"
+        database = sqlite_settings(where / "db.sqlite3")
+        self.environ = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(PACKAGE)]),
+            "DJANGO_SETTINGS_MODULE": "shop.settings",
+            "REDIS_URL": redis.url,
+            "RABBITMQ_URL": eyes.url,
+            "SHOP_DATABASE": json.dumps(database),
+            "SHOP_NOTES": str(self.notes),
+        }
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments], env=self.environ, cwd=self.where,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start(self, *arguments: str) -> None:
+        path = self.where / f"{len(STARTED)}.log"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *arguments], env=self.environ, cwd=self.where,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        worker = Worker(process, path, " ".join(arguments[:3]))
+        STARTED.append(worker)
+        worker.wait_ready()
+
+    def python(self, code: str) -> None:
+        self.run("-c", f"import django; django.setup()\n{code}")
+
+    @property
+    def noted(self) -> Counter[str]:
+        return Counter(self.notes.read_text().splitlines() if self.notes.exists() else ())
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Redis]:
+    server = Redis.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def shop(redis: Redis, fresh_eyes: Eyes, tmp_path: Path) -> Iterator[Shop]:
+    before = len(STARTED)
+    made = Shop(redis, fresh_eyes, tmp_path)
+    made.run("-m", "django", "migrate", "--verbosity", "0")
+    made.run("-m", "django", "check", "--tag", "amqp_events", "--fail-level", "WARNING")
+    made.run("-m", "django", "events_declare")
+    made.start("-m", "celery", "-A", "shop", "worker", "-P", "solo", "-l", "INFO")
+    yield made
+    for worker in STARTED[before:]:
+        worker.signal(signal.SIGTERM)
+    for worker in STARTED[before:]:
+        worker.wait()
+    del STARTED[before:]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize("command", ["events_worker", "celery"])
+def test_tasks_go_to_redis_and_events_to_rabbitmq(
+    shop: Shop, fresh_eyes: Eyes, command: str, pool: str
+) -> None:
+    program = {
+        "events_worker": ("django", "events_worker", "--no-mirror", "--no-batches", "--no-reaper"),
+        "celery": ("celery", "-A", "shop.celery:events_app", "worker"),
+    }
+    shop.start("-m", *program[command], "-P", pool, "-c", "2", "-l", "INFO")
+    shop.python("from shop.events import ordered\nordered.publish(order=1)")
+    until(lambda: shop.noted == EXPECTED, 30, str(shop.noted))
+    # From a thread, as a web server has them, a task that publishes.
+    shop.python(
+        "from threading import Thread\nfrom shop.tasks import order\n"
+        "thread = Thread(target=order.delay, args=[1])\nthread.start(); thread.join()"
+    )
+    twice = EXPECTED + EXPECTED + Counter(["ordered on redis, order=1"])
+    until(lambda: shop.noted == twice, 30, str(shop.noted))
+    assert not any(fresh_eyes.totals().values())
+
+
+def test_the_page_has_the_files_of_the_project() -> None:
+    page = (ROOT / "docs" / "redis.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert (HERE / "shop" / "celery.py").read_text() in blocks
+    settings = (HERE / "shop" / "settings.py").read_text()
+    assert any(block.startswith("CELERY_BROKER_URL") and block in settings for block in blocks)
