@@ -7,7 +7,14 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from django.db import DataError, IntegrityError, connections, models
+from django.db import (
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    connections,
+    models,
+)
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, QuerySet, functions
 from django.utils.timezone import get_default_timezone, is_naive, make_aware
@@ -28,6 +35,8 @@ _WRONG_VALUES: Final = frozenset({1292, 1366})
 #: PostgreSQL's serialization_failure (REPEATABLE READ and stricter) and deadlock_detected; MySQL's
 #: ER_LOCK_DEADLOCK, and MariaDB's ER_CHECKREAD (REPEATABLE READ).
 _CONFLICT_CODES: Final = frozenset({"40001", "40P01", 1213, 1020})
+#: PostgreSQL's read_only_sql_transaction; MySQL's for read_only and for a read-only transaction.
+_READ_ONLY_CODES: Final = frozenset({"25006", 1290, 1792})
 
 
 class Moment(_DateTimeField):
@@ -105,6 +114,25 @@ def is_refusal(exc: BaseException) -> bool:
 def is_conflict(exc: BaseException) -> bool:
     """Return True if the database ended a transaction for another one, so that a retry helps."""
     return _code(exc) in _CONFLICT_CODES
+
+
+def read_only(exc: BaseException) -> bool:
+    """Return True if a server refuses to write, as one does that has lost a failover.
+
+    Its connections stay open, and usable for Django: close them, to reach the server that writes.
+    """
+    return _code(exc) in _READ_ONLY_CODES
+
+
+def unreachable(exc: BaseException) -> bool:
+    """Return True if a database error is over when a server can be reached that writes."""
+    return isinstance(exc, (InterfaceError, OperationalError)) or read_only(exc)
+
+
+def reconnect(alias: str) -> None:
+    """Close this thread's connection after an error, unless a transaction is open."""
+    if not connections[alias].in_atomic_block:
+        connections[alias].close()
 
 
 def _code(exc: BaseException) -> object:

@@ -12,7 +12,7 @@ from typing import Final
 from django.db import Error, connections
 
 from .backoff import Backoff
-from .databases import error_line, table_missing
+from .databases import error_line, read_only, table_missing
 from .exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
 
 #: Delays between retries, unless a loop has its own.
@@ -95,6 +95,8 @@ class ServiceLoop:
             trouble = "the database is unreachable"
             if table_missing(exc):
                 trouble, remedy = "a table is missing", "; run `manage.py migrate`"
+            elif read_only(exc):
+                trouble = "the database is read-only"
         elif isinstance(exc, BrokerUnavailableError):
             trouble = "RabbitMQ is unreachable"
         elif isinstance(exc, ConfigurationError):

@@ -116,6 +116,10 @@ class DatabaseServer(ABC):
     def refusing(self, name: str) -> AbstractContextManager[None]:
         """End the connections to one database, and refuse new ones for a block."""
 
+    @abstractmethod
+    def read_only(self, name: str) -> AbstractContextManager[None]:
+        """End the connections to one database, and refuse writes for a block, as in a failover."""
+
     # -- the process
 
     @property

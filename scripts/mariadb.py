@@ -66,13 +66,27 @@ class MariaDB(DatabaseServer):
     def refusing(self, name: str) -> Iterator[None]:
         self.execute(f"REVOKE ALL ON {name}.* FROM {self.USER}")
         try:
-            users = f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
-            for (connection,) in self.execute(users):
-                with suppress(Exception):  # it has ended meanwhile
-                    self.execute(f"KILL {connection}")
+            self._end_connections(name)
             yield
         finally:
             self.execute(f"GRANT ALL ON {name}.* TO {self.USER}")
+
+    @contextmanager
+    def read_only(self, name: str) -> Iterator[None]:
+        # For all databases of the server; open transactions would delay it.
+        self._end_connections(name)
+        self.execute("SET GLOBAL read_only = 1")
+        try:
+            self._end_connections(name)
+            yield
+        finally:
+            self.execute("SET GLOBAL read_only = 0")
+
+    def _end_connections(self, name: str) -> None:
+        users = f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
+        for (connection,) in self.execute(users):
+            with suppress(Exception):  # it has ended meanwhile
+                self.execute(f"KILL {connection}")
 
     @classmethod
     def _programs(cls) -> Path | None:

@@ -54,14 +54,21 @@ class Postgres(DatabaseServer):
 
     @contextlib.contextmanager
     def refusing(self, name: str) -> Iterator[None]:
-        self.execute(
-            f"ALTER DATABASE {name} ALLOW_CONNECTIONS false",
-            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'",
-        )
+        self.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", _end_connections(name))
         try:
             yield
         finally:
             self.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
+    @contextlib.contextmanager
+    def read_only(self, name: str) -> Iterator[None]:
+        # A connection that is made meanwhile stays read-only, like one to a replica.
+        option = "default_transaction_read_only"
+        self.execute(f"ALTER DATABASE {name} SET {option} = on", _end_connections(name))
+        try:
+            yield
+        finally:
+            self.execute(f"ALTER DATABASE {name} RESET {option}")
 
     @classmethod
     def _programs(cls) -> Path | None:
@@ -89,6 +96,10 @@ class Postgres(DatabaseServer):
             state = (self.directory / "data" / "postmaster.pid").read_text().split()
             return state[:1] == [str(self.pid)] and state[-1] == "ready"
         return False
+
+
+def _end_connections(name: str) -> str:
+    return f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
 
 
 if __name__ == "__main__":

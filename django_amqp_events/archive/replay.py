@@ -15,13 +15,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from django.db import Error, InterfaceError, OperationalError, connections
+from django.db import Error
 
 from .. import signals
 from ..broker.publish_errors import describe_message
 from ..broker.topology import Names
 from ..conf import get_settings
-from ..databases import error_line
+from ..databases import error_line, reconnect, unreachable
 from ..declare.registry import Handler, get_registry
 from ..exceptions import (
     AmqpEventsError,
@@ -73,7 +73,6 @@ _GENERAL: Final = (
     PublishInterruptedError,
     PublishTimeoutError,
 )
-_DATABASE_UNREACHABLE: Final = (InterfaceError, OperationalError)
 #: Why events are archived; docs/archive.md tells what each means.
 REASONS: Final = frozenset(
     {
@@ -168,13 +167,14 @@ def replay(
             progress(report)
             if report.stopped:
                 break
-    except _DATABASE_UNREACHABLE as exc:
-        report.stopped = _database_unreachable(exc)
     except Error as exc:
-        if not report.published:
+        if unreachable(exc):
+            report.stopped = _database_unreachable(exc)
+        elif report.published:
+            # The caller has to learn what was published before.
+            report.stopped = Reason.of(error_line(exc))
+        else:
             raise
-        # The caller has to learn what was published before.
-        report.stopped = Reason.of(error_line(exc))
     return report
 
 
@@ -216,7 +216,9 @@ def edit(
         revision = Revision(body=draft.body, base=base)
         claimed = _claim({pk: version}, {pk: handler}, report, by=by, reason=reason, edit=revision)
         _publish(claimed, report)
-    except _DATABASE_UNREACHABLE as exc:
+    except Error as exc:
+        if not unreachable(exc):
+            raise
         report.stopped = _database_unreachable(exc)
     return report
 
@@ -418,11 +420,13 @@ def _record(write: Callable[[], None]) -> None:
     for wait in _RECORD_AGAIN:
         try:
             write()
-        except _DATABASE_UNREACHABLE as exc:
+        except Error as exc:
+            if not unreachable(exc):
+                raise
             logger.warning("the result of a replay is not recorded yet: %s", exc)
             time.sleep(wait)
             # Django does not reconnect outside of a request.
-            connections[states.database()].close_if_unusable_or_obsolete()
+            reconnect(states.database())
         else:
             return
     write()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from tests.acceptance.harness import until
+from tests.acceptance.harness import Worker, until
 from tests.integration.wire import ACK, NACK
 
 from .publishers import (
@@ -169,6 +169,36 @@ def database_once(world: World) -> None:
     assert again, "no commit failed"
 
 
+@row(GROUP, "The database fails over: connections are lost, then it is read-only for a while")
+def database_failover(world: World) -> None:
+    """Relay, publishers, handlers with `once` and the mirror resume by themselves.
+
+    A connection that is made while it is read-only stays so, as one to a replica does.
+    """
+    times = begin(world)
+    leave(world)
+    world.keep(world.worker)
+    mirror = world.mirror()
+    with fails_over(world):
+        relay = world.command(*RELAY)
+        paused(world, relay)
+    for _ in range(times - 1):
+        slowly(world, times, mode="outbox", size=5, lasting=lasting(world))
+        until(lambda: pending(world), DEADLINE, "events whose transaction waits")
+        with fails_over(world):
+            # Attempts that fail meanwhile end in the archive.
+            paused(world, mirror)
+    relayed(world)
+    mirrored(world, exactly=False)
+    assert world.service.ledger(what="refused"), "no transaction failed"
+
+
+def paused(world: World, process: Worker) -> None:
+    words = "is read-only" if world.grounds.server else "is locked"
+    before = process.log.count(words)
+    until(lambda: process.log.count(words) > before, DEADLINE, f"{process.name} is paused")
+
+
 @row(GROUP, "The result backend's database is down (django-celery-results, extended)", share=0.5)
 def database_results(world: World) -> None:
     """Every run stores a result, or fails to; nothing comes of it."""
@@ -281,6 +311,15 @@ def held(database: Database, table: str) -> Iterator[None]:
         yield
     finally:
         holder.close()
+
+
+@contextmanager
+def fails_over(world: World) -> Iterator[None]:
+    """End all connections, and refuse writes in this block; SQLite is locked."""
+    server, name = world.database.server, world.database.settings["NAME"]
+    world.hit("database fails over")
+    with locked(world.database) if server is None else server.read_only(name):
+        yield
 
 
 @contextmanager

@@ -65,17 +65,26 @@ def test_an_error_is_reported_once_and_so_is_its_end() -> None:
     assert rest == ["mirroring has resumed"]
 
 
+def _read_only() -> OperationalError:
+    """MySQL's error during a failover."""
+    error = OperationalError("running with the --read-only option")
+    error.__cause__ = Exception(1290, "running with the --read-only option")
+    return error
+
+
 def test_another_error_is_reported_too() -> None:
     reports, loop = run(
         ExchangeMissingError("there is no exchange"),
         OperationalError("no such table: x\nDETAIL"),
         OperationalError("server closed"),
-        stop_after=3,
+        _read_only(),
+        stop_after=4,
     )
-    assert loop.failures == 3
+    assert loop.failures == 4
     assert "RabbitMQ reports an error (ExchangeMissingError: there is no exchange)" in reports[0]
     assert "(OperationalError: no such table: x; run `manage.py migrate`)" in reports[1]
     assert "the database is unreachable (OperationalError: server closed)" in reports[2]
+    assert "the database is read-only (OperationalError: running with " in reports[3]
 
 
 @pytest.mark.parametrize("error", [ConfigurationError("SERVICE is missing"), ValueError("bug")])

@@ -17,7 +17,7 @@ from django_amqp_events.archive import replay, states
 from django_amqp_events.archive.batches import batch_states, preview
 from django_amqp_events.models import ArchivedEvent, Replay, ReplayBatch
 from tests.archive_rows import build
-from tests.conftest import Database
+from tests.conftest import SERVERS, Database
 
 from ..archiving import mirror_all, outcome, publish
 from ..conftest import Service, wait_until
@@ -131,6 +131,27 @@ def test_a_runner_that_is_killed_anywhere_doubles_nothing(
     messages = taken(billing)
     assert len({event for event, _ in messages}) == len(messages) == 2000
     assert sum(messages.values()) <= 2000 + 3 * 200
+
+
+@pytest.mark.parametrize("archive_database", [*SERVERS], indirect=True)
+def test_a_database_that_fails_over(
+    billing: Service, running: Processes, archive_database: Database
+) -> None:
+    batch = begun(2000)
+    process = running.start()
+    wait_until(partial(enough, billing, 300), "some are published", 60)
+    archive_database.close()
+    with archive_database.server.read_only(archive_database.settings["NAME"]):
+        words = "running batches is paused: the database is read-only"
+        wait_until(lambda: words in process.said, "it is paused", 60)
+    wait_until(lambda: not batch_states.count(batch.pk)["waiting"], "nothing waits", 60)
+    assert "running batches has resumed" in process.said
+    replay.resume(lease=0)
+    assert process.stop() == 0
+    messages = taken(billing)
+    assert len({event for event, _ in messages}) == len(messages) == 2000, "one replay of each"
+    # Published again under the same replay ids, as their confirm could not be recorded.
+    assert sum(messages.values()) <= 2000 + 200
 
 
 def test_two_runners_share_and_double_nothing(billing: Service, running: Processes) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
+from psycopg.errors import ReadOnlySqlTransaction
 
 from django_amqp_events import conf, service_loop
 from django_amqp_events.archive import eligibility, replay, states
@@ -356,11 +357,20 @@ def test_unencodable_row_blocks_no_other(broker: Broker) -> None:
 # -- the database is unreachable -----------------------------------------------------------------
 
 
+def during_a_failover(text: str) -> InternalError:
+    """PostgreSQL's error in a read-only transaction."""
+    error = InternalError(text)
+    error.__cause__ = ReadOnlySqlTransaction(text)
+    return error
+
+
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """Make a function of the state machine raise, the first *times* times."""
 
-    def make_flaky(name: str, times: int, exc: type[Exception] = OperationalError) -> list[int]:
+    def make_flaky(
+        name: str, times: int, exc: Callable[[str], Exception] = OperationalError
+    ) -> list[int]:
         calls: list[int] = []
         real = getattr(states, name)
 
@@ -376,14 +386,14 @@ def flaky(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     return make_flaky
 
 
-@pytest.mark.parametrize("exc", [OperationalError, InterfaceError])
+@pytest.mark.parametrize("exc", [OperationalError, InterfaceError, during_a_failover])
 @pytest.mark.parametrize("function", ["published", "returned"])
 def test_a_note_is_tried_again(
     flaky: Callable[..., list[int]],
     broker: Broker,
     clock: Clock,
     function: str,
-    exc: type[Exception],
+    exc: Callable[[str], Exception],
 ) -> None:
     calls = flaky(function, 3, exc)
     row = make()
@@ -416,8 +426,11 @@ def test_unrecorded_publish_is_repeated(
     assert {found.publishes for found in Replay.objects.all()} == {2}
 
 
-def test_a_claim_that_fails_ends_it(flaky: Callable[..., list[int]], broker: Broker) -> None:
-    flaky("claim", 1)
+@pytest.mark.parametrize("exc", [OperationalError, during_a_failover])
+def test_a_claim_that_fails_ends_it(
+    flaky: Callable[..., list[int]], broker: Broker, exc: Callable[[str], Exception]
+) -> None:
+    flaky("claim", 1, exc)
     row = make()
     stopped = run(row).stopped
     assert stopped is not None
