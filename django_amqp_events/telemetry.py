@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final, Self
 
 from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
@@ -73,15 +72,16 @@ class Span:
             return
         context.detach(self._token)
         # The text of an exception may raise another one.
-        with suppress(Exception):
-            if isinstance(exc, TaskPredicate):  # Retry, Reject, Ignore
-                exc = exc.__cause__
-            if exc is not None:
-                self._span.set_attribute("error.type", _type(exc))
-                self._span.set_status(trace.StatusCode.ERROR)
-                self._span.record_exception(exc)
-        with suppress(Exception):
-            self._span.end()
+        with _tolerated("the end of a span is not traced"):
+            try:
+                if isinstance(exc, TaskPredicate):  # Retry, Reject, Ignore
+                    exc = exc.__cause__
+                if exc is not None:
+                    self._span.set_attribute("error.type", _type(exc))
+                    self._span.set_status(trace.StatusCode.ERROR)
+                    self._span.record_exception(exc)
+            finally:
+                self._span.end()
 
     def published(self, ids: Sequence[str]) -> None:
         """Record the ids of the events that a publish has made."""

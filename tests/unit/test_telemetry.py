@@ -290,6 +290,37 @@ def test_a_soft_time_limit_is_not_taken_for_an_error_of_the_tracer(
         telemetry.processing(ReceivedEvent(id="1", name="a.b"), "t.act", "t.t.act", None)
 
 
+@pytest.mark.parametrize("method", ["record_exception", "end"])
+def test_a_soft_time_limit_at_the_end_of_a_span_reaches_the_handler(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def late(*_: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(Span, method, late)
+    with (
+        pytest.raises(SoftTimeLimitExceeded),
+        telemetry.processing(ReceivedEvent(id="1", name="a.b"), "t.act", "t.t.act", None),
+    ):
+        raise ValueError
+
+
+def test_an_exception_without_a_text_ends_the_span(
+    exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    with (
+        pytest.raises(Odd),
+        telemetry.processing(ReceivedEvent(id="1", name="a.b"), "t.act", "t.t.act", None),
+    ):
+        raise Odd
+    assert [span.name for span in exporter.get_finished_spans()] == ["process t.act"]
+    assert "the end of a span is not traced" in caplog.text
+
+
 def test_headers_of_a_propagator_that_are_not_allowed_are_left_out(
     backend: MemoryBackend, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
