@@ -68,6 +68,12 @@ def _validator(contract: Callable[..., Any]) -> Validator:
     return Validator(signature_of(contract), contract)
 
 
+def _make_validator(contract: Callable[..., Any]) -> Validator:
+    # A callable object need not be hashable.
+    make = _validator if isinstance(contract, Hashable) else _validator.__wrapped__
+    return make(contract)
+
+
 def _enforce(
     name: str,
     contract: Callable[..., Any],
@@ -77,9 +83,7 @@ def _enforce(
     decoded: bool,
 ) -> dict[str, Any]:
     """Call a contract with arguments of its type hints, and return the arguments to publish."""
-    # A callable object need not be hashable.
-    make = _validator if isinstance(contract, Hashable) else _validator.__wrapped__
-    validator = make(contract)
+    validator = _make_validator(contract)
     try:
         typed = validator.from_json(given) if decoded else validator.from_python(given)
         if surplus := validator.surplus(given, typed):
@@ -90,6 +94,53 @@ def _enforce(
         raise InvalidEventError(
             f"event {name!r} violates the type hints of its contract {dotted(contract)}: {exc}"
         ) from exc.__cause__
+
+
+def _mismatches(signature: inspect.Signature, payload: Mapping[str, Any]) -> list[str]:
+    """Return the missing and unknown arguments, in Python's words."""
+    named = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    return [
+        *(
+            f"missing a required argument: {name!r}"
+            for name, parameter in named.items()
+            if parameter.default is parameter.empty and name not in payload
+        ),
+        *(
+            f"got an unexpected keyword argument {name!r}"
+            for name in payload
+            if not _accepts(signature, name)
+        ),
+    ]
+
+
+def _accepts(signature: inspect.Signature, name: str) -> bool:
+    try:
+        signature.bind_partial(**{name: None})
+    except TypeError:
+        return False
+    return True
+
+
+def _violations(
+    contract: Callable[..., Any],
+    signature: inspect.Signature,
+    payload: Mapping[str, Any],
+    *,
+    decoded: bool,
+) -> list[str]:
+    """Return how the arguments that the signature accepts violate the type hints."""
+    known = {name: value for name, value in payload.items() if _accepts(signature, name)}
+    given = signature.bind_partial(**known).arguments
+    validator = _make_validator(contract)
+    try:
+        (validator.from_json if decoded else validator.from_python)(given)
+    except Violation as exc:
+        return [str(exc)]
+    return []
 
 
 def bind_contract(
@@ -132,8 +183,12 @@ def bind_contract(
         bound = signature.bind(*args, **payload)
     except TypeError as exc:
         by_name = args and isinstance(args[0], Mapping)
+        problems = [str(exc)] if args else _mismatches(signature, payload) or [str(exc)]
+        if validate and not args:
+            problems += _violations(contract, signature, payload, decoded=decoded)
         raise InvalidEventError(
-            f"event {name!r} does not match its contract: {exc} ({dotted(contract)}{signature})"
+            f"event {name!r} does not match its contract: {'; '.join(problems)} "
+            f"({dotted(contract)}{signature})"
             + (". Pass the payload by name, as in publish(**payload)" if by_name else "")
         ) from exc
     bound.apply_defaults()

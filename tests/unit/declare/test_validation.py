@@ -248,6 +248,27 @@ def test_each_error_is_named_by_its_path(payload: dict[str, Any], errors: list[s
         assert error in str(archived.value)
 
 
+@pytest.mark.parametrize("decoded", [True, False])
+def test_all_errors_are_named_together(decoded: bool) -> None:
+    def contract(number: int, total: Decimal, day: date, *, note: str = "") -> None: ...
+
+    payload = {"number": "x", "note": 1, "colour": "red", "size": 2}
+    with pytest.raises(InvalidEventError) as refused:
+        bind_contract("a.b", contract, payload, validate=True, decoded=decoded)
+    told = str(refused.value)
+    assert told.startswith("event 'a.b' does not match its contract: ")
+    for problem in (
+        "missing a required argument: 'total'; missing a required argument: 'day'; ",
+        "got an unexpected keyword argument 'colour'; got an unexpected keyword argument 'size'; ",
+        "number: Input should be a valid integer",
+        "note: Input should be a valid string",
+    ):
+        assert problem in told
+    with pytest.raises(InvalidEventError) as refused:
+        bind_contract("a.b", contract, payload, decoded=decoded)
+    assert "Input should" not in str(refused.value)
+
+
 def test_errors_are_limited_in_number_and_length() -> None:
     def contract(numbers: dict[str, int]) -> None: ...
 
