@@ -347,7 +347,10 @@ class Migration(migrations.Migration):
                 ("size", models.PositiveIntegerField(verbose_name="bytes")),
                 ("created_at", models.DateTimeField(verbose_name="published")),
                 ("due_at", models.DateTimeField(verbose_name="due")),
-                ("claim", models.UUIDField(blank=True, editable=False, null=True)),
+                (
+                    "claim",
+                    models.CharField(blank=True, editable=False, max_length=80, null=True),
+                ),
                 ("attempts", models.PositiveIntegerField(default=0)),
                 ("error", models.TextField(blank=True)),
                 (

@@ -21,7 +21,8 @@ class OutboxEvent(models.Model):
         envelope: headers and properties, JSON.
         size: bytes of the body.
         due_at: from when a relay may lease it.
-        claim: the relay that leased it; ``None`` while its own process publishes it.
+        claim: the process that leased it (:mod:`django_amqp_events.process_identity`), and for a
+            relay a token of this lease; ``None`` without a lease.
         attempts: publishes that failed after they began.
         error: why the last one failed.
         discarded_at: relays ignore it from then on, and ``events_prune`` deletes it.
@@ -37,7 +38,7 @@ class OutboxEvent(models.Model):
     size = models.PositiveIntegerField(_("bytes"))
     created_at = Moment(_("published"))
     due_at = Moment(_("due"))
-    claim = models.UUIDField(null=True, blank=True, editable=False)
+    claim = models.CharField(max_length=80, null=True, blank=True, editable=False)  # noqa: DJ001
     attempts = models.PositiveIntegerField(default=0)
     error = models.TextField(blank=True)
     discarded_at = Moment(_("discarded"), null=True, blank=True)

@@ -2,7 +2,8 @@
 
 The committing thread waits at most :data:`PATIENCE` seconds for the confirm, and not at all while
 RabbitMQ is unreachable. A later confirm still reaches the direct publisher, which renews the leases
-until then. Relays publish the rows that it cannot publish before their leases expire.
+until then. Relays publish the rows that it cannot publish before their leases expire, or before the
+process ends.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -104,11 +105,13 @@ class DirectPublisher:
         self._changed = threading.Condition()
         self._backlog: deque[CommittedRows] = deque()
         self._leased: list[CommittedRows] = []
+        # Of the leased rows, some may have been published.
+        self._publishing = False
         self._rows = self._bytes = 0
         self._unrecorded: list[tuple[str, list[Answer], float]] = []
         self._thread: threading.Thread | None = None
         self._channel: OutboxChannel | None = None
-        self._closing = False
+        self._closing = self._abandoned = False
         self._failures = 0
         self._renewed = 0.0
         self._reported = False
@@ -192,7 +195,7 @@ class DirectPublisher:
                         break
                 if self._closing and not self._backlog:
                     break
-                self._leased = self._take()
+                self._leased, self._publishing = self._take(), False
             try:
                 self._publish_leased()
             except Exception as exc:
@@ -253,13 +256,14 @@ class DirectPublisher:
             self._backlog.extendleft(reversed(waiting))
             self._rows += sum(len(commit.rows) for commit in waiting)
             self._bytes += sum(commit.size for commit in waiting)
-            if waiting and not self._closing:
+            ending = self._closing
+            if waiting and not ending:
                 end = time.monotonic() + BACKOFF.delay(self._failures - 1)
                 while not self._closing and (left := end - time.monotonic()) > 0:
                     self._changed.wait(left)
-            elif waiting:
-                # Relays publish the rest.
-                self._backlog.clear()
+        if waiting and ending:
+            # RabbitMQ is unreachable; relays publish the rest.
+            self._release_backlog()
 
     def _publish(self, rows: Sequence[Row]) -> list[Answer]:
         if self._channel is None or not self._channel.healthy():
@@ -268,10 +272,17 @@ class DirectPublisher:
             self._channel = OutboxChannel(
                 self.app,
                 timeout=self.settings.confirm_timeout,
+                begin=self._begin,
                 tick=self._tick,
                 stop=lambda: self._closing,
             )
         return self._channel.publish_rows(rows, self.settings)
+
+    def _begin(self) -> None:
+        with self._changed:
+            if self._abandoned:
+                raise BrokerUnavailableError("this process ends")
+            self._publishing = True
 
     def _hand_back(self, commit: CommittedRows, answers: list[Answer]) -> bool:
         """Hand answers to the committing thread if it still waits; return True if it does."""
@@ -340,6 +351,7 @@ class DirectPublisher:
     def _postpone(self, commit: CommittedRows, why: str) -> None:
         """Leave rows to a relay."""
         commit.done.set()
+        self._release([commit])
         logger.info("a relay publishes %d events: %s", len(commit.rows), why)
         for row in commit.rows:
             event_postponed.send_robust(
@@ -359,6 +371,34 @@ class DirectPublisher:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(wait)
+
+    def abandon(self) -> None:
+        """Release the rows that the thread has not begun to publish; it publishes them no more.
+
+        Connecting may take longer than the process can wait for.
+        """
+        with self._changed:
+            self._abandoned = True
+            unpublished = [] if self._publishing else self._leased
+        self._release(unpublished)
+        self._release_backlog()
+
+    def _release_backlog(self) -> None:
+        with self._changed:
+            left, self._backlog = list(self._backlog), deque()
+        self._release(left)
+
+    @staticmethod
+    def _release(commits: Iterable[CommittedRows]) -> None:
+        """Let a relay publish rows now; after an error, when their leases expire."""
+        for commit in commits:
+            try:
+                outbox_rows.release(commit.alias, commit.rows)
+            except SoftTimeLimitExceeded:
+                # It concerns the handler that has committed.
+                raise
+            except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
+                logger.info("the leases of %d events remain: %s", len(commit.rows), exc)
 
     def forget_after_fork(self) -> None:
         """Reset the state in a child process; its parent publishes the rows."""
@@ -395,6 +435,7 @@ def close_direct_publishers(wait: float = LAST_CALL) -> None:
         each.close(0)
     for each in ending:
         each.close(max(0.0, deadline - time.monotonic()))
+        each.abandon()
 
 
 def _after_fork_in_child() -> None:

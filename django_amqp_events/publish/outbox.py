@@ -160,7 +160,7 @@ def _overdue() -> Q:
 
 
 def _leased() -> Q:
-    return Q(due_at__gt=Now()) & (Q(attempts=0) | Q(claim__isnull=False))
+    return Q(due_at__gt=Now(), claim__isnull=False)
 
 
 RowState = Literal["held", "failed", "due", "overdue", "discarded"]
@@ -179,7 +179,7 @@ def row_state(row: OutboxEvent, now: datetime) -> RowState:
         return "discarded"
     if row.due_at <= now:
         return "overdue" if row.due_at < now - timedelta(seconds=OVERDUE) else "due"
-    return "failed" if row.attempts and row.claim is None else "held"
+    return "failed" if row.claim is None else "held"
 
 
 def in_state(found: QuerySet[OutboxEvent], wanted: RowState) -> QuerySet[OutboxEvent]:
@@ -192,7 +192,7 @@ def in_state(found: QuerySet[OutboxEvent], wanted: RowState) -> QuerySet[OutboxE
     if wanted == "due":
         return found.filter(~_overdue(), due_at__lte=Now())
     if wanted == "failed":
-        return found.filter(due_at__gt=Now(), attempts__gt=0, claim__isnull=True)
+        return found.filter(due_at__gt=Now(), claim__isnull=True)
     return found.filter(_leased())
 
 

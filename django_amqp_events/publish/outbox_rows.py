@@ -12,7 +12,9 @@
 
 ``due_at`` is when a relay may claim a row, by the database's clock. A process measures its leases
 by its monotonic clock, from before the statement that made or claimed the row, so they end earlier
-for the process than for relays. Nothing here connects to RabbitMQ.
+for the process than for relays. ``claim`` begins with the identity of the process with the lease,
+so that a relay on the same machine can end the leases of one that died. Nothing here connects to
+RabbitMQ.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, tran
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Model, QuerySet
 
+from .. import process_identity
 from ..backoff import Backoff
 from ..conf import LONGEST_CONFIRM, Settings
 from ..databases import Now, delete_by_id, error_line, table_missing
@@ -86,7 +89,7 @@ class Row:
     id: UUID
     message: Message
     attempts: int = 0
-    claim: UUID | None = None
+    claim: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,8 @@ def insert(
         OutboxError: the table is missing.
     """
     connection = connections[alias]
-    rows = [Row(new_id(), message) for message in messages]
+    claim = process_identity.identity() if held else None
+    rows = [Row(new_id(), message, claim=claim) for message in messages]
     chunks = [rows] if len(rows) == 1 else list(_chunks(rows, _statement_size(connection)))
     try:
         if len(chunks) == 1:
@@ -205,6 +209,7 @@ def _insert(connection: BaseDatabaseWrapper, rows: Sequence[Row], service: str, 
             _encode({"headers": dict(message.headers), "properties": dict(message.properties)}),
             connection.Database.Binary(message.body),  # type: ignore[attr-defined]
             len(message.body),
+            row.claim,
             *tail,
         )
     with connection.cursor() as cursor:
@@ -214,7 +219,17 @@ def _insert(connection: BaseDatabaseWrapper, rows: Sequence[Row], service: str, 
 #: json.dumps() with separators makes an encoder for each call.
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 #: Columns with values of their own, and those that are the same in each new row.
-_VALUES: Final = ("id", "service", "event_id", "name", "exchange", "envelope", "body", "size")
+_VALUES: Final = (
+    "id",
+    "service",
+    "event_id",
+    "name",
+    "exchange",
+    "envelope",
+    "body",
+    "size",
+    "claim",
+)
 _COLUMNS: Final = (*_VALUES, "created_at", "due_at", "attempts", "error")
 
 
@@ -343,7 +358,7 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
     Args:
         failed: claim rows whose publish failed before, otherwise the others.
     """
-    token, limit = uuid4(), min(limit, CLAIM_ROWS)
+    token, limit = f"{process_identity.identity()}/{uuid4().hex}", min(limit, CLAIM_ROWS)
     wanted = rows(alias).filter(
         service=service, due_at__lte=Now(), **({"attempts__gt": 0} if failed else {"attempts": 0})
     )
@@ -372,6 +387,27 @@ def claim(alias: str, service: str, *, limit: int, failed: bool) -> list[Row]:
         else:
             readable.append(Row(pk, message, attempts, token))
     return readable
+
+
+def end_leases_of_dead(alias: str, service: str) -> int:
+    """Make rows due whose lease belongs to a process of this machine that has died.
+
+    Returns:
+        the number of rows.
+    """
+    leased = rows(alias).filter(
+        service=service, due_at__gt=Now(), claim__isnull=False, discarded_at__isnull=True
+    )
+    if not (here := process_identity.place()):
+        return 0
+    claims = leased.filter(claim__startswith=here).order_by().values_list("claim", flat=True)
+    # A claim of a relay ends with a token.
+    dead = [
+        claim
+        for claim in claims.distinct()
+        if process_identity.has_died(str(claim).partition("/")[0])
+    ]
+    return sum(leased.filter(claim=claim).update(due_at=Now(), claim=None) for claim in dead)
 
 
 def _unreadable(found: QuerySet[OutboxEvent], attempts: int, event_id: str, exc: Exception) -> None:
@@ -496,9 +532,11 @@ def record_answers(
 
 def _still_leased(alias: str, held: Sequence[Row]) -> QuerySet[OutboxEvent]:
     """Return those rows that no other process has claimed since."""
-    claims = {row.claim for row in held}
-    found = rows(alias).filter(pk__in=[row.id for row in held], discarded_at__isnull=True)
-    return found.filter(claim__isnull=True) if claims == {None} else found.filter(claim__in=claims)
+    return rows(alias).filter(
+        pk__in=[row.id for row in held],
+        claim__in={row.claim for row in held},
+        discarded_at__isnull=True,
+    )
 
 
 def _parts(held: Sequence[Row]) -> Iterable[list[Row]]:

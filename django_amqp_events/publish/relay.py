@@ -1,7 +1,7 @@
 """The relay: publishes the rows that their own process did not publish.
 
 Any number of relays may run. If one stops between confirm and delete, another publishes those rows
-again, under the same event ids, when their lease has expired.
+again, under the same event ids, when their lease has expired, or earlier on the same machine.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 BATCH: Final = outbox_rows.CLAIM_ROWS
 #: Seconds between polls of an outbox in which nothing is due.
 INTERVAL: Final = 1.0
+#: Seconds between searches for leases of dead processes.
+SEARCH: Final = 5.0
 #: Seconds between polls of a database that has no outbox and does not need one.
 ELSEWHERE: Final = 60.0
 #: Failed rows that are retried, each alone, between two batches of others.
@@ -55,6 +57,8 @@ class OutboxChannel(ConfirmChannel):
     lives: RabbitMQ may accept the messages when the alarm ends, and a repeat would duplicate them.
 
     Args:
+        begin: called on the open connection before each publish; may raise
+            BrokerUnavailableError, and then nothing is published.
         tick: called at least every :data:`~confirms.SLICE` seconds during the wait.
         stop: polled as often; returns True to end the wait.
     """
@@ -64,10 +68,12 @@ class OutboxChannel(ConfirmChannel):
         app: Celery,
         *,
         timeout: float,
+        begin: Callable[[], object] = bool,
         tick: Callable[[], object] = bool,
         stop: Callable[[], bool] = bool,
     ) -> None:
         super().__init__(app, timeout=timeout)
+        self._begin = begin
         self._ticking = tick
         self._stop = stop
         self._stopping = 0.0
@@ -79,6 +85,10 @@ class OutboxChannel(ConfirmChannel):
             mandatory=settings.unrouted != "ignore",
         )
         return [Answer(row, error) for row, error in zip(rows, errors, strict=True)]
+
+    def connect(self) -> None:
+        super().connect()
+        self._begin()
 
     def _read_waiting(self) -> None:
         self._ticking()
@@ -186,6 +196,7 @@ class Relay:
     _channel: OutboxChannel | None = None
     _leased: list[Row] = field(default_factory=list)
     _renewed: float = 0.0
+    _searched: float = 0.0
     _answers: list[Answer] = field(default_factory=list)
     _loop: ServiceLoop = field(init=False)
 
@@ -224,6 +235,9 @@ class Relay:
         """Publish a batch of due rows; return True if there were any."""
         connections[self.alias].close_if_unusable_or_obsolete()
         self._record()
+        if time.monotonic() >= self._searched + SEARCH:
+            self._searched = time.monotonic()
+            outbox_rows.end_leases_of_dead(self.alias, self.settings.service)
         if not outbox_rows.due(self.alias, self.settings.service):
             return False
         check_commits(self.alias)

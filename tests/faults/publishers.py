@@ -146,7 +146,7 @@ def outbox(world: World) -> int:
 def claimed(world: World) -> int:
     """Return the number of rows that relays have leased."""
     ((number,),) = world.database.query(
-        "SELECT count(*) FROM django_amqp_events_outboxevent WHERE claim IS NOT NULL"
+        "SELECT count(*) FROM django_amqp_events_outboxevent WHERE claim LIKE '%/%'"
     )
     return int(number)
 

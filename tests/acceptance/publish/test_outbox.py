@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -74,6 +75,9 @@ def wait(pid):
 
 Start = Callable[..., subprocess.Popen[str]]
 
+#: Runs a program in process and user namespaces of its own, as a container does.
+CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+
 
 @pytest.fixture
 def wire(vhost: Vhost, archive_database: Database) -> Iterator[Wire]:
@@ -86,10 +90,12 @@ def start(wire: Wire, archive_database: Database) -> Iterator[Start]:
     """Start a program; whatever still runs is killed with the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(code: str, *arguments: str, url: str = "") -> subprocess.Popen[str]:
+    def start(
+        code: str, *arguments: str, url: str = "", before: tuple[str, ...] = ()
+    ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [
-                sys.executable, "-X", "dev", "-W", "error",
+                *before, sys.executable, "-X", "dev", "-W", "error",
                 # Python 3.12 and newer warn of a fork beside a thread.
                 "-W", "ignore:This process:DeprecationWarning",
                 "-c", BEGIN + code, *arguments,
@@ -143,11 +149,11 @@ RELAY = "relay(size=100)"
 
 
 def test_publishers_killed_between_commit_and_publish(wire: Wire, start: Start):
+    """Relays on the same machine do not wait until the leases expire."""
     publishers = [start(PUBLISHER, who) for who in "abcd"]
     for process in publishers:
         ended(process, -signal.SIGKILL)
-    assert table().count() >= 4000, "nobody died with events in hand"
-    table().update(due_at=Now())  # the lease of the dead
+    assert table().filter(due_at__gt=Now()).count() >= 4000, "nobody died with events in hand"
     relays = [start(RELAY) for _ in range(2)]
     for process in relays:
         ended(process)
@@ -188,7 +194,6 @@ with open(sys.argv[2], "a") as ledger:
         assert process.poll() is None
         process.send_signal(signal.SIGKILL)
         ended(process, -signal.SIGKILL)
-    table().update(due_at=Now())
     ended(start(RELAY))
     found = arrived(wire, 1200)
     committed = {
@@ -209,7 +214,6 @@ with open(sys.argv[2], "a") as ledger:
 
 
 DYING_RELAY = """
-lease(3)
 calls = 0
 delete_confirmed = outbox_rows.delete_confirmed
 def dying(alias, rows, **options):
@@ -227,21 +231,53 @@ relay(size=100)
 def test_relays_killed_between_confirm_and_delete(wire: Wire, start: Start):
     publisher = start(PUBLISHER, "a")
     ended(publisher, -signal.SIGKILL)
-    table().update(due_at=Now())
     twice: set[str] = set()
     for _ in range(2):
         twice.update(ended(start(DYING_RELAY), -signal.SIGKILL).split())
     assert len(twice) == 200
-    # Their rows are due when the leases expire, not before.
-    ended(start("lease(3)\n" + RELAY))
-    assert table().count() in (0, 100, 200)
-    until(lambda: not table().filter(due_at__gt=Now()).exists(), "the leases are over")
     ended(start(RELAY))
     assert not table().exists()
     found = arrived(wire, 1250)
     assert set(found) == {f"a-{n}" for n in range(1050)}
     assert {event_id for event_id, count in found.items() if count > 1} == twice
     assert max(found.values()) == 2
+
+
+STOPPED = """
+def stop():
+    print("committed", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+with transaction.atomic():
+    transaction.on_commit(stop)
+    for n in range(100):
+        publish(f"event-{n}")
+"""
+
+
+@pytest.mark.parametrize("where", ["beside", "in another container"])
+def test_no_relay_takes_the_leases_of_a_living_process(wire: Wire, start: Start, where: str):
+    """Not even where its process id does not exist."""
+    process = start(STOPPED)
+    assert process.stdout
+    assert process.stdout.readline() == "committed\n"
+    elsewhere = () if where == "beside" else CONTAINER
+    ended(start(RELAY, before=elsewhere))
+    assert table().filter(due_at__gt=Now()).count() == 100
+    process.send_signal(signal.SIGCONT)
+    ended(process)
+    assert arrived(wire, 100) == Counter(f"event-{n}" for n in range(100))
+    assert not table().exists()
+
+
+@pytest.mark.parametrize("mount", ["--mount-proc", "--fork"])
+def test_a_relay_waits_for_the_leases_of_another_container(wire: Wire, start: Start, mount: str):
+    """It cannot know whether their process lives; with another /proc, not even its own place."""
+    ended(start(PUBLISHER, "a"), -signal.SIGKILL)
+    ended(start(RELAY, before=(*CONTAINER[:-1], mount)))
+    assert table().count() == 1000
+    ended(start(RELAY))
+    assert not table().exists()
 
 
 # -- the process -----------------------------------------------------------------------------------
@@ -329,9 +365,33 @@ print("end", flush=True)
     assert "Traceback" not in err
     assert sorted(table().values_list("event_id", flat=True)) == ["second", "third"]
     proxy.flowing.set()
-    table().update(due_at=Now())
     ended(start(RELAY))
     assert set(wire.ids()) == {"first", "second", "third"}
+
+
+@pytest.mark.parametrize("broker", ["down", "silent"])
+def test_a_program_that_ends_without_a_broker_leaves_its_events_to_relays(
+    wire: Wire, start: Start, broker: str
+):
+    """At once. A connection that opens only after that publishes nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        if broker == "down":
+            silent.close()
+            port = 1
+        else:
+            port = silent.getsockname()[1]
+        code = """
+direct_publisher.PATIENCE = 0.15
+for n in range(3):
+    publish(f"event-{n}")
+"""
+        process = start(code, url=f"amqp://guest:guest@127.0.0.1:{port}//")
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Traceback" not in err
+    assert table().filter(due_at__lte=Now(), claim=None, attempts=0).count() == 3
+    ended(start(RELAY, before=CONTAINER))
+    assert arrived(wire, 3) == Counter(f"event-{n}" for n in range(3))
 
 
 def test_published_while_the_interpreter_ends(wire: Wire, start: Start):

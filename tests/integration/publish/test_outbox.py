@@ -450,6 +450,25 @@ def test_a_broker_that_is_down(wire: Wire, impatient: None, caplog: pytest.LogCa
     assert wire.ids() == [event_id for event_id, _ in found]
 
 
+def test_released_rows_are_not_published_when_the_connection_opens(wire: Wire, impatient: None):
+    proxy = wire.proxy()
+    proxy.everything = True
+    wire.configure(url=proxy.url, PUBLISH="outbox", DATABASE=ALIAS, CONFIRM_TIMEOUT=30)
+    event_id, _ = timed({"n": 1})
+    ours = direct_publisher.get_direct_publisher(get_settings())
+    thread = ours._thread
+    assert thread is not None
+    until(lambda: proxy.links, "it connects")
+    direct_publisher.close_direct_publishers(0.2)
+    assert table().filter(due_at__lte=Now(), claim=None, attempts=0).count() == 1
+    proxy.release()
+    finished(thread)
+    assert wire.ids() == []
+    wire.configure(PUBLISH="outbox", DATABASE=ALIAS)
+    assert relay() == RelayCounts(published=1)
+    assert wire.ids() == [event_id]
+
+
 def test_slow_confirm_reaches_its_process(
     wire: Wire, impatient: None, lease: Callable[[float], None]
 ):
@@ -760,10 +779,10 @@ def test_a_lease_is_renewed_before_a_connection_is_made(
         assert self._channel is not None
         self._channel.close()
         # As if the lease had been used up.
-        table().filter(claim__isnull=False).update(due_at=Now())
+        table().filter(claim__contains="/").update(due_at=Now())
 
     def connecting(self: OutboxChannel) -> None:
-        rows = table().filter(claim__isnull=False).annotate(at=Now())
+        rows = table().filter(claim__contains="/").annotate(at=Now())
         left.extend((row.due_at - row.at).total_seconds() for row in rows)
         connect(self)
 

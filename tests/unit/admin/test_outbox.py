@@ -40,7 +40,7 @@ DECISIONS = ("publish", "discard", "restore")
 #: How a row is made that stands so.
 STANDING: dict[str, dict[str, Any]] = {
     "failed": {"attempts": 3, "error": "a queue refused it", "due": 300},
-    "held": {"due": 50},
+    "held": {"due": 50, "claim": "its process"},
     "due": {"due": -1},
     "overdue": {"due": -600},
     "discarded": {
@@ -51,7 +51,7 @@ STANDING: dict[str, dict[str, Any]] = {
         "discard_reason": "the shop has closed",
     },
 }
-HELD_BY_A_RELAY: dict[str, Any] = {"due": 50, "attempts": 1, "claim": uuid4()}
+HELD_BY_A_RELAY: dict[str, Any] = {"due": 50, "attempts": 1, "claim": "a relay"}
 BODY = b'[[], {"order_id": 7, "note": "Gr\xc3\xbc\xc3\x9fe"}, {}]'
 ENVELOPE = {
     "headers": {"task": "shop.order.created", "event-correlation-id": "basket-5", "weight": 2},
