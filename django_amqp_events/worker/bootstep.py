@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from textwrap import shorten
 from typing import Any, Final
 
 from celery.concurrency.solo import TaskPool as SoloPool
@@ -92,7 +93,11 @@ class EventStep(QueueStep):
         self.queues = set(wanted - self.excluded)
         self.dispatcher = Dispatcher(self.settings, self.registry, self.names)
         if known and not self.queues:
-            logger.info("this worker consumes no handler's queue, because of its options -Q and -X")
+            logger.warning(
+                "this worker handles no events: its options -Q and -X leave out the handlers' "
+                "queues (%s). Run another worker for them, such as `manage.py events_worker`.",
+                shorten(", ".join(sorted(known)), 200, placeholder=" …"),
+            )
         if self.queues:
             self._warn_of_channel_errors(c)
             self._check_topology(c, topology)

@@ -1,8 +1,11 @@
-"""React when RabbitMQ refuses a worker: a wrong password, a missing vhost, no permissions.
+"""React when RabbitMQ refuses a worker: a wrong password, a missing vhost, no permissions, a name.
 
 Celery treats this as a lost connection and retries at once, five times a second and without end.
 A worker that was never accepted is configured wrongly, so it ends. One that was accepted before
 retries with a growing delay, since a password or permissions may change while it runs.
+
+A name is in use while another connection has the worker's exclusive queue for remote control. That
+may be this worker's former connection, until RabbitMQ notices that it is dead.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ import math
 from time import monotonic, sleep
 from typing import Any, Final
 
-from amqp.exceptions import AccessRefused
+from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 
 from ..backoff import Backoff
-from ..broker.connection import broker_urls, login_refusal
+from ..broker.connection import broker_urls, close_socket, login_refusal
 from .celery_internals import state
 
 logger = logging.getLogger(__name__)
@@ -26,6 +29,12 @@ logger = logging.getLogger(__name__)
 BACKOFF: Final = Backoff(1.0, 30.0)
 #: Seconds between two checks whether the worker is asked to stop.
 STOP_CHECK: Final = 0.2
+#: Seconds between checks whether the name is free, and for which a worker that starts waits: the
+#: connection of a killed one takes a moment to close.
+NAME_CHECK: Final = 1.0
+NAME_PATIENCE: Final = 3.0
+#: Heartbeats after which RabbitMQ has certainly closed a dead connection.
+DEAD: Final = 3
 
 
 class Login(bootsteps.StartStopStep):
@@ -36,6 +45,9 @@ class Login(bootsteps.StartStopStep):
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self._refusals, self._last = 0, -math.inf
+        self._has_name = False
+        self.app, self.hostname = c.app, c.hostname
+        self._connect_before, c.connect = c.connect, self._connect
         # With several brokers each attempt begins with the first; another may accept the worker.
         self._was_accepted = len(broker_urls(c.app.conf.broker_read_url)) > 1
         self._before, self._after = (
@@ -48,6 +60,50 @@ class Login(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         self._was_accepted = True
+        # When all steps have started, Celery's remote control among them.
+        c.call_soon(self._started)
+
+    def _started(self) -> None:
+        self._has_name = True
+
+    def _connect(self) -> Any:
+        connection = self._connect_before()
+        if self.app.conf.worker_enable_remote_control:
+            try:
+                self._wait_for_name(connection)
+            except BaseException:
+                close_socket(connection)
+                raise
+        return connection
+
+    def _wait_for_name(self, connection: Any) -> None:
+        """Wait while another connection has this worker's name.
+
+        Raises:
+            WorkerShutdown: it is not a former connection of this worker.
+        """
+        patience = NAME_PATIENCE
+        if self._has_name:
+            # Without heartbeats, RabbitMQ may notice a dead connection after hours.
+            patience = DEAD * connection.get_heartbeat_interval() or math.inf
+        queue = self.app.control.mailbox.get_queue(self.hostname).name
+        began = monotonic()
+        reported = False
+        while _is_locked(connection, queue):
+            if monotonic() >= began + patience:
+                logger.critical(
+                    "this worker ends: another worker named %s is connected to this vhost; pass "
+                    "another -n",
+                    self.hostname,
+                )
+                raise WorkerShutdown(1)
+            if not reported:
+                reported = True
+                logger.warning(
+                    "another connection uses the name %s; waiting until it is closed",
+                    self.hostname,
+                )
+            _sleep(NAME_CHECK)
 
     def _not_connected(self, exc: Exception) -> None:
         self._before(exc)
@@ -71,8 +127,30 @@ class Login(bootsteps.StartStopStep):
             self._refusals = 0
         wait = BACKOFF.delay(self._refusals)
         logger.error("%s; the next try is in %g s", refused, wait)
-        until = now + wait
-        while monotonic() < until:
-            state.maybe_shutdown()
-            sleep(STOP_CHECK)
+        _sleep(wait)
         self._refusals, self._last = self._refusals + 1, monotonic()
+
+
+def _sleep(seconds: float) -> None:
+    """Wait, unless the worker is asked to stop.
+
+    Raises:
+        WorkerShutdown: it is.
+    """
+    until = monotonic() + seconds
+    while monotonic() < until:
+        state.maybe_shutdown()
+        sleep(STOP_CHECK)
+
+
+def _is_locked(connection: Any, queue: str) -> bool:
+    """Return True if a queue is exclusive to another connection."""
+    channel = connection.channel()
+    try:
+        channel.queue_declare(queue, passive=True)
+    except (NotFound, ResourceLocked) as exc:
+        # py-amqp has opened the channel again.
+        return isinstance(exc, ResourceLocked)
+    finally:
+        channel.close()
+    return False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -161,6 +164,52 @@ def test_the_broker_is_gone_without_a_word(fresh_eyes: Eyes, service: Make) -> N
         (core.where / "go").touch()
         until(lambda: ended(core, [event_id]), 30, "the worker continues")
         eyes.empty(*QUEUES, "core:delay.1s")
+
+
+def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
+    """RabbitMQ has not noticed that the worker's former connection is dead."""
+    eyes = fresh_eyes
+    with Proxy.to(eyes.url) as proxy:
+        core = service(eyes, celery={"broker_heartbeat": 4, "broker_channel_error_retry": True})
+        core.declare()
+        core.url = proxy.url
+        worker = core.worker("threads", 2)
+        until(lambda: each_once(eyes), 30)
+        for link in proxy.links:
+            # The worker's side is closed, RabbitMQ's is not.
+            link.dead = True
+            with suppress(OSError):
+                link.client.shutdown(socket.SHUT_RDWR)
+        until(lambda: "another connection uses the name" in worker.log, 30)
+        until(lambda: eyes.consumers(QUEUES[0]) == 1, 30)
+        (event_id,) = publish(eyes, 1, "ok")
+        until(lambda: ended(core, [event_id]), 30, "the worker continues")
+        assert worker.alive
+        assert "Frequent restarts" not in worker.log
+
+
+def test_a_worker_ends_whose_name_another_one_has_now(fresh_eyes: Eyes, service: Make) -> None:
+    eyes = fresh_eyes
+    with Proxy.to(eyes.url) as proxy:
+        direct = service(eyes, celery={"broker_heartbeat": 2, "broker_channel_error_retry": True})
+        direct.declare()
+        core = service(eyes, where=direct.where, celery=direct.celery)
+        core.url = proxy.url
+        name = ("--hostname", "same@localhost")
+        first = core.worker("threads", 2, *name).wait_ready()
+        # A broker that is away; a second worker finds another way to it.
+        proxy.flowing.clear()
+        second = direct.worker("solo", 1, *name)
+        while not second.alive or " ready." not in second.log:
+            # It ends as well, until RabbitMQ has noticed that the first one is gone.
+            if not second.alive:
+                second = direct.worker("solo", 1, *name)
+            time.sleep(0.2)
+        proxy.forget()
+        assert first.wait(60) == 1
+        assert "pass another -n" in first.log
+        (event_id,) = publish(eyes, 1, "ok")
+        until(lambda: ended(core, [event_id]), 30, "the second worker handles")
 
 
 def test_a_queue_is_deleted_and_declared_again(fresh_eyes: Eyes, service: Make) -> None:

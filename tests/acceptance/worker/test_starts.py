@@ -203,7 +203,57 @@ def test_with_several_brokers_the_refusal_of_one_ends_nothing(
 
 def test_a_worker_of_other_queues_says_so(fresh_eyes: Eyes, service: Make) -> None:
     worker = service(fresh_eyes).worker("solo", 1, "-Q", "others").wait_ready()
-    assert "this worker consumes no handler's queue, because of its options -Q and -X" in worker.log
+    (line,) = (line for line in worker.log.splitlines() if "this worker handles no events" in line)
+    assert "WARNING/" in line
+    assert "core.testproject.act, " in line
+
+
+def handles(core: Service, eyes: Eyes) -> None:
+    event_id = eyes.event(ACT, {"plan": ["ok"]})
+    until(lambda: core.runs(event_id, "end"), what="the event is handled")
+
+
+@pytest.mark.parametrize("retries", [True, False])
+@pytest.mark.parametrize("what", ["worker", "events_worker"])
+def test_a_second_worker_of_the_same_name_ends(
+    fresh_eyes: Eyes, service: Make, what: str, retries: bool
+) -> None:
+    """Celery alone would reconnect without end, or end without the reason."""
+    core = service(fresh_eyes, celery={"broker_channel_error_retry": retries})
+    core.declare()
+    name = ("--hostname", "same@localhost")
+    first = core.worker("prefork", 1, *name).wait_ready()
+    second = (
+        events_worker(core, *ALONE, *name)
+        if what == "events_worker"
+        else core.worker("prefork", 1, *name)
+    )
+    assert second.wait(30) == 1
+    (line,) = critical(second)
+    assert "another worker named same@localhost is connected to this vhost; pass another -n" in line
+    handles(core, fresh_eyes)
+    # A killed worker's name is free.
+    first.kill()
+    core.worker("solo", 1, *name).wait_ready()
+
+
+def test_unapplied_migrations_are_reported(fresh_eyes: Eyes, service: Make) -> None:
+    """Publishing would fail with a server error."""
+    core = service(fresh_eyes)
+    command = "from django.core.management import call_command\ncall_command({!r}, verbosity=0)"
+    said = "database 'default' lacks the migrations 0001_initial, "
+    assert said in core.python(command.format("events_declare"))
+    worker = events_worker(core, *ALONE).wait_ready()
+    assert said in worker.log
+    core.python(command.format("migrate"))
+    assert said not in core.python(command.format("events_declare"))
+
+
+def test_the_names_of_the_readme_differ(fresh_eyes: Eyes, service: Make) -> None:
+    core = service(fresh_eyes)
+    core.declare()
+    for _ in range(2):
+        events_worker(core, *ALONE).wait_ready()
 
 
 def test_a_worker_never_gives_up_waiting_for_the_broker(fresh_eyes: Eyes, service: Make) -> None:
