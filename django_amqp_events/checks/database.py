@@ -9,6 +9,8 @@ from django.conf import settings as django_settings
 from django.db import DEFAULT_DB_ALIAS, connections, router
 
 from ..archive import states
+from ..conf import Settings
+from ..declare.registry import Registry
 from ..models.inbox import InboxEntry
 from ..models.outbox import OutboxEvent
 from ..options import Problem
@@ -92,15 +94,20 @@ def check_once(project: Project) -> Iterator[Problem]:
             )
 
 
-def _used(project: Project) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return the aliases of outbox, inbox and archive, each with its entry in DATABASES."""
-    handlers = project.registry.handlers.values()
-    used = [h.using or project.settings.database for h in handlers if h.once]
+def used_databases(settings: Settings, registry: Registry) -> list[str]:
+    """Return the aliases of outbox, inbox and archive."""
+    handlers = registry.handlers.values()
+    used = [handler.using or settings.database for handler in handlers if handler.once]
     if handlers:
         used.append(states.database())
-    if project.settings.publish == "outbox":
-        used.append(project.settings.database)
-    for alias in dict.fromkeys(used):
+    if settings.publish == "outbox":
+        used.append(settings.database)
+    return list(dict.fromkeys(used))
+
+
+def _used(project: Project) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Return the aliases, each with its entry in DATABASES."""
+    for alias in used_databases(project.settings, project.registry):
         entry = _databases().get(alias)
         if _exists(alias) and isinstance(entry, Mapping):
             yield alias, entry

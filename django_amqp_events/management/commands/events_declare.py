@@ -33,7 +33,7 @@ from django_amqp_events.checks.settings import check_discovery
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.registry import Handler, Registry
 from django_amqp_events.declare.retry_policy import RetryPolicy
-from django_amqp_events.management.base import ReportCommand, columns, counted
+from django_amqp_events.management.base import SHOWN, ReportCommand, columns, counted
 
 #: A line of the tree, and the lines below it.
 Branch = tuple[str, list[str]]
@@ -72,6 +72,7 @@ class Command(ReportCommand):
         settings, declared = conf.get_settings(), registry.get_registry()
         wanted = topology.build(settings, declared)
         app = connection.celery_app(settings)
+        self.warn_of_migrations(settings, declared)
         api = inspection.management(app, settings)
         report = after = inspection.inspect(app, settings, wanted, api=api)
         plan = drift.plan(
@@ -79,11 +80,6 @@ class Command(ReportCommand):
             delete_stale=options["delete_stale"],
             recreate_empty=options["recreate_empty"],
         )
-        compare_only = options["check"] or options["dry_run"] or plan.refusals
-        if not self.as_json and self.verbosity:
-            self._show_tree(
-                report, settings, declared, before=bool(plan.steps) and not compare_only
-            )
         applied = Applied()
         if options["check"]:
             result: str = report.result
@@ -108,18 +104,21 @@ class Command(ReportCommand):
                 after = inspection.inspect(app, settings, wanted, api=api)
             code = 1 if applied.refused or after.errors else 0
             result = "refused" if code else "declared"
-        return self.finish(
-            code,
-            _document(plan, result, applied, after),
-            lambda: self._show_result(plan, result, applied, after),
-        )
+
+        def show() -> None:
+            if self.verbosity:
+                self._show_tree(after, settings, declared)
+            self._show_result(plan, result, applied, after)
+
+        return self.finish(code, _document(plan, result, applied, after), show)
 
     # -- progress
 
     def _show_step(self, step: drift.Step, number: int, total: int) -> None:
         if self.as_json:
             return
-        if self.verbosity > 1 or step.action not in ("declare", "bind"):
+        few = number <= SHOWN and step.item.state != "unknown"
+        if self.verbosity > 1 or few or step.action not in ("declare", "bind"):
             self.tell(f"  [{number}/{total}] {step}")
         elif number % 200 == 0:
             self.tell(f"  {number} of {total} steps done")
@@ -130,15 +129,12 @@ class Command(ReportCommand):
 
     # -- the tree
 
-    def _show_tree(
-        self, report: drift.Report, settings: conf.Settings, declared: Registry, *, before: bool
-    ) -> None:
+    def _show_tree(self, report: drift.Report, settings: conf.Settings, declared: Registry) -> None:
         names = report.topology.names
         source = "management API: exact" if report.exact else "plain AMQP: bindings cannot be seen"
         self.stdout.write(
             self.style.MIGRATE_HEADING(f"{names.prefix}{names.service}")
             + f" on RabbitMQ {report.version}, vhost {report.vhost!r} ({source})"
-            + (", before the changes:" if before else "")
         )
         stale = report.having("stale")
         branches: list[Branch] = [*self._handlers(report, declared), *self._infrastructure(report)]

@@ -1,7 +1,7 @@
 """Print every queue of this service with its messages, its consumers and their meaning.
 
 Empty delay queues are left out unless --verbosity is 2. The outbox of each
-database follows.
+database and the number of open archived events follow.
 
 exit codes:
   0  nothing waits without a process to handle it
@@ -23,7 +23,7 @@ from django_amqp_events.broker.provisioning import inspection
 from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import AmqpEventsError
 from django_amqp_events.management.base import ReportCommand, columns, counted
-from django_amqp_events.monitor import queue_status
+from django_amqp_events.monitor import queue_status, statistics
 from django_amqp_events.publish import outbox
 from django_amqp_events.worker import hang_detector
 
@@ -67,6 +67,7 @@ class Command(ReportCommand):
             code = 1
         elif "unknown" in severities:
             code = code or 2
+        archived = self._archived()
         hanging: list[dict[str, Any]] | None = None
         if options["workers"] is not None and not error:
             hanging = hang_detector.ask(app, settings.service, options["workers"])
@@ -75,6 +76,14 @@ class Command(ReportCommand):
         def show() -> None:
             if status is not None:
                 self._show_queues(status)
+            if archived is not None and self.verbosity:
+                more = " at least" if archived.capped else ""
+                oldest = (
+                    f", the oldest failed {archived.oldest:%Y-%m-%d %H:%M:%S}"
+                    if (archived.oldest)
+                    else ""
+                )
+                self.stdout.write(f"archive: {counted(archived.open, 'open event')}{more}{oldest}")
             for each in outboxes:
                 self._show_outbox(each)
             for found in hanging or ():
@@ -98,6 +107,7 @@ class Command(ReportCommand):
                 {"database": each.alias, **{name: getattr(each, name, None) for name in _OUTBOX}}
                 for each in outboxes
             ],
+            "archive": archived and columns(archived, "open", "capped", "oldest"),
         }
         if hanging is not None:
             document["hanging"] = hanging
@@ -105,6 +115,14 @@ class Command(ReportCommand):
         if error:
             raise self.wrong(error)
         return code
+
+    @staticmethod
+    def _archived() -> statistics.OpenEvents | None:
+        """Return the open archived events, ``None`` if the archive cannot be read."""
+        try:
+            return statistics.open_events()
+        except Exception:  # noqa: BLE001 - drivers raise errors of their own
+            return None
 
     def _show_queues(self, status: queue_status.Status) -> None:
         shown = [

@@ -19,6 +19,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from django.db import connections
+
 from django_amqp_events.broker.connection import celery_app
 from django_amqp_events.conf import Settings, get_settings
 from django_amqp_events.declare.registry import Registry, get_registry
@@ -82,6 +84,9 @@ class Command(EventsCommand):
             self._share_metrics(settings)
         app = celery_app(settings)
         prepare(app)
+        self.warn_of_migrations(settings, registry)
+        # Pool processes would share the connections.
+        connections.close_all()
         queues = self._queues(registry, options["handlers"])
         # Two workers with the same name on one vhost lock each other out of remote control (405).
         options["hostname"] = options["hostname"] or f"{settings.service}-{os.getpid()}@%h"

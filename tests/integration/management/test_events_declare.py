@@ -35,6 +35,11 @@ def test_declares_then_finds_nothing_to_do(billing):
     assert "shop.order.created, shop.refund.*" in out
     assert "30 s, 60 s, 120 s … 300 s, total 12 min 30 s; max 5 retries" in out
     assert "1 s, 2 s, 4 s … 512 s, total 17 min 3 s; max 10 retries" in out
+    # The tree is what is true now, after the first steps.
+    assert "missing" not in out
+    steps, _, tree = out.partition("billing on RabbitMQ")
+    assert steps.count("declare") == 10
+    assert "billing:archive  ok" in tree
     assert billing.command("events_declare", "--check")[0] == 0
     code, out, err = billing.command("events_declare")
     assert (code, err) == (0, "")

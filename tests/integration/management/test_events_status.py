@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from uuid import uuid4
 
 import pytest
+
+from django_amqp_events.models import ArchivedEvent
 
 from ..conftest import wait_until
 
@@ -126,12 +130,28 @@ def test_json_is_one_document(billing):
     assert (code, err) == (0, "")
     assert set(answer) == {
         "version", "service", "prefix", "vhost", "broker", "source", "error", "result",
-        "exit_code", "queues", "outbox",
+        "exit_code", "queues", "outbox", "archive",
     }  # fmt: skip
     assert set(answer["queues"][0]) == {
         "name", "role", "state", "severity", "ready", "unacked", "total", "consumers", "meaning",
     }  # fmt: skip
     assert len(answer["queues"]) == 13 + 2 + 4
+
+
+def test_open_archived_events(billing, archive_database):
+    for state in ("archived", "archived", "discarded"):
+        failed = datetime(2026, 3, 1, 12, tzinfo=UTC)
+        ArchivedEvent.objects.using("archive").create(
+            pk=uuid4(), service="billing", state=state, state_since=failed, mirrored_at=failed,
+            first_failed_at=failed, last_failed_at=failed, body=b"", body_size=0, headers_raw=b"",
+        )  # fmt: skip
+    code, out, _ = billing.command("events_status")
+    assert code == 0
+    assert "archive: 2 open events, the oldest failed 2026-03-01 12:00:00" in out
+    _, out, _ = billing.command("events_status", "--format", "json")
+    assert json.loads(out)["archive"] == {
+        "open": 2, "capped": False, "oldest": "2026-03-01T12:00:00+00:00",
+    }  # fmt: skip
 
 
 def test_verbosity(billing):
