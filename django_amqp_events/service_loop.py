@@ -6,11 +6,13 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Final
 
 from django.db import Error, connections
 
+from . import liveness
 from .backoff import Backoff
 from .databases import error_line, read_only, table_missing
 from .exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
@@ -37,14 +39,17 @@ class ServiceLoop:
     Reports an error when it first occurs and when it is over, not at each retry.
 
     Args:
+        part: the name in ``events_health``.
         work: names the work in reports, as in "mirroring billing:archive".
         tell: receives the reports, each a line of text.
-        stop: returns True to end the loop.
+        stop: returns True to end the loop. The attribute also tells that the loop turns, so a long
+            step polls it.
         backoff: delays between retries; jitter shortens each by up to a half.
         errors: what is retried.
         fatal: what ends the loop instead, because a retry would fail again.
     """
 
+    part: str = ""
     work: str
     tell: Callable[[str], object]
     stop: Callable[[], bool]
@@ -53,6 +58,18 @@ class ServiceLoop:
     fatal: tuple[type[Exception], ...] = (ConfigurationError,)
     failures: int = 0
     _reported: str = ""
+    _told: str = ""
+    _part: liveness.Part = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._part = liveness.Part(name=self.part or self.work, problem=lambda: self._told)
+        stop = self.stop
+
+        def turn_and_stop() -> bool:
+            self._part.turn()
+            return stop()
+
+        self.stop = turn_and_stop
 
     def run(self, step: Callable[[], float | None]) -> None:
         """Call *step* until it returns ``None`` or :attr:`stop` returns True.
@@ -63,6 +80,14 @@ class ServiceLoop:
         Raises:
             Exception: one of :attr:`fatal`, or one that is not in :attr:`errors`.
         """
+        liveness.parts.append(self._part)
+        try:
+            self._run(step)
+        finally:
+            with suppress(ValueError):  # a fork has emptied the list
+                liveness.parts.remove(self._part)
+
+    def _run(self, step: Callable[[], float | None]) -> None:
         while not self.stop():
             try:
                 wait = step()
@@ -84,7 +109,7 @@ class ServiceLoop:
         """Report the end of an error, if there was one; a long step calls it itself."""
         if self.failures:
             self.tell(f"{self.work} has resumed")
-        self.failures, self._reported = 0, ""
+        self.failures, self._reported, self._told = 0, "", ""
 
     def _report(self, exc: Exception) -> None:
         text, remedy = error_line(exc), ""
@@ -106,7 +131,5 @@ class ServiceLoop:
         else:
             trouble = "an unexpected error occurred"
             logger.error("%s failed", self.work, exc_info=exc)
-        self.tell(
-            f"{self.work} is paused: {trouble} ({text}{remedy}); nothing is lost, retrying at "
-            f"least every {self.backoff.last:g} s"
-        )
+        self._told = f"{self.work} is paused: {trouble} ({text}{remedy})"
+        self.tell(f"{self._told}; nothing is lost, retrying at least every {self.backoff.last:g} s")

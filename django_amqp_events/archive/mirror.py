@@ -70,7 +70,10 @@ class Mirror:
 
     def __post_init__(self) -> None:
         archive = Names.of(self.settings).archive
-        self._loop = ServiceLoop(work=f"mirroring {archive}", tell=self.tell, stop=self.stop)
+        self._loop = ServiceLoop(
+            part="mirror", work=f"mirroring {archive}", tell=self.tell, stop=self.stop
+        )
+        self.stop = self._loop.stop
 
     def run(self, *, until_empty: bool = False) -> Counts:
         """Mirror until stopped, or until the queue is empty; return the counts."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from celery import Celery
 
 from ..conf import Settings
-from ..exceptions import PublishError
+from ..exceptions import BrokerUnavailableError, PublishError
 from ..message.types import Message
 from .confirms import ConfirmChannel
 from .connection import celery_app
@@ -52,6 +52,21 @@ class PublisherPool:
             )
         try:
             return channel.publish(messages, mandatory=mandatory)
+        finally:
+            self._release(channel)
+
+    def reach(self) -> None:
+        """Connect, unless a connection of the pool is open.
+
+        Raises:
+            BrokerUnavailableError: RabbitMQ is unreachable, blocks publishers, or all connections
+                are busy.
+        """
+        channel = self._acquire()
+        if channel is None:
+            raise BrokerUnavailableError(f"all {self.limit} connections are busy")
+        try:
+            channel.connect()
         finally:
             self._release(channel)
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
+from django_amqp_events import liveness
+from django_amqp_events.conf import get_settings
 from django_amqp_events.management.base import EventsCommand, stop_signals
 
 #: Seconds between lines of progress, at least.
@@ -36,6 +38,7 @@ class ServiceCommand(EventsCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         self._parent = options["parent"]
+        liveness.listen(get_settings())
         with stop_signals(self.stop):
             self.serve(options)
         return 0

@@ -215,6 +215,7 @@ class SnapshotLoop:
 
     def start(self) -> None:
         loop = ServiceLoop(
+            part="snapshots",
             work="storing dashboard statistics",
             tell=self.tell,
             stop=self._stopping.is_set,

@@ -202,8 +202,12 @@ class Relay:
 
     def __post_init__(self) -> None:
         self._loop = ServiceLoop(
-            work=f"relaying the outbox in database {self.alias!r}", tell=self.tell, stop=self.stop
+            part="relay",
+            work=f"relaying the outbox in database {self.alias!r}",
+            tell=self.tell,
+            stop=self.stop,
         )
+        self.stop = self._loop.stop
 
     def run(self, *, until_empty: bool = False) -> RelayCounts:
         """Publish rows until :attr:`stop` returns True; return the counts.

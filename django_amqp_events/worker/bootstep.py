@@ -13,6 +13,7 @@ from celery.exceptions import WorkerShutdown
 from celery.utils.functional import noop
 from kombu.message import Message as KombuMessage
 
+from .. import liveness
 from ..broker import amqp_internals
 from ..broker.connection import close_socket
 from ..broker.frame_reader import FrameReader
@@ -23,6 +24,7 @@ from ..declare.registry import Registry, get_registry
 from ..exceptions import AmqpEventsError
 from ..message.types import Payload, Received
 from . import fast_paths
+from .celery_internals import state
 from .cold_shutdown import ColdShutdown
 from .dispatch import HOLDABLE, Delivery, Dispatcher
 from .outgoing import OutgoingMessages
@@ -35,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a warm shutdown waits for messages that are not confirmed yet.
 DRAIN_TIMEOUT: Final = 20.0
+#: Seconds between turns of the event loop that ``events_health`` can see.
+TURN: Final = 5.0
 
 
 class EventStep(QueueStep):
@@ -56,10 +60,15 @@ class EventStep(QueueStep):
     settler: Settler
     chunks: Chunking | None = None
     inbound: FrameReader | None = None
+    _turning: Any = None
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self._prepared = False
         self.queues = set()
+        self.part = liveness.Part(
+            name="reaper" if self.alone else "worker", problem=self._not_ready
+        )
+        liveness.parts.append(self.part)
         super().__init__(c, **kwargs)
 
     # -- start and stop -------------------------------------------------------------------
@@ -72,6 +81,20 @@ class EventStep(QueueStep):
         if self.chunks is not None:
             self.chunks.begin()
         super().start(c)
+        self.part.turn()
+        self._turning = c.timer.call_repeatedly(TURN, self.part.turn)
+
+    def _not_ready(self) -> str:
+        """Return why this worker is not ready, ``""`` if it is; called in a thread."""
+        if self.part.turned is None:
+            return "it is not connected to RabbitMQ: check the broker, and the worker's log"
+        if isinstance(self.c.pool, SoloPool) and state.active_requests:
+            self.part.turn()  # the handler runs in the loop
+        if missing := sorted(self._missing):
+            return f"queue {missing[0]} is missing or cannot be read. {self.remedy}"
+        if len(self._tags) < len(self.queues):
+            return "it does not consume all of its queues yet"
+        return ""
 
     @classmethod
     def known(cls, settings: Settings, registry: Registry) -> set[str]:
@@ -136,6 +159,9 @@ class EventStep(QueueStep):
 
     def stop(self, c: Any) -> None:
         self._stopping = True
+        if self._turning is not None:
+            self._turning.cancel()
+        self.part.turned = None
         if self.chunks is not None:
             self.chunks.stop()
         if self._prepared:

@@ -19,8 +19,10 @@ from amqp.exceptions import AccessRefused, NotFound, ResourceLocked
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 
+from .. import liveness
 from ..backoff import Backoff
 from ..broker.connection import broker_urls, close_socket, login_refusal
+from ..conf import get_settings
 from .celery_internals import state
 
 logger = logging.getLogger(__name__)
@@ -67,6 +69,8 @@ class Login(bootsteps.StartStopStep):
         self._has_name = True
 
     def _connect(self) -> Any:
+        # Not earlier: the pool has been forked, and RabbitMQ may be unreachable for long.
+        liveness.listen(get_settings())
         connection = self._connect_before()
         if self.app.conf.worker_enable_remote_control:
             try:

@@ -108,8 +108,13 @@ class Runner:
 
     def __post_init__(self) -> None:
         self._loop = ServiceLoop(
-            work="running batches", tell=self.tell, stop=self.stop, backoff=BACKOFF
+            part="batches",
+            work="running batches",
+            tell=self.tell,
+            stop=self.stop,
+            backoff=BACKOFF,
         )
+        self.stop = self._loop.stop
 
     def run(self, *, until_done: bool = False) -> int:
         """Run batches until stopped, or until none is running; return the number published.

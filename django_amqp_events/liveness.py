@@ -1,0 +1,149 @@
+"""Tell ``events_health`` what the parts of this process do, such as a worker or a relay.
+
+The process listens on a Unix socket in Linux's abstract namespace, named after the service and the
+identity of the process. It needs neither files nor RabbitMQ nor a database, and the kernel removes
+it when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from . import process_identity
+from .conf import Settings
+
+logger = logging.getLogger(__name__)
+
+#: Seconds to wait for the answer of a process.
+PATIENCE: Final = 5.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Part:
+    """A part of this process that works in a loop.
+
+    Attributes:
+        name: ``worker``, ``reaper``, ``relay``, ``mirror``, ``batches`` or ``snapshots``.
+        problem: returns why it is not ready, ``""`` if it is.
+        turned: monotonic time at which its loop turned last; ``None`` while the loop may rest, as a
+            worker's does without a connection.
+    """
+
+    name: str
+    problem: Callable[[], str]
+    turned: float | None = None
+
+    def turn(self) -> None:
+        self.turned = time.monotonic()
+
+
+#: The parts of this process.
+parts: list[Part] = []
+_listening: dict[bytes, socket.socket] = {}
+
+
+def listen(settings: Settings) -> None:
+    """Answer ``events_health`` until this process ends, in a thread; only on Linux."""
+    if not process_identity.place():
+        return
+    name = _prefix(settings) + process_identity.identity().encode()
+    if name in _listening:
+        return
+    sock = _listening[name] = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(name)
+        sock.listen()
+    except OSError as exc:  # a security policy
+        logger.warning("events_health cannot examine this process: %s", exc)
+        return
+    threading.Thread(target=_answer, args=(sock,), name="amqp-events-liveness", daemon=True).start()
+
+
+def _prefix(settings: Settings) -> bytes:
+    # 108 bytes are the limit of a name.
+    service = f"{settings.prefix}{settings.service}".encode()[:40]
+    return b"\0amqp-events/" + service + b"/"
+
+
+def _answer(sock: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = sock.accept()
+        except OSError:
+            return  # closed
+        with connection:
+            try:
+                connection.settimeout(PATIENCE)
+                connection.sendall(json.dumps(_state()).encode())
+            except Exception as exc:  # noqa: BLE001 - the next one is answered all the same
+                logger.warning("events_health got no answer: %s", exc)
+
+
+def _state() -> dict[str, Any]:
+    found = []
+    for part in tuple(parts):  # other threads change it
+        # First, since it may turn the part.
+        problem, turned = part.problem(), part.turned
+        seconds = None if turned is None else time.monotonic() - turned
+        found.append({"part": part.name, "problem": problem, "seconds": seconds})
+    return {"process": os.getpid(), "parts": found}
+
+
+def ask(settings: Settings) -> list[dict[str, Any]] | None:
+    """Return what the processes of a service in this container tell.
+
+    Returns:
+        a dict for each process: its id as ``process``, and ``parts``, ``None`` if it does not
+        answer. ``None`` if this system does not show its processes.
+    """
+    try:
+        table = Path("/proc/net/unix").read_bytes()
+    except OSError:
+        return None
+    if not (place := process_identity.place()):
+        return None
+    prefix = _prefix(settings) + place.encode() + b"."
+    names = {word.replace(b"@", b"\0", 1) for word in table.split() if word.startswith(b"@")}
+    found = [_ask(name) for name in sorted(names) if name.startswith(prefix)]
+    return [each for each in found if each is not None]
+
+
+def _ask(name: bytes) -> dict[str, Any] | None:
+    answer = b""
+    with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(PATIENCE)
+        try:
+            sock.connect(name)
+        except ConnectionRefusedError:
+            return None  # it has just ended
+        while read := sock.recv(65536):
+            answer += read
+        found: dict[str, Any] = json.loads(answer)
+        return found
+    return {"process": int(name.split(b".")[-2]), "parts": None}
+
+
+def _close() -> None:
+    for sock in _listening.values():
+        sock.close()
+    _listening.clear()
+
+
+def _after_fork_in_child() -> None:
+    _close()
+    parts.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_close)

@@ -1,0 +1,64 @@
+"""Examine the processes of this service in this container, for liveness and readiness probes.
+
+--live fails if a process does not answer or its loop hangs: restart it then.
+While RabbitMQ or a database is unreachable it succeeds. --ready fails also if a
+worker does not consume, or a service is paused. Neither connects to anything.
+
+exit codes:
+  0  all processes are alive (--live) or ready (--ready)
+  1  one is not, or there is none
+  2  unknown: wrong settings, or not Linux
+
+examples:
+  manage.py events_health --live
+  manage.py events_health --ready --part worker --part relay
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from dataclasses import asdict
+from typing import Any
+
+from django_amqp_events import conf
+from django_amqp_events.management.base import ReportCommand
+from django_amqp_events.monitor import health
+
+
+class Command(ReportCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        mode = parser.add_mutually_exclusive_group(required=True)
+        mode.add_argument("--live", action="store_true", help="Restart the container if it fails.")
+        mode.add_argument("--ready", action="store_true", help="Are the processes working?")
+        parser.add_argument(
+            "--part",
+            action="append",
+            default=[],
+            choices=("worker", "reaper", *health.COMPANION, "companion"),
+            help="Require this part, and examine only such parts; repeatable. companion: "
+            f"{', '.join(health.COMPANION)} (default: whatever runs).",
+        )
+        super().add_arguments(parser)
+
+    def run(self, options: dict[str, Any]) -> int:
+        wanted = [
+            part
+            for each in options["part"]
+            for part in (health.COMPANION if each == "companion" else (each,))
+        ]
+        found = health.examine(conf.get_settings(), ready=options["ready"], wanted=wanted)
+        if found is None:
+            raise self.wrong("this system does not show its processes in /proc, as Linux does")
+        good = "ready" if options["ready"] else "alive"
+
+        def show() -> None:
+            for each in found:
+                process = f" (process {each.process})" if each.process else ""
+                text = f"{each.part or 'a process'}{process}: {each.problem or good}"
+                if each.problem or self.verbosity:
+                    self.stdout.write(self.styled("error" if each.problem else "ok", text))
+
+        code = int(any(each.problem for each in found))
+        return self.finish(code, {"processes": [asdict(each) for each in found]}, show)

@@ -1,0 +1,192 @@
+"""Probes: do the processes of this container work, and can this process publish?"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from django.contrib.auth.decorators import login_not_required
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from .. import liveness
+from ..broker.publisher_pool import publisher_pool
+from ..conf import Settings, get_settings
+from ..declare.registry import get_registry
+from ..exceptions import BrokerUnavailableError
+from ..publish import outbox, outbox_rows
+from . import snapshots
+
+logger = logging.getLogger(__name__)
+
+#: Seconds without a turn after which a loop counts as hanging. Its steps take less, except those
+#: that wait for RabbitMQ, which turn it.
+HANGING: Final = 300.0
+#: The parts that ``--part companion`` stands for.
+COMPANION: Final = ("relay", "mirror", "batches")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A part of a process, and what is wrong with it (``""``: nothing).
+
+    Attributes:
+        part: ``""`` if it is not known.
+        process: its id, 0 if there is no such process.
+    """
+
+    part: str
+    process: int
+    problem: str
+
+
+def examine(
+    settings: Settings, *, ready: bool, wanted: Collection[str] = ()
+) -> list[Finding] | None:
+    """Examine the processes of a service in this container.
+
+    A process is alive if it answers and its loops turn; so it is while RabbitMQ or a database is
+    unreachable. It is ready if it also works.
+
+    Args:
+        ready: report what is alive but not ready.
+        wanted: parts that must be there, and the only ones to examine; otherwise any.
+
+    Returns:
+        ``None`` if this system does not show its processes.
+    """
+    processes = liveness.ask(settings)
+    if processes is None:
+        return None
+    found = [
+        each
+        for process in processes
+        for each in _examine(process, ready)
+        if not wanted or each.part in wanted or not each.part
+    ]
+    for part in wanted:
+        if not any(each.part == part for each in found):
+            problem = f"no process of this container runs it: start events_{part}"
+            found.append(Finding(part=part, process=0, problem=problem))
+    if not found:
+        problem = f"no process of service {settings.service!r} runs in this container"
+        found.append(Finding(part="", process=0, problem=problem))
+    return found
+
+
+def _examine(process: dict[str, Any], ready: bool) -> Iterator[Finding]:
+    pid = process["process"]
+    if process["parts"] is None:
+        problem = f"it does not answer within {liveness.PATIENCE:g} s: restart it"
+        yield Finding(part="", process=pid, problem=problem)
+        return
+    for part in process["parts"]:
+        seconds, problem = part["seconds"], part["problem"] if ready else ""
+        if seconds is not None and seconds > HANGING:
+            problem = f"its loop has not turned for {seconds:.0f} s: restart it"
+        yield Finding(part=part["part"], process=pid, problem=problem)
+
+
+# -- the view ----------------------------------------------------------------------------------
+
+
+@never_cache
+@require_safe
+@login_not_required
+# With ATOMIC_REQUESTS, an unreachable database would be a server error.
+@transaction.non_atomic_requests
+def health_view(_request: HttpRequest) -> HttpResponse:
+    """Answer whether this process can publish: 200, or 503.
+
+    Only that decides: a missing relay or mirror is no reason to take this process out of service.
+    The answer contains no secrets and no texts of errors, which are logged.
+    """
+    document = examine_publishing(get_settings(), datetime.now(UTC))
+    return JsonResponse(document, status=200 if document["ok"] else 503)
+
+
+def examine_publishing(settings: Settings, now: datetime) -> dict[str, Any]:
+    """Return whether this process can publish, and what delays its events.
+
+    Returns:
+        ``ok``; ``problems``, texts with their remedies; ``database`` and ``broker``, whether they
+        are reachable; ``outbox_age``, ``mirror_lag`` and ``snapshot_age`` in seconds. ``None``:
+        unknown or not used. With the outbox, the broker is as the last snapshot found it.
+    """
+    keys = ("database", "broker", "outbox_age", "mirror_lag", "snapshot_age")
+    document: dict[str, Any] = {"ok": True, "problems": [], **dict.fromkeys(keys)}
+    if get_registry().handlers:
+        _add_snapshot(document, settings, now)
+    if settings.backend == "amqp":
+        (_add_outbox if settings.publish == "outbox" else _add_broker)(document, settings, now)
+    return document
+
+
+def _add_snapshot(document: dict[str, Any], settings: Settings, now: datetime) -> None:
+    limits, problems = settings.alerts, document["problems"]
+    try:
+        newest = snapshots.rows(settings.service).first()
+    except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
+        logger.warning("the snapshots cannot be read: %s", exc)
+        problems.append(
+            "The archive's tables cannot be read. Check the database, and run `manage.py migrate`."
+        )
+        return
+    if newest is not None:
+        lag = newest.about.get("mirror", {}).get("lag")
+        document |= {"snapshot_age": _age(newest.at, now), "mirror_lag": lag, "broker": newest.seen}
+    if newest is None or _exceeds(document["snapshot_age"], limits.stale):
+        problems.append("There is no recent snapshot. Check that events_mirror runs.")
+    elif not newest.seen:
+        problems.append("RabbitMQ was unreachable at the last snapshot. Check the broker.")
+    elif _exceeds(document["mirror_lag"], limits.mirror_lag):
+        problems.append("Archived events are mirrored late. Check that events_mirror runs.")
+
+
+def _add_outbox(document: dict[str, Any], settings: Settings, now: datetime) -> None:
+    alias, problems = settings.database, document["problems"]
+    pending = outbox.rows(alias).filter(service=settings.service, discarded_at__isnull=True)
+    try:
+        oldest = pending.order_by("pk").values_list("created_at", flat=True).first()
+    except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
+        logger.warning("the outbox cannot be read: %s", exc)
+        document |= {"ok": False, "database": False}
+        problems.append(
+            f"Database {alias!r} has no table for the outbox. Run `manage.py migrate`."
+            if outbox_rows.no_table(exc)
+            else f"Events cannot be published, because database {alias!r} is unreachable. Check "
+            f"its server, and DATABASES."
+        )
+        return
+    document |= {"database": True, "outbox_age": _age(oldest, now)}
+    if _exceeds(document["outbox_age"], settings.alerts.outbox_lag):
+        problems.append(
+            "An event has waited in the outbox for too long. Run `manage.py events_status`."
+        )
+
+
+def _add_broker(document: dict[str, Any], settings: Settings, _now: datetime) -> None:
+    try:
+        publisher_pool(settings).reach()
+    except BrokerUnavailableError as exc:
+        logger.warning("%s", exc)
+        document |= {"ok": False, "broker": False}
+        document["problems"].append(
+            "Events cannot be published, because RabbitMQ is unreachable. Check the broker, and "
+            "the broker URL."
+        )
+    else:
+        document["broker"] = True
+
+
+def _age(since: datetime | None, now: datetime) -> float | None:
+    return None if since is None else max(0.0, (now - since).total_seconds())
+
+
+def _exceeds(seconds: float | None, limit: float | None) -> bool:
+    return seconds is not None and limit is not None and seconds > limit

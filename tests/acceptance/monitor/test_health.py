@@ -1,0 +1,127 @@
+"""``events_health`` beside real workers: alive, hanging, waiting for RabbitMQ."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from broker import Node
+
+from ..conftest import Make
+from ..harness import Eyes, Service, until
+from ..worker.test_children import events_worker, mirrors
+
+pytestmark = pytest.mark.timeout(180)
+
+#: Not that of the services that other processes of the suite run beside this one.
+NAME = f"probed-{os.getpid()}"
+QUEUE = f"{NAME}.testproject.act"
+
+
+@pytest.fixture
+def core(service: Make, fresh_eyes: Eyes) -> Service:
+    made = service(fresh_eyes, NAME, handlers="core")
+    made.declare()
+    made.python("from django.core.management import call_command\ncall_command('migrate', '-v0')")
+    return made
+
+
+def health(core: Service, *arguments: str) -> tuple[int, dict[str, str]]:
+    """Return the exit code, and the problem of each part."""
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "events_health", "--format", "json", *arguments],
+        env=core.env(),
+        cwd=core.where,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout)["processes"]
+    return done.returncode, {each["part"]: each["problem"] for each in found}
+
+
+def ready(core: Service, *arguments: str) -> bool:
+    return health(core, "--ready", *arguments)[0] == 0
+
+
+def test_a_worker_and_its_services(core: Service, fresh_eyes: Eyes) -> None:
+    assert health(core, "--live") == (
+        1, {"": f"no process of service {NAME!r} runs in this container"},
+    )  # fmt: skip
+    worker = events_worker(core)
+    parts = ("worker", "reaper", "companion")
+    options = [option for part in parts for option in ("--part", part)]
+    until(lambda: ready(core, *options), 60, "everything is ready")
+    code, found = health(core, "--live")
+    assert code == 0
+    assert set(found) == {"worker", "reaper", "mirror", "snapshots", "relay", "batches"}
+    assert set(found.values()) == {""}
+    # A process that does not run at all answers nothing.
+    (mirror,) = mirrors(worker)
+    worker.signal(signal.SIGSTOP)
+    assert health(core, "--live", "--part", "worker") == (
+        1, {"": "it does not answer within 5 s: restart it",
+            "worker": "no process of this container runs it: start events_worker"},
+    )  # fmt: skip
+    worker.signal(signal.SIGCONT)
+    assert health(core, "--live", "--part", "worker") == (0, {"worker": ""})
+    assert worker.stop() == 0
+    until(lambda: health(core, "--live")[0] == 1, what="nothing runs")
+    assert mirror
+
+
+def test_a_missing_queue(core: Service, fresh_eyes: Eyes) -> None:
+    core.worker("prefork", 1).wait_ready()
+    until(lambda: ready(core), 30)
+    fresh_eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUE}")
+    until(lambda: not ready(core), 30)
+    problem = f"queue {QUEUE} is missing or cannot be read. Run `manage.py events_declare`"
+    assert health(core, "--ready") == (1, {"worker": problem})
+    assert health(core, "--live")[0] == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_broker_that_is_away_restarts_nothing(core: Service, pool: str) -> None:
+    """A worker that has never been connected; the services are paused."""
+    given = urlsplit(core.url)
+    core.url = given._replace(netloc="guest:guest@127.0.0.1:1").geturl()
+    core.worker(pool, 1)
+    until(lambda: health(core, "--live", "--part", "worker")[0] == 0, 30)
+    code, found = health(core, "--ready")
+    assert (code, found) == (
+        1, {"worker": "it is not connected to RabbitMQ: check the broker, and the worker's log"}
+    )  # fmt: skip
+
+
+def test_a_broker_that_stops(private_node: Node, node_eyes: Eyes, service: Make) -> None:
+    core = service(node_eyes, NAME, handlers="core")
+    core.declare()
+    core.python("from django.core.management import call_command\ncall_command('migrate', '-v0')")
+    events_worker(core, "--no-batches")
+    parts = ("--part", "worker", "--part", "relay", "--part", "mirror")
+    until(lambda: ready(core, *parts), 60)
+    node_eyes.close()
+    private_node.stop()
+    until(lambda: not ready(core, "--part", "worker"), 30)
+    until(lambda: not ready(core, "--part", "mirror"), 30)
+    assert "RabbitMQ is unreachable" in health(core, "--ready")[1]["mirror"]
+    assert health(core, "--live", *parts) == (0, dict.fromkeys(("worker", "relay", "mirror"), ""))
+    private_node.start_again()
+    until(lambda: ready(core, *parts), 90)
+
+
+def test_solo_answers_while_it_handles(core: Service, fresh_eyes: Eyes) -> None:
+    core.worker("solo", 1)
+    until(lambda: ready(core), 30)
+    event_id = fresh_eyes.event("core.act", {"plan": ["file:go"]})
+    until(lambda: core.runs(event_id))
+    assert health(core, "--ready") == (0, {"worker": ""})
+    (core.where / "go").touch()
