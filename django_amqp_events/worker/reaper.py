@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ from ..exceptions import Malformed
 from ..message import headers
 from ..message.types import Failure, Received
 from .bootstep import EventStep
+from .celery_internals import state
 from .dispatch import Delivery
 from .settlement import HOLD, Settler
 from .verdict import REQUEUE, Verdict
@@ -32,12 +35,22 @@ logger = logging.getLogger(__name__)
 
 #: Number of processes that an event may kill when run alone.
 DEATHS: Final = 2
+#: Seconds from its delivery in which an event that killed its process is run again at once. With
+#: its time limit, that is less than RabbitMQ's consumer timeout.
+AGAIN_WITHIN: Final = 60.0
 #: Seconds between two checks whether ``dead`` is empty.
 CHECK_INTERVAL: Final = 0.2
 #: Seconds to wait for its first message, since RabbitMQ reports a busy quorum queue as empty.
 FIRST_TIMEOUT: Final = 1.0
 #: Seconds to wait for each further message.
 NEXT_TIMEOUT: Final = 10.0
+#: Seconds without a message after which a reaper with ``--until-empty`` ends.
+IDLE: Final = 30.0
+#: Seconds between reports of the number of isolated events.
+REPORT: Final = 10.0
+
+#: The event is run again, and stays in hand.
+AGAIN: Final = Verdict(kind="requeue", detail="it is run alone once more")
 
 
 class Isolation(Settler):
@@ -45,14 +58,24 @@ class Isolation(Settler):
 
     #: Time limit in seconds of a handler without one.
     time_limit: float = HOLD
+    #: Runs the event of a delivery once more.
+    again: Callable[[Delivery], object]
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._deaths: Counter[tuple[str, ...]] = Counter()
+        #: Events settled, and those of them that were archived as poison.
+        self.isolated = self.poison = 0
 
     def settle(self, delivery: Delivery, verdict: Verdict) -> None:
-        if verdict.kind != "requeue" and delivery.event is not None and delivery.handler:
-            self._deaths.pop(_key(delivery), None)
+        if verdict is AGAIN:
+            self.call_soon(self.again, delivery)
+            return
+        if verdict.kind != "requeue":
+            self.isolated += 1
+            self.poison += verdict.reason == "poison"
+            if delivery.event is not None and delivery.handler:
+                self._deaths.pop(_key(delivery), None)
         super().settle(delivery, verdict)
 
     def unanswered(self, delivery: Delivery, exc: BaseException) -> Verdict:
@@ -64,7 +87,8 @@ class Isolation(Settler):
                 delivery.title,
                 extra=delivery.log_fields,
             )
-            return REQUEUE
+            # Another reaper does not know of this death.
+            return AGAIN if monotonic() < delivery.since + AGAIN_WITHIN else REQUEUE
         return _poison(f"run alone, it ended its process {self._deaths.pop(key)} times", exc)
 
     def timed_out(self, delivery: Delivery, exc: BaseException) -> Verdict | None:
@@ -94,6 +118,11 @@ class ReaperStep(EventStep):
 
     #: Time limit in seconds of a handler without one, below RabbitMQ's consumer timeout.
     time_limit: float = HOLD
+    #: Whether the worker ends when no message has arrived for :data:`IDLE` seconds.
+    until_empty = False
+    #: When the last message arrived, and what was reported last (both monotonic).
+    _arrived = 0.0
+    _reported = (0.0, 0, 0)
     #: Messages of ``dead`` that are not archived yet, and until when they are waited for
     #: (monotonic), since another reaper may have received some.
     _left = 0
@@ -116,12 +145,42 @@ class ReaperStep(EventStep):
     def _prepare(self, c: Any) -> None:
         super()._prepare(c)
         self.settler.time_limit = self.time_limit
+        self.settler.again = partial(self._guarded, super()._dispatch)
         for name in self.registry.handlers:
             task = c.app.tasks[name]
             if task.time_limit is None and c.app.conf.task_time_limit is None:
                 # A run that exceeds the consumer timeout would block the other events until then,
                 # each time.
                 task.time_limit = self.time_limit
+
+    def _opened(self) -> None:
+        super()._opened()
+        self._arrived = monotonic()
+        self._reported = (self._arrived, self.settler.isolated, self.settler.poison)
+        self._watch(self._connection)
+
+    def _watch(self, connection: Any) -> None:
+        """Report the number of isolated events; end the worker when there is nothing to do."""
+        if self._stale(connection):
+            return
+        now = monotonic()
+        since, isolated, poison = self._reported
+        if now >= since + REPORT:
+            self._reported = (now, self.settler.isolated, self.settler.poison)
+            if done := self.settler.isolated - isolated:
+                logger.info(
+                    "%d events isolated in %.0f s (%.1f per second), %d of them poison",
+                    done,
+                    now - since,
+                    done / (now - since),
+                    self.settler.poison - poison,
+                )
+        working = state.reserved_requests or self.settler.working
+        if self.until_empty and not working and now > self._arrived + IDLE:
+            logger.info("no isolated event has arrived for %g s; this reaper ends", IDLE)
+            state.should_stop = 0
+            return
+        self.c.timer.call_after(1.0, self._watch, (connection,))
 
     def _next(self, connection: Any) -> None:
         """Empty ``dead`` before the graveyard is consumed.
@@ -155,6 +214,7 @@ class ReaperStep(EventStep):
             return 0
 
     def _dispatch(self, delivery: Delivery) -> None:
+        self._arrived = monotonic()
         received = delivery.received
         if received.queue == self.names.dead:
             self._left = max(1, self._left)

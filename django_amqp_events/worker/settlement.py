@@ -188,6 +188,11 @@ class Settler:
             message = self.outgoing.delayed(delivery, delivery.progress, datetime.now(UTC))
             self._add(Job(delivery, None, message))
 
+    @property
+    def working(self) -> bool:
+        """Whether settlements are not finished."""
+        return bool(self._jobs or self._busy or self._done)
+
     def drain(self, timeout: float) -> bool:
         """Wait until every message is confirmed, then write the acks; in the main thread only.
 
