@@ -12,6 +12,8 @@ Celery's modules and classes stay as they are. What is replaced on the instances
   longer after a refusal, and record the refused queue. Both call Celery's own first.
 - The handlers of SIGQUIT and, with ``REMAP_SIGTERM``, SIGTERM (``cold_shutdown``): call Celery's
   own between two callbacks of the event loop.
+- The process's wake-up descriptor for signals, and its handler of SIGCHLD, unless it has one
+  (``signal_wakeup``).
 - ``Task.__trace__`` of a handler's task (``tracing``): a tracer that handles retries faster.
 - ``ApplyResult.discard`` of a job that a pool process has received, while the worker stops
   (``billiard_internals``): keeps its result.
@@ -36,7 +38,7 @@ from ..broker.connection import celery_app
 from ..conf import get_settings, load
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
-from . import billiard_internals, celery_internals, cold_shutdown, fast_paths
+from . import billiard_internals, celery_internals, cold_shutdown, fast_paths, signal_wakeup
 from .binding import validator
 from .bootstep import EventStep
 from .connection_errors import Login
@@ -182,6 +184,7 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
     steps.add(Watch)
     steps.add(Login)
     cold_shutdown.connect()
+    signal_wakeup.connect()
     Handover.project_app = None if project_app is app else project_app
     app.steps["worker"].add(Handover)
 
