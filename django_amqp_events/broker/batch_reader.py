@@ -29,6 +29,8 @@ HEARTBEAT: Final = 20
 BATCH_BYTES: Final = 32 * 1024 * 1024
 #: Seconds without a further message after which a batch is complete.
 LULL: Final = 0.05
+#: Seconds between polls of ``stop``.
+POLL_INTERVAL: Final = 0.2
 #: Factor by which batches grow, from one message to the full size, so that a message that kills the
 #: process does not hold back those before it. The prefetch count grows too, until two batches have
 #: BATCH_BYTES each: messages that are sent ahead occupy memory.
@@ -110,7 +112,8 @@ class BatchReader:
         try:
             while len(self._waiting) < self._window and self._bytes < BATCH_BYTES and not stop():
                 self._amqp.heartbeat_tick()
-                left = LULL if self._waiting else min(1.0, deadline - time.monotonic())
+                left = deadline - time.monotonic()
+                left = LULL if self._waiting else min(POLL_INTERVAL, left)
                 if left <= 0:
                     break
                 try:

@@ -185,9 +185,9 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
 
 
 @contextmanager
-def connection(app: Celery, *, timeout: float) -> Iterator[Connection]:
-    """Open a connection for a block."""
-    conn = connect(app, timeout=timeout)
+def connection(app: Celery, *, timeout: float, **transport_options: Any) -> Iterator[Connection]:
+    """Open a connection for a block; see :func:`connect`."""
+    conn = connect(app, timeout=timeout, **transport_options)
     try:
         yield conn
     finally:

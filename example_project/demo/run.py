@@ -169,7 +169,7 @@ class Demo:
             return all(answers(address) for address in self.addresses.values())
 
         until(consumed, 60, f"The workers do not consume. Look into {LOGS}")
-        text = "shop: events_worker; billing: celery worker, events_mirror"
+        text = "shop: events_worker; billing: celery worker, events_companion"
         self.screen.step("workers", f"{text} (release {self.release})")
         self.screen.step("metrics", f"shop http://127.0.0.1:{self.metrics_port}/metrics")
         if web:
@@ -185,13 +185,13 @@ class Demo:
         # On one vhost, the second worker with the same name finds its remote control queue locked.
         pool = ("--pool", "prefork", "--concurrency", "1", "--loglevel", "WARNING")
         for one, role, *command in (
-            # Includes the mirror of the archive.
+            # Starts a companion, which includes the mirror of the archive.
             (shop, "worker", "manage.py", "events_worker", "--hostname", "shop@%h", *pool,
              "--metrics-port", str(self.metrics_port)),
             # An ordinary worker runs ordinary tasks too, and no mirror.
             (billing, "worker", "-m", "celery", "--app", "example_project", "worker",
              "--hostname", "billing@%h", *pool),
-            (billing, "mirror", "manage.py", "events_mirror"),
+            (billing, "companion", "manage.py", "events_companion"),
         ):  # fmt: skip
             self.workers.append(Worker.start(one, role, *command, keep=self.keep))
 

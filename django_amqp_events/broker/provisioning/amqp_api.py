@@ -313,9 +313,10 @@ def _difference(exc: amqp_errors.PreconditionFailed) -> Difference | None:
 
 
 @contextmanager
-def session(app: Celery, settings: Settings) -> Iterator[Amqp]:
+def session(app: Celery, settings: Settings, **transport_options: Any) -> Iterator[Amqp]:
     """Open a connection for declaring and comparing, for a block."""
-    with connection.connection(app, timeout=settings.confirm_timeout) as conn:
+    timeout = settings.confirm_timeout
+    with connection.connection(app, timeout=timeout, **transport_options) as conn:
         yield Amqp(conn)
 
 

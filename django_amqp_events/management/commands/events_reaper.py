@@ -1,6 +1,7 @@
 """Run events whose worker died, one at a time, and archive those that kill their process again.
 
-events_worker starts a reaper; one per service is enough.
+events_companion, which events_worker starts, runs a reaper while isolated events
+wait.
 
 exit codes: those of the Celery worker; 1 if it cannot start
 """
@@ -16,9 +17,10 @@ from django_amqp_events.broker.topology import Names
 from django_amqp_events.conf import get_settings
 from django_amqp_events.management import arguments
 from django_amqp_events.management.base import EventsCommand
-from django_amqp_events.management.processes import QUIET, follow, prepare, run_worker
+from django_amqp_events.management.child_command import follow
+from django_amqp_events.management.processes import QUIET, prepare, run_worker
 from django_amqp_events.worker import bootstrap
-from django_amqp_events.worker.reaper import ReaperStep
+from django_amqp_events.worker.reaper import IDLE, ReaperStep
 from django_amqp_events.worker.settlement import HOLD
 
 
@@ -39,13 +41,19 @@ class Command(EventsCommand):
             help="Time limit of handlers that have none, below RabbitMQ's consumer timeout "
             "(default: %(default)g). An event that exceeds it is archived.",
         )
+        parser.add_argument(
+            "--until-empty",
+            action="store_true",
+            help=f"End when no event has arrived for {IDLE:g} s.",
+        )
         parser.add_argument("--parent", type=int, metavar="PID", help="End when this process ends.")
 
     def run(self, options: dict[str, Any]) -> int:
         settings = get_settings()
         app = celery_app(settings)
         prepare(app)
-        bootstrap.become(type("ReaperStep", (ReaperStep,), {"time_limit": options["time_limit"]}))
+        chosen = {name: options[name] for name in ("time_limit", "until_empty")}
+        bootstrap.become(type("ReaperStep", (ReaperStep,), chosen))
         follow(options["parent"])
         names = Names.of(settings)
         hostname = options["hostname"] or f"{settings.service}-reaper-{os.getpid()}@%h"

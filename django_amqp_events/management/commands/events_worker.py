@@ -1,8 +1,8 @@
 """Start a Celery worker for the event handlers of this service.
 
-Beside the worker it runs events_reaper, events_mirror, events_relay and
-events_batches, with --metrics-port also events_metrics. Arguments after -- are
-passed to `celery worker`.
+Beside the worker it runs events_companion: mirror, relay, batch runner and, when
+there are isolated events, the reaper. Arguments after -- are passed to
+`celery worker`.
 
 exit codes: those of the Celery worker; 1 if it cannot start
 """
@@ -10,28 +10,32 @@ exit codes: those of the Celery worker; 1 if it cannot start
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import sys
 import tempfile
+import threading
 from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from django.db import connections
 
 from django_amqp_events.broker.connection import celery_app
 from django_amqp_events.conf import Settings, get_settings
 from django_amqp_events.declare.registry import Registry, get_registry
-from django_amqp_events.management import arguments
+from django_amqp_events.management import companion
 from django_amqp_events.management.base import EventsCommand
-from django_amqp_events.management.processes import QUIET, Children, prepare, run_worker
+from django_amqp_events.management.child_command import BACKOFF, ChildCommand
+from django_amqp_events.management.processes import QUIET, prepare, run_worker
 from django_amqp_events.monitor import load_metrics
 from django_amqp_events.worker.hang_detector import OPTION, add_options
 
-#: Commands that run beside the worker, each unless its option ``--no-…`` is given.
-_CHILDREN: Final = ("mirror", "relay", "batches", "reaper")
+logger = logging.getLogger(__name__)
 
 
 class Command(EventsCommand):
@@ -50,7 +54,6 @@ class Command(EventsCommand):
         parser.add_argument("-P", "--pool", choices=("prefork", "threads", "solo"))
         parser.add_argument("-c", "--concurrency", type=int, help="Number of processes or threads.")
         parser.add_argument("-n", "--hostname", help="Worker name (default: <service>-<pid>@%%h).")
-        parser.add_argument("-l", "--loglevel", default="INFO", help="Default: %(default)s.")
         parser.add_argument(
             "--hang-after",
             type=float,
@@ -58,18 +61,7 @@ class Command(EventsCommand):
             help="Report handlers that run longer; 0: never (default: their time limit, or 25 "
             "minutes).",
         )
-        parser.add_argument(
-            "--metrics-port",
-            type=arguments.integer(1, 65_535),
-            metavar="PORT",
-            help="Serve Prometheus metrics of the worker and of what runs beside it.",
-        )
-        for name in _CHILDREN:
-            parser.add_argument(
-                f"--no-{name}",
-                action="store_true",
-                help=f"Do not run events_{name} beside the worker.",
-            )
+        companion.add_options(parser)
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Keep the arguments after ``--`` for Celery; argparse would read them as handlers."""
@@ -97,22 +89,8 @@ class Command(EventsCommand):
         add_options(app)
         if options["hang_after"] is not None:
             argv += [OPTION, str(options["hang_after"])]
-        metrics = [["events_metrics", str(options["metrics_port"])]]
-        children = Children(
-            *(metrics if options["metrics_port"] is not None else ()),
-            *(
-                [f"events_{name}", "--loglevel", options["loglevel"]]
-                if name == "reaper"
-                else [f"events_{name}", "--verbosity", str(options["verbosity"])]
-                for name in _CHILDREN
-                if not options[f"no_{name}"]
-            ),
-        )
-        children.start()
-        try:
+        with beside(companion.command_line(options)):
             return run_worker(app, [*argv, *self._celery_arguments])
-        finally:
-            children.stop()
 
     def _share_metrics(self, settings: Settings) -> None:
         """Give the processes of this worker a folder for their metrics.
@@ -156,3 +134,30 @@ class Command(EventsCommand):
                     self.style.WARNING,
                 )
         return queues
+
+
+@contextmanager
+def beside(line: tuple[str, ...]) -> Iterator[None]:
+    """Keep a command running in a child process for a block, if there is one."""
+    if not line:
+        yield
+        return
+    stopping = threading.Event()
+    child = ChildCommand(line=line, tell=logger.error, stop=stopping.is_set)
+
+    def keep_running() -> None:
+        while not stopping.is_set():
+            try:
+                wait = child.run()
+            except OSError:
+                logger.exception("%s could not be started", line[0])
+                wait = BACKOFF.last
+            stopping.wait(wait)
+
+    thread = threading.Thread(target=keep_running, name="amqp-events-companion")
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()

@@ -16,7 +16,7 @@ from broker import Node
 
 from ..conftest import Make
 from ..harness import Eyes, Service, until
-from ..worker.test_children import events_worker, mirrors
+from ..worker.test_children import events_worker
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -65,7 +65,6 @@ def test_a_worker_and_its_services(core: Service, fresh_eyes: Eyes) -> None:
     assert set(found) == {"worker", "reaper", "mirror", "snapshots", "relay", "batches"}
     assert set(found.values()) == {""}
     # A process that does not run at all answers nothing.
-    (mirror,) = mirrors(worker)
     worker.signal(signal.SIGSTOP)
     assert health(core, "--live", "--part", "worker") == (
         1, {"": "it does not answer within 5 s: restart it",
@@ -75,7 +74,6 @@ def test_a_worker_and_its_services(core: Service, fresh_eyes: Eyes) -> None:
     assert health(core, "--live", "--part", "worker") == (0, {"worker": ""})
     assert worker.stop() == 0
     until(lambda: health(core, "--live")[0] == 1, what="nothing runs")
-    assert mirror
 
 
 def test_a_missing_queue(core: Service, fresh_eyes: Eyes) -> None:

@@ -1,4 +1,4 @@
-"""``events_worker`` and the mirror beside it: started, started again, never left behind."""
+"""``events_worker`` and its companion: started, started again, never left behind."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from django_amqp_events.message.headers import EVENT_HANDLER
 
 from ..conftest import Make
 from ..harness import (
     STARTED,
+    Archive,
     Eyes,
     Service,
     Worker,
@@ -22,41 +29,48 @@ from ..harness import (
 pytestmark = pytest.mark.timeout(180)
 
 
-def events_worker(
-    service: Service,
-    *arguments: str,
-    program: tuple[str, ...] = ("-m", "django"),
-    cwd: Path | None = None,
-) -> Worker:
-    log_path = service.where / "events_worker.log"
+def command(service: Service, *arguments: str, name: str = "", **options: Any) -> Worker:
+    """Start a management command."""
+    log_path = service.where / f"{name or arguments[0]}.log"
+    program = options.pop("program", ("-m", "django"))
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, *program, "events_worker", "-P", "solo", *arguments],
+            [sys.executable, *program, *arguments],
             env={**service.env(), "TESTPROJECT_OUTLIVES": "1"},
-            cwd=cwd or service.where,
+            cwd=options.pop("cwd", service.where),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    worker = Worker(process, log_path, f"{service.name}-events-worker")
+    worker = Worker(process, log_path, f"{service.name}-{arguments[0]}")
     STARTED.append(worker)
     return worker
 
 
-def mirrors(worker: Worker, command: str = "events_mirror") -> list[int]:
-    """Pids of the running mirrors, or of another command, that this worker has started."""
+def events_worker(service: Service, *arguments: str, **options: Any) -> Worker:
+    pool = () if "-P" in arguments else ("-P", "solo")
+    return command(service, "events_worker", *pool, *arguments, **options)
+
+
+def children(pid: int) -> list[int]:
+    """Return the children that any thread of a process has started."""
+    listed = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for text in listed for child in text.split()]
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process and all below it."""
+    return [pid, *(each for child in children(pid) for each in tree(child))]
+
+
+def beside(parent: int, name: str = "events_companion") -> list[int]:
+    """Pids of the running commands of this name that a process has started."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        # Others on this machine may run one too, without a parent.
-        if {command, "--parent"} <= set(words) and (
-            words[words.index("--parent") + 1] == str(worker.pid)
-        ):
-            found.append(int(path.parent.name))
+    for pid in children(parent):
+        with suppress(OSError):
+            if name in Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0"):
+                found.append(pid)
     return found
 
 
@@ -83,30 +97,137 @@ def states(core: Service) -> str:
     )
 
 
+def handled(core: Service, ids: list[str]) -> bool:
+    return {line["event"] for line in core.ledger(what="end")} >= set(ids)
+
+
+def test_three_processes(core, fresh_eyes):
+    """An idle worker is a Celery worker with its pool process, and one companion."""
+    worker = events_worker(core, "-P", "prefork", "-c", "1").wait_ready()
+    event_id = fresh_eyes.event("core.act.once", {"plan": ["ok"]})
+    until(lambda: handled(core, [event_id]), 30, "it is handled")
+    until(lambda: "mirroring core:archive" in worker.log, 30, "the companion works")
+    [companion] = beside(worker.pid)
+    processes = tree(worker.pid)
+    assert len(processes) == 3
+    assert companion in processes
+    assert worker.stop() == 0
+    assert not any(map(alive, processes))
+
+
 def test_own_mirror_stores_archived_events(core, fresh_eyes):
     worker = events_worker(core).wait_ready()
     fresh_eyes.event("core.act.once", {"plan": ["fail"]}, event_id="one")
     until(lambda: "('one', 'archived')" in states(core), 30, "one is mirrored")
-    # It is killed and another one takes over.
-    [first] = mirrors(worker)
-    os.kill(first, signal.SIGKILL)
-    fresh_eyes.event("core.act.once", {"plan": ["fail"]}, event_id="two")
-    until(lambda: "('two', 'archived')" in states(core), 30, "two is mirrored")
-    assert "events_mirror" in worker.log
-    assert "events_mirror ended with signal 9" in worker.log
-    [second] = mirrors(worker)
-    assert second != first
     assert worker.stop() == 0
-    assert not alive(second)
 
 
-def test_a_worker_that_is_killed_leaves_no_mirror(core):
+KILLED = ("companion", "reaper", "pool", "worker")
+
+
+@pytest.mark.parametrize("part", KILLED)
+def test_a_killed_part_comes_back_and_loses_nothing(core, fresh_eyes, part):
+    """Events in the queue, in the outbox, in the graveyard and in the archive, counted after it."""
+    eyes = fresh_eyes
+    worker = events_worker(core, "-P", "prefork", "-c", "1").wait_ready()
+    [companion] = until(lambda: beside(worker.pid), 30, "its companion runs")
+    isolated = isolate(eyes, ["sleep:3"], ["ok"])
+    until(lambda: core.runs(isolated[0]), 40, "a reaper runs the first")
+    [reaper] = beside(companion, "events_reaper")
+    good = [eyes.event("core.act.once", {"plan": ["sleep:0.1"]}) for _ in range(20)]
+    bad = [eyes.event("core.act.once", {"plan": ["fail"]}) for _ in range(5)]
+    core.python(LEFT)
+    until(lambda: core.ledger(event=good[0]), 20, "the worker works")
+    pool = [pid for pid in worker.children() if pid != companion]
+    pids = {"companion": companion, "reaper": reaper, "pool": pool[0], "worker": worker.pid}
+    os.kill(pids[part], signal.SIGKILL)
+    if part == "worker":
+        worker.wait()
+        until(lambda: not alive(companion) and not alive(reaper), 30, "all have ended")
+        worker = events_worker(core, name="again").wait_ready()
+    until(lambda: handled(core, [*good, *isolated, "left"]), 60, "the good are handled")
+    until(lambda: all(f"('{each}', 'archived')" in states(core) for each in bad), 40, "archived")
+    assert eyes.ready("core:abyss") == 0
+    if part == "companion":
+        [second] = beside(worker.pid)
+        assert second != companion
+        assert "events_companion ended with signal 9" in worker.log
+    if part == "reaper":
+        assert "events_reaper ended with signal 9" in worker.log
+    [companion] = beside(worker.pid)
+    assert worker.stop() == 0
+    assert not alive(companion)
+    eyes.empty("core.testproject.once", "core:graveyard", "core:dead", "core:archive")
+
+
+def isolate(eyes: Eyes, *plans: list[str]) -> list[str]:
+    """Publish events to the graveyard, as retries that return to it."""
+    messages = []
+    for plan in plans:
+        made = eyes.message("core.act", {"plan": plan})
+        headers = {**made.headers, EVENT_HANDLER: "testproject.act"}
+        made = replace(made, exchange="core:return", routing_key="core:graveyard", headers=headers)
+        messages.append(made)
+    eyes.send(*messages)
+    return [made.event_id for made in messages]
+
+
+def test_the_reaper_runs_while_there_is_something_to_isolate(core, fresh_eyes):
+    core.environ = {"TESTPROJECT_IDLE": "2"}
     worker = events_worker(core).wait_ready()
-    [mirror] = until(lambda: mirrors(worker), 30, "its mirror runs")
+    [companion] = until(lambda: beside(worker.pid), 30, "its companion runs")
+    until(lambda: "mirroring core:archive" in worker.log, 30, "the mirror has begun")
+    assert not beside(companion, "events_reaper")
+    for _ in range(2):
+        (event_id,) = isolate(fresh_eyes, ["sleep:3"])
+        until(lambda: handled(core, [event_id]), 40, "it is run")  # noqa: B023
+        assert len(core.runs(event_id)) == 1
+        until(lambda: not beside(companion, "events_reaper"), 20, "the reaper has ended")
+    assert "starting events_reaper" in worker.log
+    assert "events_reaper ended" not in worker.log
+    assert worker.stop() == 0
+
+
+def test_many_isolated_events_run_several_at_a_time(core, fresh_eyes):
+    """Each reaper has one event in hand: what kills a process, or a reaper, concerns no other."""
+    companion = command(core, "events_companion", "--no-mirror")
+    poison = isolate(fresh_eyes, *[["kill"]] * 5)
+    good = isolate(fresh_eyes, *[["sleep:0.4"]] * 120)
+    until(lambda: len(beside(companion.pid, "events_reaper")) >= 2, 40, "there are two reapers")
+    until(lambda: companion.log.count("consuming 2 queues") >= 2, 40, "both consume")
+    until(lambda: len(core.ledger(what="start")) >= 40, 40, "they work")
+    os.kill(beside(companion.pid, "events_reaper")[0], signal.SIGKILL)
+    until(lambda: handled(core, good), 90, "the good are handled")
+    archive = Archive(fresh_eyes)
+    assert {archive.wait(each)["reason"] for each in poison} == {"poison"}
+    runs = Counter(line["event"] for line in core.ledger(what="start"))
+    assert {runs[each] for each in poison} == {2}
+    assert sum(runs[each] for each in good) <= len(good) + 1
+    fresh_eyes.empty("core:graveyard", "core:dead", "core:abyss")
+    assert companion.stop() == 0
+
+
+def test_a_companion_alone(core, fresh_eyes):
+    """Beside an ordinary worker it does what it does beside ``events_worker``."""
+    companion = command(core, "events_companion")
+    core.worker("threads", 1, "-Q", "core.testproject.act,core.testproject.once")
+    failing = fresh_eyes.event("core.act.once", {"plan": ["fail"]})
+    (isolated,) = isolate(fresh_eyes, ["ok"])
+    core.python(LEFT)
+    until(lambda: handled(core, [isolated, "left"]), 60, "they are handled")
+    until(lambda: f"('{failing}', 'archived')" in states(core), 30, "it is mirrored")
+    [reaper] = beside(companion.pid, "events_reaper")
+    assert companion.stop() == 0
+    assert not alive(reaper)
+
+
+def test_a_worker_that_is_killed_leaves_nothing(core):
+    worker = events_worker(core).wait_ready()
+    [companion] = until(lambda: beside(worker.pid), 30, "its companion runs")
     until(lambda: "mirroring core:archive" in worker.log, 30, "the mirror has begun")
     os.kill(worker.pid, signal.SIGKILL)
     worker.wait()
-    until(lambda: not alive(mirror), 20, "the mirror has ended")
+    until(lambda: not alive(companion), 20, "the companion has ended")
 
 
 def test_started_beside_a_module_named_celery(core):
@@ -125,13 +246,20 @@ def test_started_beside_a_module_named_celery(core):
     assert worker.stop() == 0
 
 
-def test_none_where_none_is_wanted(core, fresh_eyes):
+def test_without_a_mirror(core, fresh_eyes):
     worker = events_worker(core, "--no-mirror").wait_ready()
     fresh_eyes.event("core.act.once", {"plan": ["fail"]}, event_id="one")
+    until(lambda: "running relay, batches, reaper" in worker.log, 20, "the companion runs")
     until(lambda: fresh_eyes.ready("core:archive") == 1, 20, "it is in the archive")
-    assert not mirrors(worker)
     assert worker.stop() == 0
     assert states(core).strip() == "[]"
+
+
+def test_nothing_beside_the_worker(core):
+    options = ("--no-mirror", "--no-relay", "--no-batches", "--no-reaper")
+    worker = events_worker(core, *options).wait_ready()
+    assert not beside(worker.pid)
+    assert worker.stop() == 0
 
 
 LEFT = """
@@ -148,20 +276,12 @@ outbox_rows.insert([
 
 
 def test_events_worker_runs_a_relay(core):
-    """Events in the service's outbox are handled, and a relay that dies is restarted."""
+    """Events in the service's outbox are handled."""
     without = events_worker(core, "--no-relay").wait_ready()
     core.python(LEFT)
-    assert mirrors(without)
-    assert not mirrors(without, "events_relay")
+    until(lambda: "running mirror, batches, reaper" in without.log, 20, "the companion runs")
     assert without.stop() == 0
     assert not core.runs("left")
     worker = events_worker(core).wait_ready()
     until(lambda: core.runs("left", "end"), 40, "it is handled")
-    [first] = mirrors(worker, "events_relay")
-    os.kill(first, signal.SIGKILL)
-    core.python(LEFT.replace('"left"', '"left-too"'))
-    until(lambda: core.runs("left-too", "end"), 40, "it is handled as well")
-    [second] = mirrors(worker, "events_relay")
-    assert second != first
     assert worker.stop() == 0
-    assert not alive(second)

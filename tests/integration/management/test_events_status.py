@@ -33,6 +33,7 @@ def test_quiet_service(billing):
     code, out, err = billing.command("events_status")
     assert (code, err) == (0, "")
     assert "empty, no consumer" in line(out, "billing.book")
+    assert line(out, "billing:graveyard").endswith("empty")
     assert "and 13 empty delay queues" in out
     assert ("Without MANAGEMENT_URL" in out) is not billing.exact
 

@@ -1,0 +1,115 @@
+"""Run beside a worker what it needs: mirror, relay, batch runner and reaper.
+
+One process runs events_mirror, events_relay and events_batches in threads, with
+--metrics-port also events_metrics. It starts events_reaper while isolated events
+wait. events_worker starts a companion; beside an ordinary `celery worker`, or to
+run the services on another host, start one yourself. Any number may run at once.
+
+exit codes:
+  0  stopped (SIGTERM, SIGINT)
+  1  wrong settings, or a service has ended, so that a supervisor restarts all
+  2  wrong arguments
+
+While RabbitMQ or the database is unreachable, the command reports it and retries.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from django.core.management import call_command, load_command_class
+from django.core.management.base import CommandError
+from django.db import connections
+
+from django_amqp_events import conf, service_loop
+from django_amqp_events.broker import connection
+from django_amqp_events.declare.registry import get_registry
+from django_amqp_events.management.companion import (
+    REAPER_GRACE,
+    SERVICES,
+    Reapers,
+    add_options,
+)
+from django_amqp_events.management.service_command import ServiceCommand
+
+#: Seconds after SIGTERM until threads that have not ended end with the process.
+GRACE: Final = REAPER_GRACE + 2
+
+
+class Command(ServiceCommand):
+    help = __doc__
+    name = "events_companion"
+    _error: Exception | None = None
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        add_options(parser)
+        super().add_arguments(parser)
+
+    def serve(self, options: dict[str, Any]) -> None:
+        settings = conf.get_settings()
+        # Before the threads, which would do the same at once.
+        app = connection.celery_app(settings)
+        get_registry()
+        commands: list[ServiceCommand] = []
+        services: dict[str, Callable[[], object]] = {}
+
+        def add(name: str, *arguments: str) -> None:
+            command = load_command_class("django_amqp_events", f"events_{name}")
+            assert isinstance(command, ServiceCommand)  # noqa: S101 - for mypy
+            commands.append(command)
+            services[name] = partial(
+                call_command, command, *arguments, verbosity=options["verbosity"]
+            )
+
+        for name in SERVICES:
+            if options[f"no_{name}"]:
+                continue
+            if name == "reaper":
+                loglevel = options["loglevel"]
+                services[name] = Reapers(
+                    app, settings, loglevel=loglevel, tell=self.tell, stop=self.stopped
+                ).run
+            else:
+                add(name)
+        if options["metrics_port"] is not None:
+            add("metrics", str(options["metrics_port"]))
+        if not services:
+            raise self.wrong("there is nothing to run; give fewer --no-… options")
+        threads = [
+            threading.Thread(
+                target=self._run, args=each, name=f"amqp-events-{each[0]}", daemon=True
+            )
+            for each in services.items()
+        ]
+        self.tell(f"running {', '.join(services)}")
+        for thread in threads:
+            thread.start()
+        while not self.stopped():
+            time.sleep(service_loop.POLL_INTERVAL)
+        deadline = time.monotonic() + GRACE
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
+            for command in commands:
+                command.stop()
+            time.sleep(service_loop.POLL_INTERVAL / 2)
+        if self._error is not None:
+            raise self._error
+        self.tell("stopped")
+
+    def _run(self, name: str, service: Callable[[], object]) -> None:
+        """Run a service in a thread; its end stops the others."""
+        error: Exception | None = CommandError(f"{name} ended, although nothing has stopped it")
+        try:
+            service()
+            if self.stopping:
+                error = None
+        except Exception as exc:  # noqa: BLE001 - the main thread raises it
+            error = exc
+        finally:
+            self._error = self._error or error
+            self.stop()
+            connections.close_all()

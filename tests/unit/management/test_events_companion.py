@@ -1,0 +1,59 @@
+"""The companion's options, what it does if a service ends, and commands in child processes."""
+
+from __future__ import annotations
+
+import socket
+from argparse import ArgumentParser
+
+from django_amqp_events.management import companion
+from django_amqp_events.management.child_command import ChildCommand
+from tests.commands import run_command
+
+NOTHING = ("--no-mirror", "--no-relay", "--no-batches", "--no-reaper")
+
+
+def line(*arguments: str) -> tuple[str, ...]:
+    parser = ArgumentParser()
+    companion.add_options(parser)
+    return companion.command_line({**vars(parser.parse_args(arguments)), "verbosity": 1})
+
+
+def test_options_are_passed_on() -> None:
+    name, *options = line("--no-relay", "--metrics-port", "9540", "-l", "ERROR")
+    assert name == "events_companion"
+    assert options[:3] == ["--no-relay", "--metrics-port", "9540"]
+    assert options[3:] == ["--loglevel", "ERROR", "--verbosity", "1"]
+
+
+def test_no_process_is_needed_for_nothing() -> None:
+    assert line(*NOTHING) == ()
+    assert line(*NOTHING, "--metrics-port", "9540")
+    code, _, err = run_command("events_companion", *NOTHING)
+    assert (code, "there is nothing to run" in err) == (1, True)
+
+
+def test_a_service_that_ends_ends_the_companion() -> None:
+    with socket.create_server(("", 0)) as used:
+        port = str(used.getsockname()[1])
+        code, _, err = run_command("events_companion", *NOTHING, "--metrics-port", port)
+    assert code == 1
+    assert f"cannot listen on 0.0.0.0:{port}" in err
+
+
+def test_a_command_that_fails_waits_longer_each_time() -> None:
+    told: list[str] = []
+    child = ChildCommand(line=("events_metrics", "0"), tell=told.append, stop=bool)
+    assert [child.run(), child.run()] == [1.0, 2.0]
+    assert told == [
+        "events_metrics ended with exit code 2; restarting it in 1 s",
+        "events_metrics ended with exit code 2; restarting it in 2 s",
+    ]
+
+
+def test_a_command_that_does_not_stop_is_killed() -> None:
+    told: list[str] = []
+    child = ChildCommand(
+        line=("events_metrics", "0"), tell=told.append, stop=lambda: True, grace=0.0
+    )
+    assert child.run() == 0.0
+    assert "which did not stop in 0 s" in told[0]
