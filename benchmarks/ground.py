@@ -220,6 +220,12 @@ class Ground:
             command += ["--concurrency", str(number), "--hostname", f"{module}@localhost", *WORKER]
         return self._started(Child(command, self._given(vhost, given), self._log(module)))
 
+    def command(self, *arguments: str, vhost: Vhost, **given: Any) -> Child:
+        """Start a management command of this project."""
+        command = [sys.executable, "-m", "benchmarks.programs.command", *arguments]
+        command += ["--settings", "benchmarks.programs.settings"]
+        return self._started(Child(command, self._given(vhost, given), self._log(arguments[0])))
+
     def tally(self) -> Tally:
         """Create a tally, whose path a worker gets."""
         made = Tally(self.folder / f"tally{next(self._numbers)}")

@@ -142,8 +142,9 @@ def resident(pid: int) -> float:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process, such as a pool."""
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Return the children of a process, such as a pool, that any of its threads has started."""
+    listed = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/children")]
+    return [int(child) for text in listed for child in text.split()]
 
 
 def until(

@@ -42,6 +42,7 @@ NAMES = (
     "once",
     "retry",
     "memory",
+    "footprint",
     "delayed",
     "latency",
     "mirror",
