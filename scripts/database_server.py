@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -111,6 +112,16 @@ class DatabaseServer(ABC):
     @abstractmethod
     def drop(self, name: str) -> None:
         """End the connections to a database and drop it."""
+
+    def borrow(self, template: str = "") -> str:
+        """Return the name of a database of the caller's own: empty, or a copy of another one."""
+        name = f"test_{secrets.token_hex(6)}"
+        self.create(name, template)
+        return name
+
+    def give_back(self, name: str) -> None:
+        """End the use of a borrowed database."""
+        self.drop(name)
 
     @abstractmethod
     def refusing(self, name: str) -> AbstractContextManager[None]:

@@ -31,6 +31,12 @@ class MariaDB(DatabaseServer):
     packages = ("mariadb-server-core", "mariadb-client-core")
     end_signal = signal.SIGKILL
 
+    def __init__(self, *, durable: bool) -> None:
+        super().__init__(durable=durable)
+        #: The template of each borrowed database, and databases to lend, by template.
+        self._templates: dict[str, str] = {}
+        self._spare: dict[str, list[str]] = {}
+
     def settings(self, name: str = "") -> dict[str, Any]:
         return {
             "ENGINE": "django.db.backends.mysql",
@@ -61,6 +67,36 @@ class MariaDB(DatabaseServer):
     def drop(self, name: str) -> None:
         with self.refusing(name):
             self.execute(f"DROP DATABASE {name}")
+
+    def borrow(self, template: str = "") -> str:
+        # Creating the tables takes much longer than emptying them.
+        if spare := self._spare.get(template):
+            return spare.pop()
+        name = super().borrow(template)
+        self._templates[name] = template
+        return name
+
+    def give_back(self, name: str) -> None:
+        template = self._templates[name]
+        columns = self._columns(name)
+        if not template or columns != self._columns(template):
+            self.drop(name)
+            return
+        tables = sorted({table for table, *_ in columns})
+        filled = [f"SELECT '{each}' WHERE EXISTS (SELECT 1 FROM {each})" for each in tables]
+        with self.refusing(name), self.connect(name) as connection, connection.cursor() as cursor:
+            cursor.execute(" UNION ALL ".join(filled))
+            for (table,) in cursor.fetchall():
+                cursor.execute("SET foreign_key_checks = 0")
+                cursor.execute(f"DELETE FROM {table}")
+                cursor.execute(f"INSERT INTO {table} SELECT * FROM {template}.{table}")
+        self._spare.setdefault(template, []).append(name)
+
+    def _columns(self, name: str) -> list[tuple[Any, ...]]:
+        return self.execute(
+            "SELECT table_name, column_name, column_type FROM information_schema.columns "
+            f"WHERE table_schema = '{name}' ORDER BY table_name, ordinal_position"
+        )
 
     @contextmanager
     def refusing(self, name: str) -> Iterator[None]:

@@ -517,10 +517,9 @@ def sqlite_settings(path: Path) -> dict[str, Any]:
 @contextmanager
 def new_database(server: DatabaseServer, template: str = "") -> Iterator[dict[str, Any]]:
     """Create a database for a block; yield its entry of DATABASES."""
-    name = f"test_{secrets.token_hex(6)}"
-    server.create(name, template)
+    name = server.borrow(template)
     yield server.settings(name)
-    server.drop(name)
+    server.give_back(name)
 
 
 @pytest.fixture(params=["sqlite", *SERVERS])

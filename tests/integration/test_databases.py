@@ -19,7 +19,6 @@ from django_amqp_events import conf
 from django_amqp_events.apps import CHECKS
 from django_amqp_events.archive import row_writer, selection
 from django_amqp_events.archive.selection import Selection
-from django_amqp_events.checks.database import check_servers
 from django_amqp_events.databases import delete_by_id, sliced
 from django_amqp_events.message.types import Message, derived_id
 from django_amqp_events.models import ArchivedEvent, FailureGroup, InboxEntry
@@ -151,18 +150,3 @@ def test_a_deletion_does_not_wait_for_rows_that_others_insert(archive_database: 
         )
         assert delete_by_id(InboxEntry, archive_database.alias, ids) == 4
         other.rollback()
-
-
-@pytest.mark.parametrize("archive_database", ["mariadb"], indirect=True)
-def test_checks_of_the_server(archive_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    alias = archive_database.alias
-    connection: Any = connections[alias]
-    assert list(check_servers([alias, "default"])) == []
-    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "charset", "latin1")
-    connection.close()
-    monkeypatch.setitem(vars(connection.features), "supports_transactions", False)
-    monkeypatch.setitem(vars(connection), "mysql_version", (10, 5, 29))
-    problems = list(check_servers([alias, "default"]))
-    assert [each.code for each in problems] == ["E029", "E030", "W019"]
-    assert "10.5.29" in problems[0].message
-    connection.close()

@@ -28,6 +28,7 @@ from django_amqp_events.checks import settings as checks_settings
 from django_amqp_events.checks.settings import check_discovery
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.declare.registry import build
+from tests.conftest import Database
 
 from .. import project
 
@@ -889,6 +890,26 @@ def test_hostile_django_settings(
     # It is an alias, with no database behind it.
     known = isinstance(databases, dict) and databases
     assert run(DATABASE="orders", HANDLERS={}) == (["E025"] if known else ["E021"])
+
+
+# -- database servers ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("archive_database", ["mariadb"], indirect=True)
+def test_an_old_mariadb_without_transactions_or_utf8mb4(
+    archive_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alias = archive_database.alias
+    connection: Any = connections[alias]
+    assert list(checks_database.check_servers([alias, "default"])) == []
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "charset", "latin1")
+    connection.close()
+    monkeypatch.setitem(vars(connection.features), "supports_transactions", False)
+    monkeypatch.setitem(vars(connection), "mysql_version", (10, 5, 29))
+    problems = list(checks_database.check_servers([alias, "default"]))
+    assert [each.code for each in problems] == ["E029", "E030", "W019"]
+    assert "10.5.29" in problems[0].message
+    connection.close()
 
 
 # -- the documentation --------------------------------------------------------------------
