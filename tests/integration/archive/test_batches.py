@@ -141,6 +141,7 @@ def test_a_database_that_fails_over(
     process = running.start()
     wait_until(partial(enough, billing, 300), "some are published", 60)
     archive_database.close()
+    assert archive_database.server is not None
     with archive_database.server.read_only(archive_database.settings["NAME"]):
         words = "running batches is paused: the database is read-only"
         wait_until(lambda: words in process.said, "it is paused", 60)
