@@ -4,11 +4,18 @@ The environment of the example (the library itself reads none):
 
 AMQP_URL              the broker, amqp://user:password@host:5672/vhost
 AMQP_MANAGEMENT_URL   its management API, for exact counts in events_declare and events_status
+EXAMPLE_DATABASE      a PostgreSQL database, which libpq's variables (PGHOST, PGUSER, PGPASSWORD)
+                      find; SQLite in EXAMPLE_DATA by default
+EXAMPLE_DATA          folder of SQLite databases and mails, .run/example by default
+EXAMPLE_STATIC        folder of collectstatic, in EXAMPLE_DATA by default
 EXAMPLE_PREFIX        prefix of every name on the broker, to share a vhost
-EXAMPLE_DATA          folder of databases and mails, .run/example by default
 EXAMPLE_RELEASE       1, or 2 with the fixes that `releases.py` names
-DJANGO_SECRET_KEY     random for each process by default, so sessions end with the process
-DJANGO_DEBUG          1 for development: plain HTTP, and runserver serves static files
+DJANGO_SECRET_KEY     the same for all processes of a service; by default random for each process,
+                      so that sessions end with it
+DJANGO_ALLOWED_HOSTS  comma-separated; localhost by default, which probes use
+DJANGO_HTTPS          1: redirect to HTTPS; "proxy": behind a proxy that ends TLS and always sets
+                      X-Forwarded-Proto; 0: plain HTTP. By default 0 with DJANGO_DEBUG, else 1
+DJANGO_DEBUG          1 for development: runserver serves static files
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ DEBUG = os.environ.get("DJANGO_DEBUG") == "1"
 SECRET_KEY = os.environ.get("DJANGO_SECRET_KEY") or secrets.token_urlsafe(64)
 EXAMPLE_RELEASE = int(os.environ.get("EXAMPLE_RELEASE") or 1)
 ALLOWED_HOSTS = ["localhost", "127.0.0.1"]
+ALLOWED_HOSTS += filter(None, os.environ.get("DJANGO_ALLOWED_HOSTS", "").split(","))
 USE_TZ = True
 TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -39,15 +47,24 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
-CSRF_COOKIE_SECURE = SESSION_COOKIE_SECURE = SECURE_SSL_REDIRECT = not DEBUG
-SECURE_HSTS_SECONDS = 0 if DEBUG else 365 * 24 * 60 * 60
-SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = not DEBUG
+HTTPS = os.environ.get("DJANGO_HTTPS") or ("0" if DEBUG else "1")
+CSRF_COOKIE_SECURE = SESSION_COOKIE_SECURE = SECURE_SSL_REDIRECT = HTTPS != "0"
+SECURE_HSTS_SECONDS = 365 * 24 * 60 * 60 if HTTPS != "0" else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = HTTPS != "0"
+if HTTPS == "proxy":
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
 
 ROOT_URLCONF = "example_project.urls"
 WSGI_APPLICATION = "example_project.wsgi.application"
 STATIC_URL = "/static/"
-STATIC_ROOT = DATA / "static"
+STATIC_ROOT = os.environ.get("EXAMPLE_STATIC") or DATA / "static"
 LOGIN_URL = "admin:login"
+if not DEBUG:  # after collectstatic
+    MIDDLEWARE.insert(1, "whitenoise.middleware.WhiteNoiseMiddleware")
+    STORAGES = {
+        "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+        "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+    }
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in (
@@ -85,7 +102,16 @@ SHARED_APPS = [
 
 
 def database(service: str) -> dict[str, dict[str, Any]]:
-    """Return a SQLite database for many writing processes."""
+    """Return the PostgreSQL database, or a SQLite database for many writing processes."""
+    if name := os.environ.get("EXAMPLE_DATABASE"):
+        return {
+            "default": {
+                "ENGINE": "django.db.backends.postgresql",
+                "NAME": name,
+                "CONN_MAX_AGE": 60,  # seconds; otherwise a worker connects again for every handler
+                "CONN_HEALTH_CHECKS": True,
+            }
+        }
     return {
         "default": {
             "ENGINE": "django.db.backends.sqlite3",

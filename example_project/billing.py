@@ -16,6 +16,7 @@ AMQP_EVENTS = {
     "SERVICE": "billing",
     "PREFIX": PREFIX,
     "MANAGEMENT_URL": MANAGEMENT_URL,
+    "METRICS": True,  # events_worker --metrics-port serves them
     "HANDLERS": {
         # Overrides the decorator's options: four attempts, with delays of 1, 2 and 4 seconds.
         "invoices.register_sale": {"MAX_RETRIES": 3, "RETRY_BACKOFF": 1},

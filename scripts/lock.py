@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile requirements/ from pyproject.toml, with hashes, for all supported Pythons.
 
-    python3 scripts/lock.py [dev.txt] [bench.txt] [--upgrade]
+    python3 scripts/lock.py [dev.txt] [example.txt] [deploy.txt] [bench.txt] [--upgrade]
 
 uv asks pip's main index, as this machine configures it. It does not ask additional indexes: uv
 reads the hashes of a version from one place, and a folder with the wheel of one Python would leave
@@ -28,6 +28,22 @@ LOCKS = {
     "dev.txt": (
         "all that a developer needs, and all extras",
         ("--all-extras", "--group", "pyproject.toml:dev", "pyproject.toml"),
+    ),
+    "example.txt": (
+        "what the image of the example project needs",
+        (
+            "--extra",
+            "results",
+            "--extra",
+            "prometheus",
+            "--group",
+            "pyproject.toml:example",
+            "pyproject.toml",
+        ),
+    ),
+    "deploy.txt": (
+        "what checks the files in deploy/",
+        ("--group", "pyproject.toml:deploy"),
     ),
     "bench.txt": ("the peers of benchmarks/", ("--group", "pyproject.toml:peers")),
 }
