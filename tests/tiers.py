@@ -28,6 +28,7 @@ _LATER: Final = {
     rf"faults/.*\[(?!({'|'.join(FAULT_ROWS)})(-postgresql)?\])": "one row per family is enough",
     r"browser/(?!test_story)": "the story visits the pages",
     r"asyncapi/": "npm installs a validator; unit tests cover the documents",
+    r"deploy/": "it installs linters, and the packages of an image",
     r"acceptance/example/": "`make demo` counts the same",
     r"acceptance/publish/test_message_format\.py": "the contract covers the formats",
     r"acceptance/monitor/test_metrics\.py::test_prometheus": "it installs Prometheus",

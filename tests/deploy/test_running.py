@@ -1,0 +1,315 @@
+"""deploy/: the commands of the image, of compose and of Kubernetes run, handle events and stop.
+
+There is no container: a folder stands for the image's file system, and free ports for its own. The
+instructions of the Dockerfile fill it, and no process may change it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import django_amqp_events
+from machine import Process, free_ports, wait_until
+from postgresql import Postgres
+
+from ..conftest import Vhost
+from .files import DEPLOY, ROOT, Container, compose, composed, image
+
+pytestmark = pytest.mark.timeout(300)
+
+#: The absolute paths that the image has and this machine has not.
+INSIDE = re.compile(r"(?<![\w./-])/(app|venv|tmp)\b")
+#: Lines of orders.jsonl; the next one is refused.
+PUBLISHED = 17
+
+
+@dataclass(slots=True)
+class Image:
+    """The file system of the image below a folder."""
+
+    root: Path
+    directory: str = "/"
+
+    def inside(self, text: str, tmp: Path | None = None) -> str:
+        """Return a text with the image's paths below its folder, and /tmp in one of its own."""
+        places = {"tmp": tmp or self.root / "tmp"}
+        return INSIDE.sub(lambda found: str(places.get(found[1], self.root / found[1])), text)
+
+    def build(self) -> None:
+        """Carry out the Dockerfile; both stages have one file system."""
+        ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+        sent = [line[1:] for line in ignored if line.startswith("!")]
+        for name, rest in image():
+            words = shlex.split(rest)
+            if name == "WORKDIR":
+                self.directory = self.inside(rest)
+                Path(self.directory).mkdir(exist_ok=True)
+            elif name == "COPY" and words[0].startswith("--from="):
+                assert words[1] == words[2], "both stages have the same paths"
+            elif name == "COPY":
+                assert words[0] in sent, f"{words[0]} is not in Dockerfile.dockerignore"
+                self._copy(words[0], Path(self.directory, words[1]))
+            elif name == "RUN":
+                path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+                ours = ("AMQP_", "DJANGO_", "EXAMPLE_")
+                kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
+                command = ["sh", "-euc", self.inside(rest)]
+                done = subprocess.run(
+                    command, cwd=self.directory, env=kept | {"PATH": path},
+                    stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                )  # fmt: skip
+                assert done.returncode == 0, done.stdout + done.stderr
+
+    def files(self) -> dict[Path, int]:
+        """Return the files of the image with their times of change."""
+        found = (path for name in ("app", "venv") for path in (self.root / name).rglob("*"))
+        return {path: path.lstat().st_mtime_ns for path in found}
+
+    @staticmethod
+    def _copy(name: str, target: Path) -> None:
+        source = ROOT / name
+        if not source.exists():  # the suite runs on the wheel, without the package's folder
+            source = Path(django_amqp_events.__file__).parent.parent / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target if target.suffix else target / source.name)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    root = tmp_path_factory.mktemp("image")
+    (root / "tmp").mkdir()
+    made = Image(root)
+    made.build()
+    yield made
+    shutil.rmtree(root)
+
+
+@dataclass(slots=True)
+class Running:
+    """A container's processes: its command, its probes, and other commands in it."""
+
+    container: Container
+    image: Image
+    environment: Mapping[str, str]
+    tmp: Path
+    ports: dict[str, str] = field(default_factory=dict)
+    main: Process | None = None
+
+    def start(self) -> None:
+        for port in re.findall(r"\b(?:8000|9540)\b", shlex.join(self.container.command)):
+            self.ports[port] = str(free_ports(1)[0])
+        self.main = Process.spawn(
+            *self._words(self.container.command), output=self.log_path, **self._options
+        )
+
+    def run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self._words(command), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            check=False, timeout=60, **self._options,
+        )  # fmt: skip
+
+    def healthy(self, probe: Any) -> bool:
+        """Run a probe: a command, or an HTTP request as Kubernetes describes it."""
+        if isinstance(probe, list):
+            return self.run(probe).returncode == 0
+        headers = {each["name"]: each["value"] for each in probe["httpHeaders"]}
+        assert probe["port"] == "http"
+        return self.get(probe["path"], **headers)[0] == 200
+
+    def get(self, path: str, *, port: str = "8000", **headers: str) -> tuple[int, str]:
+        """Return the status and the text of a page, status 0 if nothing answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", int(self.ports[port]), timeout=10)
+        try:
+            connection.request("GET", path, headers={"Host": "localhost"} | headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except OSError:
+            return 0, ""
+        finally:
+            connection.close()
+
+    @property
+    def alive(self) -> bool:
+        return self.main is not None and self.main.alive
+
+    @property
+    def log_path(self) -> Path:
+        return self.tmp / "log"
+
+    @property
+    def log(self) -> str:
+        return f"{self.container.name}:\n{self.log_path.read_text(errors='replace')[-3000:]}"
+
+    def code(self, seconds: float) -> int:
+        """Return the exit code of the command."""
+        assert self.main is not None
+        assert self.main.child is not None
+        assert self.main.wait(seconds), f"not within {seconds} s: {self.log}"
+        return self.main.child.returncode
+
+    def _words(self, command: list[str]) -> list[str]:
+        text = shlex.join(command)
+        for inside, outside in self.ports.items():
+            text = re.sub(rf"\b{inside}\b", outside, text)
+        return [self.image.inside(word, self.tmp) for word in shlex.split(text)]
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        environment = {
+            name: self.image.inside(value, self.tmp) for name, value in self.environment.items()
+        }
+        environment["PATH"] = environment["PATH"].replace("$PATH", os.defpath)
+        environment["TMPDIR"] = str(self.tmp)
+        return {"cwd": self.image.directory, "env": environment}
+
+
+class Machine:
+    """Runs containers, with the broker and database of a test."""
+
+    def __init__(self, built: Image, vhost: Vhost, database: Postgres) -> None:
+        self.image = built
+        self.outside = {
+            "AMQP_URL": vhost.url,
+            "AMQP_MANAGEMENT_URL": vhost.management_url,
+            "PGHOST": database.HOST,
+            "PGPORT": str(database.port),
+        }
+        self.running: dict[str, Running] = {}
+
+    def start(self, container: Container, **more: str) -> Running:
+        tmp = self.image.root / "tmp" / container.name
+        tmp.mkdir()
+        environment = {**container.environment, **more, **self.outside}
+        started = Running(container, self.image, environment, tmp)
+        self.running[container.name] = started
+        started.start()
+        return started
+
+    def named(self, pattern: str) -> list[Running]:
+        return [each for name, each in self.running.items() if fnmatch(name, pattern)]
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        if not wait_until(condition, 60, interval=0.3):
+            logs = "\n".join(each.log for each in self.running.values())
+            pytest.fail(f"not within 60 s: {what}\n{logs}")
+
+    def wait_until_healthy(self) -> None:
+        """Wait until all probes of the running containers succeed."""
+        for each in self.running.values():
+            for probe in each.container.probes if each.alive else ():
+                self.wait(partial(each.healthy, probe), f"{each.container.name}: {probe}")
+
+    def stop(self) -> None:
+        """End all as `docker stop` does: within its time, with exit code 0."""
+        alive = [each for each in self.running.values() if each.alive]
+        for each in alive:
+            assert each.main is not None
+            each.main.send(signal.SIGTERM)
+        codes = {each.container.name: each.code(each.container.grace) for each in alive}
+        assert set(codes.values()) == {0}, codes
+
+    def clean_up(self) -> None:
+        for each in self.running.values():
+            if each.main is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(each.main.pid, signal.SIGKILL)
+                each.main.wait(10)
+
+
+@pytest.fixture
+def machine(built: Image, fresh_vhost: Vhost, private_postgres: Postgres) -> Iterator[Machine]:
+    made = Machine(built, fresh_vhost, private_postgres)
+    before = built.files()
+    yield made
+    made.clean_up()
+    assert built.files() == before, "the root file system is read-only"
+    shutil.rmtree(built.root / "tmp")
+    (built.root / "tmp").mkdir()
+
+
+def execute(server: Postgres, sql: str) -> None:
+    with psycopg.connect(
+        host=server.HOST, port=server.port, user=server.USER, dbname="postgres", autocommit=True
+    ) as connection:
+        for statement in filter(None, map(str.strip, sql.split(";"))):
+            connection.execute(statement.encode())
+
+
+def counted(workers: list[Running]) -> Counter[str]:
+    """Return how many runs of each handler succeeded, from the workers' metrics."""
+    found: Counter[str] = Counter()
+    for worker in workers:
+        _, text = worker.get("/metrics", port="9540")
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == "amqp_events_handled_total":
+                    found[sample.labels["handler"]] += int(sample.value)
+    return found
+
+
+def place_orders(shop: Running) -> None:
+    orders = ("example_project/orders.jsonl", "--limit", str(PUBLISHED))
+    done = shop.run(["python", "manage.py", "place_orders", *orders])
+    assert f"{PUBLISHED} orders published" in done.stdout, done.stdout + done.stderr
+
+
+def check_the_pages(web: Running, **headers: str) -> None:
+    status, page = web.get("/admin/login/", **headers)
+    assert status == 200
+    stylesheet = re.search(r'href="(/static/admin/css/base\.[0-9a-f]+\.css)"', page)
+    assert stylesheet, page
+    assert web.get(stylesheet[1], **headers)[0] == 200
+    assert web.get("/admin/login/", Host="elsewhere", **headers)[0] == 400
+
+
+def test_compose(machine: Machine, private_postgres: Postgres) -> None:
+    execute(private_postgres, compose()["configs"]["databases"]["content"])
+    for each in composed():
+        assert each.environment["AMQP_URL"].endswith("@rabbitmq:5672/")
+        assert each.environment["PGHOST"] in compose()["services"]
+        started = machine.start(each)
+        if each.name.endswith("-setup"):
+            assert started.code(60) == 0, started.log
+    webs, workers = machine.named("*-web"), machine.named("*-worker")
+    assert len(webs) == len(workers) == 2
+    machine.wait_until_healthy()
+    for web in webs:
+        check_the_pages(web)
+    place_orders(machine.running["shop-web"])
+    once = (
+        "audit.record",
+        "orders.send_confirmation",
+        "stock.reserve_stock",
+        "invoices.book_revenue",
+    )
+    machine.wait(
+        lambda: (
+            all(counted(workers)[name] >= PUBLISHED for name in once)
+            and counted(workers)["orders.mark_invoiced"] > 0
+        ),
+        "the events are handled in both services",
+    )
+    assert counted(workers)["invoices.book_revenue"] == PUBLISHED
+    machine.stop()
+    assert not any(web.healthy(probe) for web in webs for probe in web.container.probes)
