@@ -1,4 +1,4 @@
-"""The admin alone, titled with the service's name."""
+"""The admin, titled with the service's name, and the page that probes ask."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from django.urls import path
 from django.views.generic import RedirectView
 
 from django_amqp_events.conf import get_settings
+from django_amqp_events.monitor.health import health_view
 
 admin.site.site_header = admin.site.site_title = f"Example: {get_settings().service}"
 admin.site.site_url = None
 
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("healthz/events", health_view),
     path("", RedirectView.as_view(pattern_name="admin:index")),
 ]
