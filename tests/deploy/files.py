@@ -18,6 +18,8 @@ from machine import run
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").iterdir())
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 
 _TO_JSON = "import json, sys, yaml; json.dump(list(yaml.safe_load_all(sys.stdin)), sys.stdout)"
 
@@ -81,6 +83,12 @@ def compose() -> dict[str, Any]:
 
 
 @cache
+def resources() -> list[dict[str, Any]]:
+    """Return the resources of kubernetes/."""
+    return read_yaml("---\n".join(path.read_text() for path in MANIFESTS))
+
+
+@cache
 def image() -> list[tuple[str, str]]:
     """Return the instructions of the Dockerfile with their arguments."""
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
@@ -126,6 +134,53 @@ def composed() -> list[Container]:
                 )
             )
             del waiting[name]
+    return found
+
+
+def deployed() -> list[Container]:
+    """Return the containers of kubernetes/, the Job's first."""
+    data: dict[str, str] = {}
+    for each in resources():
+        if each["kind"] == "ConfigMap":
+            data |= each["data"]
+    found = []
+    for each in sorted(resources(), key=lambda each: str(each["kind"] != "Job")):
+        if each["kind"] not in {"Job", "Deployment"}:
+            continue
+        pod = each["spec"]["template"]["spec"]
+        for one in (*pod.get("initContainers", ()), *pod["containers"]):
+            probes = [probe for key, probe in one.items() if key.endswith("Probe")]
+            found.append(
+                Container(
+                    name=f"{each['metadata']['name']}.{one['name']}",
+                    command=one.get("command") or image_default("CMD"),
+                    environment=image_environment() | data,
+                    probes=[p["exec"]["command"] if "exec" in p else p["httpGet"] for p in probes],
+                    ports=[port["containerPort"] for port in one.get("ports", ())],
+                    grace=pod.get("terminationGracePeriodSeconds", 30),
+                )
+            )
+    return found
+
+
+def unit(path: Path) -> dict[str, str]:
+    """Return the last value of each key of a systemd unit."""
+    pairs = (line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+    return {key: value for key, value in pairs if not key.startswith("#")}
+
+
+def supervised() -> list[Container]:
+    """Return the services of systemd/."""
+    found = []
+    for path in UNITS:
+        if path.suffix == ".service":
+            keys = unit(path)
+            settings = {"DJANGO_SETTINGS_MODULE": "example_project.shop"}
+            words = shlex.split(keys["ExecStart"])
+            grace = _seconds(keys["TimeoutStopSec"])
+            found.append(
+                Container(name=path.stem, command=words, environment=settings, grace=grace)
+            )
     return found
 
 

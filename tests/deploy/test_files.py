@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,14 +19,21 @@ from machine import run
 
 from .files import (
     DEPLOY,
+    MANIFESTS,
     ROOT,
+    UNITS,
     Container,
     compose,
     composed,
+    deployed,
     image,
     image_default,
+    image_environment,
     read_yaml,
+    resources,
+    supervised,
     tools,
+    unit,
 )
 
 #: The first test installs the tools: 50 MB from PyPI, once for each .venv.
@@ -51,6 +59,10 @@ for name, *arguments in json.load(sys.stdin):
         wrong.append(f"{name} {arguments}: {exc!r} {said.getvalue()}")
 json.dump(wrong, sys.stdout)
 """
+
+
+def everything() -> list[Container]:
+    return [*composed(), *deployed(), *supervised()]
 
 
 def project(*arguments: str, settings: str = "shop", text: str = "", **env: str) -> str:
@@ -79,6 +91,66 @@ def test_dockerfile() -> None:
     run(tools() / "hadolint", DEPLOY / "Dockerfile")
     assert all(rest.startswith("[") for name, rest in image() if name == "CMD"), "exec form"
     assert [rest.split(":")[0] for name, rest in image() if name == "USER"] == ["10001"]
+
+
+def test_manifests() -> None:
+    core = [path for path in MANIFESTS if path.name != "keda.yaml"]
+    run(tools() / "kubernetes-validate", "--strict", *core)
+
+
+KEDA = """
+import json, sys
+from cloudcoil.models.keda import v1alpha1
+def unknown(data, model, path=""):
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if not isinstance(model, dict) or key not in model:
+                yield f"{path}.{key}"
+            else:
+                yield from unknown(value, model[key], f"{path}.{key}")
+    if isinstance(data, list):
+        for number, (value, one) in enumerate(zip(data, model)):
+            yield from unknown(value, one, f"{path}[{number}]")
+for each in json.load(sys.stdin):
+    model = getattr(v1alpha1, each["kind"]).model_validate(each)
+    print(*unknown(each, model.model_dump(by_alias=True, exclude_unset=True)), sep="\\n", end="")
+"""
+
+
+def keda(*documents: dict[str, Any]) -> str:
+    """Return what KEDA's own schema finds unknown."""
+    command = [str(tools() / "python"), "-c", KEDA]
+    text = json.dumps(documents)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_keda() -> None:
+    found = [each for each in resources() if each["apiVersion"].startswith("keda.sh/")]
+    assert {each["kind"] for each in found} == {"ScaledObject", "TriggerAuthentication"}
+    assert keda(*found) == ""
+    (scaled,) = (each for each in found if each["kind"] == "ScaledObject")
+    assert keda({**scaled, "spec": {**scaled["spec"], "maxReplica": 1}}) == ".spec.maxReplica"
+
+
+def test_units(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        apt_install.install(["systemd"], why="systemd-analyze checks the units")
+    for path in UNITS:  # with a program and a folder that exist
+        text = path.read_text().replace("/srv/shop/.venv/bin/python", sys.executable)
+        (tmp_path / path.name).write_text(text.replace("/srv/shop", str(ROOT)))
+    names = [tmp_path / path.name for path in UNITS]
+    command = ["systemd-analyze", "verify", "--man=no", *map(str, names)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout + done.stderr == ""
+    services = [name for name in names if name.suffix == ".service"]
+    # 10 is a service that may do everything; 2 and less is "OK".
+    run("systemd-analyze", "security", "--offline=true", "--threshold=20", *services)
+    for path in UNITS:
+        if path.suffix == ".service":
+            assert unit(path)["KillMode"] == "mixed"
+            assert unit(path)["OOMPolicy"] == "continue"
 
 
 def test_prometheus(tmp_path: Path) -> None:
@@ -130,7 +202,7 @@ def test_grafana() -> None:
 
 def test_commands() -> None:
     """Each command line of `manage.py` is one that its command accepts."""
-    lines = [words for each in composed() for words in each.manage]
+    lines = [words for each in everything() for words in each.manage]
     assert {"events_worker", "events_declare", "migrate"} <= {line[0] for line in lines}
     assert json.loads(project("-c", PARSE, text=json.dumps(lines))) == []
     wrong = [["events_worker", "--metric"], ["events_nothing"]]
@@ -159,17 +231,73 @@ def read_by_the_settings() -> set[str]:
 
 def test_environment() -> None:
     known = read_by_the_settings() | OTHERS
-    for each in composed():
+    for each in everything():
         assert each.environment.keys() <= known, each.name
+    assert secret().keys() <= known
     documented = (ROOT / "example_project" / "base.py").read_text()
     for name in read_by_the_settings() - OTHERS:
         assert re.search(rf"^{name} +\S", documented, re.MULTILINE), name
 
 
+def secret() -> dict[str, str]:
+    """Return the Secret that docs/deployment.md creates."""
+    page = ROOT / "docs" / "deployment.md"
+    text = page.read_text() if page.exists() else ""
+    return dict(re.findall(r"--from-literal=(\w+)='?([^'\s\\]+)", text))
+
+
+def test_names_of_kubernetes() -> None:
+    found = resources()
+    by_kind: dict[str, dict[str, Any]] = {}
+    for each in found:
+        by_kind.setdefault(each["kind"], {})[each["metadata"]["name"]] = each
+    deployments = by_kind["Deployment"]
+    for name, each in deployments.items():
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        assert each["spec"]["selector"]["matchLabels"] == labels
+        assert by_kind["PodDisruptionBudget"][name]["spec"]["selector"]["matchLabels"] == labels
+        for one in each["spec"]["template"]["spec"].get("topologySpreadConstraints", ()):
+            assert one["labelSelector"]["matchLabels"] == labels
+        annotations = each["spec"]["template"]["metadata"].get("annotations", {})
+        ports = [
+            port["containerPort"]
+            for port in each["spec"]["template"]["spec"]["containers"][0]["ports"]
+        ]
+        if "prometheus.io/port" in annotations:
+            assert ports == [int(annotations["prometheus.io/port"])]
+    web = deployments["shop-web"]["spec"]["template"]
+    assert by_kind["Service"]["shop-web"]["spec"]["selector"] == web["metadata"]["labels"]
+    for each in (*deployments.values(), *by_kind["Job"].values()):
+        pod = each["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        for one in (*pod.get("initContainers", ()), *pod["containers"]):
+            names = {next(iter(ref.values()))["name"] for ref in one["envFrom"]}
+            assert names == by_kind["ConfigMap"].keys() == {"shop"}
+            assert one["securityContext"]["readOnlyRootFilesystem"]
+    scaled = by_kind["ScaledObject"]["shop-worker"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] in deployments
+    assert "replicas" not in deployments["shop-worker"]["spec"], "KEDA sets it"
+    (key,) = by_kind["TriggerAuthentication"]["shop-rabbitmq"]["spec"]["secretTargetRef"]
+    assert key["key"] in secret()
+
+
+def test_scaling_counts_the_handlers_queues() -> None:
+    """And neither delayed nor archived events, which no worker consumes."""
+    (scaled,) = (each for each in resources() if each["kind"] == "ScaledObject")
+    (trigger,) = scaled["spec"]["triggers"]
+    pattern = re.compile(trigger["metadata"]["queueName"])
+    catalogue = json.loads(project("manage.py", "events_catalogue", "--format", "json"))
+    handlers = {each["queue"] for each in catalogue["handlers"]}
+    assert len(handlers) >= 3
+    assert all(map(pattern.search, handlers))
+    for other in ("shop:delay.1s", "shop:archive", "shop:graveyard", "billing.x", "tasks-shop"):
+        assert not pattern.search(other)
+
+
 def test_ports() -> None:
     exposed = {int(port) for name, rest in image() if name == "EXPOSE" for port in rest.split()}
     bound = {int(port) for port in re.findall(r":(\d+)", " ".join(image_default("CMD")))}
-    for each in composed():
+    for each in everything():
         served = {*map(int, metrics_port(each))} | (bound if "gunicorn" in each.command else set())
         assert set(each.ports) <= served <= exposed, each.name
         for probe in each.probes:
@@ -181,5 +309,19 @@ def test_ports() -> None:
 def test_images_have_a_tag() -> None:
     images = [each["image"] for each in compose()["services"].values()]
     images += [rest.split()[0] for name, rest in image() if name == "FROM"]
+    for each in resources():
+        pod = each["spec"].get("template", {}).get("spec", {}) if "spec" in each else {}
+        both = (*pod.get("initContainers", ()), *pod.get("containers", ()))
+        images += [one["image"] for one in both]
     for name in images:
         assert re.search(r":v?\d[\w.-]*$", name), name
+
+
+def test_check_has_nothing_to_complain_about() -> None:
+    """`check --deploy` with the environment of the manifests."""
+    environment = dict(deployed()[0].environment) | secret()
+    for name in ("PATH", "DJANGO_SETTINGS_MODULE", *(set(image_environment()) & OTHERS)):
+        environment.pop(name, None)
+    command = ("-W", "error", "manage.py", "check", "--deploy", "--fail-level", "WARNING")
+    for settings in ("shop", "billing"):
+        project(*command, settings=settings, **environment)

@@ -32,7 +32,7 @@ from machine import Process, free_ports, wait_until
 from postgresql import Postgres
 
 from ..conftest import Vhost
-from .files import DEPLOY, ROOT, Container, compose, composed, image
+from .files import DEPLOY, ROOT, Container, compose, composed, deployed, image
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -313,3 +313,18 @@ def test_compose(machine: Machine, private_postgres: Postgres) -> None:
     assert counted(workers)["invoices.book_revenue"] == PUBLISHED
     machine.stop()
     assert not any(web.healthy(probe) for web in webs for probe in web.container.probes)
+
+
+def test_kubernetes(machine: Machine, private_postgres: Postgres) -> None:
+    execute(private_postgres, "CREATE ROLE shop LOGIN; CREATE DATABASE shop OWNER shop")
+    for each in deployed():
+        started = machine.start(each, DJANGO_SECRET_KEY="secret")
+        if each.name.startswith("shop-setup"):
+            assert started.code(60) == 0, started.log
+    machine.wait_until_healthy()
+    (web,), (worker,) = machine.named("shop-web.*"), machine.named("shop-worker.*")
+    check_the_pages(web, **{"X-Forwarded-Proto": "https"})
+    assert web.get("/admin/login/", Host="shop.example.com")[0] == 301, "to https"
+    place_orders(web)
+    machine.wait(lambda: counted([worker])["stock.reserve_stock"] == PUBLISHED, "handled")
+    machine.stop()
