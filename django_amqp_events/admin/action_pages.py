@@ -29,7 +29,7 @@ from ..archive.replay import Report
 from ..archive.states import Seen
 from ..exceptions import AmqpEventsError
 from ..reasons import Reason
-from ..templatetags.amqp_events import line, text
+from ..templatetags.amqp_events import code, line, text
 from .base import Pages, non_atomic
 from .formatting import counted, number
 
@@ -254,7 +254,7 @@ class ActionPages(Pages):
         """Freeze the rows that are selected in the list, and ask for confirmation."""
         seen = self.freeze(queryset)
         if len(seen) > self.limit:
-            messages.error(request, str(self.too_many) % {"limit": number(self.limit)})
+            messages.error(request, code(str(self.too_many) % {"limit": number(self.limit)}))
             return None
         if not across(request):
             ids = {UUID(each) for each in request.POST.getlist(ACTION_CHECKBOX_NAME)}
@@ -328,7 +328,7 @@ class ActionPages(Pages):
             eligible, skipped, details = action.preview(action, there, rows)
         except AmqpEventsError as exc:
             messages.error(
-                request, _("Nothing can be published: %(why)s") % {"why": text(exc, 1_000)}
+                request, code(_("Nothing can be published: %(why)s") % {"why": text(exc, 1_000)})
             )
             return self._redirect(request, "changelist")
         count = len(eligible)
@@ -402,7 +402,7 @@ def _tell(request: HttpRequest, action: Action, report: Report, total: int) -> N
         (messages.warning, by_reason(report.skipped), _SKIPPED),
     ):
         for why, titles in groups[:REASONS]:
-            say(request, counted(one, len(titles), why=why))
+            say(request, code(counted(one, len(titles), why=why)))
         if others := sum(len(titles) for _why, titles in groups[REASONS:]):
             say(request, counted(more, others))
     if report.stopped:
@@ -411,6 +411,6 @@ def _tell(request: HttpRequest, action: Action, report: Report, total: int) -> N
             if left > 0:
                 messages.error(request, counted(_SAME, left))
         elif left > 0:
-            messages.error(request, counted(_STOPPED, left, why=why))
+            messages.error(request, code(counted(_STOPPED, left, why=why)))
         else:
-            messages.error(request, _("Publishing stopped: %(why)s") % {"why": why})
+            messages.error(request, code(_("Publishing stopped: %(why)s") % {"why": why}))

@@ -14,12 +14,12 @@ from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, Prefetch, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 
@@ -38,11 +38,12 @@ from ..models import (
     GroupAction,
     Replay,
     ReplayBatch,
+    SearchValue,
     State,
 )
 from ..monitor.state_texts import STATES
 from ..reasons import Reason
-from ..templatetags.amqp_events import TEXT, ago, line, text
+from ..templatetags.amqp_events import TEXT, ago, breakable, code, line, text
 from . import formatting
 from .action_pages import Action, Decision, in_list
 from .archived_event_actions import ACTIONS
@@ -54,6 +55,7 @@ from .filters import (
     GroupFilter,
     ReasonFilter,
     TimeFilter,
+    catalogue_entry,
     handler_of,
     settings_and_registry,
 )
@@ -66,8 +68,12 @@ logger = logging.getLogger(__name__)
 #: Failures, replays and decisions of one event that its page shows, the newest.
 FAILURES = 20
 REPLAYS = 100
+#: Search values of an event that the list shows.
+VALUES = 4
 #: Related events of each kind, the newest.
 RELATED = 20
+_ATTEMPTS = ngettext_lazy("%(count)s attempt", "%(count)s attempts", "count")
+_REPLAYS = ngettext_lazy("%(count)s replay", "%(count)s replays", "count")
 _UNLISTED = ngettext_lazy(
     "%(count)s of the %(total)s selected events changed and left this list.",
     "%(count)s of the %(total)s selected events changed and left this list.",
@@ -92,6 +98,11 @@ class ArchiveList(IndexedList):
         found = self.model_admin.get_queryset(request).filter(pk__in=sliced(ids))
         if not found.query.select_related:
             found = self.apply_select_related(found)
+        # They are part of the payload.
+        pages: Any = self.model_admin
+        if pages.has_payload_permission(request):
+            values = SearchValue.objects.using(found.db).order_by("path", "value")
+            found = found.prefetch_related(Prefetch("search_values", values, "searched"))
         self.result_list = found.order_by(*self.result_list.query.order_by)
 
 
@@ -112,7 +123,8 @@ class ArchivedEventAdmin(EditingPages):
         "More than %(limit)s events are selected. Filter the list, or replay them with the action "
         "“Replay selected events in the background” or `manage.py events_replay --background`."
     )
-    list_display = ("what", "status", "failure", "tries", "replayed", "age")
+    # A URL names the sorted column by its position: columns that may be left out come after it.
+    list_display = ("what", "age", "handled_by", "status", "failure")
     list_display_links = ("what",)
     list_filter = (
         EventStateFilter,
@@ -151,6 +163,15 @@ class ArchivedEventAdmin(EditingPages):
         return granted and self.has_payload_permission(request)
 
     # -- the list
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        """Return the columns without those that the filters make constant."""
+        constant = set()
+        if EventStateFilter.chosen_by(request) in EventStateFilter.single:
+            constant.add("status")
+        if {HandlerFilter.parameter_name, GroupFilter.parameter_name} & set(request.GET):
+            constant.add("handled_by")
+        return [each for each in self.list_display if each not in constant]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ArchivedEvent]:
         """Return the rows of the database that is written, without what is large."""
@@ -202,20 +223,23 @@ class ArchivedEventAdmin(EditingPages):
 
     @admin.display(description=gettext_lazy("event"))
     def what(self, event: ArchivedEvent) -> str:
+        found = [str(each) for each in getattr(event, "searched", ())]
+        values = ((breakable(each, 60),) for each in found[:VALUES])
         return format_html(
-            '<span class="ae-what">{}</span> <span class="ae-quiet">{}</span>',
-            line(event.name),
-            line(event.handler) or _("no handler"),
+            '<span class="ae-what">{}</span> {}{}',
+            breakable(event.name),
+            format_html_join(" ", '<span class="ae-quiet">{}</span>', values),
+            " …" if len(found) > VALUES else "",
         )
+
+    @admin.display(description=gettext_lazy("handler"))
+    def handled_by(self, event: ArchivedEvent) -> str:
+        return breakable(event.handler) or _("no handler")
 
     @admin.display(description=gettext_lazy("state"))
     def status(self, event: ArchivedEvent) -> str:
-        note = self._note(event)
         return format_html(
-            '<span class="ae-state ae-{}">{}</span>{}',
-            event.state,
-            event.get_state_display(),
-            format_html(' <span class="ae-warning">{}</span>', note) if note else "",
+            '<span class="ae-state ae-{}">{}</span>', event.state, event.get_state_display()
         )
 
     def _note(self, event: ArchivedEvent) -> str:
@@ -232,24 +256,22 @@ class ArchivedEventAdmin(EditingPages):
 
     @admin.display(description=gettext_lazy("failure"))
     def failure(self, event: ArchivedEvent) -> str:
+        note = self._note(event)
+        tries = [counted(_ATTEMPTS, event.attempts)]
+        if event.replays:
+            tries.append(counted(_REPLAYS, event.replays))
         return format_html(
             '<span class="ae-exception" title="{}">{}</span> <span>{}</span> '
-            '<code class="ae-quiet">{}</code>',
+            '<code class="ae-quiet">{}</code> <span class="ae-tries ae-quiet">{}</span>{}',
             line(event.exception, 300),
-            line(event.exception.rpartition(".")[2] or event.reason),
+            breakable(event.exception.rpartition(".")[2] or event.reason),
             line(event.message),
-            line(event.location),
+            breakable(event.location),
+            ", ".join(tries),
+            format_html(' <span class="ae-warning">{}</span>', note) if note else "",
         )
 
-    @admin.display(description=gettext_lazy("attempts"))
-    def tries(self, event: ArchivedEvent) -> int:
-        return event.attempts
-
-    @admin.display(description=gettext_lazy("replays"))
-    def replayed(self, event: ArchivedEvent) -> int:
-        return event.replays
-
-    @admin.display(description=gettext_lazy("failed"), ordering="last_failed_at")
+    @admin.display(description=gettext_lazy("When"), ordering="last_failed_at")
     def age(self, event: ArchivedEvent) -> str:
         return ago(event.last_failed_at, datetime.now(UTC))
 
@@ -292,11 +314,13 @@ class ArchivedEventAdmin(EditingPages):
         if len(seen) > self.limit and action.publishes:
             messages.error(
                 request,
-                _(
-                    "More than %(limit)s events are open. Replay them in the background, here or "
-                    "with `manage.py events_replay --background --group %(group)s`."
-                )
-                % {"limit": number(self.limit), "group": group.pk},
+                code(
+                    _(
+                        "More than %(limit)s events are open. Replay them in the background, here "
+                        "or with `manage.py events_replay --background --group %(group)s`."
+                    )
+                    % {"limit": number(self.limit), "group": group.pk}
+                ),
             )
             return None
         if len(seen) > self.limit:
@@ -371,6 +395,8 @@ class ArchivedEventAdmin(EditingPages):
         document = last.about if last is not None else {}
         by_id: dict[UUID | None, Replay] = {each.pk: each for each in replays}
         tasks = self._tasks(request, [event.task_id, *(each.task_id for each in replays)])
+        found = settings_and_registry()
+        handler = handler_of(event, found)
         meaning, remedy = STATES.get(event.state, ("", ""))
         if event.state == State.DISCARDED and actions and formatting.resolved(actions[0]):
             meaning, remedy = formatting.RESOLVED
@@ -388,6 +414,9 @@ class ArchivedEventAdmin(EditingPages):
             "group_url": self._group_url(event.group_id)
             if self.pages_of(request, FailureGroup)
             else "",
+            "entry_url": self.described_at(request, "event", catalogue_entry(event.name, found)),
+            "retries_url": self.described_at(request, "handler", handler.name if handler else ""),
+            "queue_url": self.described_at(request, "queue", handler.queue if handler else ""),
             "attempts": [
                 (attempt, by_id.get(each.replay_id))
                 for each in reversed(failures)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
-from urllib.parse import urlencode
+from typing import Any, ClassVar, Final
+from urllib.parse import quote, urlencode
 from uuid import UUID
 
 from django.contrib import admin, messages
@@ -23,9 +23,13 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from ..archive.selection import parse_uuid, starts_with
+from ..models import Dashboard
 from ..templatetags.amqp_events import line
 from .formatting import SHOWN
 from .lists import CAP, CappedPaginator, IndexedList
+
+#: The page of the dashboard that describes a thing of each kind.
+DESCRIBED: Final = {"event": "catalogue", "handler": "retries", "queue": "topology"}
 
 
 class ListActionForm(ActionForm):
@@ -104,10 +108,11 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        title = capfirst(self.opts.verbose_name_plural)
-        return super().changelist_view(
-            request, {"title": title, "cap": CAP, **(extra_context or {})}
-        )
+        context = {
+            "title": capfirst(self.opts.verbose_name_plural),
+            "cap": CAP,
+        }
+        return super().changelist_view(request, {**context, **(extra_context or {})})
 
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any, **kwargs: Any
@@ -188,6 +193,20 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
             return None
         pages = self.admin_site.get_model_admin(model)
         return pages if pages.has_view_permission(request) else None
+
+    def list_url(self, request: HttpRequest, model: type[Model], **query: str) -> str:
+        """Return the URL of a list, ``""`` for users who may not see it."""
+        return self.url_of(model, "changelist", **query) if self.pages_of(request, model) else ""
+
+    def described_at(self, request: HttpRequest, kind: str, name: str) -> str:
+        """Return the URL at which the dashboard describes a thing, ``""`` if it does not.
+
+        Args:
+            kind: a key of :data:`DESCRIBED`.
+        """
+        if not name or not self.pages_of(request, Dashboard):
+            return ""
+        return f"{self.url_of(Dashboard, DESCRIBED[kind])}#{kind}-{quote(name)}"
 
     def url_of(self, model: type[Model], name: str, /, *args: Any, **query: str) -> str:
         """Return the URL of a page of any of our models, ``""`` if this site has none."""

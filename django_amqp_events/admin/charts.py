@@ -194,7 +194,7 @@ def pareto(title: str, found: Sequence[tuple[str, int]], *, of: tuple[str, str])
     drawn = lying(title, rows, of=of)
     return replace(
         drawn,
-        columns=(*of, _("Together")),
+        columns=(*of, _("Cumulative share")),
         rows=tuple((*row, share) for row, share in zip(drawn.rows, shares, strict=True)),
     )
 

@@ -7,6 +7,7 @@ The pages read only the database. Broker data comes from the snapshots of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from django.db.models import Model
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern
 from django.utils.formats import date_format, localize
+from django.utils.html import format_html
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext
@@ -23,12 +25,22 @@ from django.utils.translation import ngettext, pgettext
 from ..archive import states as event_states
 from ..archive.batches import batch_states
 from ..archive.search_values import KEPT
+from ..archive.selection import parse_uuid
 from ..broker import topology
 from ..broker.topology import Queue, Topology
 from ..conf import Settings
 from ..declare import catalogue
 from ..declare.registry import Handler, Registry
-from ..models import ArchiveAction, ArchivedEvent, InboxEntry, OutboxEvent, ReplayBatch, visible
+from ..models import (
+    Alert,
+    ArchiveAction,
+    ArchivedEvent,
+    FailureGroup,
+    InboxEntry,
+    OutboxEvent,
+    ReplayBatch,
+    visible,
+)
 from ..monitor import alerts, event_locations, snapshots, statistics
 from ..monitor.event_locations import Kind, Record
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
@@ -96,12 +108,13 @@ class DashboardAdmin(Pages):
         declared = topology.build(*found) if found else None
         series = statistics.hourly_series(now)
         late = count(event_states.rows().filter(overdue(now)), OVERDUE)
-        queues = _queues(seen, declared)
+        queues = _queues(seen, declared, found)
         opened_alerts = list(alerts.open_alerts(service)[:ALERTS])
         context = {
-            **self._tiles(request, opened, seen, late),
+            **self._tiles(opened, seen, late),
             "alerts": [
-                (each, alerts.title(each), alerts.alert_text(each)) for each in opened_alerts
+                (each, alerts.title(each), alerts.alert_text(each), self._cause(request, each))
+                for each in opened_alerts
             ],
             # An alert has the text of its outbox.
             "alerted": {each.key for each in opened_alerts if each.kind == "outbox_lag"},
@@ -112,11 +125,7 @@ class DashboardAdmin(Pages):
                 _throughput(series),
                 _backlog(service, now),
                 _ages(opened),
-                charts.pareto(
-                    _("Groups with the most open events"),
-                    [(text(group), group.open) for group in statistics.top_groups()],
-                    of=(_("Group"), _("Open events")),
-                ),
+                self._groups(request),
                 _depths(queues),
                 _returning(queues, seen),
             ],
@@ -131,7 +140,10 @@ class DashboardAdmin(Pages):
         value = request.GET.get(SEARCH_VAR, "").strip()[:VALUE]
         configured = settings_and_registry()
         seen = _Seen(configured[0].service if configured else "", datetime.now(UTC))
-        context: dict[str, Any] = {"value": value, "configured": configured is not None}
+        context: dict[str, Any] = {
+            "value": value,
+            "configured": configured is not None,
+        }
         if value and configured is not None:
             try:
                 context |= self._locate(request, value, *configured, seen)
@@ -147,7 +159,7 @@ class DashboardAdmin(Pages):
         picture, queues = None, []
         if found is not None:
             declared = topology.build(*found)
-            queues = _queues(seen, declared)
+            queues = _queues(seen, declared, found)
             nodes = {each["name"]: _node(each) for each in queues}
             picture = charts.graph(_("Exchanges and queues"), declared, nodes)
         context = {
@@ -199,6 +211,9 @@ class DashboardAdmin(Pages):
             "tabs": [(self._url(tab), title, tab == name) for tab, title in titles.items()],
             "seen": seen,
             "now": datetime.now(UTC),
+            "archive_url": self.list_url(request, ArchivedEvent),
+            "outbox_url": self.list_url(request, OutboxEvent),
+            **{f"{tab}_url": self._url(tab) for tab in titles},
             **context,
         }
         template = "dashboard" if name == "changelist" else name
@@ -230,7 +245,11 @@ class DashboardAdmin(Pages):
             ],
             "more": event_locations.ROWS if found.more else None,
             "searched": bool(found.queues),
-            "queues": [each for each in _queues(seen, declared) if each["name"] in names],
+            "queues": [
+                each
+                for each in _queues(seen, declared, (settings, registry))
+                if each["name"] in names
+            ],
             "hidden": [
                 model._meta.verbose_name_plural  # noqa: SLF001 - Django's public _meta
                 for model, pages in allowed.items()
@@ -248,9 +267,37 @@ class DashboardAdmin(Pages):
             return self.url_of(ArchivedEvent, "change", row.event_id)
         return self.url_of(type(row), "change", row.pk)
 
-    def _tiles(
-        self, request: HttpRequest, opened: statistics.OpenEvents, seen: _Seen, late: int
-    ) -> dict[str, Any]:
+    def _cause(self, request: HttpRequest, alert: Alert) -> str:
+        """Return the URL of the page that shows what an alert is about, ``""`` if there is none."""
+        if alert.kind in alerts.OF_GROUPS:
+            group = parse_uuid(alert.key) if self.pages_of(request, FailureGroup) else None
+            return self.url_of(FailureGroup, "change", group) if group else ""
+        if alert.kind == "growth":
+            return self.list_url(request, ArchivedEvent, failed="hour")
+        if alert.kind == "outbox_lag":
+            return self.list_url(request, OutboxEvent)
+        if alert.kind == "abyss":
+            return self.described_at(request, "queue", alert.key)
+        return self._url("topology") if alert.kind == "mirror_lag" else ""
+
+    def _groups(self, request: HttpRequest) -> Picture:
+        """Draw the groups with the most open events; the table links them."""
+        found = statistics.top_groups()
+        drawn = charts.pareto(
+            _("Groups with the most open events (number, cumulative share)"),
+            [(text(group), group.open) for group in found],
+            of=(_("Group"), _("Open events")),
+        )
+        if not self.pages_of(request, FailureGroup):
+            return drawn
+        urls = [self.url_of(FailureGroup, "change", group.pk) for group in found]
+        rows = [
+            (format_html('<a href="{}">{}</a>', url, name), *cells)
+            for url, (name, *cells) in zip(urls, drawn.rows, strict=True)
+        ]
+        return replace(drawn, rows=tuple(rows))
+
+    def _tiles(self, opened: statistics.OpenEvents, seen: _Seen, late: int) -> dict[str, Any]:
         """Return the values of the tiles."""
         outboxes = seen.newest.get("outbox", ())
         lags = [each["lag"] for each in outboxes if "lag" in each]
@@ -264,9 +311,6 @@ class DashboardAdmin(Pages):
             number = counted["open"]
             cap = number if counted.get("capped") else None
         return {
-            "archive_url": self.url_of(ArchivedEvent, "changelist")
-            if self.pages_of(request, ArchivedEvent)
-            else "",
             "opened": opened,
             "open": _capped(number, cap),
             "new_hour": _capped(opened.new_hour, statistics.READ),
@@ -333,9 +377,12 @@ class _Seen:
 _FIGURES: Final = ("ready", "unacked", "consumers", "published", "delivered")
 
 
-def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
+def _queues(
+    seen: _Seen, declared: Topology | None, configured: tuple[Settings, Registry] | None
+) -> list[dict[str, Any]]:
     """Return every queue that is declared or was seen, as the tables and pictures show it."""
     wanted = {queue.name: queue for queue in declared.queues} if declared else {}
+    handlers = configured[1].handlers.values() if configured else ()
     found = seen.document.get("queues", {})
     drifted = seen.document.get("drift", {}).get("queues", {})
     consumed = seen.document.get("consumed", {})
@@ -356,6 +403,7 @@ def _queues(seen: _Seen, declared: Topology | None) -> list[dict[str, Any]]:
                 "consumed": moment(consumed.get(name)),
                 "limit": _limit(queue) if queue else "",
                 "drift": visible(drift, TEXT),
+                "handlers": [each for each in handlers if each.queue == name],
                 "delay": _ttl(queue) if queue and role == "delay" else 0,
                 "dull": role == "delay"
                 and severity in ("ok", "unknown")

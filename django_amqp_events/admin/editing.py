@@ -23,7 +23,7 @@ from ..declare.registry import Handler
 from ..exceptions import AmqpEventsError, InvalidEditError
 from ..models import ArchivedEvent, Replay, Revision, visible
 from ..reasons import Reason
-from ..templatetags.amqp_events import TEXT, line, text
+from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
 from .action_pages import ActionPages, ReasonForm, log
 from .base import Pages, alias_of, as_file, head_of, non_atomic
@@ -153,7 +153,9 @@ class EditingPages(ActionPages):
             raise PermissionDenied
         where = self._editable(event, -1 if version is None else version)
         if isinstance(where, Reason) or version is None:
-            messages.error(request, _("Nothing was published: %(why)s") % {"why": text(where)})
+            messages.error(
+                request, code(_("Nothing was published: %(why)s") % {"why": text(where)})
+            )
             return self._redirect(request, "change", event.pk)
         context = self._context(request, event, where, data.get("base"))
         step = data.get("step") if request.method == "POST" else ""
@@ -264,13 +266,13 @@ def _publish(
     for each in report.returned:
         log(user, [event], f"Edited, but not published: {visible(str(each.why), 500)}")
         told = _("Not published; the edit is kept: %(why)s")
-        messages.error(request, told % {"why": text(each.why, 500)})
+        messages.error(request, code(told % {"why": text(each.why, 500)}))
     for each in report.skipped:
         told = _("Nothing was published: %(why)s")
-        messages.warning(request, told % {"why": text(each.why, 500)})
+        messages.warning(request, code(told % {"why": text(each.why, 500)}))
     if report.stopped and not report.returned:
         told = _("Publishing stopped: %(why)s")
-        messages.error(request, told % {"why": text(report.stopped, 500)})
+        messages.error(request, code(told % {"why": text(report.stopped, 500)}))
 
 
 def _start(start: Revision | None, event: ArchivedEvent, data: Any) -> EditForm:

@@ -26,12 +26,13 @@ from django.utils.translation import gettext_lazy, pgettext, pgettext_lazy
 from ..archive import states
 from ..archive.groups import failure_groups, group_counts
 from ..models import LENGTH, ArchivedEvent, FailureGroup
-from ..templatetags.amqp_events import ago, line, text
+from ..templatetags.amqp_events import ago, breakable, line, text
 from . import formatting
 from .archived_event_actions import ACTIONS
 from .archived_events import ArchivedEventAdmin, last_failure
 from .base import Pages, alias_of, non_atomic
 from .charts import sparkline
+from .filters import settings_and_registry
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter
 
 #: Hours that the picture of a group shows.
@@ -161,24 +162,25 @@ class FailureGroupAdmin(Pages):
             '<span class="ae-what ae-exception" title="{}">{}</span> '
             '<span class="ae-quiet">{}</span> <code class="ae-quiet">{}</code>{}',
             line(group.exception, 300),
-            line(group.exception.rpartition(".")[2] or group.reason),
-            line(group.handler) or _("no handler"),
-            line(group.frame),
+            breakable(group.exception.rpartition(".")[2] or group.reason),
+            breakable(group.handler) or _("no handler"),
+            breakable(group.frame),
             format_html(
                 ' <span class="ae-warning">{}</span>',
-                format_html(_("reopened {time} ago"), time=ago(back, datetime.now(UTC))),
+                format_html(_("reopened {time}"), time=ago(back, datetime.now(UTC))),
             )
             if back is not None
             else "",
         )
 
     @admin.display(description=pgettext_lazy("number of events", "open"), ordering="open_now")
-    def opened(self, group: Any) -> int:
-        return int(group.open_now)
+    def opened(self, group: Any) -> str:
+        label = pgettext("number of events", "open")
+        return formatting.labelled(label, int(group.open_now))
 
     @admin.display(description=gettext_lazy("replayed"))
     def share(self, group: Any) -> str:
-        return _share(group)
+        return formatting.labelled(_("replayed"), _share(group))
 
     @admin.display(description=gettext_lazy("24 hours"))
     def picture(self, group: Any) -> str:
@@ -262,8 +264,12 @@ class FailureGroupAdmin(Pages):
         _count([group], now)
         written = {name: getattr(group, name) for name in GroupForm.base_fields}
         actions = group.action_set.using(alias_of(group)).order_by("-at", "-pk")
+        found = settings_and_registry()
+        handler = found[1].handlers.get(group.handler) if found is not None else None
         context = {
             **self._sample(request, group),
+            "handled_url": self.list_url(request, ArchivedEvent, handler=group.handler),
+            "retries_url": self.described_at(request, "handler", handler.name if handler else ""),
             "group": group,
             "open": group.open_now,
             "going": group.going_now,
@@ -366,9 +372,9 @@ def _share(group: Any) -> str:
 def _ticket(group: FailureGroup) -> str:
     # The form takes no other address; a row that was written by hand might have one.
     if not group.ticket.startswith(("https://", "http://")):
-        return line(group.ticket, 40)
+        return breakable(group.ticket, 40)
     return format_html(
         '<a href="{}" rel="noopener noreferrer">{}</a>',
         group.ticket,
-        line(group.ticket.partition("//")[2], 40),
+        breakable(group.ticket.partition("//")[2], 40),
     )

@@ -14,6 +14,7 @@ from ..archive import eligibility
 from ..archive.groups import failure_groups
 from ..archive.selection import parse_uuid
 from ..conf import Settings, get_settings
+from ..declare.patterns import pattern_matches
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import AmqpEventsError
 from ..models import ArchivedEvent, FailureGroup, State
@@ -31,6 +32,8 @@ class EventStateFilter(StateFilter):
         "all": _("all"),
     }
     counted = frozenset({"archived", "going", "succeeded", "discarded"})
+    #: Those whose rows are in one state.
+    single = frozenset({"archived", "overdue", "succeeded", "discarded"})
 
     def matching(self, rows: QuerySet[Any], state: str) -> QuerySet[Any]:
         if state == "going":
@@ -128,6 +131,17 @@ def handler_of(event: ArchivedEvent, found: tuple[Settings, Registry] | None) ->
     settings, registry = found
     name = settings.renamed_handlers.get(event.handler, event.handler)
     return registry.handlers.get(name) if name else registry.find(event.queue, event.name)
+
+
+def catalogue_entry(name: str, found: tuple[Settings, Registry] | None) -> str:
+    """Return the name or pattern that has an event in the catalogue, ``""`` if none has."""
+    if found is None:
+        return ""
+    _settings, registry = found
+    bindings = [each for handler in registry.handlers.values() for each in handler.bindings]
+    if name in registry.events or name in bindings:
+        return name
+    return next((each for each in bindings if pattern_matches(each, name)), "")
 
 
 def overdue(now: datetime | None = None) -> Q:

@@ -17,6 +17,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.utils.formats import number_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
@@ -46,6 +48,11 @@ RESOLVED: Final = (
 def number(value: int) -> str:
     """Write a number with the separators of the language: ``2,000``."""
     return number_format(value, force_grouping=True)
+
+
+def labelled(label: object, value: object) -> SafeString:
+    """Show a value of a list with the label that it has on a phone, where there is no header."""
+    return format_html('<span class="ae-label">{}</span> {}', label, value)
 
 
 class _Count(int):

@@ -13,12 +13,13 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..models import InboxEntry
-from ..templatetags.amqp_events import ago, line
+from ..templatetags.amqp_events import ago, breakable
 from ..worker import inbox
 from . import databases
 from .base import Pages
 from .databases import DatabaseFilter
 from .filters import settings_and_registry
+from .formatting import labelled
 from .lists import AlwaysChosenFilter, ServiceFilter
 
 
@@ -72,19 +73,19 @@ class InboxEntryAdmin(Pages):
 
     @admin.display(description=_("event"))
     def what(self, entry: InboxEntry) -> str:
-        return format_html('<span class="ae-what">{}</span>', line(entry.name))
+        return format_html('<span class="ae-what">{}</span>', breakable(entry.name))
 
     @admin.display(description=_("handler"))
     def handler_name(self, entry: InboxEntry) -> str:
-        return line(entry.handler)
+        return breakable(entry.handler)
 
     @admin.display(description=_("event id"))
     def event(self, entry: InboxEntry) -> str:
-        return format_html("<code>{}</code>", line(entry.event_id))
+        return format_html("<code>{}</code>", breakable(entry.event_id))
 
     @admin.display(description=_("published by"))
     def source_name(self, entry: InboxEntry) -> str:
-        return line(entry.source)
+        return labelled(_("published by"), breakable(entry.source))
 
     @admin.display(description=_("handled"), ordering="handled_at")
     def age(self, entry: InboxEntry) -> str:

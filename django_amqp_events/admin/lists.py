@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final
 
+from django.apps import apps
 from django.contrib import admin
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
@@ -14,7 +15,7 @@ from django.http import HttpRequest
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
-from ..templatetags.amqp_events import line
+from ..templatetags.amqp_events import breakable, line
 from .formatting import number
 
 #: Rows that a list counts and pages through at most.
@@ -126,8 +127,15 @@ class StateFilter(AlwaysChosenFilter):
 
     def __init__(self, request: HttpRequest, *args: Any) -> None:
         self.first = next(iter(self.titles))
-        self._default = "all" if request.GET.get(SEARCH_VAR, "").strip() else self.first
+        self._chosen = self.chosen_by(request)
         super().__init__(request, *args)
+
+    @classmethod
+    def chosen_by(cls, request: HttpRequest) -> str:
+        """Return the state that a request selects."""
+        searched = request.GET.get(SEARCH_VAR, "").strip()
+        default = "all" if searched else next(iter(cls.titles))
+        return request.GET.get(cls.parameter_name) or default
 
     def matching(self, rows: QuerySet[Any], state: str) -> QuerySet[Any]:
         """Return the rows in a state that is not ``all``; none for an unknown one."""
@@ -144,7 +152,7 @@ class StateFilter(AlwaysChosenFilter):
 
     @property
     def chosen(self) -> str:
-        return self.value() or self._default
+        return self._chosen
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         return queryset if self.chosen == "all" else self.matching(queryset, self.chosen)
@@ -181,7 +189,9 @@ class ValueFilter(OptionalFilter):
             found.append(chosen)
         if len(found) < self.least:
             return []
-        return [(value, line(value, 80) or self.nothing) for value in found]
+        # django-unfold has the titles in attributes, too, which have no elements.
+        shown = line if apps.is_installed("unfold") else breakable
+        return [(value, shown(value, 80) or self.nothing) for value in found]
 
     def matching(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         if "\0" in value:  # PostgreSQL refuses it

@@ -28,12 +28,12 @@ from ..databases import Now
 from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.types import Received
-from ..models import OutboxEvent, visible
+from ..models import ArchivedEvent, OutboxEvent, visible
 from ..monitor.state_texts import ROW_STATES
 from ..publish import outbox
 from ..publish.outbox import RowState
 from ..reasons import Reason
-from ..templatetags.amqp_events import TEXT, age, ago, line
+from ..templatetags.amqp_events import TEXT, age, ago, breakable, line
 from . import databases, formatting
 from .action_pages import (
     DISCARD,
@@ -49,7 +49,7 @@ from .action_pages import (
 )
 from .base import Pages, alias_of, as_file, head_of
 from .databases import DatabaseFilter
-from .filters import settings_and_registry
+from .filters import catalogue_entry, settings_and_registry
 from .formatting import Step
 from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
 
@@ -317,7 +317,7 @@ class OutboxEventAdmin(ActionPages):
     def what(self, event: OutboxEvent) -> str:
         return format_html(
             '<span class="ae-what">{}</span> <span class="ae-quiet">{}</span>',
-            line(event.name),
+            breakable(event.name),
             _("of %(service)s") % {"service": line(event.service)},
         )
 
@@ -340,8 +340,8 @@ class OutboxEventAdmin(ActionPages):
         return line(_error(event)) or ROW_STATES[state][1]
 
     @admin.display(description=gettext_lazy("attempts"))
-    def tries(self, event: OutboxEvent) -> int:
-        return event.attempts
+    def tries(self, event: OutboxEvent) -> str:
+        return formatting.labelled(_("attempts"), event.attempts)
 
     @admin.display(description=gettext_lazy("published"), ordering="pk")
     def age(self, event: OutboxEvent) -> str:
@@ -369,8 +369,9 @@ class OutboxEventAdmin(ActionPages):
             "database": alias_of(row),
             "foreign": line(row.service) if foreign else "",
             "again": _ahead(row) if state == "failed" else "",
-            "age": age(row.created_at, _now(row)),
             "steps": _timeline(row, state),
+            "entry_url": self.described_at(request, "event", catalogue_entry(row.name, found)),
+            "archived_url": self.list_url(request, ArchivedEvent, q=row.event_id),
             "buttons": self._buttons(request, row, 0, offered),
         }
         title = _("%(name)s of %(service)s (%(id)s)") % {

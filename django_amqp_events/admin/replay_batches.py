@@ -25,9 +25,15 @@ from ..archive import states
 from ..archive.batches import batch_states, preview
 from ..archive.selection import Selection, parse_uuid
 from ..exceptions import AmqpEventsError
-from ..models import ArchivedEvent, ReplayBatch, ReplayBatchAction, ReplayBatchEvent
+from ..models import (
+    ArchivedEvent,
+    FailureGroup,
+    ReplayBatch,
+    ReplayBatchAction,
+    ReplayBatchEvent,
+)
 from ..reasons import stored
-from ..templatetags.amqp_events import ago, line, text
+from ..templatetags.amqp_events import ago, code, line, text
 from .action_pages import across
 from .base import Pages
 from .charts import progress
@@ -169,15 +175,17 @@ class ReplayBatchAdmin(Pages):
 
     @admin.display(description=gettext_lazy("progress"))
     def progress(self, batch: ReplayBatch) -> str:
-        return format_html(
+        shown = format_html(
             '{} <span class="ae-quiet">{}</span>',
             bar(batch),
-            _("{through} of {total} finished; {failed} failed again").format(
-                through=number(batch.through),
-                total=number(batch.total),
-                failed=number(batch.failed),
-            ),
+            _("%(through)s of %(total)s finished")
+            % {"through": number(batch.through), "total": number(batch.total)},
         )
+        if not batch.failed:
+            return shown
+        url = self._url("events", batch.pk, state=_Event.FAILED)
+        failed = _("%(number)s failed again") % {"number": number(batch.failed)}
+        return format_html('{} <a href="{}">{}</a>', shown, url, failed)
 
     @admin.display(description=gettext_lazy("created by"))
     def asked(self, batch: ReplayBatch) -> str:
@@ -212,12 +220,14 @@ class ReplayBatchAdmin(Pages):
         draft = batch.state == _State.DRAFT
         new = batch_states.count_new_matches(batch) if draft or batch.open else None
         follow = batch.open and request.GET.get("follow") == "1"
+        group = self._group(request, batch)
         history = ReplayBatchAction.objects.using(states.database()).filter(batch=batch)
         context = {
             "batch": batch,
             "draft": draft,
             "may": self.has_run_permission(request),
-            "form": form or StartForm(),
+            "form": form or StartForm(initial={"reason": group.ticket if group else ""}),
+            "group": group,
             "plan": batch.plan,
             "new": new,
             "new_more": new is not None and new > batch_states.COUNTED,
@@ -247,6 +257,13 @@ class ReplayBatchAdmin(Pages):
             # Only on request: a page that reloads is hard for screen readers.
             response["Refresh"] = str(FOLLOW)
         return response
+
+    def _group(self, request: HttpRequest, batch: ReplayBatch) -> FailureGroup | None:
+        """Return the failure group that a batch replays, for users who may see it."""
+        chosen = (batch.criteria or {}).get("groups", ())
+        if len(chosen) != 1 or not self.pages_of(request, FailureGroup):
+            return None
+        return GroupFilter.found(chosen[0])
 
     def events_view(self, request: HttpRequest, batch: ReplayBatch) -> HttpResponse:
         """Name the events of a batch, all or those in one state, a page at a time."""
@@ -294,7 +311,7 @@ class ReplayBatchAdmin(Pages):
                 elif batch.state == _State.DRAFT:
                     preview.preview_batch(batch)
             except AmqpEventsError as exc:
-                messages.error(request, text(exc, 1_000))
+                messages.error(request, code(text(exc, 1_000)))
         return HttpResponseRedirect(self._url("change", batch.pk))
 
     def _act(
@@ -416,7 +433,7 @@ def freeze(
         )
         preview.preview_batch(batch)
     except AmqpEventsError as exc:
-        messages.error(request, text(exc, 1_000))
+        messages.error(request, code(text(exc, 1_000)))
         return None
     if not title:
         batch_states.rows().filter(pk=batch.pk).update(title=_selected(batch.total))

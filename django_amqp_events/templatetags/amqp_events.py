@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any, Final
 
 from django import template
 from django.utils.formats import date_format
-from django.utils.html import format_html
+from django.utils.html import conditional_escape, format_html
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
 from django.utils.translation import pgettext_lazy
 
 from ..message.text import parse_moment
@@ -29,6 +32,10 @@ UNITS: Final[tuple[tuple[Any, int], ...]] = (
     (pgettext_lazy("seconds", "s"), 1),
 )
 
+#: Where a name may wrap: between its parts, and within a part that no column has room for.
+_WRAP: Final = re.compile(r"[._:/](?=\w)|[a-z](?=[A-Z])|(?:[A-Z]{24}|[^\W_A-Z]{24})(?=[^\W_])")
+_CODE: Final = re.compile(r"`([^`\n]+)`")
+
 
 def text(value: object, limit: int | None = None) -> str:
     """Return text with all characters visible; reasons are translated."""
@@ -42,14 +49,25 @@ def line(value: object, limit: int = WORD) -> str:
 
 
 @register.filter
+def breakable(value: object, limit: int = WORD) -> SafeString:
+    """Return a name on one line that wraps between its parts, such as after a dot."""
+    return mark_safe(_WRAP.sub(r"\g<0><wbr>", conditional_escape(line(value, limit))))  # noqa: S308
+
+
+@register.filter
+def code(value: str) -> SafeString:
+    """Return one of our texts, with the commands between its backticks as HTML code."""
+    return mark_safe(_CODE.sub(r"<code>\1</code>", conditional_escape(value)))  # noqa: S308
+
+
+@register.filter
 def shown(value: object, limit: int = TEXT) -> str:
     """Return a text of several lines."""
     return text(value, limit)
 
 
-@register.filter
 def age(then: datetime, now: datetime) -> str:
-    """Write how long ago that was, in one unit: ``3 min``."""
+    """Write the time between two moments in one unit: ``3 min``."""
     seconds = max(0.0, (now - then).total_seconds())
     unit, size = next((each for each in UNITS if seconds >= each[1]), UNITS[-1])
     return f"{int(seconds // size)} {unit}"
@@ -82,11 +100,11 @@ def exception_line(kind: object, message: object = "") -> str:
 
 
 @register.filter
-def ago(then: datetime, now: datetime) -> str:
-    """Show how long ago that was, and when."""
+def ago(then: datetime, now: datetime) -> SafeString:
+    """Show how long ago that was, ``3 min ago``, with the exact time as a tooltip."""
     return format_html(
         '<time class="ae-age" datetime="{}" title="{}">{}</time>',
         then.isoformat(),
         date_format(localtime(then), "DATETIME_FORMAT"),
-        age(then, now),
+        _("%(age)s ago") % {"age": age(then, now)},
     )

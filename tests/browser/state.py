@@ -72,6 +72,16 @@ def fill() -> dict[str, str]:
     event = _event(now)
     for number in range(8):
         world.make(event_id=f"twice-{number}", handler="book", correlation_id="basket-9")
+    # Discarded one by one while somebody looks at the list.
+    live = [world.make(event_id=f"live-{number}", handler="book") for number in range(7)]
+    # Long names, in a list that is narrow.
+    world.make(
+        name="warehouse.reservation.cancellation_requested",
+        handler="send_reservation_cancellation_to_customer",
+        exception="warehouse.exceptions.ReservationCancellationNotAllowedError",
+        location="warehouse.reservations.cancellation.handlers:218 in check_the_reservation_period",
+        last_failed_at=now - timedelta(hours=2, minutes=1),
+    )
     gone = world.make(handler="gone", body=ORDER)
     spare = [world.make(handler="book"), world.make(handler="book")]
     late = [world.overdue(), world.overdue(handler="book")]
@@ -114,6 +124,7 @@ def fill() -> dict[str, str]:
         "discard-spare": asked("discard", spare[1]),
         "force": asked("force", *late),
         "edit": url("archivedevent", "edit", edited.pk),
+        **{each.event_id: url("archivedevent", "change", each.pk) for each in live},
         "groups": url("failuregroup", "changelist"),
         "group": url("failuregroup", "change", group.pk),
     }
@@ -125,7 +136,7 @@ def fill() -> dict[str, str]:
     pages["batch-events"] = url("replaybatch", "events", done.pk)
     search_index.rebuild(Selection(state=None).queryset())
     waiting = outbox(now)
-    watched(now)
+    watched(now, group)
     client.get(pages["list"])  # consume the messages so that no later page shows them
     return pages | {
         "find": f"{dashboard}find/?q=order_id%3D4711",
@@ -135,6 +146,7 @@ def fill() -> dict[str, str]:
         "catalogue": f"{dashboard}catalogue/",
         "outbox": url("outboxevent", "changelist", query="state=all"),
         "outbox-event": url("outboxevent", "change", waiting[0].pk),
+        "outbox-declared": url("outboxevent", "change", waiting[2].pk),
         "outbox-publish": url("outboxevent", "publish")
         + f"?seen={encode_selection({row.pk: 0 for row in waiting})}",
         "inbox": url("inboxentry", "changelist"),
@@ -296,7 +308,7 @@ def _batches(now: datetime) -> dict[str, Any]:
     return made
 
 
-def watched(now: datetime) -> None:
+def watched(now: datetime, group: FailureGroup) -> None:
     """A day of snapshots: the last one of this broker, with messages in queues and an alert."""
     from django_amqp_events import conf
     from django_amqp_events.broker import connection as connection_module
@@ -364,6 +376,8 @@ def watched(now: datetime) -> None:
     seen.save()
     alerts.update_alert("growth", "", "More than 5 events came into the archive within an hour.",
                     now=now - timedelta(minutes=20))  # fmt: skip
+    alerts.update_alert("group_back", str(group.pk), f"{group}: TaxError in billing.tax in rate",
+                        now=now - timedelta(minutes=3))  # fmt: skip
 
 
 def outbox(now: datetime) -> list[Any]:
@@ -390,7 +404,7 @@ def outbox(now: datetime) -> list[Any]:
     kinds: list[dict[str, Any]] = [
         {"attempts": 4, "error": refused, "due_at": now + timedelta(minutes=32)},
         {"attempts": 1, "error": refused, "due_at": now + timedelta(seconds=90)},
-        {"name": "billing.invoice.paid", "due_at": now + timedelta(seconds=40)},
+        {"name": "billing.invoice.issued", "due_at": now + timedelta(seconds=40)},
         {"due_at": now - timedelta(seconds=2)},
         {"service": "invoices", "due_at": now - timedelta(days=2)},
         {

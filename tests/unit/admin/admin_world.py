@@ -247,7 +247,8 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self.text: list[str] = []
         self._script: str | None = None
-        self.feed(html)
+        # A name may wrap there, and is one word.
+        self.feed(html.replace("<wbr>", ""))
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:

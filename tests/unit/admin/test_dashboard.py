@@ -19,6 +19,7 @@ from django.urls import reverse
 from django_amqp_events import conf
 from django_amqp_events.admin import dashboard
 from django_amqp_events.archive import retention
+from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker import connection as connection_module
 from django_amqp_events.conf import RetentionSettings
 from django_amqp_events.models import (
@@ -126,7 +127,7 @@ def snapshot(at: datetime | None = None, *, seen: bool = True, **more: Any) -> S
 
 def tiles(client: Any) -> dict[str, str]:
     html = client.get(url()).content.decode()
-    found = re.findall(r'class="ae-tile .*?<dt>(.*?)</dt><dd>(?:<a .*?>)?(.*?) *<', html)
+    found = re.findall(r'class="ae-tile .*?<dt>(.*?)</dt><dd>(?:<(?:a|time) .*?>)?(.*?) *<', html)
     return dict(found)
 
 
@@ -146,7 +147,7 @@ def test_dashboard_shows_open_events_and_queues(ada):
         "Open": "2",
         "New in 1 h": "0",
         "New in 24 h": "3",
-        "Oldest": "2 h",
+        "Oldest": "2 h ago",
         "Unconfirmed": "1",
         "Overdue": "1",
         "Mirror lag": "1 min 1 s",
@@ -180,6 +181,63 @@ def test_an_outbox_with_an_alert_is_described_once(ada):
     words = read(ada).words
     assert "The oldest event is old: due" in words
     assert "Outbox in database" not in words
+
+
+def alert(kind: str, key: str = "", text: str = "look: at it") -> None:
+    now = datetime.now(UTC)
+    Alert.objects.create(service="billing", kind=kind, key=key, text=text, since=now, last=now)
+
+
+def test_alerts_and_queues_lead_to_what_they_are_about():
+    snapshot()
+    make()
+    while failure_groups.group_ungrouped():
+        pass
+    failure_groups.fold_all_counts()
+    group = FailureGroup.objects.get()
+    for kind, key in (
+        ("group_new", str(group.pk)), ("group_back", "nonsense"), ("growth", ""),
+        ("outbox_lag", "default"), ("abyss", "billing:abyss"), ("mirror_lag", ""), ("own", ""),
+    ):  # fmt: skip
+        alert(kind, key)
+    base = "/admin/django_amqp_events/"
+    archive = {
+        f"{base}failuregroup/{group.pk}/change/",
+        f"{base}archivedevent/?failed=hour",
+        f"{base}archivedevent/?handler=send_invoice",
+        f"{base}outboxevent/",
+    }
+    topology = {
+        f"{base}dashboard/topology/#queue-billing%3Aabyss",
+        f"{base}dashboard/catalogue/#event-shop.order.%2A",
+        f"{base}dashboard/retries/#handler-send_invoice",
+    }
+    views = ("view_archivedevent", "view_failuregroup", "view_outboxevent")
+    everything = set(read(client_of(staff("view_dashboard", *views))).links)
+    assert everything >= archive | topology
+    assert not [each for each in everything if "nonsense" in each]
+    limited = set(read(client_of(staff("view_dashboard", name="grace"))).links)
+    assert limited >= topology
+    assert not [each for each in limited if each.startswith(tuple(archive))]
+
+
+def test_the_catalogue_leads_to_archived_events(ada):
+    events: dict[str, Any] = {"shop.order.created": {}}
+    with override_settings(AMQP_EVENTS={**world.EVENTS, "EVENTS": events}):
+        links = read(ada, "catalogue").links
+        limited = read(client_of(staff("view_dashboard", name="grace")), "catalogue").links
+    archive = "/admin/django_amqp_events/archivedevent/"
+    wanted = {f"{archive}?event=shop.order.created", f"{archive}?handler=book"}
+    assert set(links) >= wanted
+    # A pattern names no event.
+    assert not [each for each in links if "event=shop.order.*" in each]
+    assert not [each for each in limited if each.startswith(archive)]
+
+
+def test_commands_on_the_dashboard_are_code(ada):
+    alert("abyss", "billing:abyss", "run `manage.py events_recover` & look")
+    html = ada.get(url()).content.decode()
+    assert "run <code>manage.py events_recover</code> &amp; look" in html
 
 
 def test_the_index_leads_here_on_every_site(ada):

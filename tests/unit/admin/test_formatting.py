@@ -7,6 +7,9 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
+from django.utils import translation
+from django.utils.formats import date_format
+from django.utils.timezone import localtime
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -18,7 +21,14 @@ from django_amqp_events.models import (
     Replay,
     visible,
 )
-from django_amqp_events.templatetags.amqp_events import age, line
+from django_amqp_events.templatetags.amqp_events import (
+    WORD,
+    age,
+    ago,
+    breakable,
+    code,
+    line,
+)
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -76,6 +86,43 @@ def test_visible_text_keeps_ordinary_characters():
 )
 def test_ages(seconds, words):
     assert age(NOW - timedelta(seconds=seconds), NOW) == words
+
+
+def test_a_relative_time_has_the_exact_one() -> None:
+    then = NOW - timedelta(minutes=2)
+    for language, words in (("en", "2 min ago"), ("de", "vor 2 min"), ("ru", "2 мин назад")):
+        with translation.override(language):
+            shown = ago(then, NOW)
+            assert shown.endswith(f">{words}</time>"), shown
+            assert f'datetime="{then.isoformat()}"' in shown
+            assert date_format(localtime(then), "DATETIME_FORMAT") in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("shop.order.created", "shop.|order.|created"),
+        ("billing.send_invoice", "billing.|send_|invoice"),
+        ("billing:delay.8s", "billing:|delay.|8s"),
+        ("InsufficientFundsError", "Insufficient|Funds|Error"),
+        ("tickets.example/BILL-1207", "tickets.|example/|BILL-1207"),
+        ("ends.", "ends."),
+        ("<b>.x", "&lt;b&gt;.|x"),
+        ("a\u202eb", "a\\u202eb"),
+        ("x" * 60, f"{'x' * 24}|{'x' * 24}|{'x' * 12}"),
+        ("", ""),
+    ],
+)
+def test_a_name_wraps_between_its_parts(name: str, shown: str) -> None:
+    assert breakable(name).replace("<wbr>", "|") == shown
+    assert len(breakable("x." * 500).replace("<wbr>", "")) <= WORD
+
+
+def test_commands_between_backticks_are_code() -> None:
+    assert code("run `manage.py x` & `y`") == ("run <code>manage.py x</code> &amp; <code>y</code>")
+    assert code("`<b>`") == "<code>&lt;b&gt;</code>"
+    assert code("a ` b") == "a ` b"
+    assert code("``") == "``"
 
 
 @given(documents)

@@ -256,7 +256,7 @@ class Said(Texts):
 
     def __init__(self, html: str) -> None:
         self._inside = 0
-        super().__init__(html)
+        super().__init__(html.replace("<wbr>", ""))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._inside += tag in self.FOREIGN
