@@ -55,6 +55,6 @@ def sqlite(path: str) -> dict[str, Any]:
 
 #: The policy of docs/admin.md.
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'"
 )

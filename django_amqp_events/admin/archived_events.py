@@ -47,7 +47,7 @@ from ..templatetags.amqp_events import TEXT, ago, breakable, code, line, text
 from . import formatting
 from .action_pages import Action, Decision, in_list
 from .archived_event_actions import ACTIONS
-from .base import Pages, alias_of, as_file, head_of
+from .base import WAITING, Pages, alias_of, as_file, fetched, head_of
 from .editing import EditingPages
 from .filters import (
     EventFilter,
@@ -192,7 +192,8 @@ class ArchivedEventAdmin(EditingPages):
             try:
                 found |= selection.matching(SearchTerm.parse_box(term), alias)
             except ValueError:
-                messages.warning(request, TOO_LONG % {"most": KEPT})
+                if not fetched(request):
+                    messages.warning(request, TOO_LONG % {"most": KEPT})
         return found
 
     def changelist_view(
@@ -405,6 +406,8 @@ class ArchivedEventAdmin(EditingPages):
             "remedy": remedy,
             "note": self._note(event),
             "overdue": self._overdue(event),
+            "going": event.state in (State.QUEUED, State.REPLAYING),
+            "live": WAITING,
             "now": datetime.now(UTC),
             "failed": by_id.get(last.replay_id) if last else None,
             **formatting.failure(event, document),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlencode
 from uuid import UUID
@@ -28,6 +29,10 @@ from ..templatetags.amqp_events import line
 from .formatting import SHOWN
 from .lists import CAP, CappedPaginator, IndexedList
 
+#: Seconds after which a page is fetched again: of one that shows what is going on, and of one on
+#: which a person waits for an outcome.
+WATCHED: Final = 10
+WAITING: Final = 5
 #: The page of the dashboard that describes a thing of each kind.
 DESCRIBED: Final = {"event": "catalogue", "handler": "retries", "queue": "topology"}
 
@@ -111,6 +116,9 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         context = {
             "title": capfirst(self.opts.verbose_name_plural),
             "cap": CAP,
+            "live": WATCHED,
+            "now": datetime.now(UTC),
+            **_without_messages(request),
         }
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
@@ -238,9 +246,20 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
                 "media": self.media,
                 "preserved_filters": self.get_preserved_filters(request),
                 "list_url": self._filtered_url(request, "changelist"),
+                **_without_messages(request),
                 **context,
             },
         )
+
+
+def fetched(request: HttpRequest) -> bool:
+    """Return True if live.js fetches a page, of which it shows no messages."""
+    return "X-Live" in request.headers
+
+
+def _without_messages(request: HttpRequest) -> dict[str, Any]:
+    """Leave the messages to another page if this one does not show them."""
+    return {"messages": ()} if fetched(request) else {}
 
 
 def head_of(column: str, size: int = SHOWN) -> Func:

@@ -45,7 +45,7 @@ from ..monitor import alerts, event_locations, snapshots, statistics
 from ..monitor.event_locations import Kind, Record
 from ..templatetags.amqp_events import TEXT, duration, line, moment, text
 from . import charts
-from .base import Pages
+from .base import WATCHED, Pages
 from .charts import Node, Picture, Row
 from .filters import overdue, settings_and_registry
 from .formatting import number as formatted
@@ -143,6 +143,7 @@ class DashboardAdmin(Pages):
         context: dict[str, Any] = {
             "value": value,
             "configured": configured is not None,
+            "live": WATCHED if value else 0,
         }
         if value and configured is not None:
             try:
@@ -211,6 +212,7 @@ class DashboardAdmin(Pages):
             "tabs": [(self._url(tab), title, tab == name) for tab, title in titles.items()],
             "seen": seen,
             "now": datetime.now(UTC),
+            "live": WATCHED if seen else 0,
             "archive_url": self.list_url(request, ArchivedEvent),
             "outbox_url": self.list_url(request, OutboxEvent),
             **{f"{tab}_url": self._url(tab) for tab in titles},

@@ -35,7 +35,7 @@ from ..models import (
 from ..reasons import stored
 from ..templatetags.amqp_events import ago, code, line, text
 from .action_pages import across
-from .base import Pages
+from .base import WAITING, Pages
 from .charts import progress
 from .filters import GroupFilter, TimeFilter
 from .formatting import counted, number
@@ -47,8 +47,6 @@ EVENTS: Final = 100
 STEPS: Final = 100
 #: Skipped events among which a page counts the reasons.
 LEFT: Final = 5_000
-#: Seconds after which a page that follows a batch is refreshed.
-FOLLOW: Final = 5
 #: The permission for every button here.
 PERMISSION: Final = "django_amqp_events.bulk_replay_archivedevent"
 
@@ -250,12 +248,13 @@ class ReplayBatchAdmin(Pages):
             "history": history.order_by("-at", "-pk")[:STEPS],
             "rate": "" if batch.rate is None else _rate(batch.rate),
             "follow": follow,
-            "seconds": FOLLOW,
+            "seconds": WAITING,
+            "live": WAITING,
         }
         response = self._render(request, "detail", titled(batch) or _("Replay batch"), context)
         if follow:
             # Only on request: a page that reloads is hard for screen readers.
-            response["Refresh"] = str(FOLLOW)
+            response["Refresh"] = str(WAITING)
         return response
 
     def _group(self, request: HttpRequest, batch: ReplayBatch) -> FailureGroup | None:

@@ -91,7 +91,7 @@ ACTIONS = {
         "Save and assign to me",
     ),
     "batch-draft": ("Refresh", "Start in the background", "Cancel", "Delete draft"),
-    "batch-running": ("Pause", "Cancel batch", "Refresh every"),
+    "batch-running": ("Pause updates", "Pause", "Cancel batch"),
     "batch-paused": ("Resume", "Cancel batch"),
     "dashboard": ("Topology", "Retries", "As a table"),
     "outbox-publish": ("Publish", "Cancel"),

@@ -234,7 +234,6 @@ def test_a_night_on_call(browser: Chromium, billing: Billing, fresh_vhost: Vhost
     ada.write("canary", "3")
     ada.press("Start in the background")
     batch = browser.driver.current_url
-    ada.follow("Refresh every")
     ada.wait_for(f"succeeded\n{NUMBER}", reload=False)
     browser.until(lambda: browser.all(".ae-batch-done"), "the batch is done")
     browser.open(batch)

@@ -158,6 +158,24 @@ def test_search_values_are_shown_to_users_who_may_see_payloads(ada):
     assert "sku" not in limited
 
 
+def test_a_page_that_refreshes_itself_leaves_the_messages(ada):
+    row = make()
+    fields = page(ada.get(url("discard"), {"seen": frozen(row)})).fields
+    assert ada.post(url("discard"), {**fields, "reason": "x"}).status_code == 302
+    for name, args in (("changelist", ()), ("change", [row.pk])):
+        fetched = ada.get(url(name, *args), headers={"X-Live": "1"})
+        assert "1 event discarded." not in page(fetched).words
+    assert "1 event discarded." in page(ada.get(url("changelist"))).words
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_page_refreshes_itself_while_a_replay_is_in_progress(ada, state):
+    row = make(state)
+    html = ada.get(url("change", row.pk)).content.decode()
+    assert ("live.js" in html) == (state in (State.QUEUED, State.REPLAYING))
+    assert "live.js" in ada.get(url("changelist")).content.decode()
+
+
 @pytest.mark.parametrize(
     ("query", "found"),
     [
