@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models.functions import Now
 from django.test import Client, override_settings
 from django.urls import path
 
 from django_amqp_events import handler, liveness, process_identity
 from django_amqp_events.conf import get_settings
+from django_amqp_events.databases import Now
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.models import OutboxEvent, Snapshot
 from django_amqp_events.monitor import health
