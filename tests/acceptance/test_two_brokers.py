@@ -92,16 +92,20 @@ def redis() -> Iterator[Redis]:
 def shop(redis: Redis, fresh_eyes: Eyes, tmp_path: Path) -> Iterator[Shop]:
     before = len(STARTED)
     made = Shop(redis, fresh_eyes, tmp_path)
-    made.run("-m", "django", "migrate", "--verbosity", "0")
-    made.run("-m", "django", "check", "--tag", "amqp_events", "--fail-level", "WARNING")
-    made.run("-m", "django", "events_declare")
-    made.start("-m", "celery", "-A", "shop", "worker", "-P", "solo", "-l", "INFO")
-    yield made
-    for worker in STARTED[before:]:
-        worker.signal(signal.SIGTERM)
-    for worker in STARTED[before:]:
-        worker.wait()
-    del STARTED[before:]
+    try:
+        made.run("-m", "django", "migrate", "--verbosity", "0")
+        made.run("-m", "django", "check", "--tag", "amqp_events", "--fail-level", "WARNING")
+        made.run("-m", "django", "events_declare")
+        made.start("-m", "celery", "-A", "shop", "worker", "-P", "solo", "-l", "INFO")
+        yield made
+        for worker in STARTED[before:]:
+            worker.signal(signal.SIGTERM)
+        for worker in STARTED[before:]:
+            worker.wait()
+    finally:
+        for worker in STARTED[before:]:
+            worker.kill()
+        del STARTED[before:]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
