@@ -94,11 +94,9 @@ class Pages(admin.ModelAdmin):  # type: ignore[type-arg]
         self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
     ) -> tuple[QuerySet[Any], bool]:
         term = search_term.strip()
-        if term:
-            queryset = queryset.filter(self.matches(request, term, queryset.db))
-        return queryset, False
+        return (queryset.filter(self.matches(term, queryset.db)) if term else queryset), False
 
-    def matches(self, request: HttpRequest, term: str, alias: str) -> Q:
+    def matches(self, term: str, alias: str) -> Q:
         """Match the id of a row, or a search field."""
         found = Q()
         for column in self.search_fields:

@@ -37,9 +37,14 @@ def paths_of(name: str) -> tuple[str, ...]:
     return event.search if event is not None else ()
 
 
+def declared_paths() -> set[str]:
+    """Return the paths of all events of this service."""
+    return {path for event in get_registry().events.values() for path in event.search}
+
+
 def check_paths(searched: Iterable[str]) -> None:
     """Raise ConfigurationError for a path that no event declares."""
-    known = {path for event in get_registry().events.values() for path in event.search}
+    known = declared_paths()
     for path in searched:
         if path not in known:
             near = difflib.get_close_matches(path, known, n=1)

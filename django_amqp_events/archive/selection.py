@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 from django.db import connections
-from django.db.models import Q, QuerySet
-from django.db.models.functions import Length
+from django.db.models import OrderBy, Q, QuerySet
+from django.db.models.functions import Coalesce, Length
 
 from ..models import ArchivedEvent, SearchValue, State, clean
 from ..options import is_path
 from . import states
-from .search_values import KEPT, as_text
+from .search_values import KEPT, as_text, declared_paths
 
 #: Shortest beginning of a UUID that may stand for the whole.
 SHORT: Final = 8
-#: Most events of a search whose ids are read first.
-FEW: Final = 1_000
+#: Most search values whose events are read first.
+FEW: Final = 2_000
 #: Ids named in one statement; each is named twice, and SQLite limits the parameters.
 _CHUNK: Final = 500
 
@@ -142,18 +142,16 @@ class SearchTerm:
         return cls._of(path, value)
 
     @classmethod
-    def parse_box(cls, text: str) -> list[SearchTerm]:
-        """Read what a person types: any value too, at any path.
+    def parse_any(cls, text: str) -> SearchTerm | None:
+        """Read what a person types: a declared path with its value, or a value at any path.
 
         Raises:
             ValueError: the start is too long.
         """
-        text = text.strip()
-        path, equals, value = text.partition("=")
-        found = [cls._of("", text)] if text.strip("*") else []
-        if equals and is_path(path) and value.strip():
-            found.append(cls._of(path, value))
-        return found
+        path, equals, value = text.strip().partition("=")
+        if equals and value.strip() and path in declared_paths():
+            return cls._of(path, value)
+        return cls._of("", text) if text.strip(" *") else None
 
     @classmethod
     def _of(cls, path: str, value: str) -> SearchTerm:
@@ -170,20 +168,42 @@ class SearchTerm:
         return found & Q(path=self.path) if self.path else found
 
 
-def matching(terms: Iterable[SearchTerm], using: str) -> Q:
+def matching(
+    terms: Iterable[SearchTerm], using: str, *, too_many: Callable[[], object] | None = None
+) -> Q:
     """Match the archived events that have a value of one of the terms.
 
-    The ids of a few events are read at once: with them, every database plans the query well. For
-    many, the database decides.
+    The ids of a few events are read at once: with them, every database plans the query well.
+
+    Args:
+        too_many: for a page, called if more than :data:`FEW` values match. The result is then the
+            events of the first of them, so that the time for any search is bounded.
     """
-    wanted = Q()
+    found = Q(pk__in=())
     for term in terms:
-        wanted |= term.lookup(using)
-    if not wanted:
-        return Q(pk__in=())
-    values = SearchValue.objects.using(using).filter(wanted).order_by()
-    few = list(values.values_list("event_id", flat=True)[: FEW + 1])
-    return Q(pk__in=set(few) if len(few) <= FEW else values.values("event_id"))
+        # Each by itself: of alternatives PostgreSQL collects all entries before it returns one.
+        values = SearchValue.objects.using(using).filter(term.lookup(using)).order_by()
+        few = list(values.values_list("event_id", flat=True)[: FEW + 1])
+        if len(few) <= FEW:
+            found |= Q(pk__in=set(few))
+        elif too_many is None:
+            found |= Q(pk__in=values.values("event_id"))
+        else:
+            too_many()
+            found |= Q(pk__in=set(few[:FEW]))
+    return found
+
+
+def sort_few(order: Iterable[Any]) -> list[Any]:
+    """Return the same order for a queryset of few rows, which are to be read and then sorted.
+
+    No index has it. In the order of an index, PostgreSQL may read the whole table to find them.
+
+    Args:
+        order: names of columns; ``-`` is descending.
+    """
+    columns = ((each.removeprefix("-"), each.startswith("-")) for each in order)
+    return [OrderBy(Coalesce(name, name), descending=down) for name, down in columns]
 
 
 def starts_with(column: str, text: str, using: str | None = None) -> Q:

@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 
 from ..archive import eligibility, states
 from ..archive.batches import batch_states
-from ..archive.selection import SearchTerm, expand_id, matching, parse_uuid
+from ..archive.selection import SearchTerm, expand_id, matching, parse_uuid, sort_few
 from ..broker import topology
 from ..broker.topology import Queue
 from ..conf import Settings
@@ -106,6 +106,10 @@ class Locations:
     more: bool = False
 
 
+#: An event's id and name, and a row of it.
+_Found = tuple[tuple[str, str], Record]
+
+
 def locate(
     value: str,
     settings: Settings,
@@ -130,7 +134,7 @@ def locate(
     """
     archived = states.rows() if events is None else events
     archived = archived.defer("body", "headers_raw", "detail")
-    archived = archived.order_by("-last_failed_at", "-pk")
+    archived = archived.order_by(*sort_few(["-last_failed_at", "-pk"]))
     wanted = _matching(value, archived.db, by_value=by_value)
     first = list(archived.filter(wanted)[: ROWS + 1]) if "archive" in kinds else []
     ids = {value, *(row.event_id for row in first)}
@@ -196,11 +200,8 @@ def _matching(value: str, using: str, *, by_value: bool) -> Q:
         wanted |= Q(event_id=short)
         if (uuid := parse_uuid(short)) is not None:
             wanted |= Q(pk=uuid)
-    return wanted | matching(SearchTerm.parse_box(value), using) if by_value else wanted
-
-
-#: An event's id and name, and a row of it.
-_Found = tuple[tuple[str, str], Record]
+    term = SearchTerm.parse_any(value) if by_value else None
+    return wanted if term is None else wanted | matching([term], using, too_many=bool)
 
 
 def _in_outbox(ids: set[str], settings: Settings) -> Iterator[_Found]:
@@ -306,7 +307,7 @@ def _in_batches(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
             (event.event_id, event.name),
             Record(
                 kind="batch",
-                title=str(batch),
+                title=_("batch %(id)s") % {"id": str(batch.pk)[:8]},
                 service=batch.service,
                 handler=event.handler,
                 state=row.state,

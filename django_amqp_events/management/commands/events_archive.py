@@ -59,16 +59,15 @@ class Command(ReportCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         what = options["what"]
-        if what != "import" and (options["file"] or options["dry_run"]):
-            raise self.wrong(f"{what} takes no file and no --dry-run")
+        from_file = options["file"] or options["dry_run"]
+        if what == "export" and (from_file or options["after"]):
+            raise self.wrong("export takes --output FILE and filters")
         if what == "export" and not options["output"]:
             raise self.wrong("export needs --output FILE; - is stdout")
-        if what != "export" and options["output"]:
-            raise self.wrong(f"{what} takes no --output")
-        if what == "import" and not options["file"]:
+        if what == "import" and (not options["file"] or options["output"] or options["after"]):
             raise self.wrong("import needs the file: `events_archive import FILE`; - is stdin")
-        if what != "index" and options["after"]:
-            raise self.wrong(f"{what} takes no --after")
+        if what == "index" and (from_file or options["output"]):
+            raise self.wrong("index takes --after and filters")
         run = {"export": self._export, "import": self._import, "index": self._index}[what]
         with self.interruptible():
             try:

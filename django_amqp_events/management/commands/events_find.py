@@ -67,7 +67,7 @@ class Command(ReportCommand):
             if not found.events:
                 self.tell(f"no row of {visible(value)!r}")
             if found.more:
-                self.tell(f"only the newest {event_locations.ROWS} archived events are shown")
+                self.tell(f"only {event_locations.ROWS} archived events are shown")
             if found.queues:
                 self._show_queues([(queue.name, counts) for queue, counts in queues], error)
 

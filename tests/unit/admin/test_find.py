@@ -9,11 +9,11 @@ from django.contrib.auth.models import Permission, User
 from django.test import override_settings
 from django.urls import reverse
 
-from django_amqp_events.archive import search_values
+from django_amqp_events.archive import search_values, selection
 from django_amqp_events.models import ArchivedEvent, InboxEntry, State
 
 from . import admin_world as world
-from .admin_world import add_replay, client_of, ids_in, make, page, said
+from .admin_world import add_replay, client_of, ids_in, make, page, said, select
 
 pytestmark = pytest.mark.django_db
 
@@ -105,7 +105,7 @@ def test_the_box_is_in_the_index_of_the_app_and_the_page_on_the_dashboard() -> N
 @pytest.mark.parametrize("term", ["7", "order_id=7", "order_id=7*", "note=Gr*", "note=Grüße"])
 def test_the_list_searches_by_value(term: str) -> None:
     row = stored()
-    stored(body=b'[[], {"order_id": 8}, {}]', state=State.SUCCEEDED)
+    stored(event_id="other", body=b'[[], {"order_id": 8}, {}]', state=State.SUCCEEDED)
     assert ids_in(staff(*EVERYTHING).get(reverse(world.LIST), {"q": term})) == {row.pk}
 
 
@@ -114,3 +114,15 @@ def test_the_start_of_a_value_that_is_too_long_is_a_message() -> None:
     term = "x" * 201 + "*"
     assert "at most 200 characters" in find(client, term).words
     assert any("at most 200" in each for each in said(client.get(reverse(world.LIST), {"q": term})))
+
+
+def test_the_list_is_bounded_and_an_action_on_all_rows_is_not(monkeypatch: Any) -> None:
+    monkeypatch.setattr(selection, "FEW", 2)
+    rows = [stored() for _ in range(4)]
+    client = staff(*EVERYTHING, "discard_archivedevent")
+    response = client.get(reverse(world.LIST), {"q": "order_id=7"})
+    assert len(ids_in(response)) == 2
+    assert any("More than 2 values match" in each for each in said(response))
+    form = select(rows[:1], "discard", select_across="1")
+    asked = client.post(f"{reverse(world.LIST)}?q=order_id%3D7", form, follow=True)
+    assert asked.context["count"] == len(rows)

@@ -86,7 +86,8 @@ def found(*search: str, **more: Any) -> set[UUID]:
 
 
 def boxed(text: str) -> set[UUID]:
-    wanted = selection.matching(SearchTerm.parse_box(text), states.database())
+    term = SearchTerm.parse_any(text)
+    wanted = selection.matching([term] if term is not None else [], states.database())
     return set(states.rows().filter(wanted).values_list("pk", flat=True))
 
 
@@ -268,6 +269,7 @@ def test_a_person_types_a_value_alone_or_with_its_path() -> None:
     assert boxed("17") == {row.pk, other.pk}
     assert boxed(" order_id=17 ") == {row.pk}
     assert boxed("x=y") == {row.pk}
+    assert boxed("note=x=y") == {row.pk}
     assert boxed("1*") == {row.pk, other.pk}
     assert boxed("*") == boxed("") == boxed("**") == set()
 
