@@ -85,7 +85,13 @@ class Reapers:
         self.tell = tell
         self.stop = stop
         self._ending = False
-        self._loop = ServiceLoop(part="reaper", work="watching the graveyard", tell=tell, stop=stop)
+        self._loop = ServiceLoop(
+            part="reaper",
+            work="watching the graveyard",
+            tell=tell,
+            stop=stop,
+            errors=(Exception,),  # such as a missing permission; the other services continue
+        )
         self._reapers = [
             ChildCommand(
                 line=("events_reaper", "--until-empty", "--loglevel", loglevel),

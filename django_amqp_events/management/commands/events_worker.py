@@ -154,7 +154,7 @@ def beside(line: tuple[str, ...]) -> Iterator[None]:
                 wait = BACKOFF.last
             stopping.wait(wait)
 
-    thread = threading.Thread(target=keep_running, name="amqp-events-companion")
+    thread = threading.Thread(target=keep_running, name="amqp-events-companion", daemon=True)
     thread.start()
     try:
         yield
