@@ -27,12 +27,13 @@ def connect() -> None:
 def _install(sender: Any, **_: Any) -> None:
     if sender.hub is not None:
         # worker_ready is sent again after each lost connection, for which Celery resets the hub.
-        sender.hub.add_reader(_signals(), _woken, sender.pool)
+        sender.hub.add_reader(_signals(), _woken, sender.hub, sender.pool)
 
 
-def _woken(pool: Any) -> None:
+def _woken(hub: Any, pool: Any) -> None:
     if signal.SIGCHLD in _signals().recv(4096):
-        pool.maintain_pool()
+        # When what the process has written is read: a job that it has not acknowledged runs again.
+        hub.call_soon(pool.maintain_pool)
 
 
 @cache
