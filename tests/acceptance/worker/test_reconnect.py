@@ -196,7 +196,8 @@ def test_a_worker_ends_whose_name_another_one_has_now(fresh_eyes: Eyes, service:
         core = service(eyes, where=direct.where, celery=direct.celery)
         core.url = proxy.url
         name = ("--hostname", "same@localhost")
-        first = core.worker("threads", 2, *name).wait_ready()
+        first = core.worker("threads", 2, *name)
+        until(lambda: each_once(eyes), 30)
         # A broker that is away; a second worker finds another way to it.
         proxy.flowing.clear()
         second = direct.worker("solo", 1, *name)
