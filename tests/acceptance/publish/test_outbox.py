@@ -33,8 +33,9 @@ pytestmark = pytest.mark.timeout(300)
 
 BEGIN = """
 import json, os, signal, sys, threading, time
-import django
+import django, pymysql
 from django.conf import settings
+pymysql.install_as_MySQLdb()
 settings.configure(
     INSTALLED_APPS=["django_amqp_events"],
     DATABASES={"default": json.loads(os.environ["DATABASE"])},
