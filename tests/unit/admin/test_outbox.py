@@ -677,10 +677,11 @@ def test_inbox_list_uses_an_index(reader):
         with CaptureQueriesContext(connection) as captured:
             reader.get(inbox_url("changelist"))
         [sql] = [q["sql"] for q in captured if re.search("ORDER BY.*handled_at", q["sql"])]
-        with connection.cursor() as cursor:
-            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
-            plan = " ".join(str(row) for row in cursor.fetchall())
-        assert "amqp_inbox_handled" in plan
+        if connection.vendor == "sqlite":
+            with connection.cursor() as cursor:
+                cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+                plan = " ".join(str(row) for row in cursor.fetchall())
+            assert "amqp_inbox_handled" in plan
         return len(captured)
 
     handled()
