@@ -238,8 +238,16 @@ class Machine:
 
 
 @pytest.fixture
-def machine(built: Image, fresh_vhost: Vhost, private_postgres: Postgres) -> Iterator[Machine]:
-    made = Machine(built, fresh_vhost, private_postgres)
+def database() -> Iterator[Postgres]:
+    """A server of the test's own, since the files name the databases."""
+    server = Postgres.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def machine(built: Image, fresh_vhost: Vhost, database: Postgres) -> Iterator[Machine]:
+    made = Machine(built, fresh_vhost, database)
     before = built.files()
     yield made
     made.clean_up()
@@ -283,8 +291,8 @@ def check_the_pages(web: Running, **headers: str) -> None:
     assert web.get("/admin/login/", Host="elsewhere", **headers)[0] == 400
 
 
-def test_compose(machine: Machine, private_postgres: Postgres) -> None:
-    execute(private_postgres, compose()["configs"]["databases"]["content"])
+def test_compose(machine: Machine, database: Postgres) -> None:
+    execute(database, compose()["configs"]["databases"]["content"])
     for each in composed():
         assert each.environment["AMQP_URL"].endswith("@rabbitmq:5672/")
         assert each.environment["PGHOST"] in compose()["services"]
@@ -315,8 +323,8 @@ def test_compose(machine: Machine, private_postgres: Postgres) -> None:
     assert not any(web.healthy(probe) for web in webs for probe in web.container.probes)
 
 
-def test_kubernetes(machine: Machine, private_postgres: Postgres) -> None:
-    execute(private_postgres, "CREATE ROLE shop LOGIN; CREATE DATABASE shop OWNER shop")
+def test_kubernetes(machine: Machine, database: Postgres) -> None:
+    execute(database, "CREATE ROLE shop LOGIN; CREATE DATABASE shop OWNER shop")
     for each in deployed():
         started = machine.start(each, DJANGO_SECRET_KEY="secret")
         if each.name.startswith("shop-setup"):
