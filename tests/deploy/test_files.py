@@ -285,6 +285,9 @@ def test_scaling_counts_the_handlers_queues() -> None:
     """And neither delayed nor archived events, which no worker consumes."""
     (scaled,) = (each for each in resources() if each["kind"] == "ScaledObject")
     (trigger,) = scaled["spec"]["triggers"]
+    # KEDA's schema has any text here; these are its documented names.
+    known = {"protocol", "mode", "queueName", "useRegex", "operation", "value"}
+    assert trigger["metadata"].keys() == known
     pattern = re.compile(trigger["metadata"]["queueName"])
     catalogue = json.loads(project("manage.py", "events_catalogue", "--format", "json"))
     handlers = {each["queue"] for each in catalogue["handlers"]}
