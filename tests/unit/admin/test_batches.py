@@ -18,6 +18,7 @@ from django.utils import translation
 from django_amqp_events.admin.replay_batches import criteria_of
 from django_amqp_events.archive import eligibility, states
 from django_amqp_events.archive.batches import batch_states, preview
+from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.exceptions import BrokerUnavailableError
 from django_amqp_events.models import (
@@ -111,6 +112,31 @@ def test_all_that_a_filter_finds_is_frozen_beyond_the_page(
     make(last_failed_at=datetime.now(UTC) + timedelta(seconds=5))
     words = page(ada.get(response.redirect_chain[-1][0])).words
     assert "1 event that matches the same filter has failed since" in words
+
+
+@pytest.mark.parametrize("may_see", [True, False])
+def test_a_batch_of_a_group_names_it(may_see: bool) -> None:
+    make()
+    failure_groups.rebuild()
+    group = FailureGroup.objects.get()
+    ticket = "https://tickets.example/7"
+    FailureGroup.objects.update(ticket=ticket)
+    user = staff("bulk_replay")
+    if may_see:
+        user.user_permissions.add(Permission.objects.get(codename="view_failuregroup"))
+    criteria = Selection(groups=[group.pk])
+    batch = batch_states.freeze(states.rows(), by="ada", title="a few", criteria=criteria)
+    html = client_of(user).get(url("change", batch.pk)).content.decode()
+    assert (f"/failuregroup/{group.pk}/" in html) == may_see
+    assert (ticket in html) == may_see
+
+
+def test_the_list_leads_to_the_events_that_failed_again(ada: Client) -> None:
+    batch = running(2)
+    batch_states.events(batch.pk).update(state="failed")
+    batch_states.count(batch.pk)
+    html = ada.get(url("changelist")).content.decode()
+    assert f'<a href="{url("events", batch.pk)}?state=failed">2 failed again</a>' in html
 
 
 def test_a_search_cannot_be_asked_again() -> None:

@@ -283,6 +283,7 @@ def test_the_number_of_queries_does_not_grow(ada, page):
         decide(place)
         make(State.SUCCEEDED)
         overdue()
+        alert("group_new", str(uuid4()), "TaxError in send_invoice: it is new")
         snapshot(datetime.now(UTC) - timedelta(minutes=30 - place))
     assert count() == few <= 20
 
