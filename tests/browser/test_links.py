@@ -91,15 +91,31 @@ def test_the_list_needs_no_scroll_bar_and_breaks_no_word(
     browser.open(f"{console.pages['list']}?{urlencode(query)}")
     if width == 1280:
         assert browser.find("#nav-sidebar").is_displayed()
-    assert browser.run(
-        "const list = document.querySelector('#changelist .results');"
-        "return list.scrollWidth - list.clientWidth"
-    ) <= 0  # fmt: skip
-    assert browser.run("return document.documentElement.scrollWidth") <= width
+    assert fits(browser)
     columns = {"status", "handled_by", "age", "failure", "what"}
     shown = {each for each in columns if browser.all(f"#result_list tbody .field-{each}")}
     assert shown == columns - missing
     assert browser.run(_BROKEN) == []
+
+
+@pytest.mark.parametrize("name", ["groups", "batches", "outbox", "inbox"])
+def test_the_other_lists_need_no_scroll_bar_either(
+    browser: Chromium, console: Console, name: str
+) -> None:
+    browser.log_in(console.url, console.session)
+    for width in (1280, 390):
+        browser.look("light", width)
+        browser.open(console.pages[name])
+        assert fits(browser), width
+
+
+def fits(browser: Chromium) -> bool:
+    """Return True if neither the page nor its list is wider than its place."""
+    wide: list[int] = browser.run(
+        "return [document.documentElement, document.querySelector('#changelist .results')]"
+        ".map((each) => each.scrollWidth - each.clientWidth)"
+    )
+    return max(wide) <= 0
 
 
 #: Parts of names that are on more than one line.

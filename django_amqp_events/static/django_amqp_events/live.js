@@ -48,11 +48,11 @@
     const target = (link) => link.getAttribute("href");
     const height = (link) => link.getClientRects()[0]?.top ?? -1;  // -1: it is not shown
 
-    /* Keeps the link under the pointer, or the first one in view, where it is. */
+    /* Keeps the row under the pointer, or the first link in view, where it is. */
     const inPlace = (page, change) => {
         const lasting = new Set([...page.querySelectorAll("a[href]")].map(target));
         const found = links().filter((link) => lasting.has(target(link)));
-        const read = found.find((link) => link.closest("tr, li")?.matches(":hover")) ??
+        const read = found.find((link) => link.closest("tr")?.matches(":hover")) ??
             found.find((link) => height(link) >= 0);
         const [href, before] = read ? [target(read), height(read)] : [];
         change();
