@@ -149,6 +149,8 @@ class MariaDB(DatabaseServer):
             programs / "mariadbd", "--no-defaults", f"--datadir={self.directory / 'data'}",
             f"--port={self.port}", f"--bind-address={self.HOST}",
             f"--socket={self.directory / 'socket'}", f"--pid-file={self.directory / 'pid'}",
+            # A server deletes the temporary tables that it finds there when it starts.
+            f"--tmpdir={self.directory}",
             "--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci",
             f"--init-file={self.directory / 'init.sql'}", "--skip-name-resolve", "--skip-log-bin",
             "--max-connections=60", "--innodb-buffer-pool-size=64M",
