@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 
 from django_amqp_events.management import companion
 from django_amqp_events.management.child_command import ChildCommand
+from django_amqp_events.testing import override_events
 from tests.commands import run_command
 
 NOTHING = ("--no-mirror", "--no-relay", "--no-batches", "--no-reaper")
@@ -28,12 +29,16 @@ def test_options_are_passed_on() -> None:
 def test_no_process_is_needed_for_nothing() -> None:
     assert line(*NOTHING) == ()
     assert line(*NOTHING, "--metrics-port", "9540")
-    code, _, err = run_command("events_companion", *NOTHING)
+    with override_events(SERVICE="shop", CELERY_APP="tests.celery_app.app"):
+        code, _, err = run_command("events_companion", *NOTHING)
     assert (code, "there is nothing to run" in err) == (1, True)
 
 
 def test_a_service_that_ends_ends_the_companion() -> None:
-    with socket.create_server(("", 0)) as used:
+    with (
+        socket.create_server(("", 0)) as used,
+        override_events(SERVICE="shop", CELERY_APP="tests.celery_app.app"),
+    ):
         port = str(used.getsockname()[1])
         code, _, err = run_command("events_companion", *NOTHING, "--metrics-port", port)
     assert code == 1
