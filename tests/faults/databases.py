@@ -216,7 +216,8 @@ def database_results(world: World) -> None:
         until(lambda: unacked(world), DEADLINE, "handlers run")
         with closed(results):
             world.hit("result backend down")
-            time.sleep(LOCKED)
+            # The backend tries three times before it gives up.
+            time.sleep(2 * LOCKED)
     world.settle()
     assert not unhandled(world)
     assert _REFUSED[world.grounds.kind] in worker.log, "no result was refused"

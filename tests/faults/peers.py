@@ -515,7 +515,7 @@ CANNOT = {
     "outbox": (
         "broker-killed-publish", "cut-publish", "half-open-publish", "memory-publish",
         "disk-publish", "publisher-committed", "relay-relayed", "relay-of-two",
-        "database-outbox", "database-relay",
+        "database-outbox", "database-relay", "database-failover",
     ),
     "mirror": (
         "broker-killed-mirror", "cut-mirror", "half-open-mirror", "mirror-mirrored",
