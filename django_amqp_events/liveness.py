@@ -87,7 +87,7 @@ def _answer(sock: socket.socket) -> None:
                 connection.settimeout(PATIENCE)
                 connection.sendall(json.dumps(_state()).encode())
             except Exception as exc:  # noqa: BLE001 - the next one is answered all the same
-                logger.warning("events_health got no answer: %s", exc)
+                logger.warning("could not answer events_health: %s", exc)
 
 
 def _state() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _state() -> dict[str, Any]:
 
 
 def ask(settings: Settings) -> list[dict[str, Any]] | None:
-    """Return what the processes of a service in this container tell.
+    """Return the state of a service's processes in this container.
 
     Returns:
         a dict for each process: its id as ``process``, and ``parts``, ``None`` if it does not

@@ -1,4 +1,4 @@
-"""The identity of this process, from which other processes of the machine can tell its death.
+"""The identity of this process, which lets others on the machine detect its death.
 
 An identity consists of the place where it has a meaning, the process id and the start time. The
 place is a hash of the host name, the boot of the kernel, and the namespaces of process ids and

@@ -75,7 +75,7 @@ def rebuild(
 
 @states.retry_on_conflict
 def _correct(ids: list[UUID]) -> int:
-    """Correct the values of some events; return how many of them had others."""
+    """Update the search values of events; return how many events changed."""
     using = states.database()
     with transaction.atomic(using=using):
         # Neither pruned nor edited meanwhile.

@@ -159,7 +159,7 @@ class SearchTerm:
         if not value.endswith("*"):
             return cls(path=path, value=as_text(value))
         if len(value := clean(value[:-1])) > KEPT:
-            raise ValueError(f"the start of a value has more than {KEPT} characters")
+            raise ValueError(f"the text before * has more than {KEPT} characters")
         return cls(path=path, value=value, start=True)
 
     def lookup(self, using: str) -> Q:

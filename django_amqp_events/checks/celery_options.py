@@ -98,8 +98,8 @@ def check_current_app(project: Project) -> Iterator[Problem]:
     if current is app and default_app != app and not is_default_app(default_app):
         yield Problem(
             "W016",
-            f"The Celery app {app.main!r} is for events, but it is also the current app of the "
-            f"main thread: tasks of @shared_task go to its broker there.",
+            f"The Celery app of the events, {app.main!r}, is also the current app of the main "
+            f"thread, so @shared_task publishes to its broker there.",
             "Create it with Celery(…, set_as_current=False), after the project's own app.",
         )
 

@@ -63,7 +63,8 @@ def command_line(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 class Reapers:
     """Runs ``events_reaper`` while the graveyard or ``dead`` has messages, and more than one while
-    many wait. Each has one event in hand, so an event that kills its reaper kills no other one's.
+    many wait. Each has one unacknowledged event, so one that kills its reaper costs no other
+    event a delivery.
 
     Args:
         loglevel: that of the reapers.

@@ -398,7 +398,11 @@ class DirectPublisher:
                 # It concerns the handler that has committed.
                 raise
             except Exception as exc:  # noqa: BLE001 - drivers raise errors of their own
-                logger.info("the leases of %d events remain: %s", len(commit.rows), exc)
+                logger.info(
+                    "could not release %d events, which a relay publishes later: %s",
+                    len(commit.rows),
+                    exc,
+                )
 
     def forget_after_fork(self) -> None:
         """Reset the state in a child process; its parent publishes the rows."""

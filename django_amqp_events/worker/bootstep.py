@@ -117,8 +117,8 @@ class EventStep(QueueStep):
         self.dispatcher = Dispatcher(self.settings, self.registry, self.names)
         if known and not self.queues:
             logger.warning(
-                "this worker handles no events: its options -Q and -X leave out the handlers' "
-                "queues (%s). Run another worker for them, such as `manage.py events_worker`.",
+                "this worker handles no events, because -Q and -X exclude the handlers' queues "
+                "(%s). Start another for them: `manage.py events_worker`.",
                 shorten(", ".join(sorted(known)), 200, placeholder=" …"),
             )
         if self.queues:

@@ -49,8 +49,8 @@ IDLE: Final = 30.0
 #: Seconds between reports of the number of isolated events.
 REPORT: Final = 10.0
 
-#: The event is run again, and stays in hand.
-AGAIN: Final = Verdict(kind="requeue", detail="it is run alone once more")
+#: The event is run again, and stays unacknowledged.
+AGAIN: Final = Verdict(kind="requeue", detail="it runs alone once more")
 
 
 class Isolation(Settler):
@@ -83,7 +83,7 @@ class Isolation(Settler):
         self._deaths[key] += 1
         if self._deaths[key] < DEATHS:
             logger.warning(
-                "%s killed its process; it is run alone once more",
+                "%s killed its process; it runs alone once more",
                 delivery.title,
                 extra=delivery.log_fields,
             )

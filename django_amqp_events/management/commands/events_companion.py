@@ -1,4 +1,4 @@
-"""Run beside a worker what it needs: mirror, relay, batch runner and reaper.
+"""Run the services that a worker needs: mirror, relay, batch runner and reaper.
 
 One process runs events_mirror, events_relay and events_batches in threads, with
 --metrics-port also events_metrics. It starts events_reaper while isolated events
@@ -102,7 +102,7 @@ class Command(ServiceCommand):
 
     def _run(self, name: str, service: Callable[[], object]) -> None:
         """Run a service in a thread; its end stops the others."""
-        error: Exception | None = CommandError(f"{name} ended, although nothing has stopped it")
+        error: Exception | None = CommandError(f"{name} ended unexpectedly")
         try:
             service()
             if self.stopping:

@@ -99,7 +99,7 @@ class Command(ReportCommand):
             self.tell(visible(f"  handler  {to.handler}: {to.about}"))
 
     def _show_queues(self, queues: list[tuple[str, Any]], error: str) -> None:
-        self.tell("queues that may have it (their contents are not read):")
+        self.tell("queues that may contain it (contents are not read):")
         for name, counts in queues:
             numbers = (f"{key} {_number(counts.get(key))}" for key in _COUNTS)
             self.tell(f"  {name}: {', '.join(numbers)}")

@@ -30,8 +30,10 @@ class Command(ReportCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         mode = parser.add_mutually_exclusive_group(required=True)
-        mode.add_argument("--live", action="store_true", help="Restart the container if it fails.")
-        mode.add_argument("--ready", action="store_true", help="Are the processes working?")
+        mode.add_argument(
+            "--live", action="store_true", help="Fail if a process hangs and must be restarted."
+        )
+        mode.add_argument("--ready", action="store_true", help="Fail if a process is not ready.")
         parser.add_argument(
             "--part",
             action="append",
