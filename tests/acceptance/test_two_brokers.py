@@ -127,7 +127,7 @@ def test_tasks_go_to_redis_and_events_to_rabbitmq(
     )
     twice = EXPECTED + EXPECTED + Counter(["ordered on redis, order=1"])
     until(lambda: shop.noted == twice, 30, str(shop.noted))
-    assert not any(fresh_eyes.totals().values())
+    until(lambda: not any(fresh_eyes.totals().values()), 30, "each event is acknowledged")
 
 
 def test_the_page_has_the_files_of_the_project() -> None:
