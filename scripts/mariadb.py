@@ -154,6 +154,8 @@ class MariaDB(DatabaseServer):
             "--character-set-server=utf8mb4", "--collation-server=utf8mb4_general_ci",
             f"--init-file={self.directory / 'init.sql'}", "--skip-name-resolve", "--skip-log-bin",
             "--max-connections=60", "--innodb-buffer-pool-size=64M",
+            # Twice MAX_BODY, as docs/databases.md asks for.
+            "--max-allowed-packet=32M",
             # A commit survives the death of the server, not that of the machine.
             *([] if self.durable else ["--innodb-flush-log-at-trx-commit=2", "--skip-sync-frm",
                                        "--innodb-flush-method=nosync"]),

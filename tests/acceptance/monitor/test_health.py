@@ -82,7 +82,7 @@ def test_a_missing_queue(core: Service, fresh_eyes: Eyes) -> None:
     fresh_eyes.http("DELETE", f"/api/queues/{{vhost}}/{QUEUE}")
     until(lambda: not ready(core), 30)
     problem = f"queue {QUEUE} is missing or cannot be read. Run `manage.py events_declare`"
-    assert health(core, "--ready") == (1, {"worker": problem})
+    until(lambda: health(core, "--ready") == (1, {"worker": problem}), 30)
     assert health(core, "--live")[0] == 0
 
 
