@@ -173,6 +173,19 @@ class Service:
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    def command(self, name: str, *arguments: str) -> tuple[int, str]:
+        """Run a management command; return its exit code and what it prints to stdout."""
+        done = subprocess.run(
+            [sys.executable, "-m", "django", name, *arguments],
+            env=self.env(),
+            cwd=self.where,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
     def declare(self) -> None:
         """Declare the topology, as events_declare does."""
         self.python(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,17 +33,9 @@ def core(service: Make, fresh_eyes: Eyes) -> Service:
 
 def health(core: Service, *arguments: str) -> tuple[int, dict[str, str]]:
     """Return the exit code, and the problem of each part."""
-    done = subprocess.run(
-        [sys.executable, "-m", "django", "events_health", "--format", "json", *arguments],
-        env=core.env(),
-        cwd=core.where,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    found: list[dict[str, Any]] = json.loads(done.stdout)["processes"]
-    return done.returncode, {each["part"]: each["problem"] for each in found}
+    code, told = core.command("events_health", "--format", "json", *arguments)
+    found: list[dict[str, Any]] = json.loads(told)["processes"]
+    return code, {each["part"]: each["problem"] for each in found}
 
 
 def ready(core: Service, *arguments: str) -> bool:

@@ -154,7 +154,7 @@ def test_publishers_killed_between_commit_and_publish(wire: Wire, start: Start):
     publishers = [start(PUBLISHER, who) for who in "abcd"]
     for process in publishers:
         ended(process, -signal.SIGKILL)
-    assert table().filter(due_at__gt=Now()).count() >= 4000, "nobody died with events in hand"
+    assert table().filter(due_at__gt=Now()).count() >= 4000, "no process died with leased rows"
     relays = [start(RELAY) for _ in range(2)]
     for process in relays:
         ended(process)

@@ -189,7 +189,7 @@ def test_the_reaper_runs_while_there_is_something_to_isolate(core, fresh_eyes):
 
 
 def test_many_isolated_events_run_several_at_a_time(core, fresh_eyes):
-    """Each reaper has one event in hand: what kills a process, or a reaper, concerns no other."""
+    """A reaper has one unacknowledged event, so a killed process affects no other event."""
     companion = command(core, "events_companion", "--no-mirror")
     poison = isolate(fresh_eyes, *[["kill"]] * 5)
     good = isolate(fresh_eyes, *[["sleep:0.4"]] * 120)

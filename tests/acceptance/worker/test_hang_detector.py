@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -78,16 +76,7 @@ def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_
 
 def status(core: Service, form: str = "json") -> tuple[int, str]:
     """What ``events_status --workers`` exits with and says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "django", "events_status", "--workers", "5", "--format", form],
-        env=core.env(),
-        cwd=core.where,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    return core.command("events_status", "--workers", "5", "--format", form)
 
 
 def stats(core: Service, worker: Worker) -> list[dict[str, Any]]:

@@ -155,7 +155,7 @@ def test_leased_row_is_left_to_its_relay(wire: Wire, ada: Client) -> None:
     [row] = leave(1, due_at=Now())
     proxy.hold = {ACK}
     threads = in_threads(relay)
-    until(lambda: table().filter(claim__contains="/").exists(), "a relay has it in hand")
+    until(lambda: table().filter(claim__contains="/").exists(), "a relay has leased it")
     for decision in ("publish", "discard", "restore"):
         [told] = post(ada, decision, row)
         assert "RabbitMQ has not confirmed it yet" in told
