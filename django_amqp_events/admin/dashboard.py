@@ -28,8 +28,8 @@ from ..archive.search_values import KEPT
 from ..archive.selection import parse_uuid
 from ..broker import topology
 from ..broker.topology import Queue, Topology
+from ..catalogue import entries
 from ..conf import Settings
-from ..declare import catalogue
 from ..declare.registry import Handler, Registry
 from ..models import (
     Alert,
@@ -184,10 +184,10 @@ class DashboardAdmin(Pages):
         """Show the events that the service knows, with contracts and handlers."""
         self._check(request)
         found = settings_and_registry()
-        entries = catalogue.build(*found).entries if found else ()
+        known = entries.build(*found).entries if found else ()
         context = {
-            "entries": entries[:ENTRIES],
-            "shown": ENTRIES if len(entries) > ENTRIES else None,
+            "entries": known[:ENTRIES],
+            "shown": ENTRIES if len(known) > ENTRIES else None,
             "configured": found is not None,
         }
         return self._page(request, "catalogue", None, context)

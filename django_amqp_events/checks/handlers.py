@@ -12,8 +12,8 @@ from celery.local import Proxy
 from django.utils.module_loading import import_string
 
 from ..archive.search_values import pairs
+from ..catalogue.json_schema import may_have_value, object_schema
 from ..declare.declarations import EventDeclaration, dotted, signature_of
-from ..declare.json_schema import may_have_value, object_schema
 from ..declare.registry import Handler
 from ..declare.validation import Validator
 from ..exceptions import ConfigurationError

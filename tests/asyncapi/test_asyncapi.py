@@ -20,7 +20,7 @@ import pytest
 
 import npm
 from django_amqp_events import conf
-from django_amqp_events.declare import asyncapi, catalogue
+from django_amqp_events.catalogue import asyncapi, entries
 from django_amqp_events.declare.declarations import EventDeclaration, HandlerDeclaration
 from django_amqp_events.declare.registry import build
 from django_amqp_events.message.encoding import encode_payload, event_message
@@ -225,7 +225,7 @@ def document() -> dict[str, Any]:
     events = [EventDeclaration(name="shop.everything", contract=everything)]
     registry = build(settings, events, handlers)
     assert not registry.problems
-    return asyncapi.document(catalogue.build(settings, registry))
+    return asyncapi.document(entries.build(settings, registry))
 
 
 def test_all_types_and_odd_names_are_valid(document: dict[str, Any], validate: Validate) -> None:
@@ -259,7 +259,7 @@ def test_other_formats_are_valid(form: Format, validate: Validate) -> None:
 
     settings, _ = conf.parse({"SERVICE": "shop", "FORMAT": form})
     registry = build(settings, [EventDeclaration(name="shop.placed", contract=contract)])
-    document = asyncapi.document(catalogue.build(settings, registry))
+    document = asyncapi.document(entries.build(settings, registry))
     deliveries = [delivery("shop.placed", {"order_id": each}, form) for each in (1, "1")]
     celery = delivery("shop.placed", {"order_id": 1})
     (found,) = validate(document, deliveries=[*deliveries, celery])
@@ -273,7 +273,7 @@ def test_a_model_is_valid(validate: Validate) -> None:
 
     settings, _ = conf.parse({"SERVICE": "shop"})
     registry = build(settings, [EventDeclaration(name="shop.model", contract=contract)])
-    document = asyncapi.document(catalogue.build(settings, registry))
+    document = asyncapi.document(entries.build(settings, registry))
     order = {"total": "1.5", "pair": [1, "a"], "root": {"name": "a", "others": [{"name": "b"}]}}
     wrong = copy.deepcopy(order)
     wrong["pair"], wrong["root"]["others"][0]["name"] = ["a", 1], 5  # type: ignore[index]

@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from django_amqp_events import conf
-from django_amqp_events.declare import asyncapi, catalogue, compatibility, registry
-from django_amqp_events.declare.catalogue import Argument, Catalogue, Consumer, Entry
-from django_amqp_events.declare.compatibility import Change
+from django_amqp_events.catalogue import asyncapi, compatibility, entries
+from django_amqp_events.catalogue.compatibility import Change
+from django_amqp_events.catalogue.entries import Argument, Catalogue, Consumer, Entry
+from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import IncomparableError
 from django_amqp_events.management.base import ReportCommand, counted
 from django_amqp_events.management.commands.events_declare import describe_schedule
@@ -56,20 +57,20 @@ class Command(ReportCommand):
     def run(self, options: dict[str, Any]) -> int:
         if options["check"] and options["format"] == "asyncapi":
             raise self.wrong("--check prints text or json. Leave out --format asyncapi")
-        found = catalogue.build(conf.get_settings(), registry.get_registry())
+        found = entries.build(conf.get_settings(), registry.get_registry())
         if options["check"]:
             return self._check(options["check"], found)
         if options["format"] == "asyncapi":
             self.stdout.write(json.dumps(asyncapi.document(found), indent=2))
             return 0
-        return self.finish(0, catalogue.document(found), lambda: self._show(found))
+        return self.finish(0, entries.document(found), lambda: self._show(found))
 
     # -- the comparison
 
     def _check(self, path: Path, found: Catalogue) -> int:
         try:
             saved = json.loads(path.read_bytes())
-            changes = compatibility.compare(saved, catalogue.document(found))
+            changes = compatibility.compare(saved, entries.document(found))
         except OSError as exc:
             raise self.wrong(f"{path} cannot be read: {exc.strerror or exc}") from exc
         except IncomparableError as exc:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from ..conf import Settings
+from ..declare.declarations import EventDeclaration, dotted, signature_of
+from ..declare.patterns import is_pattern
+from ..declare.registry import Handler, Registry
 from ..options import Format
-from .declarations import EventDeclaration, dotted, signature_of
 from .json_schema import Schema, as_json, object_schema
-from .patterns import is_pattern
-from .registry import Handler, Registry
 
 #: Version of the documents, in JSON and AsyncAPI.
 VERSION: Final = 1

@@ -21,7 +21,7 @@ from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from . import validation
+from ..declare import validation
 
 Schema = dict[str, Any]
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import pytest
 
 from django_amqp_events import conf
-from django_amqp_events.declare import asyncapi, catalogue
-from django_amqp_events.declare.catalogue import Catalogue
-from django_amqp_events.declare.compatibility import Change, compare
+from django_amqp_events.catalogue import asyncapi, entries
+from django_amqp_events.catalogue.compatibility import Change, compare
+from django_amqp_events.catalogue.entries import Catalogue
 from django_amqp_events.declare.declarations import EventDeclaration, HandlerDeclaration
 from django_amqp_events.declare.registry import build
 from django_amqp_events.exceptions import IncomparableError
@@ -57,14 +57,14 @@ def service(
     events = [EventDeclaration(name=name, contract=each) for name, each in contracts.items()]
     registry = build(parsed, events, handlers)
     assert not registry.problems
-    return catalogue.build(parsed, registry)
+    return entries.build(parsed, registry)
 
 
 def handled(target: Callable[..., Any], *patterns: str) -> HandlerDeclaration:
     return HandlerDeclaration(target=target, name="handle", options={"events": patterns})
 
 
-@pytest.fixture(params=[catalogue.document, asyncapi.document], ids=["json", "asyncapi"])
+@pytest.fixture(params=[entries.document, asyncapi.document], ids=["json", "asyncapi"])
 def saved(request: pytest.FixtureRequest) -> Shape:
     """The form of the saved document, read from a file; the current one is the catalogue's."""
 
@@ -76,9 +76,9 @@ def saved(request: pytest.FixtureRequest) -> Shape:
 
 
 def changes(saved: Shape, old: Catalogue, new: Catalogue) -> list[Change]:
-    assert compare(saved(old), catalogue.document(old)) == []
-    assert compare(catalogue.document(new), saved(new)) == []
-    return compare(saved(old), catalogue.document(new))
+    assert compare(saved(old), entries.document(old)) == []
+    assert compare(entries.document(new), saved(new)) == []
+    return compare(saved(old), entries.document(new))
 
 
 def payload(
@@ -315,7 +315,7 @@ def test_another_document_cannot_be_compared(
 ) -> None:
     def order(a: int) -> None: ...
 
-    current = catalogue.document(service({EVENT: order}))
+    current = entries.document(service({EVENT: order}))
     broken = copy.deepcopy(current)
     break_it(broken)
     with pytest.raises(IncomparableError, match=reason):
@@ -325,4 +325,4 @@ def test_another_document_cannot_be_compared(
 @pytest.mark.parametrize("document", [None, [], 5, "text", {}, {"asyncapi": "3.0.0"}])
 def test_what_is_no_document_cannot_be_compared(document: Any) -> None:
     with pytest.raises(IncomparableError):
-        compare(document, catalogue.document(service({EVENT: None})))
+        compare(document, entries.document(service({EVENT: None})))

@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ..declare.patterns import is_pattern, pattern_matches
 from ..exceptions import IncomparableError
 from .asyncapi import EXTENSION
-from .catalogue import VERSION
+from .entries import VERSION
 from .json_schema import Schema
-from .patterns import is_pattern, pattern_matches
 
 Kind = Literal[
     "exchange_changed", "event_added", "event_removed", "format_changed", "contract_added",

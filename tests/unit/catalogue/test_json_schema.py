@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pytest
 
-from django_amqp_events.declare.json_schema import Schema, in_draft_7, object_schema, type_schema
+from django_amqp_events.catalogue.json_schema import Schema, in_draft_7, object_schema, type_schema
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]
@@ -190,7 +190,7 @@ def test_a_hint_that_cannot_be_evaluated_leaves_the_others() -> None:
 
 
 def test_hints_of_a_decorated_contract_are_found() -> None:
-    from tests.unit.declare import elsewhere
+    from tests.unit.catalogue import elsewhere
 
     @functools.wraps(elsewhere.contract)
     def wrapper(*args: Any, **kwargs: Any) -> None: ...

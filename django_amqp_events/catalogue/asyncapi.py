@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..message import formats, headers
 from ..options import Format
-from .catalogue import VERSION, Catalogue, Consumer, Entry, handler_document
+from .entries import VERSION, Catalogue, Consumer, Entry, handler_document
 from .json_schema import Schema, in_draft_7
 
 ASYNCAPI: Final = "3.0.0"

@@ -13,9 +13,9 @@ from celery import Task
 from django_amqp_events import conf
 from django_amqp_events.broker import topology
 from django_amqp_events.broker.topology import Binding
+from django_amqp_events.catalogue import asyncapi, entries
+from django_amqp_events.catalogue.entries import Catalogue
 from django_amqp_events.conf import Settings
-from django_amqp_events.declare import asyncapi, catalogue
-from django_amqp_events.declare.catalogue import Catalogue
 from django_amqp_events.declare.declarations import EventDeclaration, HandlerDeclaration
 from django_amqp_events.declare.registry import Registry, build
 from django_amqp_events.message import headers
@@ -48,7 +48,7 @@ def parsed(*handlers: HandlerDeclaration, **settings: Any) -> tuple[Settings, Re
 
 
 def described(*handlers: HandlerDeclaration, **settings: Any) -> Catalogue:
-    return catalogue.build(*parsed(*handlers, **settings))
+    return entries.build(*parsed(*handlers, **settings))
 
 
 def handler(name: str, *patterns: str, target: Any = anything, **options: Any) -> Any:
@@ -83,7 +83,7 @@ def test_declared_and_subscribed_events_are_known(whole: Catalogue) -> None:
 
 
 def test_json_document(whole: Catalogue) -> None:
-    document = catalogue.document(whole)
+    document = entries.document(whole)
     assert json.loads(json.dumps(document)) == document
     events = {each["name"]: each for each in document["events"]}
     assert events["shop.refund.paid"]["contract"] is None
@@ -142,7 +142,7 @@ def test_json_document(whole: Catalogue) -> None:
 
 def test_documents_are_the_same_in_each_process(whole: Catalogue) -> None:
     """A default without JSON would have an address in it."""
-    for document in (catalogue.document(whole), asyncapi.document(whole)):
+    for document in (entries.document(whole), asyncapi.document(whole)):
         assert " at 0x" not in json.dumps(document)
 
 
@@ -207,7 +207,7 @@ def test_asyncapi_has_the_exchange_queues_and_bindings_of_the_topology() -> None
     )
     service = parsed(*handlers, PREFIX="staging-", EXCHANGE="facts")
     declared = topology.build(*service)
-    channels = asyncapi.document(catalogue.build(*service))["channels"].values()
+    channels = asyncapi.document(entries.build(*service))["channels"].values()
     bindings = [each["bindings"]["amqp"] for each in channels]
     assert {each["exchange"]["name"] for each in bindings if "exchange" in each} == {
         declared.names.events
@@ -291,7 +291,7 @@ def test_older_events_have_the_handlers_that_receive_them_upcast() -> None:
     ]
     registry = build(settings, events, [handler("mail", "shop.order.created.v2")])
     assert not registry.problems
-    found = catalogue.build(settings, registry)
+    found = entries.build(settings, registry)
     assert {each.name: [one.handler.name for one in each.consumers] for each in found.entries} == {
         "shop.order.created": ["mail"],
         "shop.order.created.v2": ["mail"],
