@@ -5,7 +5,8 @@
     make faults ARGS="--list"
     make faults ARGS="--peer --events 200"         the same faults, run against celery-amqp-events
 
-Results are stored in docs/faults/ by broker version; the page is written from all of them.
+Results are stored in docs/faults/ by broker version and database; the page is written from all of
+them.
 """
 
 from __future__ import annotations
@@ -81,10 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(report.line(result), flush=True)
             results.append(result)
             # After each: what was measured stays if the machine goes.
-            report.keep(
-                given.output, grounds, results,
-                events=given.events, seed=given.seed, peer=given.peer,
-            )  # fmt: skip
+            report.keep(given.output, grounds, result, seed=given.seed, peer=given.peer)
     finally:
         grounds.end()
         if given.keep:

@@ -529,6 +529,7 @@ CANNOT = {
     "result backend (its README asks to leave it empty)": ("database-results",),
     "check that an event reached a queue": ("all-queues-deleted",),
     "isolation of events that kill or outlast their worker": ("consumer-timeout",),
+    "companion": ("companion-killed",),
     "replicated queues": ("cluster-leader-killed", "cluster-leader-cut-off"),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from .world import ARCHIVE, DEADLINE, World
 
 PUBLISHERS = "Publishers and relays"
 MIRROR = "Mirror and replay"
+COMPANION = "The companion"
 #: Nobody answers there.
 NOWHERE = "amqp://nobody@127.0.0.1:1//"
 #: Seconds for which a replay, and a row of the outbox, stays with a process that died.
@@ -89,11 +90,11 @@ def _stuck(world: World, known: set[str]) -> set[str]:
 # -- relays -------------------------------------------------------------------------------
 
 
-def leave(world: World) -> None:
+def leave(world: World, count: int = 0, **options: float) -> None:
     """Publish into the outbox where RabbitMQ cannot be reached: all of it is the relay's."""
     world.environ(TESTPROJECT_LEASE=RELAYED)
     with world.behind(NOWHERE):
-        world.publisher().wait(DEADLINE)
+        world.publisher(count, **options).wait(DEADLINE)
 
 
 @row(PUBLISHERS, "Relays are killed between confirm and delete")
@@ -268,3 +269,39 @@ for _point, _words in (
         f"Replays, and the mirrors that resume them, are killed {_words}",
         name=f"resume-{_point}",
     )(partial(replayed, point=_point, whom="mirror"))
+
+
+# -- the companion ------------------------------------------------------------------------
+
+
+@row(COMPANION, "Companions are killed while they relay, mirror and run a batch")
+def companion_killed(world: World) -> None:
+    """All their services die at once; the next companion resumes each of them.
+
+    What was published and not noted is published again, so `call` may run twice.
+    """
+    times = 2 if world.events < 1000 else 4
+    half = world.events // 2
+    serve(world)
+    world.publisher(half, lasting=lasting(world))
+    world.settle()
+    number = len(unhandled(world))
+    # One that is published twice may fail twice, so none of these ends in the archive.
+    leave(world, count=half, lasting=0.0)
+    world.arm("relayed", times=times, of=half)
+    for point in ("mirrored", "claimed", "replayed"):
+        world.arm(point, times=times, of=number)
+    world.keep(lambda: world.command("events_companion"))
+    relayed(world)
+    assert len(mirrored(world)) == number
+    (world.service.where / "fixed").touch()
+    batch = world.command("events_replay", "--all", "--background", "--comment", "fixed")
+    assert not batch.wait(DEADLINE), batch.log
+    until(lambda: len(archive(world, "'succeeded'")) == number, DEADLINE, "all replays succeeded")
+    world.settle()
+    assert not unhandled(world)
+    assert len(archive(world)) == number
+    points = {line["point"] for line in world.ledger.read().kills}
+    # Relay and mirror work at once: one may kill the companion before the other has said so.
+    assert points >= {"claimed", "replayed"}, f"killed at {sorted(points)} only"
+    assert points & {"relayed", "mirrored"}, f"killed at {sorted(points)} only"

@@ -14,12 +14,15 @@ from signal import Signals
 from typing import Any
 
 from django_amqp_events.conf import FAST_PATHS
+from tests.conftest import SERVERS
 
 from . import all_rows, peers
 from .rows import Row
 from .running import Result
 from .world import Grounds, Hit
 
+#: Of databases, as headings.
+TITLES = {"sqlite": "SQLite"} | {kind: server.title for kind, server in SERVERS.items()}
 COLUMNS = ("published", "handled", "archived", "waiting", "lost", "calls", "effects")
 INTRODUCTION = """\
 # The fault table
@@ -81,7 +84,7 @@ def line(result: Result) -> str:
 
 
 def held(docs: Path, grounds: Grounds, *, events: int, peer: bool = False) -> set[str]:
-    """Return the names of the rows that held on the same broker, with as many events, as today."""
+    """Return the names of the rows that held here, with as many events, with today's code."""
     path = _path(docs, grounds, peer=peer)
     rows = json.loads(path.read_text())["rows"] if path.exists() else {}
     known = peers.PEERS if peer else all_rows()
@@ -102,40 +105,41 @@ def _every_fast_path(row: Mapping[str, Any]) -> bool:
 
 def _path(docs: Path, grounds: Grounds, *, peer: bool) -> Path:
     release = ".".join((grounds.node.version or "0.0").split(".")[:2])
-    return docs / "faults" / f"{peers.PACKAGE if peer else f'rabbitmq-{release}'}.json"
+    # That of PostgreSQL, the default, has no database in its name.
+    database = "" if grounds.kind == "postgresql" else f"-{grounds.kind}"
+    name = peers.PACKAGE if peer else f"rabbitmq-{release}{database}"
+    return docs / "faults" / f"{name}.json"
 
 
 def keep(
     docs: Path,
     grounds: Grounds,
-    results: Sequence[Result],
+    result: Result,
     *,
-    events: int,
     seed: str,
     peer: bool = False,
 ) -> None:
-    """Store results with those of earlier runs on the same broker, or of the peer."""
+    """Store a result with those of earlier runs on the same broker and database, or of the peer."""
     path = _path(docs, grounds, peer=peer)
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: dict[str, Any] = json.loads(path.read_text())["rows"] if path.exists() else {}
-    for result in results:
-        assert result.counts is not None
-        rows[result.row] = {
-            **result.counts.as_dict(),
-            "held": result.held,
-            "hit": describe(result.hits),
-            "events": result.events,
-            **({} if peer else {"fast_paths": list(FAST_PATHS)}),
-            "seed": seed,
-            "seconds": result.seconds,
-            "error": result.error.splitlines()[0] if result.error else "",
-        }
+    assert result.counts is not None
+    rows[result.row] = {
+        **result.counts.as_dict(),
+        "held": result.held,
+        "hit": describe(result.hits),
+        "events": result.events,
+        **({} if peer else {"fast_paths": list(FAST_PATHS)}),
+        "seed": seed,
+        "day": datetime.now(UTC).date().isoformat(),
+        "seconds": result.seconds,
+        "error": result.error.splitlines()[0] if result.error else "",
+    }
     about = {
         "rabbitmq": grounds.node.version,
         "python": platform.python_version(),
         **(peers.versions() if peer else {"database": grounds.kind}),
         **({} if peer else {name: version(name) for name in ("django", "celery", "kombu", "amqp")}),
-        "day": datetime.now(UTC).date().isoformat(),
     }
     text = json.dumps({"about": about, "rows": rows}, indent=1, sort_keys=True)
     path.write_text(text + "\n")
@@ -159,16 +163,19 @@ def write(docs: Path) -> Path:
     """Write the page from all stored results."""
     page = docs / "faults.md"
     parts = [INTRODUCTION]
-    found = sorted(
-        (docs / "faults").glob("rabbitmq-*.json"),
-        key=lambda path: [int(part) for part in path.stem.partition("-")[2].split(".")],
-    )
-    for path in found:
-        parts.append(_section(json.loads(path.read_text())))
+    found = [json.loads(path.read_text()) for path in (docs / "faults").glob("rabbitmq-*.json")]
+    parts.extend(map(_section, sorted(found, key=_place)))
     if (path := docs / "faults" / f"{peers.PACKAGE}.json").exists():
         parts.append(_peer_section(json.loads(path.read_text())))
     page.write_text("\n".join([*parts, FOUND]))
     return page
+
+
+def _place(found: Mapping[str, Any]) -> tuple[bool, str, list[int]]:
+    """Return the key that sorts a broker's results: PostgreSQL, then the other databases."""
+    about = found["about"]
+    release = [int(part) for part in about["rabbitmq"].split(".")]
+    return about["database"] != "postgresql", about["database"], release
 
 
 def _section(found: Mapping[str, Any]) -> str:
@@ -178,12 +185,12 @@ def _section(found: Mapping[str, Any]) -> str:
     missing = len(all_rows()) - len(ours)
     today = sum(_every_fast_path(rows[row.name]) for row in ours)
     lines = [
-        f"## RabbitMQ {about['rabbitmq']}\n",
+        f"## RabbitMQ {about['rabbitmq']}, {TITLES[about['database']]}\n",
         (
             f"Python {about['python']}, Django {about['django']}, Celery {about['celery']}, kombu "
-            f"{about['kombu']}, py-amqp {about['amqp']}, {about['database']}; {about['day']}. "
+            f"{about['kombu']}, py-amqp {about['amqp']}; {_days(rows)}. "
             f"{held} of {len(ours)} rows held, {today} of them with every fast path on"
-            f"{f'; {missing} rows have not been run here' if missing else ''}.\n"
+            f"{f'; rows not run here: {missing}' if missing else ''}.\n"
         ),
         *_table(ours, rows, COLUMNS),
     ]
@@ -198,7 +205,7 @@ def _peer_section(found: Mapping[str, Any]) -> str:
         f"## The same faults, {peers.PACKAGE} {about[peers.PACKAGE]}\n",
         (
             f"RabbitMQ {about['rabbitmq']}, Python {about['python']}, Celery {about['celery']}, "
-            f"kombu {about['kombu']}, py-amqp {about['amqp']}; {about['day']}.\n"
+            f"kombu {about['kombu']}, py-amqp {about['amqp']}; {_days(rows)}.\n"
         ),
         peers.INTRODUCTION,
         *_table(run, rows, [column for column in COLUMNS if column != "effects"]),
@@ -212,6 +219,12 @@ def _peer_section(found: Mapping[str, Any]) -> str:
         )
         lines.append(f"- It has no {what}. {titles}.")
     return "\n".join([*lines, ""])
+
+
+def _days(rows: Mapping[str, Any]) -> str:
+    """Return the day of the rows, or the first and the last one."""
+    days = sorted({row["day"] for row in rows.values()})
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 
 
 def _table(ours: Sequence[Row], rows: Mapping[str, Any], columns: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -96,7 +97,8 @@ def _run(
         try:
             row.run(here)
         except (AssertionError, subprocess.TimeoutExpired) as exc:
-            error = str(exc)
+            # An assertion without a message has its line.
+            error = str(exc) or f"not true: {traceback.extract_tb(exc.__traceback__)[-1].line}"
         hits = here.proof()
         counts = here.count()
     return Result(
