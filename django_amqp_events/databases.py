@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from django.db import (
     DataError,
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 else:
     _DateTimeField = models.DateTimeField
 
+T = TypeVar("T")
+
+#: Rows that one statement names: each database limits its parameters.
+ROWS: Final = 500
 #: PostgreSQL's undefined_table and undefined_column; the same of MySQL.
 _MISSING_CODES: Final = frozenset({"42P01", "42703", 1146, 1054})
 #: The same in the messages of SQLite.
@@ -35,6 +39,9 @@ _WRONG_VALUES: Final = frozenset({1292, 1366})
 #: PostgreSQL's serialization_failure (REPEATABLE READ and stricter) and deadlock_detected; MySQL's
 #: ER_LOCK_DEADLOCK, and MariaDB's ER_CHECKREAD (REPEATABLE READ).
 _CONFLICT_CODES: Final = frozenset({"40001", "40P01", 1213, 1020})
+#: MySQL's ER_NET_PACKET_TOO_LARGE, and CR_SERVER_GONE_ERROR and CR_SERVER_LOST, which a client
+#: reports instead if it was still writing when the server closed the connection.
+_PACKET_CODES: Final = frozenset({1153, 2006, 2013})
 #: PostgreSQL's read_only_sql_transaction; MySQL's for read_only and for a read-only transaction.
 _READ_ONLY_CODES: Final = frozenset({"25006", 1290, 1792})
 
@@ -116,6 +123,11 @@ def is_conflict(exc: BaseException) -> bool:
     return _code(exc) in _CONFLICT_CODES
 
 
+def exceeds_packet(exc: BaseException) -> bool:
+    """Return True if a MySQL server that answers may have refused a statement for its size."""
+    return _code(exc) in _PACKET_CODES
+
+
 def read_only(exc: BaseException) -> bool:
     """Return True if a server refuses to write, as one does that has lost a failover.
 
@@ -154,6 +166,30 @@ def sliced(rows: QuerySet[Any]) -> QuerySet[Any] | list[Any]:
     """Return a slice for ``__in``: as a subquery, or on MySQL, which allows none, its values."""
     allowed = connections[rows.db].features.allow_sliced_subqueries_with_in
     return rows if allowed else list(rows)
+
+
+def parts(items: Sequence[T], size: int = ROWS) -> Iterator[Sequence[T]]:
+    """Cut items into parts of at most *size*."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def pieces(found: Iterable[tuple[T, int]], *, count: int, size: int) -> Iterator[list[T]]:
+    """Cut rows or their ids into pieces of at most *count* and *size* bytes, or a larger one.
+
+    Args:
+        found: each with its bytes.
+    """
+    piece: list[T] = []
+    left = size
+    for each, bytes_of_it in found:
+        left -= bytes_of_it
+        if piece and (len(piece) == count or left < 0):
+            yield piece
+            piece, left = [], size - bytes_of_it
+        piece.append(each)
+    if piece:
+        yield piece
 
 
 def check_commits(alias: str) -> None:

@@ -11,12 +11,14 @@ import atexit
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,9 +73,10 @@ def listen(settings: Settings) -> None:
 
 
 def _prefix(settings: Settings) -> bytes:
+    service = f"{settings.prefix}{settings.service}".encode()
     # 108 bytes are the limit of a name.
-    service = f"{settings.prefix}{settings.service}".encode()[:40]
-    return b"\0amqp-events/" + service + b"/"
+    short = service if len(service) <= 40 else sha256(service).hexdigest()[:40].encode()
+    return b"\0amqp-events/" + short + b"/"
 
 
 def _answer(sock: socket.socket) -> None:
@@ -113,13 +116,14 @@ def ask(settings: Settings) -> list[dict[str, Any]] | None:
         return None
     if not (place := process_identity.place()):
         return None
-    prefix = _prefix(settings) + place.encode() + b"."
-    names = {word.replace(b"@", b"\0", 1) for word in table.split() if word.startswith(b"@")}
-    found = [_ask(name) for name in sorted(names) if name.startswith(prefix)]
+    prefix = _prefix(settings)[1:] + place.encode()
+    # Any user may bind other names that begin so.
+    names = re.findall(rb"@(" + re.escape(prefix) + rb"\.(\d+)\.\d+)$", table, re.MULTILINE)
+    found = [_ask(b"\0" + name, int(pid)) for name, pid in sorted(set(names))]
     return [each for each in found if each is not None]
 
 
-def _ask(name: bytes) -> dict[str, Any] | None:
+def _ask(name: bytes, pid: int) -> dict[str, Any] | None:
     answer = b""
     with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE)
@@ -131,7 +135,7 @@ def _ask(name: bytes) -> dict[str, Any] | None:
             answer += read
         found: dict[str, Any] = json.loads(answer)
         return found
-    return {"process": int(name.split(b".")[-2]), "parts": None}
+    return {"process": pid, "parts": None}
 
 
 def _close() -> None:

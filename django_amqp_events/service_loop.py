@@ -7,7 +7,6 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
 from django.db import Error, connections
@@ -32,7 +31,6 @@ def sleep(seconds: float, stop: Callable[[], bool]) -> None:
         time.sleep(min(POLL_INTERVAL, left))
 
 
-@dataclass(slots=True, kw_only=True)
 class ServiceLoop:
     """Repeats a step until it is stopped; retries it after an error of the broker or database.
 
@@ -42,37 +40,40 @@ class ServiceLoop:
         part: the name in ``events_health``.
         work: names the work in reports, as in "mirroring billing:archive".
         tell: receives the reports, each a line of text.
-        stop: returns True to end the loop. The attribute also tells that the loop turns, so a long
-            step polls it.
+        stop: returns True to end the loop.
         backoff: delays between retries; jitter shortens each by up to a half.
         errors: what is retried.
         fatal: what ends the loop instead, because a retry would fail again.
     """
 
-    part: str = ""
-    work: str
-    tell: Callable[[str], object]
-    stop: Callable[[], bool]
-    backoff: Backoff = BACKOFF
-    errors: tuple[type[Exception], ...] = (Error, AmqpEventsError)
-    fatal: tuple[type[Exception], ...] = (ConfigurationError,)
-    failures: int = 0
-    _reported: str = ""
-    _told: str = ""
-    _part: liveness.Part = field(init=False)
+    def __init__(
+        self,
+        *,
+        part: str = "",
+        work: str,
+        tell: Callable[[str], object],
+        stop: Callable[[], bool],
+        backoff: Backoff = BACKOFF,
+        errors: tuple[type[Exception], ...] = (Error, AmqpEventsError),
+        fatal: tuple[type[Exception], ...] = (ConfigurationError,),
+    ) -> None:
+        self.work = work
+        self.tell = tell
+        self.backoff = backoff
+        self.errors = errors
+        self.fatal = fatal
+        self.failures = 0
+        self._stop = stop
+        self._reported = self._told = ""
+        self._part = liveness.Part(name=part or work, problem=lambda: self._told)
 
-    def __post_init__(self) -> None:
-        self._part = liveness.Part(name=self.part or self.work, problem=lambda: self._told)
-        stop = self.stop
-
-        def turn_and_stop() -> bool:
-            self._part.turn()
-            return stop()
-
-        self.stop = turn_and_stop
+    def stop(self) -> bool:
+        """Return True if the loop is to end, and record that it turns; a long step polls it."""
+        self._part.turn()
+        return self._stop()
 
     def run(self, step: Callable[[], float | None]) -> None:
-        """Call *step* until it returns ``None`` or :attr:`stop` returns True.
+        """Call *step* until it returns ``None`` or :meth:`stop` returns True.
 
         Args:
             step: does a part of the work and returns the seconds until the next part.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib import admin
 from django.urls import path
 from django.views.generic import RedirectView
 
-from django_amqp_events.conf import get_settings
 from django_amqp_events.monitor.health import health_view
 
-admin.site.site_header = admin.site.site_title = f"Example: {get_settings().service}"
+admin.site.site_header = admin.site.site_title = f"Example: {settings.AMQP_EVENTS['SERVICE']}"
 admin.site.site_url = None
 
 urlpatterns = [

@@ -57,6 +57,9 @@ class DatabaseServer(ABC):
         self.port = free_ports(1)[0]
         self.durable = durable
         self._process: Process | None = None
+        #: The template and the columns of borrowed databases; databases to lend, by template.
+        self._lent: dict[str, tuple[str, list[tuple[Any, ...]]]] = {}
+        self._spare: dict[str, list[str]] = {}
 
     @classmethod
     def start(cls, *, durable: bool = False) -> Self:
@@ -115,13 +118,34 @@ class DatabaseServer(ABC):
 
     def borrow(self, template: str = "") -> str:
         """Return the name of a database of the caller's own: empty, or a copy of another one."""
+        # Creating the tables takes much longer than emptying them.
+        if spare := self._spare.get(template):
+            return spare.pop()
         name = f"test_{secrets.token_hex(6)}"
         self.create(name, template)
+        self._lent[name] = template, self._columns(name)
         return name
 
     def give_back(self, name: str) -> None:
-        """End the use of a borrowed database."""
-        self.drop(name)
+        """End the use of a borrowed database; it is lent again if its tables are the same."""
+        template, columns = self._lent[name]
+        if not template or columns != self._columns(name):
+            self.drop(name)
+            return
+        self._restore(name, template, sorted({table for table, *_ in columns}))
+        self._spare.setdefault(template, []).append(name)
+
+    def _columns(self, name: str) -> list[tuple[Any, ...]]:
+        return self.execute(
+            "SELECT table_name, column_name, data_type, character_maximum_length "
+            f"FROM information_schema.columns WHERE table_schema IN ('public', '{name}') "
+            "ORDER BY table_name, ordinal_position",
+            database=name,
+        )
+
+    @abstractmethod
+    def _restore(self, name: str, template: str, tables: Sequence[str]) -> None:
+        """End the connections to a copy of a template, and make its rows the same again."""
 
     @abstractmethod
     def refusing(self, name: str) -> AbstractContextManager[None]:
@@ -207,7 +231,9 @@ def main(server_class: type[DatabaseServer], usage: str | None) -> int:
     server = server_class.start()
     try:
         env = os.environ | {"AMQP_EVENTS_TEST_DATABASE": json.dumps(server.settings())}
-        return subprocess.run(sys.argv[1:], env=env, check=False).returncode
+        # The command ends with this process, as the server does.
+        command = ["setpriv", "--pdeathsig=TERM", "--", *sys.argv[1:]]
+        return subprocess.run(command, env=env, check=False).returncode
     finally:
         server.end()
 
@@ -217,3 +243,10 @@ def setpriv(*options: str) -> list[str]:
     if os.geteuid() == 0:
         options = (f"--reuid={UNPRIVILEGED}", "--clear-groups", *options)
     return ["setpriv", *options, "--"] if options else []
+
+
+def filled(cursor: Any, tables: Sequence[str]) -> list[str]:
+    """Return the tables that have rows."""
+    each = [f"SELECT '{table}' WHERE EXISTS (SELECT 1 FROM {table})" for table in tables]
+    cursor.execute(" UNION ALL ".join(each))
+    return [table for (table,) in cursor.fetchall()]

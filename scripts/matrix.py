@@ -13,7 +13,7 @@ Runs `make test`; with `all` `make test-all`, with `faults` `make faults`. The s
 
 Python 3.11 gets Django 5.2 from the lock file, because later Djangos need 3.12. debootstrap creates
 each Debian below .run/matrix/ with nothing but Python, make and git, from apt's mirror; `make` runs
-there by chroot, in its own namespaces, and must install the rest.
+there, in its own namespaces, and must install the rest.
 """
 
 from __future__ import annotations
@@ -89,7 +89,14 @@ def in_chroot(name: str, make: str) -> list[str]:
         (root / "etc" / file).unlink(missing_ok=True)
         shutil.copy(Path("/etc", file), root / "etc" / file)
     environment, paths = from_this_machine()
-    steps = [f"cd {shlex.quote(str(root))}", "mount -t proc proc proc", "mount --rbind /dev dev"]
+    place = shlex.quote(str(root))
+    steps = [
+        f"mount --bind {place} {place}",
+        f"cd {place}",
+        "mkdir -p old",
+        "mount -t proc proc proc",
+        "mount --rbind /dev dev",
+    ]
     # The fault table is written here.
     mounts = {path: root / str(path).lstrip("/") for path in paths} | {
         ROOT / "docs": root / "src" / "docs"
@@ -99,8 +106,10 @@ def in_chroot(name: str, make: str) -> list[str]:
         inside.mkdir(exist_ok=True) if path.is_dir() else inside.touch()
         steps.append(shlex.join(["mount", "--bind", str(path), str(inside)]))
     variables = [f"{key}={value}" for key, value in environment.items()]
-    command = ["chroot", ".", "/usr/bin/env", "-i", *variables, "sh", "-c", f"cd /src && {make}"]
-    steps.append(f"exec {shlex.join(command)}")
+    inside_it = f"umount -l /old && cd /src && {make}"
+    command = ["chroot", ".", "/usr/bin/env", "-i", *variables, "sh", "-c", inside_it]
+    # Below a mere chroot, Linux refuses namespaces for users, which some tests need.
+    steps += ["pivot_root . old", f"exec {shlex.join(command)}"]
     # All processes and mounts of the namespaces are gone when the command ends.
     unshare = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     return [*unshare, "sh", "-e", "-c", "\n".join(steps)]

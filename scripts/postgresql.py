@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from database_server import DatabaseServer, main
+from database_server import DatabaseServer, filled, main
 from machine import exit_with
 
 
@@ -51,6 +51,13 @@ class Postgres(DatabaseServer):
 
     def drop(self, name: str) -> None:
         self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _restore(self, name: str, template: str, tables: Sequence[str]) -> None:
+        self.execute(_end_connections(name))
+        with self.connect(name) as connection, connection.cursor() as cursor:
+            # The only one that has rows in a template.
+            if found := [each for each in filled(cursor, tables) if each != "django_migrations"]:
+                cursor.execute(f"TRUNCATE {', '.join(found)} RESTART IDENTITY CASCADE")
 
     @contextlib.contextmanager
     def refusing(self, name: str) -> Iterator[None]:

@@ -48,8 +48,9 @@ def main() -> int:
     command = [sys.executable, "-m", "pytest", *PARALLEL, *arguments]
     env = os.environ | {
         "AMQP_EVENTS_SUITE_ON_WHEEL": "1",
-        # Twice as many processes as cores: most tests wait for another process.
-        "PYTEST_XDIST_AUTO_NUM_WORKERS": str(2 * (os.cpu_count() or 1)),
+        # More processes than cores: most of the time, a test waits for another process. Each takes
+        # up to 1 GB.
+        "PYTEST_XDIST_AUTO_NUM_WORKERS": str(3 * (os.cpu_count() or 1)),
         "PYTHONDONTWRITEBYTECODE": "1",  # the copy is made anew each time
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath),
     }

@@ -1,12 +1,18 @@
-"""Management commands as a process would run them: exit code, stdout and stderr."""
+"""Management commands as a process would run them, and processes of the example project."""
 
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from contextlib import redirect_stderr
+from pathlib import Path
 from typing import Any
 
 from django.core.management import CommandError, call_command
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_command(name: str, *arguments: str, **options: Any) -> tuple[int, str, str]:
@@ -23,3 +29,22 @@ def run_command(name: str, *arguments: str, **options: Any) -> tuple[int, str, s
         except SystemExit as exc:
             code = exc.code if isinstance(exc.code, int) else 1
     return code, out.getvalue(), err.getvalue()
+
+
+def run_example(*arguments: str, settings: str = "shop", text: str = "", **env: str) -> str:
+    """Run Python in the example project; return what it prints."""
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("AMQP_", "DJANGO_", "EXAMPLE_"))
+    }
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=kept | {"DJANGO_SETTINGS_MODULE": f"example_project.{settings}"} | env,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

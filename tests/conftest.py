@@ -13,7 +13,7 @@ PostgreSQL behind ``pgbouncer``, with
 sends the models there, and what went past the router fails the test.
 `empty_database`: one of each kind for other processes. `servers`: the session's database servers by
 kind. `private_server`: one of each kind to kill.
-Tests in :data:`TIMES` that use a database run once more with ``USE_TZ = False``.
+Tests in :data:`TIMES` that use a database run once more with ``USE_TZ = False``, on one of them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ import sqlite3
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
+from zlib import crc32
 
 import pytest
 from django.apps import apps
@@ -53,6 +54,8 @@ from mariadb import MariaDB
 from pgbouncer import PgBouncer
 from postgresql import Postgres
 from tests.tiers import later
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,9 +285,9 @@ class _vhost:  # noqa: N801 (a context manager, used like a function)
         self.broker.delete_vhost(self.name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def make_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Node]]:
-    """Start further nodes with the arguments of `Node.start`; stop all afterwards."""
+    """Start further nodes with the arguments of `Node.start`; stop all after the test."""
     nodes: list[Node] = []
 
     def start(**options: object) -> Node:
@@ -319,7 +322,7 @@ def private_node(_module_node: Node) -> Node:
 
 # -- the ways in which tests of databases run ------------------------------------------------------
 
-#: Folders and modules whose tests of a database run once more without time zones.
+#: Folders and modules whose tests of a database run once more without time zones, on any one kind.
 TIMES = (
     "integration/archive/",
     "integration/management/test_events_prune",
@@ -336,6 +339,14 @@ TIMES = (
     "unit/archive/test_replay",
     "unit/monitor/",
 )
+#: Those that store times or compare them with the database's own: without time zones on each kind.
+CLOCKS = (
+    "integration/archive/test_mirror.py",
+    "integration/archive/test_replay",
+    "integration/management/test_events_prune",
+    "integration/publish/test_outbox",
+    "unit/monitor/test_event_locations",
+)
 #: Those whose tests of PostgreSQL run once more behind PgBouncer.
 POOLED = (
     "integration/archive/test_batches",
@@ -345,6 +356,11 @@ POOLED = (
     "integration/publish/test_outbox",
     "integration/worker/test_once",
 )
+
+
+def choice(name: str, among: Sequence[T]) -> T:
+    """Return the same one for a name in each process and each run."""
+    return among[crc32(name.encode()) % len(among)]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -358,7 +374,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         arguments = ["_use_tz", "archive_database"]
         ways = {kind: (True, kind) for kind in KINDS}
         if where.startswith(TIMES):
-            ways |= {f"no-tz-{kind}": (False, kind) for kind in KINDS}
+            kinds = KINDS if where.startswith(CLOCKS) else (choice(where, KINDS),)
+            ways |= {f"no-tz-{kind}": (False, kind) for kind in kinds}
         if where.startswith(POOLED):
             ways["pgbouncer"] = (True, "pgbouncer")
     elif where.startswith(TIMES) and (
@@ -394,7 +411,8 @@ ROW_LOCKS = pytest.mark.parametrize("archive_database", [*SERVERS], indirect=Tru
 
 _WAITING = {
     "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-    "mariadb": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    "mariadb": "SELECT variable_value FROM information_schema.global_status "
+    "WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'",
 }
 
 
@@ -515,11 +533,14 @@ def sqlite_settings(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def new_database(server: DatabaseServer, template: str = "") -> Iterator[dict[str, Any]]:
+def new_database(
+    server: DatabaseServer, template: str = "", *, pooled: bool = False
+) -> Iterator[dict[str, Any]]:
     """Create a database for a block; yield its entry of DATABASES."""
     name = server.borrow(template)
     yield server.settings(name)
-    server.give_back(name)
+    # PgBouncer may not have noticed yet that its connections have ended.
+    (server.drop if pooled else server.give_back)(name)
 
 
 @pytest.fixture(params=["sqlite", *SERVERS])
@@ -577,7 +598,7 @@ def archive_database(
             yield stack.enter_context(archive_in(kind, sqlite_settings(path), path=path))
         else:
             server = servers[kind]
-            settings = stack.enter_context(new_database(server, template))
+            settings = stack.enter_context(new_database(server, template, pooled=pooled))
             if pooled:
                 pool: PgBouncer = request.getfixturevalue("pgbouncer")
                 settings = {**settings, "PORT": str(pool.port), "DISABLE_SERVER_SIDE_CURSORS": True}

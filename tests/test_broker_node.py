@@ -175,7 +175,7 @@ def test_management_sees_a_quorum_queue_soon(private_node: Node) -> None:
         return private_node.http("GET", "/api/queues/fresh/q").get("messages")
 
     assert wait_until(lambda: depth() == 1, 10)
-    assert time.monotonic() - began < 3  # RabbitMQ's own ticks are five seconds
+    assert time.monotonic() - began < 4.5  # RabbitMQ's own ticks are five seconds
     private_node.delete_vhost("fresh")
 
 

@@ -33,15 +33,15 @@ _LATER: Final = {
     r"acceptance/publish/test_message_format\.py": "the contract covers the formats",
     r"acceptance/monitor/test_metrics\.py::test_prometheus": "it installs Prometheus",
     r"test_(broker_node|pgbouncer)\.py": "tests of scripts/, not of the package",
-    r"(?!integration/publish).*\[([^\]]*-)?pgbouncer\b": "the outbox covers it",
+    r"(?!integration/publish).*\[(.*-)?pgbouncer\b": "the outbox covers it",
     r"acceptance/test_two_brokers\.py.*celery": "events_worker covers it",
-    r"acceptance/(?!worker/test_core).*\[([^\]]*-)?(threads|solo)\b": "prefork covers it",
+    r"acceptance/(?!worker/test_core).*\[(.*-)?(threads|solo)\b": "prefork covers it",
     r"acceptance/worker/test_poison\.py::Test(Threads|Solo)": "prefork covers it",
-    r"acceptance/.*\[([^\]]*-)?(postgresql|mariadb)\b": "SQLite covers it",
+    r"acceptance/.*\[(.*-)?(postgresql|mariadb)\b": "SQLite covers it",
     r"integration/(?!archive/test_races|monitor/test_statistics).*"
-    r"\[([^\]]*-)?(postgresql|mariadb)\b": "SQLite covers it",
-    r"unit/(archive|monitor)/.*\[([^\]]*-)?(postgresql|mariadb)\b": "SQLite covers it",
-    r"(?!integration/archive/test_mirror\.py).*\[([^\]]*-)?no-tz\b": "the mirror covers it",
+    r"\[(.*-)?(postgresql|mariadb)\b": "SQLite covers it",
+    r"unit/(archive|monitor)/.*\[(.*-)?(postgresql|mariadb)\b": "SQLite covers it",
+    r"(?!integration/archive/test_mirror\.py).*\[(.*-)?no-tz\b": "the mirror covers it",
     r"integration/archive/test_races.*\[sqlite": "PostgreSQL, with its row locks, covers it",
     r"acceptance/worker/test_chunks\.py.*(warm_shut|ends_the_process|holds_nobody_up|cold_shut)": (
         "the fault rows kill workers with chunks"

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class NotInTime(AssertionError):
@@ -17,6 +20,20 @@ class NotInTime(AssertionError):
     more, and named (`only_rerun` in pyproject.toml, `TOO_MANY` in conftest.py); a count that is
     wrong never is.
     """
+
+
+def until(condition: Callable[[], T], what: str, deadline: float = 30.0) -> T:
+    """Return the first truthy answer; fail after *deadline* seconds."""
+    end = time.monotonic() + deadline
+    while True:
+        asked = time.monotonic()
+        if answer := condition():
+            return answer
+        answered = time.monotonic()
+        if answered > end:
+            raise NotInTime(f"not within {deadline:g} s: {what}: {answer!r}")
+        # What takes the broker or a database long is asked less often.
+        time.sleep(min(max(0.02, 2 * (answered - asked)), 0.5))
 
 
 @contextmanager
@@ -29,13 +46,9 @@ def stopped(pid: int) -> Iterator[None]:
     Raises:
         NotInTime: it still runs after ten seconds.
     """
-    deadline = time.monotonic() + 10
     os.kill(pid, signal.SIGSTOP)
     try:
-        while not _all_stopped(pid):
-            if time.monotonic() > deadline:
-                raise NotInTime(f"process {pid} does not stop")
-            time.sleep(0.005)
+        until(lambda: _all_stopped(pid), f"process {pid} stops", 10)
         yield
     finally:
         with suppress(ProcessLookupError):

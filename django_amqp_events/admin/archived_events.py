@@ -12,7 +12,7 @@ from uuid import UUID
 from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import F, Prefetch, Q, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, StreamingHttpResponse
@@ -26,7 +26,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 from ..archive import eligibility, export, redaction, selection, states
 from ..archive.groups import failure_groups
 from ..archive.replay import Report
-from ..archive.search_values import KEPT
+from ..archive.search_values import KEPT, declared_paths
 from ..archive.selection import SearchTerm, parse_uuid
 from ..archive.states import Seen
 from ..databases import sliced
@@ -70,13 +70,15 @@ FAILURES = 20
 REPLAYS = 100
 #: Search values of an event that the list shows.
 VALUES = 4
+#: Paths of search values that the list names at most.
+PATHS = 8
 #: Related events of each kind, the newest.
 RELATED = 20
 _ATTEMPTS = ngettext_lazy("%(count)s attempt", "%(count)s attempts", "count")
 _REPLAYS = ngettext_lazy("%(count)s replay", "%(count)s replays", "count")
 _TOO_MANY = gettext_lazy(
-    "More than %(most)s values match, and the list has only the events of the first %(most)s. Type "
-    "more of the value."
+    "More than %(most)s values match. Only events of the first %(most)s are listed; refine the "
+    "search."
 )
 _UNLISTED = ngettext_lazy(
     "%(count)s of the %(total)s selected events changed and left this list.",
@@ -142,8 +144,7 @@ class ArchivedEventAdmin(EditingPages):
     sortable_by = ("age",)
     search_fields = ("event_id", "correlation_id")
     search_help_text = gettext_lazy(
-        "Start of an event id or correlation id, the id of a row or replay, or a search value: "
-        "17, order_id=17, customer.name=Ann*"
+        "Start of an event id or correlation id, or the id of a row or replay."
     )
     actions = (
         in_list(ACTIONS["replay"]),
@@ -180,10 +181,21 @@ class ArchivedEventAdmin(EditingPages):
     def get_queryset(self, request: HttpRequest) -> QuerySet[ArchivedEvent]:
         """Return the rows of the database that is written, without what is large."""
         found = super().get_queryset(request).using(states.database())
-        return found.defer("body", "headers_raw", "detail")
+        return found.defer(*ArchivedEvent.LARGE)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return ArchiveList
+
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        """Return the list, which names the paths whose values can be searched."""
+        found = super().get_changelist_instance(request)
+        if (paths := _known_paths()) and self.has_payload_permission(request):
+            more = _("Or a value of %(paths)s (17, %(path)s=17, %(path)s=17*).") % {
+                "paths": ", ".join(paths[:PATHS]) + (", …" if len(paths) > PATHS else ""),
+                "path": paths[0],
+            }
+            found.search_help_text = f"{self.search_help_text} {more}"
+        return found
 
     def matches(self, term: str, alias: str) -> Q:
         """Match ids of events, correlations, rows and replays."""
@@ -243,7 +255,9 @@ class ArchivedEventAdmin(EditingPages):
             messages.error(request, _("The URL contains an unknown filter."))
             return HttpResponseRedirect(self._url("changelist"))
         raw = self.has_raw_permission(request)
-        logger.info("%s exports archived events: %s", request.user, request.GET.urlencode())
+        filters = request.GET.copy()
+        filters.pop(SEARCH_VAR, None)  # it may be a value of the payload
+        logger.info("%s exports archived events: %s", request.user, filters.urlencode())
         return StreamingHttpResponse(
             export.export(found, raw=raw),
             content_type="application/x-ndjson",
@@ -255,8 +269,11 @@ class ArchivedEventAdmin(EditingPages):
 
     @admin.display(description=gettext_lazy("event"))
     def what(self, event: ArchivedEvent) -> str:
-        found = [str(each) for each in getattr(event, "searched", ())]
-        values = ((breakable(each, 60),) for each in found[:VALUES])
+        places = {path: place for place, path in enumerate(_known_paths())}
+        found: list[SearchValue] = sorted(
+            getattr(event, "searched", ()), key=lambda each: places.get(each.path, len(places))
+        )
+        values = ((breakable(str(each), 60),) for each in found[:VALUES])
         return format_html(
             '<span class="ae-what">{}</span> {}{}',
             breakable(event.name),
@@ -396,7 +413,7 @@ class ArchivedEventAdmin(EditingPages):
     def find(self, request: HttpRequest, object_id: str) -> Any:
         event = super().find(request, object_id)
         if hasattr(event, "head") and event.body_size <= formatting.SHOWN:
-            event.body = _head(event)
+            event.body = bytes(event.head)
         return event
 
     def detail_view(self, request: HttpRequest, row: ArchivedEvent) -> TemplateResponse:
@@ -483,9 +500,7 @@ class ArchivedEventAdmin(EditingPages):
             if value and (events := list(found[:RELATED]))
         ]
 
-    def _content(
-        self, request: HttpRequest, event: ArchivedEvent, *, readable: bool
-    ) -> dict[str, Any]:
+    def _content(self, request: HttpRequest, event: Any, *, readable: bool) -> dict[str, Any]:
         """Return payload and headers for users who may see them; redacted if there is a hook."""
         if not readable:
             return {"readable": False}
@@ -520,7 +535,7 @@ class ArchivedEventAdmin(EditingPages):
             "problem": problem,
             "redacted": redaction.has_hook(),
             "raw": raw,
-            "body": formatting.body(_head(event), event.body_size) if raw else None,
+            "body": formatting.body(bytes(event.head), event.body_size) if raw else None,
             "headers": headers,
             "headers_note": headers_note,
             "types": [line(t) for t in (event.content_type, event.content_encoding) if t],
@@ -580,10 +595,13 @@ def _group_of(back: str) -> UUID | None:
     return parse_uuid(number) if kind == "group" else None
 
 
-def _head(event: ArchivedEvent) -> bytes:
-    # SQLite's SUBSTR makes NULL of an empty body.
-    return bytes(getattr(event, "head", None) or b"")
-
-
 def _texts(value: object) -> Sequence[object]:
     return value[:20] if isinstance(value, list) else ()
+
+
+def _known_paths() -> list[str]:
+    """Return the paths of search values; none if the settings are wrong."""
+    try:
+        return declared_paths()
+    except AmqpEventsError:
+        return []

@@ -15,8 +15,8 @@ from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db import connections, transaction
-from django.db.models import BinaryField, Func, Model, Q, QuerySet
-from django.db.models.functions import Substr
+from django.db.models import BinaryField, Func, Model, Q, QuerySet, Value
+from django.db.models.functions import Coalesce, Substr
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -262,7 +262,9 @@ def _without_messages(request: HttpRequest) -> dict[str, Any]:
 
 def head_of(column: str, size: int = SHOWN) -> Func:
     """Return the first bytes of a column, so that a page never reads more than it shows."""
-    return Substr(column, 1, size, output_field=BinaryField())
+    head = Substr(column, 1, size, output_field=BinaryField())
+    # SQLite's SUBSTR makes NULL of an empty body.
+    return Coalesce(head, Value(b""), output_field=BinaryField())
 
 
 def alias_of(row: Model) -> str:

@@ -331,7 +331,7 @@ class DashboardAdmin(Pages):
         if not all(self.pages_of(request, each) for each in (ArchivedEvent, ReplayBatch)):
             return []
         states = (ReplayBatch.State.RUNNING, ReplayBatch.State.PAUSED)
-        found = batch_states.rows().filter(state__in=states).defer("plan", "criteria")
+        found = batch_states.rows().filter(state__in=states).defer(*ReplayBatch.LARGE)
         return [
             (
                 each,

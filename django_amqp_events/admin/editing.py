@@ -104,8 +104,7 @@ class EditingPages(ActionPages):
         revisions = list(found.order_by("-number")[:REVISIONS])
         readable = self.has_payload_permission(request)
         for each in revisions:
-            # SQLite's SUBSTR makes NULL of an empty body.
-            each.body = bytes(getattr(each, "head", None) or b"")
+            each.body = bytes(each.head)
         by_number = {each.number: each for each in revisions}
         return [
             (

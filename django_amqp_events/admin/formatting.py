@@ -38,7 +38,7 @@ _MORE: Final = ngettext_lazy("%(count)s more not shown", "%(count)s more not sho
 _FILE: Final = re.compile(r'^[\s|+]*File "([^"\n]*)"')
 _INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
 
-#: The same of one that was marked as resolved.
+#: What a discard that marked an event as resolved means, and the next step.
 RESOLVED: Final = (
     gettext_lazy("Marked as resolved without an outcome. A copy that is still queued will run."),
     gettext_lazy("Restore it to return it to the archive."),

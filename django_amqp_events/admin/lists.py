@@ -25,7 +25,7 @@ VALUES: Final = 100
 #: The filter of the state counts up to here.
 COUNTED: Final = 1_000
 #: The message about a search value that ends in ``*``.
-TOO_LONG: Final = _("The start of a value has at most %(most)s characters.")
+TOO_LONG: Final = _("The text before * may have at most %(most)s characters.")
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]

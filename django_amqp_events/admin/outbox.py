@@ -24,7 +24,7 @@ from ..archive.eligibility import Skipped
 from ..archive.replay import Report
 from ..archive.selection import parse_uuid
 from ..archive.states import Seen
-from ..databases import Now
+from ..databases import Now, parts
 from ..message import decoding
 from ..message.headers import EVENT_CAUSATION_ID, EVENT_CORRELATION_ID
 from ..message.types import Received
@@ -52,10 +52,6 @@ from .databases import DatabaseFilter
 from .filters import catalogue_entry, settings_and_registry
 from .formatting import Step
 from .lists import CAP, VALUES, ServiceFilter, StateFilter, ValueFilter, distinct
-
-#: Rows that an action changes in one transaction at most.
-_BATCH: Final = 500
-
 
 # -- the actions -----------------------------------------------------------------------------
 
@@ -110,9 +106,8 @@ def _run(decision: Decision) -> Report:
     for alias in sorted(set(map(alias_of, wanted))):
         # In one order, so that two actions on the same rows do not wait for each other.
         ids = sorted(row.pk for row in wanted if alias_of(row) == alias)
-        for start in range(0, len(ids), _BATCH):
+        for part in parts(ids):
             with transaction.atomic(using=alias):
-                part = ids[start : start + _BATCH]
                 done = [pk for pk in part if acts[action.name]([pk], alias=alias)]
             report.published += done
             decision.log(done)
@@ -125,7 +120,7 @@ def _missed(decision: Decision, done: set[UUID]) -> list[Skipped]:
     missed = [pk for pk in decision.seen if pk not in done]
     now: dict[UUID, Any] = {}
     for alias in {alias_of(decision.rows[pk]) for pk in missed}:
-        found = outbox.rows(alias).filter(pk__in=missed).defer("body", "envelope")
+        found = outbox.rows(alias).filter(pk__in=missed).defer(*OutboxEvent.LARGE)
         now |= {row.pk: row for row in found.annotate(at=Now())}
     return [
         Skipped.of(now[pk], _obstacle(decision.action, now[pk]) or Reason("outbox-changed"))
@@ -288,7 +283,7 @@ class OutboxEventAdmin(ActionPages):
         """Return the rows of the selected database, without what is large."""
         rows = super().get_queryset(request).using(databases.chosen(request, OutboxEvent))
         found: QuerySet[Any] = rows.annotate(at=Now())
-        return found.defer("body", "envelope")
+        return found.defer(*OutboxEvent.LARGE)
 
     def rows_of(self, request: HttpRequest, ids: Iterable[UUID]) -> dict[UUID, OutboxEvent]:
         """Return rows by their ids, whichever database they are in."""
@@ -398,8 +393,7 @@ class OutboxEventAdmin(ActionPages):
         }
         if not readable:
             return {**ids, "readable": False}
-        # SQLite's SUBSTR makes NULL of an empty body.
-        head = bytes(body or b"")
+        head = bytes(body)
         payload, cut, problem = _payload(event, head, headers, properties)
         return {
             **ids,

@@ -152,7 +152,7 @@ class ReplayBatchAdmin(Pages):
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ReplayBatch]:
         """Return the batches without what is large, read where they are written."""
-        return super().get_queryset(request).using(states.database()).defer("plan", "criteria")
+        return super().get_queryset(request).using(states.database()).defer(*ReplayBatch.LARGE)
 
     @admin.display(description=gettext_lazy("events"))
     def what(self, batch: ReplayBatch) -> str:
@@ -279,7 +279,7 @@ class ReplayBatchAdmin(Pages):
         more, rows = len(rows) > EVENTS, rows[:EVENTS]
         ids = [row.event_id for row in rows]
         linked = self.admin_site.is_registered(ArchivedEvent)
-        shown = states.rows().defer("body", "headers_raw", "detail")
+        shown = states.rows().defer(*ArchivedEvent.LARGE)
         if linked:
             shown = self.admin_site.get_model_admin(ArchivedEvent).get_queryset(request)
         visible = {each.pk: each for each in shown.filter(pk__in=ids).order_by()}
@@ -409,7 +409,10 @@ def _worded(name: str, value: str) -> str:
             return f"last failure {TimeFilter.TITLES[value]}"
     if name == GroupFilter.parameter_name and (group := GroupFilter.found(value)) is not None:
         return f"group {group}"
-    return f"search {value}" if name == SEARCH_VAR else f"{name} {value}"
+    if name == SEARCH_VAR:
+        # It may be a search value, which not everyone who sees batches may see.
+        return "a search"
+    return f"{name} {value}"
 
 
 def freeze(

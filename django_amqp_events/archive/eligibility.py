@@ -16,6 +16,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import pgettext_lazy
 
 from ..conf import get_settings
+from ..databases import parts, pieces
 from ..declare.registry import Handler, get_registry
 from ..models import ArchiveAction, ArchivedEvent, State, visible
 from ..reasons import Reason
@@ -170,7 +171,7 @@ def skipped_since(wanted: Seen, done: Iterable[UUID]) -> list[Skipped]:
 
 
 def _light(ids: Iterable[UUID]) -> QuerySet[ArchivedEvent]:
-    return states.rows().filter(pk__in=list(ids)).defer("body", "headers_raw", "detail")
+    return states.rows().filter(pk__in=list(ids)).defer(*ArchivedEvent.LARGE)
 
 
 def _changed(events: list[ArchivedEvent], seen: Seen) -> list[Skipped]:
@@ -224,11 +225,9 @@ def last_actions(ids: Collection[UUID]) -> dict[UUID, ArchiveAction]:
 
 def chunks(seen: Seen, size: int) -> Iterator[Seen]:
     """Cut *seen* into chunks of at most *size* events and :data:`CHUNK_BYTES`, in its order."""
-    ids = list(seen)
-    for start in range(0, len(ids), 1000):
-        part = ids[start : start + 1000]
+    for part in parts(list(seen), 1000):
         found = states.rows().filter(pk__in=part).order_by()
         sizes = dict(found.values_list("pk", "body_size"))
         sized = ((pk, sizes.get(pk, 0)) for pk in part)
-        for piece in states.pieces(sized, count=size, size=CHUNK_BYTES):
+        for piece in pieces(sized, count=size, size=CHUNK_BYTES):
             yield {pk: seen[pk] for pk in piece}

@@ -20,7 +20,7 @@ from django.core.exceptions import ValidationError
 from django.db import Error, models, transaction
 from django.db.models import QuerySet
 
-from ..databases import check_commits, error_line, is_refusal
+from ..databases import check_commits, error_line, is_refusal, pieces
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, Revision, State
 from ..reasons import Reason
 from . import redaction, search_values, states
@@ -97,7 +97,7 @@ def export(rows: QuerySet[ArchivedEvent], *, raw: bool) -> Iterator[str]:
         found = list(after.values_list("pk", "body_size")[:CHUNK])
         if not found:
             return
-        for ids in states.pieces(found, count=CHUNK, size=CHUNK_BYTES):
+        for ids in pieces(found, count=CHUNK, size=CHUNK_BYTES):
             for document in _documents(rows.db, ids, hidden=hidden):
                 yield json.dumps(document) + "\n"
         last = found[-1][0]

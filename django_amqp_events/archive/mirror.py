@@ -21,7 +21,7 @@ from django.db import Error, connections, transaction
 from ..broker.batch_reader import Batch, BatchReader
 from ..broker.topology import Names
 from ..conf import Settings
-from ..databases import error_line
+from ..databases import error_line, exceeds_packet
 from ..exceptions import AmqpEventsError
 from ..message.types import Received
 from ..models import ArchivedEvent
@@ -73,7 +73,6 @@ class Mirror:
         self._loop = ServiceLoop(
             part="mirror", work=f"mirroring {archive}", tell=self.tell, stop=self.stop
         )
-        self.stop = self._loop.stop
 
     def run(self, *, until_empty: bool = False) -> Counts:
         """Mirror until stopped, or until the queue is empty; return the counts."""
@@ -95,8 +94,8 @@ class Mirror:
         )
         began = time.monotonic()
         try:
-            while not self.stop():
-                batch = reader.batch(wait=0.5 if until_empty else 1.0, stop=self.stop)
+            while not self._loop.stop():
+                batch = reader.batch(wait=0.5 if until_empty else 1.0, stop=self._loop.stop)
                 if batch is not None:
                     self._mirror(reader, batch)
                 elif until_empty and not reader.ready():
@@ -148,9 +147,10 @@ class Mirror:
                     yield from self._store(messages, half, counts, again=True)
                 return
             self.aside += 1
+            remedy = "; raise the server's max_allowed_packet" if exceeds_packet(exc) else ""
             self.tell(
                 f"a message cannot be stored and stays in the archive queue "
-                f"({error_line(exc)}); the mirror tries again in {ASIDE:g} s"
+                f"({error_line(exc)}{remedy}); the mirror tries again in {ASIDE:g} s"
             )
         else:
             yield from places
@@ -178,8 +178,8 @@ class Mirror:
         if not now and time.monotonic() < self._folded + FOLD:
             return
         self._folded = time.monotonic()
-        failure_groups.fold_all_counts(self.stop)
-        while idle and not self.stop() and failure_groups.group_ungrouped():
+        failure_groups.fold_all_counts(self._loop.stop)
+        while idle and not self._loop.stop() and failure_groups.group_ungrouped():
             if time.monotonic() > self._folded + FOLD:
                 # There may be a million of them; new messages go first.
                 return

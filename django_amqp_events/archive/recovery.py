@@ -37,7 +37,7 @@ from ..exceptions import (
 from ..logs import message_fields
 from ..message import archive_message, decoding
 from ..message.headers import EVENT_ARCHIVE, EVENT_OUTCOME, without_publisher_headers
-from ..message.text import parse_moment
+from ..message.text import counted, parse_moment
 from ..message.types import Message, Progress, Received
 from ..reasons import Reason
 
@@ -107,7 +107,7 @@ def inspect_queue(app: Celery, settings: Settings, queue: str, *, force: bool = 
         raise TopologyError(f"there is no queue {queue!r}; {remedy}")
     if depth.consumers and not force:
         raise TopologyError(
-            f"queue {queue!r} has {depth.consumers} consumer{'s' * (depth.consumers != 1)}, which "
+            f"queue {queue!r} has {counted(depth.consumers, 'consumer')}, which "
             f"would get some of its messages; stop them, or use --force to recover the others"
         )
     return depth

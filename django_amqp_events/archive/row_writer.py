@@ -22,7 +22,7 @@ from django.db.models import Model, QuerySet
 
 from ..backoff import Backoff
 from ..conf import Settings
-from ..databases import check_commits, is_refusal
+from ..databases import check_commits, is_refusal, pieces
 from ..logs import event_fields
 from ..message import archive_message
 from ..message.archive_message import Archived
@@ -321,7 +321,7 @@ def _store_events(
 def _parts(rows: Iterable[M], *columns: str) -> Iterator[list[M]]:
     """Cut rows into parts for one statement each, by the sizes of these columns."""
     sized = ((row, sum(len(getattr(row, name)) for name in columns)) for row in rows)
-    return states.pieces(sized, count=states.BATCH, size=STATEMENT)
+    return pieces(sized, count=states.BATCH, size=STATEMENT)
 
 
 #: Columns that a further failure changes.

@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import QuerySet
 
-from ..databases import check_commits
+from ..databases import check_commits, pieces
 from ..models import ArchivedEvent, SearchValue
 from . import search_values, states
 
@@ -46,7 +46,8 @@ def rebuild(
 ) -> Indexed:
     """Correct the search values of events, in the order of their ids, in short transactions.
 
-    Everything else may run meanwhile. Events that are added meanwhile have their values already.
+    Everything else may run meanwhile. A process with the same settings has stored the values of
+    the events that it adds.
 
     Args:
         rows: of this service, whose declarations name the values.
@@ -63,7 +64,7 @@ def rebuild(
         found = list(page.values_list("pk", "body_size")[:CHUNK])
         if not found:
             return result
-        for ids in states.pieces(found, count=CHUNK, size=CHUNK_BYTES):
+        for ids in pieces(found, count=CHUNK, size=CHUNK_BYTES):
             if stop():
                 result.stopped = True
                 return result

@@ -37,9 +37,10 @@ def paths_of(name: str) -> tuple[str, ...]:
     return event.search if event is not None else ()
 
 
-def declared_paths() -> set[str]:
-    """Return the paths of all events of this service."""
-    return {path for event in get_registry().events.values() for path in event.search}
+def declared_paths() -> list[str]:
+    """Return the paths of all events of this service, in the order of their declaration."""
+    events = get_registry().events.values()
+    return list(dict.fromkeys(path for event in events for path in event.search))
 
 
 def check_paths(searched: Iterable[str]) -> None:

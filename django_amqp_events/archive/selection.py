@@ -12,6 +12,7 @@ from django.db import connections
 from django.db.models import OrderBy, Q, QuerySet
 from django.db.models.functions import Coalesce, Length
 
+from ..databases import parts
 from ..models import ArchivedEvent, SearchValue, State, clean
 from ..options import is_path
 from . import states
@@ -21,8 +22,6 @@ from .search_values import KEPT, as_text, declared_paths
 SHORT: Final = 8
 #: Most search values whose events are read first.
 FEW: Final = 2_000
-#: Ids named in one statement; each is named twice, and SQLite limits the parameters.
-_CHUNK: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +109,8 @@ class Selection:
 
     def parts(self) -> Iterator[Selection]:
         """Yield selections that together match the same events, each with a bounded query."""
-        for start in range(0, max(1, len(self.ids)), _CHUNK):
-            yield replace(self, ids=self.ids[start : start + _CHUNK])
+        for ids in parts(self.ids) if self.ids else [()]:
+            yield replace(self, ids=ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

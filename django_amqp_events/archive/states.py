@@ -27,7 +27,7 @@ from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subque
 from django.utils.translation import gettext_noop
 
 from .. import databases
-from ..databases import is_conflict
+from ..databases import is_conflict, parts, pieces
 from ..exceptions import ConfigurationError
 from ..models import (
     LENGTH,
@@ -100,24 +100,6 @@ def rows() -> QuerySet[ArchivedEvent]:
 def clock() -> datetime:
     """Return the database's time, so that leases do not depend on the clocks of hosts."""
     return databases.clock(database())
-
-
-def pieces(found: Iterable[tuple[T, int]], *, count: int, size: int) -> Iterator[list[T]]:
-    """Cut rows or their ids into pieces of at most *count* and *size* bytes, or a larger one.
-
-    Args:
-        found: each with its bytes.
-    """
-    piece: list[T] = []
-    left = size
-    for each, bytes_of_it in found:
-        left -= bytes_of_it
-        if piece and (len(piece) == count or left < 0):
-            yield piece
-            piece, left = [], size - bytes_of_it
-        piece.append(each)
-    if piece:
-        yield piece
 
 
 def check_no_transaction() -> None:
@@ -544,11 +526,9 @@ def restore(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
 def _decide(
     seen: Seen, before: State, action: ArchiveAction.Action, *, by: str, reason: str, now: datetime
 ) -> list[UUID]:
-    items = sorted(seen.items())
     decided: list[UUID] = []
-    for start in range(0, len(items), BATCH):
-        part = dict(items[start : start + BATCH])
-        decided += _decide_part(part, before, action, by=by, reason=reason, now=now)
+    for part in parts(sorted(seen.items()), BATCH):
+        decided += _decide_part(dict(part), before, action, by=by, reason=reason, now=now)
     return decided
 
 

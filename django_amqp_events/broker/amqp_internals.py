@@ -27,6 +27,7 @@ REQUIRED: Final = (
     PrivateName(f"{_CONNECTION}.transport", _LIMIT),
     PrivateName(f"{_CONNECTION}.blocking_read", _LIMIT, ("self", "timeout")),
     PrivateName(f"{_TRANSPORT}.sock", _LIMIT),
+    PrivateName(f"{_TRANSPORT}.raise_on_initial_eintr", _LIMIT),
     PrivateName(f"{_TRANSPORT}.connected", "leave a connection to the parent process"),
     PrivateName(f"{_TRANSPORT}.write", _PUBLISH, ("self", "s")),
     PrivateName(f"{_CONNECTION}.frame_max", _PUBLISH),
@@ -39,6 +40,8 @@ REQUIRED: Final = (
     PrivateName(f"{_CHANNEL}.is_closing", "close a channel within a time limit"),
     PrivateName(f"{_CHANNEL}.connection", "close a channel within a time limit"),
     PrivateName(f"{_CHANNEL}.auto_decode", "keep a body byte for byte"),
+    PrivateName(f"{_CHANNEL}.callbacks", _HEADERS),
+    PrivateName(f"{_CONNECTION}.bytes_recv", _HEADERS),
     PrivateName(f"{_CONNECTION}.on_inbound_frame", _HEADERS),
     PrivateName("amqp.serialization:decode_properties_basic", _HEADERS, ("buf", "offset")),
 )

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-import amqp
 from amqp import exceptions as amqp_errors
 from amqp import spec
 from celery import Celery
@@ -20,7 +19,7 @@ from celery import Celery
 from ..exceptions import BrokerUnavailableError, TopologyError
 from ..message.types import Received
 from . import amqp_internals, connection
-from .delivery_headers import HeaderReader
+from .delivery_reader import DeliveryReader
 from .frame_reader import FrameReader
 
 #: Seconds between heartbeats; after two without one the connection counts as lost.
@@ -84,7 +83,7 @@ class BatchReader:
         try:
             self._amqp = self._connection.connection
             self._channel = self._amqp.channel()
-            self._frames = HeaderReader(self._channel)
+            self._deliveries = DeliveryReader(self._channel)
             if "reads" in fast_paths and amqp_internals.can_read_frames():
                 FrameReader(self._channel)
             self._channel.queue_declare(queue, passive=True)
@@ -197,9 +196,7 @@ class BatchReader:
     def _consume(self) -> None:
         # A prefetch count applies to consumers that are started afterwards.
         self._channel.basic_qos(0, 2 * self._window, False)
-        self._tag = self._channel.basic_consume(
-            self.queue, callback=self._take, on_cancel=self._on_cancel
-        )
+        self._tag = self._deliveries.consume(self.queue, self._take, on_cancel=self._on_cancel)
 
     def _adapt(self, count: int, size: int) -> None:
         """Adapt the batch size and prefetch count to the size of the last messages."""
@@ -210,9 +207,8 @@ class BatchReader:
             self._channel.basic_cancel(self._tag)
             self._consume()
 
-    def _take(self, message: amqp.Message) -> None:
-        received = self._frames.received(self.queue, message)
-        self._waiting.append((message.delivery_tag, received))
+    def _take(self, number: int, received: Received) -> None:
+        self._waiting.append((number, received))
         self._bytes += len(received.body)
 
     def _on_cancel(self, _tag: str) -> None:

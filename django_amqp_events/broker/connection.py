@@ -194,6 +194,17 @@ def connection(app: Celery, *, timeout: float, **transport_options: Any) -> Iter
         close_socket(conn)
 
 
+def limit_waits(conn: Connection, seconds: int) -> None:
+    """Let a wait for an answer of RabbitMQ end with TimeoutError after *seconds*.
+
+    Unlike the socket's own time-out, it does not slow down reads in an event loop, which poll. With
+    TLS, py-amqp itself limits each wait to the time-out for connecting.
+    """
+    transport = conn.connection.transport
+    transport.raise_on_initial_eintr = True  # otherwise py-amqp waits again
+    transport.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+
+
 def close_socket(conn: Connection) -> None:
     """Close the socket without the closing handshake, which could wait for a dead broker."""
     with suppress(Exception):

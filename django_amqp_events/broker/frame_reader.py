@@ -20,7 +20,7 @@ from amqp import Channel
 from amqp.exceptions import RecoverableConnectionError, UnexpectedFrame
 from amqp.transport import TCPTransport
 
-from .delivery_headers import DELIVER, METHOD
+from .delivery_reader import DELIVER, METHOD
 
 _END: Final = 0xCE
 #: Size of type, channel and size, which come before a frame's payload; one byte comes after it.

@@ -397,12 +397,7 @@ def _text(schema: Schema) -> str:
         return f"one of {_listed(schema['enum'])}"
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
-    more = {
-        key: each
-        for key, each in schema.items()
-        if key
-        not in _ANNOTATIONS | {"type", "properties", "required", "additionalProperties", "items"}
-    }
+    more = {key: each for key, each in schema.items() if key not in _ANNOTATIONS | _OUTLINE}
     return f"{schema.get('type', 'any value')}{f' {_json(more)}' if more else ''}"
 
 

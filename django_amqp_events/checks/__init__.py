@@ -59,7 +59,8 @@ def check_deployment(**_kwargs: Any) -> list[CheckMessage]:
 
 def check_databases(databases: Iterable[str] | None = None, **_kwargs: Any) -> list[CheckMessage]:
     """Check database servers; for ``manage.py migrate`` and ``check --database``."""
-    return _messages(database.check_servers(databases or ()))
+    parsed, _ = conf.load()
+    return _messages(database.check_servers(databases or (), parsed.max_body))
 
 
 def _project() -> Project | None:

@@ -17,6 +17,8 @@ from ..options import Problem
 from .handlers import listed
 from .project import Project
 
+#: Bytes of a statement that MariaDB accepts by default, and that the mirror's batches need.
+PACKET: Final = 16 * 1024 * 1024
 #: Django's names of the supported databases; MariaDB is a ``mysql``.
 VENDORS: Final = frozenset({"mysql", "postgresql", "sqlite"})
 
@@ -169,14 +171,14 @@ def check_outbox(project: Project) -> Iterator[Problem]:
         )
 
 
-def check_servers(aliases: Iterable[str]) -> Iterator[Problem]:
-    """MySQL and MariaDB: old versions (E029), tables without transactions (E030), W019."""
+def check_servers(aliases: Iterable[str], max_body: int) -> Iterator[Problem]:
+    """MySQL and MariaDB: old versions (E029), tables without transactions (E030), W019, W024."""
     for alias in aliases:
         connection: Any = connections[alias]
         if connection.vendor != "mysql" or not router.allow_migrate(alias, "django_amqp_events"):
             continue
         name = f"The database {alias!r} ({connection.display_name})"
-        oldest = (10, 6) if connection.mysql_is_mariadb else (8, 0, 13)
+        oldest = (10, 6) if connection.mysql_is_mariadb else (8, 0, 17)
         if connection.mysql_version < oldest:
             yield Problem(
                 "E029",
@@ -191,14 +193,23 @@ def check_servers(aliases: Iterable[str]) -> Iterator[Problem]:
                 "Set the server's default_storage_engine to InnoDB, and create the tables again.",
             )
         with connection.cursor() as cursor:
-            cursor.execute("SELECT @@character_set_client")
-            [charset] = cursor.fetchone()
+            cursor.execute("SELECT @@character_set_client, @@max_allowed_packet")
+            charset, packet = cursor.fetchone()
         if charset != "utf8mb4":
             yield Problem(
                 "W019",
                 f"{name} is connected with the character set {charset}, which lacks characters "
                 f"such as emoji: events with them could not be stored.",
                 "Remove charset from the OPTIONS of its entry in DATABASES, or set it to utf8mb4.",
+            )
+        # Quoting can double a body.
+        if packet < (needed := max(PACKET, 2 * max_body)):
+            yield Problem(
+                "W024",
+                f"{name} has a max_allowed_packet of {packet} bytes: events with a large body "
+                f"could not be stored.",
+                f"Set the server's max_allowed_packet to at least {needed}, 16 MiB or twice "
+                f"AMQP_EVENTS['MAX_BODY'].",
             )
 
 

@@ -226,8 +226,3 @@ def requested_by(command: str) -> str:
         # A container's user may have no name.
         user = str(os.getuid())
     return f"{command} ({user}@{socket.gethostname()})"
-
-
-def counted(count: int, noun: str, ending: str = "s") -> str:
-    """Write a count: ``1 event``, ``2 events``."""
-    return f"{count} {noun}" + ("" if count == 1 else ending)

@@ -1,4 +1,4 @@
-"""Text and times of messages: bounded, and safe to log."""
+"""Text and times of messages: bounded, and safe to log; and counts in sentences."""
 
 from __future__ import annotations
 
@@ -75,6 +75,11 @@ def routing_key_text(text: str) -> str:
 def printable(text: str) -> str:
     """Escape a publisher's text for a log: no line breaks and no terminal control characters."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def counted(count: int, noun: str, ending: str = "s") -> str:
+    """Write a count: ``1 event``, ``2 events``."""
+    return f"{count} {noun}" + ("" if count == 1 else ending)
 
 
 def compact_json(value: object) -> str:

@@ -56,6 +56,9 @@ class ArchivedEvent(models.Model):
         headers_raw: the publisher's headers as an AMQP table.
     """
 
+    #: Columns that are read only where they are shown or published.
+    LARGE: ClassVar = ("body", "headers_raw", "detail")
+
     id = models.UUIDField(primary_key=True, editable=False)
     service = models.CharField(max_length=LENGTH)
     handler = models.CharField(max_length=LENGTH, blank=True)
@@ -227,12 +230,13 @@ class ArchivedEvent(models.Model):
 class SearchValue(models.Model):
     """A value of an event's payload, by which the event is found.
 
-    Only :mod:`django_amqp_events.archive.search` writes rows. They are part of the payload: pages
-    show them to users who may view payloads.
+    Only :mod:`django_amqp_events.archive.search_values` writes rows. They are part of the payload:
+    pages show them to users who may view payloads.
 
     Attributes:
         path: as ``SEARCH`` names it.
-        value: as text; a long one is cut, see :func:`django_amqp_events.archive.search.as_text`.
+        value: as text; a long one is cut, see
+            :func:`django_amqp_events.archive.search_values.as_text`.
     """
 
     event = models.ForeignKey(

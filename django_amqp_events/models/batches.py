@@ -35,6 +35,9 @@ class ReplayBatch(models.Model):
         waiting, queued, …: events by :class:`ReplayBatchEvent.State` at *counted_at*.
     """
 
+    #: Columns that only the page of a batch reads.
+    LARGE: ClassVar = ("plan", "criteria")
+
     class State(models.TextChoices):
         DRAFT = "draft", _("not started")
         RUNNING = "running", _("running")

@@ -28,6 +28,9 @@ class OutboxEvent(models.Model):
         discarded_at: relays ignore it from then on, and ``events_prune`` deletes it.
     """
 
+    #: Columns that are read only where they are shown or published.
+    LARGE: ClassVar = ("body", "envelope")
+
     id = models.UUIDField(primary_key=True, editable=False)
     service = models.CharField(max_length=LENGTH)
     event_id = models.CharField(_("event id"), max_length=LENGTH)

@@ -138,9 +138,9 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, str
     def limit(which: Which, value: float | None, most: float | None, text: str) -> None:
         """Compare a value with its limit; an unknown value changes nothing."""
         if most is None or value is not None:
-            found[which] = text if _above(value, most) else None
+            found[which] = text if above(value, most) else None
 
-    if limits.away is not None and _above(broker.get("away"), limits.away):
+    if limits.away is not None and above(broker.get("away"), limits.away):
         found["broker_away", ""] = f"{broker['error']}. Events wait in the outbox."
     elif limits.away is None or not broker.get("error"):
         found["broker_away", ""] = None
@@ -278,7 +278,7 @@ def _notify(alert: Alert, settings: Settings) -> None:
         "alert %s: %s: %s",
         "over" if over else "raised",
         name,
-        visible(alert.text, 300),
+        alert_text(alert)[:300],
     )
     signal = signals.alert_ended if over else signals.alert_raised
     # Django logs the errors of receivers.
@@ -297,7 +297,8 @@ def _notify(alert: Alert, settings: Settings) -> None:
         logger.exception("cannot send the e-mail about an alert")
 
 
-def _above(value: float | None, limit: float | None) -> bool:
+def above(value: float | None, limit: float | None) -> bool:
+    """Return True if a value is known, and above a limit that is set."""
     return value is not None and limit is not None and value > limit
 
 

@@ -26,9 +26,12 @@ from ..declare.registry import Handler, Registry
 from ..models import (
     ArchivedEvent,
     InboxEntry,
+    OutboxEvent,
     Replay,
+    ReplayBatch,
     ReplayBatchEvent,
     State,
+    clean,
 )
 from ..publish import outbox, outbox_rows
 from ..reasons import Reason, translated
@@ -132,8 +135,9 @@ def locate(
         ValueError: the start of a value is too long.
         DatabaseError: a database is unreachable.
     """
+    value = clean(value)
     archived = states.rows() if events is None else events
-    archived = archived.defer("body", "headers_raw", "detail")
+    archived = archived.defer(*ArchivedEvent.LARGE)
     archived = archived.order_by(*sort_few(["-last_failed_at", "-pk"]))
     wanted = _matching(value, archived.db, by_value=by_value)
     first = list(archived.filter(wanted)[: ROWS + 1]) if "archive" in kinds else []
@@ -206,7 +210,7 @@ def _matching(value: str, using: str, *, by_value: bool) -> Q:
 
 def _in_outbox(ids: set[str], settings: Settings) -> Iterator[_Found]:
     for alias in outbox_rows.tables(settings):
-        rows: Any = outbox.rows(alias).filter(event_id__in=ids).defer("body", "envelope")
+        rows: Any = outbox.rows(alias).filter(event_id__in=ids).defer(*OutboxEvent.LARGE)
         for row in rows.annotate(now=Now())[:ROWS]:
             state = outbox.row_state(row, row.now)
             label, meaning, remedy = ROW_STATES[state]
@@ -292,7 +296,7 @@ def _replays(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
 
 def _in_batches(events: Collection[ArchivedEvent]) -> Iterator[_Found]:
     by_id = {event.pk: event for event in events}
-    batches = {each.pk: each for each in batch_states.rows().defer("plan", "criteria")[:BATCHED]}
+    batches = {each.pk: each for each in batch_states.rows().defer(*ReplayBatch.LARGE)[:BATCHED]}
     if not by_id or not batches:
         return
     # Both columns of the unique index.
@@ -341,5 +345,5 @@ def _destination(handler: Handler, records: Sequence[Record], settings: Settings
     if handler.once:
         about = _("no record: not handled yet, or events_prune deleted the record")
     else:
-        about = _("no record: not handled yet, or handled (only handlers with once record that)")
+        about = _("no record: only handlers with once record that they handled an event")
     return Destination(handler=handler.name, about=about, waiting=True)

@@ -21,6 +21,7 @@ from ..declare.registry import get_registry
 from ..exceptions import BrokerUnavailableError
 from ..publish import outbox, outbox_rows
 from . import snapshots
+from .alerts import above
 
 logger = logging.getLogger(__name__)
 
@@ -140,11 +141,11 @@ def _add_snapshot(document: dict[str, Any], settings: Settings, now: datetime) -
     if newest is not None:
         lag = newest.about.get("mirror", {}).get("lag")
         document |= {"snapshot_age": _age(newest.at, now), "mirror_lag": lag, "broker": newest.seen}
-    if newest is None or _exceeds(document["snapshot_age"], limits.stale):
+    if newest is None or above(document["snapshot_age"], limits.stale):
         problems.append("There is no recent snapshot. Check that events_mirror runs.")
     elif not newest.seen:
         problems.append("RabbitMQ was unreachable at the last snapshot. Check the broker.")
-    elif _exceeds(document["mirror_lag"], limits.mirror_lag):
+    elif above(document["mirror_lag"], limits.mirror_lag):
         problems.append("Archived events are mirrored late. Check that events_mirror runs.")
 
 
@@ -164,7 +165,7 @@ def _add_outbox(document: dict[str, Any], settings: Settings, now: datetime) -> 
         )
         return
     document |= {"database": True, "outbox_age": _age(oldest, now)}
-    if _exceeds(document["outbox_age"], settings.alerts.outbox_lag):
+    if above(document["outbox_age"], settings.alerts.outbox_lag):
         problems.append(
             "An event has waited in the outbox for too long. Run `manage.py events_status`."
         )
@@ -186,7 +187,3 @@ def _add_broker(document: dict[str, Any], settings: Settings, _now: datetime) ->
 
 def _age(since: datetime | None, now: datetime) -> float | None:
     return None if since is None else max(0.0, (now - since).total_seconds())
-
-
-def _exceeds(seconds: float | None, limit: float | None) -> bool:
-    return seconds is not None and limit is not None and seconds > limit

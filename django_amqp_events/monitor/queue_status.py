@@ -21,6 +21,7 @@ from ..broker.topology import (
     Topology,
 )
 from ..conf import Settings
+from ..message.text import counted
 
 Severity = Literal["ok", "warning", "error", "unknown"]
 
@@ -157,7 +158,7 @@ def _stale_meaning(
         return "ok", f"no longer declared; {messages} delayed events still return"
     if messages and not consumers:
         return "error", (
-            f"no longer declared, with {_events(messages)}: declare its handler again and "
+            f"no longer declared, with {counted(messages, 'event')}: declare its handler again and "
             f"start a worker; or run `manage.py events_recover {queue.name}` and replay them"
         )
     return "warning", f"no longer declared: {REMEDY} --delete-stale"
@@ -166,7 +167,7 @@ def _stale_meaning(
 def _stuck_meaning(amqp: Amqp, queue: Queue, stuck: int) -> tuple[Severity, str]:
     """Distinguish dead letters that cannot be transferred from those in transfer."""
     target = queue.arguments.get("x-dead-letter-exchange", "")
-    what = f"{_events(stuck)} past due" if queue.role == "delay" else f"{_events(stuck)} rejected"
+    what = counted(stuck, "event") + (" past due" if queue.role == "delay" else " rejected")
     try:
         there = not target or amqp.exchange_exists(target)
     except amqp_errors.ChannelError:
@@ -200,7 +201,7 @@ def _meaning(
         case "handler":
             return emptied(
                 f"{_waiting(ready, 'event')} for {own}",
-                f"{_events(unacked)} being handled",
+                f"{counted(unacked, 'event')} being handled",
                 "start a worker",
             )
         case "delay":
@@ -212,19 +213,19 @@ def _meaning(
             # Failures, and the outcomes of replays.
             return emptied(
                 f"{_waiting(ready, 'message')} to be mirrored",
-                f"{_count(unacked, 'message')} being mirrored",
-                "run `manage.py events_mirror` or events_worker",
+                f"{counted(unacked, 'message')} being mirrored",
+                "run `manage.py events_companion` or events_worker",
             )
         case "graveyard" if not ready and not unacked:
             return "ok", "empty"  # a reaper runs while there is something to isolate
         case "graveyard":
             return emptied(
                 f"{_waiting(ready, 'isolated event')} to be run alone",
-                f"{_count(unacked, 'isolated event')} being run alone",
+                f"{counted(unacked, 'isolated event')} being run alone",
                 "run `manage.py events_reaper` or events_worker",
             )
         case "dead" | "abyss" if ready or unacked or stuck:
-            poison = f"poison: {_events(max(ready, unacked + stuck, 1))}"
+            poison = f"poison: {counted(max(ready, unacked + stuck, 1), 'event')}"
             if queue.role == "abyss":
                 return "error", (
                     f"{poison} that killed every consumer; check the logs of workers and reaper, "
@@ -239,13 +240,5 @@ def _meaning(
             return "ok", "empty"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
 def _waiting(number: int, noun: str) -> str:
-    return f"{_count(number, noun)} wait" + ("s" if number == 1 else "")
-
-
-def _events(number: int) -> str:
-    return _count(number, "event")
+    return f"{counted(number, noun)} wait" + ("s" if number == 1 else "")

@@ -12,6 +12,7 @@ from django.db.models import Count, Min, Q, QuerySet
 
 from ..conf import Settings
 from ..databases import Now, error_line
+from ..message.text import counted
 from .outbox_rows import LEASE, aliases, no_table
 from .outbox_rows import rows as rows  # noqa: PLC0414 - a re-export, for mypy
 
@@ -30,7 +31,7 @@ PERSISTENT: Final = 3
 
 
 def _are(number: int) -> str:
-    return f"{number} event is" if number == 1 else f"{number} events are"
+    return counted(number, "event") + (" is" if number == 1 else " are")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +80,8 @@ class OutboxStatus:
             )
         if self.failing:
             said.append(
-                f"{_are(self.failing)} retried after up to {self.attempts} failed "
-                f"attempt{'s' * (self.attempts != 1)}: {self.error}"
+                f"{_are(self.failing)} retried after up to "
+                f"{counted(self.attempts, 'failed attempt')}: {self.error}"
             )
         if self.held:
             said.append(

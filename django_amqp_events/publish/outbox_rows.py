@@ -28,7 +28,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
@@ -40,7 +39,7 @@ from django.db.models import F, Model, QuerySet
 from .. import process_identity
 from ..backoff import Backoff
 from ..conf import LONGEST_CONFIRM, Settings
-from ..databases import Now, delete_by_id, error_line, table_missing
+from ..databases import Now, delete_by_id, error_line, parts, pieces, table_missing
 from ..exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -175,7 +174,10 @@ def insert(
     connection = connections[alias]
     claim = process_identity.identity() if held else None
     rows = [Row(new_id(), message, claim=claim) for message in messages]
-    chunks = [rows] if len(rows) == 1 else list(_chunks(rows, _statement_size(connection)))
+    chunks = [rows]
+    if len(rows) > 1:
+        sized = ((row, len(row.message.body)) for row in rows)
+        chunks = list(pieces(sized, count=_statement_size(connection), size=INSERT_BYTES))
     try:
         if len(chunks) == 1:
             _insert(connection, chunks[0], service, held)
@@ -272,18 +274,6 @@ def _statement_size(connection: BaseDatabaseWrapper) -> int:
         return INSERT_ROWS
     tail = _statement(connection.vendor, connection.alias, True)[2]
     return min(INSERT_ROWS, most // (len(_VALUES) + len(tail)))
-
-
-def _chunks(rows: Sequence[Row], most: int) -> Iterable[list[Row]]:
-    chunk: list[Row] = []
-    size = 0
-    for row in rows:
-        if chunk and (len(chunk) >= most or size + len(row.message.body) > INSERT_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(row)
-        size += len(row.message.body)
-    yield chunk
 
 
 _last_id = 0
@@ -395,11 +385,13 @@ def end_leases_of_dead(alias: str, service: str) -> int:
     Returns:
         the number of rows.
     """
-    leased = rows(alias).filter(
-        service=service, due_at__gt=Now(), claim__isnull=False, discarded_at__isnull=True
-    )
     if not (here := process_identity.place()):
         return 0
+    # No lease is longer: the index would also lead to later retries and to all discarded rows.
+    end = Now() + timedelta(seconds=LEASE)
+    leased = rows(alias).filter(
+        service=service, due_at__gt=Now(), due_at__lte=end, claim__isnull=False
+    )
     claims = leased.filter(claim__startswith=here).order_by().values_list("claim", flat=True)
     # A claim of a relay ends with a token.
     dead = [
@@ -422,14 +414,7 @@ def _unreadable(found: QuerySet[OutboxEvent], attempts: int, event_id: str, exc:
 
 
 def _fitting(found: Iterable[tuple[UUID, int]]) -> list[UUID]:
-    ids: list[UUID] = []
-    total = 0
-    for pk, size in found:
-        total += size
-        if ids and total > CLAIM_BYTES:
-            break
-        ids.append(pk)
-    return ids
+    return next(pieces(found, count=CLAIM_ROWS, size=CLAIM_BYTES), [])
 
 
 def _message(event_id: str, name: str, exchange: str, envelope: str, body: Any) -> Message:
@@ -450,13 +435,13 @@ def _message(event_id: str, name: str, exchange: str, envelope: str, body: Any) 
 
 def renew(alias: str, held: Sequence[Row]) -> None:
     """Extend the leases of rows that no other process has claimed."""
-    for part in _parts(held):
+    for part in parts(held):
         _still_leased(alias, part).update(due_at=Now() + timedelta(seconds=LEASE))
 
 
 def release(alias: str, held: Sequence[Row]) -> None:
     """End the leases of rows that were not published; they are due at once."""
-    for part in _parts(held):
+    for part in parts(held):
         _still_leased(alias, part).update(due_at=Now(), claim=None)
 
 
@@ -473,7 +458,7 @@ def delete_confirmed(alias: str, done: Sequence[Row], *, wait: bool = True) -> N
     # The option must not reach the caller's transaction.
     own = not connection.in_atomic_block and connection.get_autocommit()
     lazily = _LAZILY if not wait and own and connection.vendor == "postgresql" else ""
-    for part in _parts(done):
+    for part in parts(done):
         # delete() would add a transaction, and the committing thread may wait for this.
         delete_by_id(OutboxEvent, alias, [row.id for row in part], lazily)
 
@@ -537,13 +522,6 @@ def _still_leased(alias: str, held: Sequence[Row]) -> QuerySet[OutboxEvent]:
         claim__in={row.claim for row in held},
         discarded_at__isnull=True,
     )
-
-
-def _parts(held: Sequence[Row]) -> Iterable[list[Row]]:
-    """Split rows into as many as each database accepts as parameters."""
-    left = iter(held)
-    while part := list(islice(left, 500)):
-        yield part
 
 
 def no_table(exc: BaseException) -> bool:

@@ -207,7 +207,6 @@ class Relay:
             tell=self.tell,
             stop=self.stop,
         )
-        self.stop = self._loop.stop
 
     def run(self, *, until_empty: bool = False) -> RelayCounts:
         """Publish rows until :attr:`stop` returns True; return the counts.
@@ -270,7 +269,7 @@ class Relay:
     def _publish_alone(self, rows: Sequence[Row]) -> None:
         """Publish rows one by one, so that one that closes the connection fails alone."""
         for index, row in enumerate(rows):
-            if self.stop():
+            if self._loop.stop():
                 outbox_rows.release(self.alias, rows[index:])
                 # The rows before are confirmed, so they are recorded below.
                 break
@@ -313,7 +312,10 @@ class Relay:
             # Connecting may take half of the lease.
             self._renew()
             self._channel = OutboxChannel(
-                self.app, timeout=self.settings.confirm_timeout, tick=self._tick, stop=self.stop
+                self.app,
+                timeout=self.settings.confirm_timeout,
+                tick=self._tick,
+                stop=self._loop.stop,
             )
             self._channel.operation = "relay"
         self._channel.connect()

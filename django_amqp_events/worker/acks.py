@@ -12,6 +12,11 @@ from kombu.message import Message
 logger = logging.getLogger(__name__)
 
 
+def is_lost(message: Message) -> bool:
+    """Return True if the channel of a message is closed, so that RabbitMQ delivers it again."""
+    return message.channel is None or message.channel.connection is None
+
+
 class Acks:
     """Write acks and rejects, one frame for each; used in the main thread only.
 

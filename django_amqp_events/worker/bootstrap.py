@@ -7,6 +7,7 @@ Celery's modules and classes stay as they are. What is replaced on the instances
 - ``Consumer.add_task_queue``, ``Consumer.cancel_task_queue`` (``bootstep``): the same for remote
   control.
 - ``Consumer.connect`` (``connection_errors``): waits until the worker's name is free.
+- ``Consumer.ensure_connected`` (``connection_errors``): limits how long an answer may take.
 - ``Consumer.on_connection_error_before_connected`` (``connection_errors``) and
   ``Consumer.on_connection_error_after_connected`` (``connection_errors``, ``bootstep``): wait
   longer after a refusal, and record the refused queue. Both call Celery's own first.

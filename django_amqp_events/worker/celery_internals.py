@@ -71,6 +71,7 @@ REQUIRED: Final = (
     PrivateName("celery.worker.state:maybe_shutdown", _CONNECT, ()),
     PrivateName(f"{_CONSUMER}.call_soon", _SETTLE, ("self", "p")),
     PrivateName(f"{_CONSUMER}.connect", _CONNECT, ("self",), overridden=True),
+    PrivateName(f"{_CONSUMER}.ensure_connected", _CONNECT, ("self", "conn"), overridden=True),
     PrivateName(f"{_CONSUMER}._limit_task", "apply a handler's rate limit",
                 ("self", "request", "bucket", "tokens")),
     PrivateName(f"{_CONSUMER}.on_connection_error_before_connected", _CONNECT, ("self", "exc"),

@@ -4,6 +4,9 @@ Celery treats this as a lost connection and retries at once, five times a second
 A worker that was never accepted is configured wrongly, so it ends. One that was accepted before
 retries with a growing delay, since a password or permissions may change while it runs.
 
+Celery waits without limit for an answer on an open connection, so a broker that falls silent before
+the event loop sends heartbeats would block the worker for ever. Here such a connection is lost.
+
 A name is in use while another connection has the worker's exclusive queue for remote control. That
 may be this worker's former connection, until RabbitMQ notices that it is dead.
 """
@@ -21,7 +24,7 @@ from celery.exceptions import WorkerShutdown
 
 from .. import liveness
 from ..backoff import Backoff
-from ..broker.connection import broker_urls, close_socket, login_refusal
+from ..broker.connection import broker_urls, close_socket, limit_waits, login_refusal
 from ..conf import get_settings
 from .celery_internals import state
 
@@ -29,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 #: Delays before the next try. They restart when twice the longest has passed without a refusal.
 BACKOFF: Final = Backoff(1.0, 30.0)
+#: Seconds after which a connection is lost if RabbitMQ does not answer.
+SILENCE: Final = 60
 #: Seconds between two checks whether the worker is asked to stop.
 STOP_CHECK: Final = 0.2
 #: Seconds between checks whether the name is free, and for which a worker that starts waits: the
@@ -47,9 +52,10 @@ class Login(bootsteps.StartStopStep):
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self._refusals, self._last = 0, -math.inf
-        self._has_name = False
+        self._had_name = False
         self.app, self.hostname = c.app, c.hostname
         self._connect_before, c.connect = c.connect, self._connect
+        self._ensure_before, c.ensure_connected = c.ensure_connected, self._ensure_connected
         # With several brokers each attempt begins with the first; another may accept the worker.
         self._was_accepted = len(broker_urls(c.app.conf.broker_read_url)) > 1
         self._before, self._after = (
@@ -62,22 +68,23 @@ class Login(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         self._was_accepted = True
-        # When all steps have started, Celery's remote control among them.
-        c.call_soon(self._started)
-
-    def _started(self) -> None:
-        self._has_name = True
 
     def _connect(self) -> Any:
         # Not earlier: the pool has been forked, and RabbitMQ may be unreachable for long.
         liveness.listen(get_settings())
         connection = self._connect_before()
-        if self.app.conf.worker_enable_remote_control:
+        if self.app.conf.worker_enable_remote_control and _is_rabbitmq(connection):
             try:
                 self._wait_for_name(connection)
             except BaseException:
                 close_socket(connection)
                 raise
+        return connection
+
+    def _ensure_connected(self, conn: Any) -> Any:
+        connection = self._ensure_before(conn)
+        if _is_rabbitmq(connection):
+            limit_waits(connection, SILENCE)
         return connection
 
     def _wait_for_name(self, connection: Any) -> None:
@@ -87,7 +94,7 @@ class Login(bootsteps.StartStopStep):
             WorkerShutdown: it is not a former connection of this worker.
         """
         patience = NAME_PATIENCE
-        if self._has_name:
+        if self._had_name:
             # Without heartbeats, RabbitMQ may notice a dead connection after hours.
             patience = DEAD * connection.get_heartbeat_interval() or math.inf
         queue = self.app.control.mailbox.get_queue(self.hostname).name
@@ -121,6 +128,8 @@ class Login(bootsteps.StartStopStep):
 
     def _broken(self, exc: Exception) -> None:
         self._after(exc)
+        if not isinstance(exc, ResourceLocked):
+            self._had_name = True
         # The login succeeded, but a permission is missing.
         if isinstance(exc, AccessRefused):
             self._wait(f"{exc.reply_text}: check the user's permissions on this vhost")
@@ -145,6 +154,11 @@ def _sleep(seconds: float) -> None:
     while monotonic() < until:
         state.maybe_shutdown()
         sleep(STOP_CHECK)
+
+
+def _is_rabbitmq(connection: Any) -> bool:
+    """Return False for a worker of ordinary tasks on another broker, such as in development."""
+    return bool(connection.transport.driver_name == "py-amqp")
 
 
 def _is_locked(connection: Any, queue: str) -> bool:

@@ -18,7 +18,7 @@ from ..backoff import Backoff
 from ..conf import load
 from ..declare.registry import get_registry
 from ..message.types import Received
-from .acks import Acks
+from .acks import Acks, is_lost
 from .celery_internals import AckCallback, state
 from .queue_step import QueueStep
 
@@ -190,7 +190,7 @@ class AMQPConsumerStep(QueueStep):
         while True:
             received, message = self._waiting.get()
             with self._progress:
-                if self._is_stopping or _lost(message):
+                if self._is_stopping or is_lost(message):
                     continue  # RabbitMQ delivers it again
                 self._running += 1
             try:
@@ -234,7 +234,7 @@ class AMQPConsumerStep(QueueStep):
         """Write the acks and rejects that are ready; in the main thread only."""
         while self._done:
             message, settlement = self._done.popleft()
-            if _lost(message):
+            if is_lost(message):
                 logger.info(
                     "%s: the connection was lost before a message was settled; RabbitMQ delivers "
                     "it again",
@@ -256,8 +256,3 @@ class AMQPConsumerStep(QueueStep):
                 "running": self._running,
             }
         }
-
-
-def _lost(message: KombuMessage) -> bool:
-    """Return True if the channel of a message is closed, so that it is delivered again."""
-    return message.channel is None or message.channel.connection is None

@@ -24,6 +24,7 @@ from ..logs import event_fields
 from ..message import decoding, formats
 from ..message.text import printable
 from ..message.types import Payload, Progress, Received, task_id
+from .acks import is_lost
 from .verdict import Verdict
 
 logger = logging.getLogger(__name__)
@@ -96,8 +97,7 @@ class Delivery(Reading):
     @property
     def lost(self) -> bool:
         """Whether its channel is closed, so that RabbitMQ delivers the event again."""
-        channel = self.message.channel
-        return channel is None or channel.connection is None
+        return is_lost(self.message)
 
 
 class Dispatcher:

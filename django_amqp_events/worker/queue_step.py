@@ -15,7 +15,7 @@ from celery import bootsteps
 from kombu.message import Message as KombuMessage
 
 from ..backoff import Backoff
-from ..broker.delivery_headers import HeaderReader
+from ..broker.delivery_reader import DeliveryReader
 from ..message.types import Received
 from .acks import Acks
 from .celery_internals import shutdown_requested
@@ -56,6 +56,7 @@ class QueueStep(bootsteps.StartStopStep):
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self.c = c
         self.channel: Any = None
+        self._deliveries: Any = None
         self._probe: Any = None
         self._connection: Any = None
         self._tags: dict[str, str] = {}
@@ -150,7 +151,7 @@ class QueueStep(bootsteps.StartStopStep):
         if self._stale(connection) or self.channel is not None:
             return
         self.channel = connection.channel()
-        self.frames = HeaderReader(self.channel)
+        self._deliveries = DeliveryReader(self.channel)
         self._opened()
         # Not global: RabbitMQ 4.3 refuses that.
         self.channel.basic_qos(0, self.prefetch_count, False)
@@ -198,10 +199,10 @@ class QueueStep(bootsteps.StartStopStep):
             return
         # The number keeps cut tags different.
         tag = self._tags[queue] = f"{next(self._numbers)}:{self.c.hostname}:{queue}"[:60]
-        self.channel.basic_consume(
+        self._deliveries.consume(
             queue,
+            self._receive,
             consumer_tag=tag,
-            callback=partial(self._receive, queue),
             on_cancel=partial(self._cancelled, connection, queue),
             # If RabbitMQ refuses, it closes the channel.
             nowait=True,
@@ -270,16 +271,12 @@ class QueueStep(bootsteps.StartStopStep):
         logger.warning("RabbitMQ cancelled the consumer of %r; consuming it again", queue)
         self._soon(connection, queue, MISSING_BACKOFF.first)
 
-    def _receive(self, queue: str, raw: Any) -> None:
-        message = KombuMessage(
-            channel=self.channel,
-            delivery_tag=raw.delivery_tag,
-            delivery_info=raw.delivery_info,
-        )
+    def _receive(self, number: int, received: Received) -> None:
+        message = KombuMessage(channel=self.channel, delivery_tag=number)
         self.acks.received(message)
         if self._is_stopping:
             return  # unsettled, so RabbitMQ delivers it again when the channel closes
-        self.on_delivery(self.frames.received(queue, raw), message)
+        self.on_delivery(received, message)
 
 
 def _raise(exc: BaseException) -> None:

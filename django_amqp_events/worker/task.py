@@ -9,7 +9,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Final
 
 from asgiref.sync import async_to_sync
@@ -63,6 +63,7 @@ class HandlerRun:
         stores_failure: whether the result backend stores a failure if it ignores successes.
         exits: exceptions that pass through without a verdict.
         tracebacks: whether the failure of a retry has a traceback.
+        requested: the retry that the handler has requested for its end.
     """
 
     now: Callable[[], datetime] = utc_now
@@ -70,6 +71,7 @@ class HandlerRun:
     exits: tuple[type[BaseException], ...] = PROCESS_EXITS
     tracebacks: bool = False
     verdict: Verdict | None = None
+    requested: Retry | None = None
 
     def decide(self, exc: BaseException, policy: RetryPolicy, attempt: int) -> Verdict:
         """Return the verdict for an exception that this run raised."""
@@ -121,23 +123,23 @@ class HandlerTask(Task):
 
     # `self` is positional only, here and below, since a payload may have a key "self".
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        run = self._current_run
-        event = self.event
+        request = self.request
+        run: HandlerRun | None = getattr(request, "amqp_run", None)
+        event: ReceivedEvent | None = getattr(request, "amqp_event", None)
         if run is None or event is None:
             return self._call(*args, **kwargs)
         try:
             with (
                 handling(event),
-                telemetry.processing(
-                    event, self.name, self.handler.queue, self.request.delivery_info
-                ),
+                telemetry.processing(event, self.name, self.handler.queue, request.delivery_info),
             ):
                 payload = upcast(self.handler, event.name, args, kwargs)
                 args, kwargs = bind(self.handler, args, payload)
                 if self.handler.once:
-                    result = inbox.once(self.handler, event, lambda: self._handle(*args, **kwargs))
+                    handle = partial(self._handle, run, *args, **kwargs)
+                    result = inbox.once(self.handler, event, handle)
                 else:
-                    result = self._handle(*args, **kwargs)
+                    result = self._handle(run, *args, **kwargs)
         except run.exits:
             raise
         except BaseException as exc:
@@ -150,10 +152,10 @@ class HandlerTask(Task):
         run.verdict = HANDLED
         return result
 
-    def _handle(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _handle(self, run: HandlerRun, /, *args: Any, **kwargs: Any) -> Any:
         result = self._call(*args, **kwargs)
-        if isinstance(pending := getattr(self.request, "amqp_retry", None), Retry):
-            raise pending
+        if run.requested is not None:
+            raise run.requested
         return result
 
     def _failed(self, run: HandlerRun, event: ReceivedEvent, exc: BaseException) -> Exception:
@@ -242,7 +244,7 @@ class HandlerTask(Task):
         if throw:
             raise retry from cause
         retry.__cause__ = cause
-        self.request.amqp_retry = retry
+        run.requested = retry
         return retry
 
     def replace(self, sig: Any) -> Any:

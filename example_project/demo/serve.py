@@ -64,8 +64,9 @@ class Serving(Demo):
         for line in (
             "1. Log in, open Archived events, look at one: the error, the traceback, the attempts",
             "2. Replay it: it fails again and returns to the same row",
-            "3. Release the fix, in another terminal:  make serve ARGS=--fix",
-            "4. Select all events, choose Replay, in both services, and watch them succeed",
+            "3. In billing, search for an order by its number: S-20260071, or number=S-202600*",
+            "4. Release the fix, in another terminal:  make serve ARGS=--fix",
+            "5. Select all events, choose Replay, in both services, and watch them succeed",
         ):
             screen.write(f"  {line}")
         screen.write()

@@ -11,7 +11,7 @@ from django_amqp_events import event
 CURRENCIES = {"CHF", "DKK", "EUR", "GBP", "ILS", "JPY", "PLN", "SEK", "USD"}
 
 
-@event("shop.order.created")
+@event("shop.order.created", search=["number", "customer.email", "lines.sku"])
 def order_created(
     number: str,
     placed_at: str,
@@ -38,12 +38,12 @@ def order_created(
         raise ValueError(f"order {number}: the lines add up to {parts}, not {amount}")
 
 
-@event("shop.order.held")
+@event("shop.order.held", search=["number"])
 def order_held(number: str, reason: str) -> None:
     """An order waits for a review."""
 
 
-@event("billing.invoice.issued")
+@event("billing.invoice.issued", search=["order_number", "invoice_number"])
 def invoice_issued(order_number: str, invoice_number: str, currency: str, total: str) -> None:
     """Billing's event, declared here so that both services share the contract."""
 

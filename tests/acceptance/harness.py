@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from broker import Broker
 from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.message import encoding, headers
 from django_amqp_events.message.types import Message
-from tests.waiting import NotInTime
+from tests import waiting
 
 PROJECT = Path(__file__).resolve().parent / "project"
 PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
@@ -39,14 +38,7 @@ STARTED: list[Worker] = []
 
 def until(condition: Callable[[], T], seconds: float = 20, what: str = "") -> T:
     """Wait until *condition* is true and return what it returned."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise NotInTime(f"not within {seconds:g} s: {what or condition}: {value!r}")
-        time.sleep(0.03)
+    return waiting.until(condition, what or str(condition), seconds)
 
 
 @dataclass

@@ -49,6 +49,7 @@ def violations(browser: Chromium, axe: str, *rules: str, within: str = "") -> li
 @pytest.fixture(scope="module", autouse=True)
 def logged_in(window: Chromium, console: Console) -> None:
     window.forget()
+    window.complaints()  # of an earlier module's page, whose server has ended
     window.log_in(console.url, console.session)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 
 import apt_install
 from machine import run
+from tests.commands import run_example
 
 from .files import (
     DEPLOY,
@@ -63,25 +63,6 @@ json.dump(wrong, sys.stdout)
 
 def everything() -> list[Container]:
     return [*composed(), *deployed(), *supervised()]
-
-
-def project(*arguments: str, settings: str = "shop", text: str = "", **env: str) -> str:
-    """Run Python in the example project."""
-    kept = {
-        k: v for k, v in os.environ.items() if not k.startswith(("AMQP_", "DJANGO_", "EXAMPLE_"))
-    }
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=kept | {"DJANGO_SETTINGS_MODULE": f"example_project.{settings}"} | env,
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 # -- each file is valid ---------------------------------------------------------------------------
@@ -204,15 +185,15 @@ def test_commands() -> None:
     """Each command line of `manage.py` is one that its command accepts."""
     lines = [words for each in everything() for words in each.manage]
     assert {"events_worker", "events_declare", "migrate"} <= {line[0] for line in lines}
-    assert json.loads(project("-c", PARSE, text=json.dumps(lines))) == []
+    assert json.loads(run_example("-c", PARSE, text=json.dumps(lines))) == []
     wrong = [["events_worker", "--metric"], ["events_nothing"]]
-    assert len(json.loads(project("-c", PARSE, text=json.dumps(wrong)))) == 2
+    assert len(json.loads(run_example("-c", PARSE, text=json.dumps(wrong)))) == 2
 
 
 def test_gunicorn() -> None:
     program, *arguments = image_default("CMD")
     assert program == "gunicorn"
-    project("-m", "gunicorn", *arguments, "--check-config")
+    run_example("-m", "gunicorn", *arguments, "--check-config")
 
 
 def read_by_the_settings() -> set[str]:
@@ -289,7 +270,7 @@ def test_scaling_counts_the_handlers_queues() -> None:
     known = {"protocol", "mode", "queueName", "useRegex", "operation", "value"}
     assert trigger["metadata"].keys() == known
     pattern = re.compile(trigger["metadata"]["queueName"])
-    catalogue = json.loads(project("manage.py", "events_catalogue", "--format", "json"))
+    catalogue = json.loads(run_example("manage.py", "events_catalogue", "--format", "json"))
     handlers = {each["queue"] for each in catalogue["handlers"]}
     assert len(handlers) >= 3
     assert all(map(pattern.search, handlers))
@@ -327,4 +308,4 @@ def test_check_has_nothing_to_complain_about() -> None:
         environment.pop(name, None)
     command = ("-W", "error", "manage.py", "check", "--deploy", "--fail-level", "WARNING")
     for settings in ("shop", "billing"):
-        project(*command, settings=settings, **environment)
+        run_example(*command, settings=settings, **environment)

@@ -18,7 +18,6 @@ of several services, those of the last one, and `Service.active()` switches for 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -35,28 +34,18 @@ from django_amqp_events.broker.provisioning import drift, inspection, startup
 from django_amqp_events.broker.provisioning.management_api import ManagementApi
 from django_amqp_events.broker.topology import Names, Topology, build
 from django_amqp_events.declare.registry import Registry, get_registry
+from tests import waiting
 from tests.celery_app import app as celery_app
 from tests.commands import run_command
 from tests.conftest import (
     Vhost,
 )
-from tests.waiting import NotInTime
 
 from .wire import close_pools
 
 DEADLINE = 20.0
 
-
-def wait_until(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any:
-    """Return the first truthy answer; fail after *deadline* seconds."""
-    end = time.monotonic() + deadline
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        if time.monotonic() > end:
-            raise NotInTime(f"not within {deadline:g} s: {what}")
-        time.sleep(0.05)
+wait_until = waiting.until
 
 
 @dataclass

@@ -12,7 +12,6 @@ import socket
 import ssl
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from django_amqp_events.broker import publisher_pool
 from django_amqp_events.broker.publisher_pool import PublisherPool
 from django_amqp_events.conf import get_settings
 from django_amqp_events.publish import direct_publisher
-from tests.waiting import NotInTime
+from tests import waiting
 
 #: The Celery app of the test that runs; AMQP_EVENTS names it by its dotted path.
 app = Celery("wire", set_as_current=False)
@@ -38,21 +37,13 @@ app = Celery("wire", set_as_current=False)
 #: Seconds after which something that should be bounded is taken to hang.
 DEADLINE = 30.0
 
+until = waiting.until
+
 _names = itertools.count()
 
 ACK = (60, 80)
 NACK = (60, 120)
 RETURN = (60, 50)
-
-
-def until(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any:
-    """Return the first truthy answer; fail after *deadline* seconds."""
-    end = time.monotonic() + deadline
-    while not (answer := condition()):
-        if time.monotonic() > end:
-            raise NotInTime(f"not within {deadline:g} s: {what}")
-        time.sleep(0.02)
-    return answer
 
 
 class Wire:
@@ -143,8 +134,8 @@ class Wire:
         """Take what is in the queue, and return the events' arguments."""
         return [json.loads(message.body)[1] for message in self.take(queue)]
 
-    def ids(self) -> list[str]:
-        return [message.properties["message_id"] for message in self.take()]
+    def ids(self, *, about: int = 0) -> list[str]:
+        return [message.properties["message_id"] for message in self.take(about=about)]
 
 
 def raw_connection(url: str) -> amqp.Connection:

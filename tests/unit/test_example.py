@@ -5,38 +5,17 @@ since a test process has one set of settings."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.commands import ROOT, run_example
+
 ORDERS = ROOT / "example_project" / "orders.jsonl"
 
 
-def python(*arguments: str, data: Path, settings: str = "shop", **env: str) -> str:
-    kept = {
-        k: v for k, v in os.environ.items() if not k.startswith(("AMQP_", "DJANGO_", "EXAMPLE_"))
-    }
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env=kept
-        | {"DJANGO_SETTINGS_MODULE": f"example_project.{settings}", "EXAMPLE_DATA": str(data)}
-        | env,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_generated_orders_are_reproducible(tmp_path: Path) -> None:
-    written = python("-m", "example_project.make_orders", data=tmp_path)
+    written = run_example("-m", "example_project.make_orders", EXAMPLE_DATA=str(tmp_path))
     assert written == ORDERS.read_text()
 
 
@@ -63,7 +42,7 @@ def test_generated_orders_contain_realistic_faults() -> None:
 @pytest.mark.parametrize("settings", ["shop", "billing"])
 def test_a_deployment_has_nothing_to_complain_about(settings: str, tmp_path: Path) -> None:
     command = ("-W", "error", "manage.py", "check", "--deploy", "--fail-level", "WARNING")
-    python(*command, settings=settings, data=tmp_path)
+    run_example(*command, settings=settings, EXAMPLE_DATA=str(tmp_path))
 
 
 DIRECT = """
@@ -87,7 +66,7 @@ def test_orders_are_published_and_handled_in_memory(
     release: str, done: tuple[int, int], failed: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     """place_orders on the in-memory broker: what the shop does with all 300 lines."""
-    out = python(
+    out = run_example(
         "-c",
         DIRECT
         + f"""
@@ -105,7 +84,7 @@ print(Order.objects.count(), Confirmation.objects.count(), Reservation.objects.c
       Entry.objects.count())
 print(archived)
 """,
-        data=tmp_path,
+        EXAMPLE_DATA=str(tmp_path),
         EXAMPLE_RELEASE=release,
     )
     last, counts, archived = out.splitlines()
@@ -129,16 +108,18 @@ for call in (lambda: rate("HR", None), lambda: rate("DE", "DE 12 345"),
 
 
 def test_release_2_handles_the_failed_orders(tmp_path: Path) -> None:
-    first = python("-c", TAXES, settings="billing", data=tmp_path).split()
+    first = run_example("-c", TAXES, settings="billing", EXAMPLE_DATA=str(tmp_path)).split()
     assert first == [*["TaxError"] * 3, "TaxOfficeUnavailable", "TaxError", "0"]
-    second = python("-c", TAXES, settings="billing", data=tmp_path, EXAMPLE_RELEASE="2").split()
+    second = run_example(
+        "-c", TAXES, settings="billing", EXAMPLE_DATA=str(tmp_path), EXAMPLE_RELEASE="2"
+    ).split()
     assert second[:3] == ["0.25", "0.19", "0.23"]
     assert second[3].startswith("GR-")
     assert second[4:] == ["TaxError", "0"]
 
 
 def test_a_repeated_order_changes_nothing(tmp_path: Path) -> None:
-    out = python(
+    out = run_example(
         "-c",
         DIRECT
         + f"""
@@ -153,7 +134,7 @@ for _ in range(2):
     reserve_stock(order["number"], order["lines"])
 print(before - left() == sum(line["quantity"] for line in order["lines"]))
 """,
-        data=tmp_path,
+        EXAMPLE_DATA=str(tmp_path),
     )
     assert out.strip() == "True"
 
@@ -185,7 +166,7 @@ def found(handled, in_archive, depths, state=""):
 
 
 def test_missing_events_count_as_lost(tmp_path: Path) -> None:
-    out = python(
+    out = run_example(
         "-c",
         ACCOUNT
         + """
@@ -196,13 +177,13 @@ def lost(*arguments):
 print(lost("012", "3", {}), lost("012", "", {}), lost("0012", "", {}), lost("01", "3", {}),
       lost("012", "", {"shop.a": 1}), lost("01", "", {"shop:delay.1s": 1}))
 """,
-        data=tmp_path,
+        EXAMPLE_DATA=str(tmp_path),
     )
     assert out.strip() == "(0, 0, 0) (1, 0, 0) (1, 0, 1) (1, 0, 0) (0, 1, 0) (1, 1, 0)"
 
 
 def test_the_archive_is_not_believed_that_a_replay_was_handled(tmp_path: Path) -> None:
-    out = python(
+    out = run_example(
         "-c",
         ACCOUNT
         + """
@@ -215,7 +196,7 @@ print(lost("012", "3", {}, "archived"), lost("012", "3", {}, "replaying"),
       lost("012", "3", {}, "succeeded"), lost("0123", "3", {}, "succeeded"),
       lost("012", "3", {}, "discarded"), lost("0123", "3", {}, "replaying"))
 """,
-        data=tmp_path,
+        EXAMPLE_DATA=str(tmp_path),
     )
     open_, going, claimed, handled, discarded, unheard = out.strip().removesuffix(")").split(") ")
     assert open_ == going == "(0, 1, 0, 1"

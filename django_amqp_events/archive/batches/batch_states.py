@@ -302,7 +302,7 @@ def renew(pk: UUID, runner: UUID, seconds: float) -> ReplayBatch | None:
     mine = rows().filter(pk=pk, runner=runner, state=_Batch.RUNNING)
     if not mine.update(leased_until=states.clock() + timedelta(seconds=seconds)):
         return None
-    return mine.defer("plan", "criteria").first()
+    return mine.defer(*ReplayBatch.LARGE).first()
 
 
 def running(service: str) -> bool:

@@ -179,9 +179,7 @@ def _examples(groups: list[dict[str, Any]]) -> dict[int, ArchivedEvent]:
     )
     found = {
         event.pk: event
-        for event in states.rows()
-        .filter(pk__in=set(firsts.values()))
-        .defer("body", "headers_raw", "detail")
+        for event in states.rows().filter(pk__in=set(firsts.values())).defer(*ArchivedEvent.LARGE)
     }
     return {first: found[pk] for first, pk in firsts.items() if pk in found}
 

@@ -114,7 +114,6 @@ class Runner:
             stop=self.stop,
             backoff=BACKOFF,
         )
-        self.stop = self._loop.stop
 
     def run(self, *, until_done: bool = False) -> int:
         """Run batches until stopped, or until none is running; return the number published.
@@ -146,7 +145,7 @@ class Runner:
             # Last: after an error the next step asks the database again, and so has not resumed.
             self._looked = now
         for work in list(self._held.values()):
-            if self.stop():
+            if self._loop.stop():
                 return 0.0
             if time.monotonic() >= work.due:
                 self._safely(work)

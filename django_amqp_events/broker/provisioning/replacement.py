@@ -34,6 +34,7 @@ from celery import Celery
 from ...conf import Settings
 from ...exceptions import BrokerUnavailableError, TopologyError
 from ...message.headers import is_broker_header
+from ...message.text import counted
 from ...message.types import Message
 from .. import confirms, connection
 from ..topology import (
@@ -206,12 +207,12 @@ class Replacement:
         """Return why a queue cannot be deleted, ``""`` if it is empty and unused."""
         depth = self.session.depth(name)
         if depth is not None and depth.consumers:
-            return f"{_count(depth.consumers, 'consumer')}: stop its workers first"
+            return f"{counted(depth.consumers, 'consumer')}: stop its workers first"
         messages = max(depth.ready if depth else 0, statistics.get("messages") or 0)
         if messages:
             return (
-                f"it holds {_count(messages, 'message')}; wait until they are handled (--wait), or "
-                f"run `manage.py events_recover {name}`"
+                f"it holds {counted(messages, 'message')}; wait until they are handled (--wait), "
+                f"or run `manage.py events_recover {name}`"
             )
         return ""
 
@@ -318,7 +319,3 @@ def _take(channel: amqp.Channel, queue: str) -> list[amqp.Message]:
             break
         batch.append(message)
     return batch
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

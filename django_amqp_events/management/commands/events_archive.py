@@ -7,8 +7,8 @@ no existing row, and refuses a row that exists with other content.
 If AMQP_EVENTS["REDACT"] is set, an export has redacted payloads and no bodies,
 and cannot be imported; --raw exports everything.
 
-index stores the values of SEARCH again, after SEARCH or REDACT changed. The mirror
-may run meanwhile. It can be repeated, and --after continues a stopped run.
+index stores the values of SEARCH again, after SEARCH or REDACT changed and the mirror
+was restarted. It can be repeated, and --after continues a stopped run.
 
 exit codes:
   0  done; an existing row with the same content is not an error
@@ -32,7 +32,8 @@ from django_amqp_events import conf
 from django_amqp_events.archive import export, redaction, search_index
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import ReportCommand, columns, counted
+from django_amqp_events.management.base import ReportCommand, columns
+from django_amqp_events.message.text import counted
 from django_amqp_events.models import State
 
 

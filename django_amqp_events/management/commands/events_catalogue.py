@@ -30,8 +30,9 @@ from django_amqp_events.catalogue.compatibility import Change
 from django_amqp_events.catalogue.entries import Argument, Catalogue, Consumer, Entry
 from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import IncomparableError
-from django_amqp_events.management.base import ReportCommand, counted
+from django_amqp_events.management.base import ReportCommand
 from django_amqp_events.management.commands.events_declare import describe_schedule
+from django_amqp_events.message.text import counted
 
 #: Added to the error about a file that cannot be compared.
 REMEDY: Final = "Write it again with `manage.py events_catalogue --format json`"

@@ -33,7 +33,8 @@ from django_amqp_events.checks.settings import check_discovery
 from django_amqp_events.declare import registry
 from django_amqp_events.declare.registry import Handler, Registry
 from django_amqp_events.declare.retry_policy import RetryPolicy
-from django_amqp_events.management.base import SHOWN, ReportCommand, columns, counted
+from django_amqp_events.management.base import SHOWN, ReportCommand, columns
+from django_amqp_events.message.text import counted
 
 #: A line of the tree, and the lines below it.
 Branch = tuple[str, list[str]]
@@ -120,6 +121,8 @@ class Command(ReportCommand):
         few = number <= SHOWN and step.item.state != "unknown"
         if self.verbosity > 1 or few or step.action not in ("declare", "bind"):
             self.tell(f"  [{number}/{total}] {step}")
+        elif number == SHOWN + 1:
+            self.tell(f"  and {total - SHOWN} more")
         elif number % 200 == 0:
             self.tell(f"  {number} of {total} steps done")
 

@@ -23,10 +23,11 @@ from argparse import ArgumentParser
 from typing import Any, Final
 
 from django_amqp_events import conf
+from django_amqp_events.archive.search_values import check_paths
 from django_amqp_events.broker import connection, topology
 from django_amqp_events.broker.provisioning import inspection
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.exceptions import AmqpEventsError
+from django_amqp_events.exceptions import AmqpEventsError, ConfigurationError
 from django_amqp_events.management.base import ReportCommand, columns
 from django_amqp_events.models import visible
 from django_amqp_events.monitor import event_locations, queue_status
@@ -65,7 +66,7 @@ class Command(ReportCommand):
             for each in found.events:
                 self._show_event(each)
             if not found.events:
-                self.tell(f"no row of {visible(value)!r}")
+                self.tell(visible(f"no row of {value!r}{_unknown_path(value)}"))
             if found.more:
                 self.tell(f"only {event_locations.ROWS} archived events are shown")
             if found.queues:
@@ -107,6 +108,16 @@ class Command(ReportCommand):
             self.stderr.write(f"the queues cannot be counted: {error}")
         elif not queues:
             self.tell("  none has a message")
+
+
+def _unknown_path(value: str) -> str:
+    """Return why a value with a path cannot be found; ``""`` if its path is declared."""
+    path, equals, _value = value.partition("=")
+    try:
+        check_paths([path] if equals else [])
+    except ConfigurationError as exc:
+        return f": {exc}"
+    return ""
 
 
 def _number(value: int | None) -> str:

@@ -23,7 +23,8 @@ from django_amqp_events import conf
 from django_amqp_events.archive import states
 from django_amqp_events.archive.groups import failure_groups, group_counts
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import ReportCommand, columns, counted
+from django_amqp_events.management.base import ReportCommand, columns
+from django_amqp_events.message.text import counted
 from django_amqp_events.models import FailureGroup, visible
 
 #: Groups that are printed, unless --limit is given.

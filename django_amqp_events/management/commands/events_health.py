@@ -58,7 +58,9 @@ class Command(ReportCommand):
         def show() -> None:
             for each in found:
                 process = f" (process {each.process})" if each.process else ""
-                text = f"{each.part or 'a process'}{process}: {each.problem or good}"
+                # Neither, if no process runs.
+                subject = f"{each.part or 'a process'}{process}: " if each.part or process else ""
+                text = f"{subject}{each.problem or good}"
                 if each.problem or self.verbosity:
                     self.stdout.write(self.styled("error" if each.problem else "ok", text))
 

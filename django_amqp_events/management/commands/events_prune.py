@@ -26,7 +26,8 @@ from typing import Any, Final
 from django_amqp_events import conf
 from django_amqp_events.archive import retention
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import ReportCommand, counted
+from django_amqp_events.management.base import ReportCommand
+from django_amqp_events.message.text import counted
 from django_amqp_events.models import State
 from django_amqp_events.worker import inbox
 

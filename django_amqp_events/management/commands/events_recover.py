@@ -24,7 +24,8 @@ from django_amqp_events.broker.provisioning.amqp_api import Depth
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import SHOWN, ReportCommand, counted
+from django_amqp_events.management.base import SHOWN, ReportCommand
+from django_amqp_events.message.text import counted
 
 
 class Command(ReportCommand):

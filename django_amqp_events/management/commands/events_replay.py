@@ -36,11 +36,11 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import UUID
 
 from django_amqp_events import conf, service_loop
@@ -49,28 +49,20 @@ from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.eligibility import Skipped
 from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.archive.replay import Report
-from django_amqp_events.archive.selection import Selection
+from django_amqp_events.archive.selection import SearchTerm, Selection
 from django_amqp_events.backoff import Backoff
 from django_amqp_events.broker.topology import Names
+from django_amqp_events.databases import parts
 from django_amqp_events.declare.registry import Handler, get_registry
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.management import arguments
-from django_amqp_events.management.base import (
-    SHOWN,
-    ReportCommand,
-    columns,
-    counted,
-    requested_by,
-)
+from django_amqp_events.management.base import SHOWN, ReportCommand, columns, requested_by
+from django_amqp_events.message.text import counted
 from django_amqp_events.models import ArchivedEvent, Replay, State, visible
 from django_amqp_events.reasons import Reason
 
-#: Ids in one statement: SQLite limits the parameters.
-CHUNK: Final = 500
 #: Delays between queries for outcomes.
 POLL: Final = Backoff(0.2, 5.0)
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -292,7 +284,7 @@ class Command(ReportCommand):
         """Record why the events with these ids do not match."""
         known: set[str] = set()
         found = Selection(ids=ids, state=None).queryset()
-        for event in found.defer("body", "headers_raw", "detail"):
+        for event in found.defer(*ArchivedEvent.LARGE):
             known |= {str(event.pk), event.event_id}
             if event.service != wanted.service:
                 why = eligibility.other_service(event)
@@ -328,7 +320,9 @@ class Command(ReportCommand):
             found = found.order_by("last_failed_at", "pk")[: options["limit"]]
         words = [*wanted.ids[:3]]
         filters = replace(wanted, ids=(), service="")
-        words += [f"{name} {value}" for name, value in filters.as_json().items()]
+        # Users who see batches may not see search values.
+        shown = replace(filters, search=[SearchTerm.parse(each).path for each in filters.search])
+        words += [f"{name} {value}" for name, value in shown.as_json().items()]
         batch = batch_states.freeze(
             found,
             by=by,
@@ -356,7 +350,7 @@ class Command(ReportCommand):
 
     def _examine(self, seen: dict[UUID, int], result: Result, *, force: bool) -> None:
         report = result.report
-        for part in _parts(list(seen), 2000):
+        for part in parts(list(seen), 2000):
             eligible, skipped = eligibility.examine({pk: seen[pk] for pk in part}, force=force)
             result.targets.update(eligible.values())
             report.skipped += skipped
@@ -445,7 +439,7 @@ class Command(ReportCommand):
         if pending and not self.stopping:
             self.tell(f"{len(pending)} published; waiting for the outcomes")
         while pending:
-            for part in _parts(list(pending), CHUNK):
+            for part in parts(list(pending)):
                 ended = Replay.objects.using(states.database()).filter(
                     pk__in=part, outcome__in=(Replay.Outcome.SUCCEEDED, Replay.Outcome.FAILED)
                 )
@@ -496,7 +490,7 @@ class Command(ReportCommand):
     def _show_outcomes(self, result: Result) -> None:
         self.tell(_outcomes(result))
         shown = result.failed if self.verbosity > 1 else result.failed[:SHOWN]
-        failed = states.rows().filter(pk__in=shown).defer("body", "headers_raw", "detail")
+        failed = states.rows().filter(pk__in=shown).defer(*ArchivedEvent.LARGE)
         for event in failed:
             self.tell(f"  {event}: {event.exception or event.reason}: {event.message}")
         if result.pending and result.pending == len(result.report.published):
@@ -584,8 +578,3 @@ def _is_overdue(event: ArchivedEvent) -> bool:
         return False
     handler = eligibility.target(event)
     return isinstance(handler, Handler) and eligibility.is_overdue(event, handler)
-
-
-def _parts(items: list[T], size: int) -> Iterator[list[T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

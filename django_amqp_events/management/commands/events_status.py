@@ -22,7 +22,8 @@ from django_amqp_events.broker import connection, topology
 from django_amqp_events.broker.provisioning import inspection
 from django_amqp_events.declare import registry
 from django_amqp_events.exceptions import AmqpEventsError
-from django_amqp_events.management.base import ReportCommand, columns, counted
+from django_amqp_events.management.base import ReportCommand, columns
+from django_amqp_events.message.text import counted
 from django_amqp_events.monitor import queue_status, statistics
 from django_amqp_events.publish import outbox
 from django_amqp_events.worker import hang_detector

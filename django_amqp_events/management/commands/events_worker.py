@@ -72,6 +72,9 @@ class Command(EventsCommand):
 
     def run(self, options: dict[str, Any]) -> int:
         settings, registry = get_settings(), get_registry()
+        if {"-D", "--detach"}.intersection(self._celery_arguments):
+            # Celery would run `celery` with the arguments of this command, and exit with 0.
+            raise self.wrong("--detach is not supported; use a supervisor, such as systemd")
         if options["metrics_port"] is not None:
             self._share_metrics(settings)
         app = celery_app(settings)
@@ -114,7 +117,7 @@ class Command(EventsCommand):
         if not registry.handlers:
             raise self.wrong(
                 "this service has no handlers; declare one in an app's handlers.py or in "
-                'AMQP_EVENTS["HANDLERS"]'
+                'AMQP_EVENTS["HANDLERS"], or run events_relay if it only publishes'
             )
         if not names:
             return set(registry.by_queue())

@@ -166,6 +166,29 @@ def test_the_broker_is_gone_without_a_word(fresh_eyes: Eyes, service: Make) -> N
         eyes.empty(*QUEUES, "core:delay.1s")
 
 
+@pytest.mark.parametrize("passes", [3, 8, 12], ids=["name", "steps", "named"])
+def test_the_broker_falls_silent_during_the_start(
+    fresh_eyes: Eyes, service: Make, passes: int
+) -> None:
+    """The connection is open, the event loop does not run yet, and no answer arrives any more."""
+    with Proxy.to(fresh_eyes.url) as proxy:
+        core = service(
+            fresh_eyes,
+            celery={"broker_heartbeat": 2, "broker_channel_error_retry": True},
+            events={"TOPOLOGY": "external"},
+            environ={"TESTPROJECT_SILENCE": "1"},
+        )
+        core.declare()
+        core.url = proxy.url
+        proxy.everything, proxy.passes = True, passes
+        core.worker("prefork", 1)
+        until(lambda: any(link.held for link in proxy.links), 30, "the worker waits for an answer")
+        proxy.everything = False
+        proxy.forget()
+        (event_id,) = publish(fresh_eyes, 1, "ok")
+        until(lambda: ended(core, [event_id]), 30, "the worker connects again")
+
+
 def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
     """RabbitMQ has not noticed that the worker's former connection is dead."""
     eyes = fresh_eyes
@@ -271,7 +294,8 @@ def test_a_missing_queue_at_the_start(fresh_eyes: Eyes, service: Make) -> None:
     until(lambda: looks() >= 2)
     before = channels()
     until(lambda: looks() >= 4, 20)
-    assert channels() <= before, "the channel that RabbitMQ closed is opened again, not one more"
+    # One of them may have been closed, and not yet opened again, when they were first counted.
+    assert channels() <= before + 1, "the channel that RabbitMQ closed is opened, not one more"
     core.declare()
     until(lambda: each_once(eyes), 20)
     (event_id,) = publish(eyes, 1, "ok")

@@ -178,9 +178,13 @@ def test_a_cold_shutdown_while_a_large_event_is_handed_over(
     small = eyes.event(ACT, {"plan": ["ok"]})
     until(lambda: core.ledger(what="end"))
     [child] = worker.children()
+    # Until it has sent its result, the worker writes nothing more to it.
+    until(lambda: state_of(child) == "S", what="it waits for an event")
     with stopped(child):
+        before = written(worker.pid)
         large = eyes.event(ACT, {"plan": ["ok"], "case": "x" * 900_000})
         until(lambda: large in worker.log, what="it is received")
+        until(lambda: written(worker.pid) > before + 3_000, what="a part of it is written")
         until(lambda: state_of(worker.pid) == "S", what="no more of it can be written")
         worker.signal(signal.SIGQUIT)
         until(lambda: not pending(worker.pid, signal.SIGQUIT), what="the signal has come")
@@ -208,6 +212,12 @@ def test_a_cold_shutdown_while_an_event_is_handed_to_a_thread(
     until(lambda: {line["event"] for line in core.ledger(what="end")} == ids, 40)
     assert following.stop() == 0
     assert not again(core, "end")
+
+
+def written(pid: int) -> int:
+    """Return the number of bytes that a process has written so far."""
+    text = Path(f"/proc/{pid}/io").read_text()
+    return int(dict(line.split(": ") for line in text.splitlines())["wchar"])
 
 
 def pending(pid: int, number: int) -> bool:

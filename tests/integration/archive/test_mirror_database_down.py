@@ -10,6 +10,7 @@ from urllib.parse import quote
 import pytest
 from django.core.management import call_command
 
+from django_amqp_events.archive import mirror
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
 from tests.conftest import _vhost, archive_in
 
@@ -57,6 +58,37 @@ def test_server_is_killed(billing, private_server, tmp_path, transactional_db, d
         )
         assert running.stop() == 0
         assert billing.ready("billing:archive") == 0
+
+
+@pytest.mark.parametrize("private_server", ["mariadb"], indirect=True)
+def test_a_message_is_larger_than_a_packet(
+    billing, private_server, monkeypatch, transactional_db, django_db_blocker
+):
+    monkeypatch.setattr(mirror, "ASIDE", 0.5)
+    said: list[str] = []
+
+    def allow(size: int) -> None:
+        private_server.execute(f"SET GLOBAL max_allowed_packet = {size}")
+
+    large = b"[[],{},{}]" + b" " * 1024 * 1024
+    messages = [archived(received(f"order-{n}", body=large if n == 4 else None)) for n in range(10)]
+    running = mirror.Mirror(
+        app=billing.app,
+        settings=billing.settings,
+        tell=said.append,
+        # After the others are stored.
+        mirrored=lambda _: allow(16 * 1024 * 1024) if running.total.events == 9 else None,
+        stop=lambda: running.total.events == 10,
+    )
+    with django_db_blocker.unblock(), archive_in("mariadb", private_server.settings()) as database:
+        database.migrate()
+        allow(1024 * 1024)
+        publish(billing, *messages)
+        running.run()
+        assert ArchivedEvent.objects.get(event_id="order-4").body_size == len(large)
+    assert "a message cannot be stored and stays in the archive queue" in said[0]
+    assert "raise the server's max_allowed_packet" in said[0]
+    assert billing.ready("billing:archive") == 0
 
 
 @pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)

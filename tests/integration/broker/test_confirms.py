@@ -133,8 +133,8 @@ def test_nacked_by_a_full_queue_although_another_queue_took_it(wire: Wire):
     error = failure({"n": 2})
     assert type(error) is PublishNackedError
     assert error.published is None
-    # The healthy queue has both: this is why a repeat uses the same event id.
-    assert wire.ids() == [first, error.event_id]
+    # The healthy queue has both, perhaps after the nack: so a repeat uses the same event id.
+    assert wire.ids(about=2) == [first, error.event_id]
     wire.channel.queue_delete(full)
     assert publish_event(NAME, {"n": 3})
 
@@ -554,7 +554,7 @@ def test_failover_addresses_share_the_time(wire: Wire):
 def test_tls(wire: Wire):
     proxy = wire.proxy(tls=CERTIFICATE)
     wire.configure(
-        url=proxy.url, celery={"broker_use_ssl": {"ca_certs": CERTIFICATE}}, CONFIRM_TIMEOUT=1
+        url=proxy.url, celery={"broker_use_ssl": {"ca_certs": CERTIFICATE}}, CONFIRM_TIMEOUT=3
     )
     published = publish_many(NAME, [{"text": "x" * 20_000, "n": n} for n in range(200)])
     assert sorted(wire.ids()) == sorted(published)
@@ -564,7 +564,7 @@ def test_tls(wire: Wire):
     proxy.flowing.clear()
     began = time.monotonic()
     assert type(failure()) is PublishTimeoutError
-    assert time.monotonic() - began < 1.9, "TLS waited for an answer to its goodbye"
+    assert time.monotonic() - began < 5.9, "TLS waited for an answer to its goodbye"
     proxy.flowing.set()
     proxy.links[0].close()
     publish_event(NAME, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -39,6 +40,7 @@ def test_declares_then_finds_nothing_to_do(billing):
     assert "missing" not in out
     steps, _, tree = out.partition("billing on RabbitMQ")
     assert steps.count("declare") == 10
+    assert re.search(r"  \[10/(\d+)\] .*\n  and \d+ more\n", steps)
     assert "billing:archive  ok" in tree
     assert billing.command("events_declare", "--check")[0] == 0
     code, out, err = billing.command("events_declare")

@@ -47,7 +47,10 @@ def test_an_event_is_found_and_its_queues_are_counted(billing: Any) -> None:
 def test_an_event_that_no_row_has(billing: Any) -> None:
     code, out, err = billing.command("events_find", "order-99")
     assert (code, err) == (1, "")
-    assert "no row of 'order-99'" in out
+    assert "no row of 'order-99'\n" in out
+    code, out, _ = billing.command("events_find", "order=99")
+    assert code == 1
+    assert "no row of 'order=99': no event has 'order' in its SEARCH" in out
     code, _, err = billing.command("events_find", "x" * 201 + "*")
     assert code == 2
     assert "more than 200 characters" in err

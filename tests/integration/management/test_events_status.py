@@ -68,7 +68,7 @@ def test_delayed(billing):
     [
         (
             "archive",
-            "1 message waits to be mirrored, no consumer: run `manage.py events_mirror`",
+            "1 message waits to be mirrored, no consumer: run `manage.py events_companion`",
         ),
         ("graveyard", "1 isolated event waits to be run alone, no consumer"),
     ],

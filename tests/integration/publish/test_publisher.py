@@ -221,6 +221,7 @@ def databases(django_db_blocker: Any, tmp_path: Path) -> Iterator[None]:
                 **default,
                 "ENGINE": "django.db.backends.sqlite3",
                 "NAME": tmp_path / alias,
+                "OPTIONS": {},
             }
         try:
             yield

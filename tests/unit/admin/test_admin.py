@@ -386,7 +386,8 @@ def test_each_page_has_a_constant_number_of_queries(ada):
         )
         ArchiveAction.objects.create(event=event, at=event.mirrored_at, action="discard")
     assert [queries_of(run) for run in pages(rows[:48])] == before
-    assert max(before) <= 27
+    # MariaDB allows no LIMIT in a subquery of IN, so the ids are read first.
+    assert max(before) <= 27 + (connection.vendor == "mysql")
 
 
 # -- detail

@@ -348,7 +348,7 @@ def test_a_batch_does_not_name_events_that_a_project_hides(
     [
         ("failed=day", "All with last failure in the last 24 hours"),
         ("group={group}", "All with group ValueError in send_invoice"),
-        ("q=send", "All with search send"),
+        ("q=send", "All with a search"),
         ("handler=send_invoice&failed=never", "All with handler send_invoice, failed never"),
     ],
 )

@@ -102,6 +102,24 @@ def test_the_box_is_in_the_index_of_the_app_and_the_page_on_the_dashboard() -> N
     assert url in page(client.get(reverse("admin:django_amqp_events_dashboard_changelist"))).links
 
 
+def test_the_list_names_the_paths_that_are_searched() -> None:
+    words = page(staff(*EVERYTHING).get(reverse(world.LIST))).words
+    assert "Or a value of order_id, note (17, order_id=17, order_id=17*)." in words
+
+
+def test_the_list_shows_values_in_the_order_of_their_declaration() -> None:
+    row = stored()
+    search_values.store([(row.pk, "a_path_of_before", "1")], using="default")
+    words = page(staff(*EVERYTHING).get(reverse(world.LIST))).words
+    assert words.index("order_id=7") < words.index("note=Gr") < words.index("a_path_of_before")
+
+
+def test_the_list_names_no_path_to_users_who_may_not_search() -> None:
+    words = page(staff("view_archivedevent").get(reverse(world.LIST))).words
+    assert "or the id of a row or replay." in words
+    assert "Or a value of" not in words
+
+
 @pytest.mark.parametrize("term", ["7", "order_id=7", "order_id=7*", "note=Gr*", "note=Grüße"])
 def test_the_list_searches_by_value(term: str) -> None:
     row = stored()

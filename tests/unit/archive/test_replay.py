@@ -419,7 +419,8 @@ def test_unrecorded_publish_is_repeated(
     assert str(report.stopped.params["error"]).startswith("OperationalError")
     assert [again(row).state for row in rows] == ["queued", "queued", "archived", "archived"]
     assert replay.resume() == 0, "its time is not over"
-    assert replay.resume(lease=0) == 2
+    # PostgreSQL's clock stands still in the test's transaction.
+    assert replay.resume(lease=-1) == 2
     assert [again(row).state for row in rows[:2]] == ["replaying", "replaying"]
     ids = [message.headers["event-replay-id"] for message in broker.messages]
     assert ids[:2] == ids[2:], "the same replay ids"

@@ -24,7 +24,7 @@ from django_amqp_events.archive.selection import SearchTerm, Selection
 from django_amqp_events.declare.declarations import declarations
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.message.types import Received
-from django_amqp_events.models import ArchivedEvent, SearchValue, State
+from django_amqp_events.models import ArchivedEvent, ReplayBatch, SearchValue, State
 from django_amqp_events.publish import publisher
 from tests import archive_rows
 from tests.archive_rows import Broker, again
@@ -317,6 +317,15 @@ def test_commands_match_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = run_command("events_replay", "--match", "order_id=17", "--match", "order_id=9")
     assert (code, out.strip()) == (0, "1 of 1 event published")
     assert [message.event_id for message in broker.messages] == ["order-17"]
+
+
+def test_the_title_of_a_batch_does_not_contain_the_value() -> None:
+    make(17)
+    asked = ("--background", "--match", "order_id=17", "--comment", "fixed")
+    code, _, _ = run_command("events_replay", *asked)
+    batch = ReplayBatch.objects.get()
+    assert (code, batch.total, batch.title) == (0, 1, "search ['order_id']")
+    assert batch.criteria == {"search": ["order_id=17"]}
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from amqp.transport import TCPTransport
 from hypothesis import given
 from hypothesis import strategies as st
 
-from django_amqp_events.broker.delivery_headers import HeaderReader
+from django_amqp_events.broker.delivery_reader import DeliveryReader
 from django_amqp_events.broker.frame_reader import PIECE, FrameReader
+from django_amqp_events.message.types import Received
 
 NUMBER, OTHER = 1, 2
 TAG = "1:worker:queue"
@@ -77,9 +78,13 @@ class Hub:
 
 
 class Reading:
-    """A connection with a controlled peer, and the messages on its two channels."""
+    """A connection with a controlled peer, and the messages on its two channels.
 
-    def __init__(self, ends: tuple[socket.socket, socket.socket]) -> None:
+    Args:
+        ours: whether our reader takes the deliveries of the first channel, or py-amqp.
+    """
+
+    def __init__(self, ends: tuple[socket.socket, socket.socket], *, ours: bool = True) -> None:
         mine, self.peer = ends
         self.connection = amqp.Connection()
         transport = TCPTransport("localhost:5672")
@@ -95,7 +100,11 @@ class Reading:
         self.hub = Hub()
         self.channel = self.opened(NUMBER)
         self.other = self.opened(OTHER)
-        self.frames = HeaderReader(self.channel)
+        if ours:
+            self.channel.basic_consume = lambda _queue, callback: self.channel.callbacks.update(
+                {TAG: callback}
+            )
+            DeliveryReader(self.channel).consume("queue", self.received)
 
     def opened(self, number: int) -> amqp.Channel:
         channel = amqp.Channel(self.connection, number, auto_decode=False)
@@ -105,10 +114,23 @@ class Reading:
         channel.basic_reject = lambda tag, requeue: self.seen.append((number, "rejected", tag))
         return channel
 
-    def came(self, number: int, message: Any) -> None:
-        properties = self.frames.properties() if number == NUMBER else message.properties
-        body = message.body or b""  # py-amqp uses an empty str without a body
-        self.seen.append((number, message.delivery_tag, message.delivery_info, body, properties))
+    def came(self, number: int, message: amqp.Message) -> None:
+        properties = dict(message.properties)
+        info = message.delivery_info
+        self.seen.append(
+            (
+                number,
+                message.delivery_tag,
+                message.body or b"",  # py-amqp uses an empty str without a body
+                properties.pop("application_headers", {}),
+                properties,
+                (info["exchange"], info["routing_key"], info["redelivered"]),
+            )
+        )
+
+    def received(self, tag: int, message: Received) -> None:
+        where = (message.exchange, message.routing_key, message.redelivered)
+        self.seen.append((NUMBER, tag, message.body, message.headers, message.properties, where))
 
     def drain(self) -> None:
         """Read what has come."""
@@ -120,10 +142,10 @@ class Reading:
 
 
 @contextmanager
-def reading() -> Iterator[Reading]:
+def reading(*, ours: bool = True) -> Iterator[Reading]:
     ends = socket.socketpair()
     try:
-        yield (it := Reading(ends))
+        yield (it := Reading(ends, ours=ours))
     finally:
         inbound = getattr(it.connection.blocking_read, "__self__", None)
         if isinstance(inbound, FrameReader):
@@ -133,14 +155,17 @@ def reading() -> Iterator[Reading]:
             end.close()
 
 
-def read(pieces: list[bytes], *, several: bool | None) -> tuple[list[Any], int, str]:
+def read(
+    pieces: list[bytes], *, several: bool | None, ours: bool = True
+) -> tuple[list[Any], int, str]:
     """Return what comes of pieces that arrive one after another, and then the end.
 
     Args:
+        ours: whether our reader takes the deliveries.
         several: for an event loop; ``None``: py-amqp reads them, all at once, since it would
             look for the rest of a frame again and again for ever.
     """
-    with reading() as it:
+    with reading(ours=ours) as it:
         if several is None:
             pieces = [b"".join(pieces)]
         else:
@@ -199,7 +224,9 @@ def streams(draw: st.DrawFn) -> list[bytes]:
 
 @given(streams(), st.booleans())
 def test_the_same_as_py_amqp(pieces: list[bytes], several: bool) -> None:
-    assert read(pieces, several=several) == read(pieces, several=None)
+    theirs = read(pieces, several=None, ours=False)
+    assert read(pieces, several=several) == theirs
+    assert read(pieces, several=None) == theirs
 
 
 @given(
@@ -231,19 +258,28 @@ def test_one_or_several_in_one_call(several: bool, first: list[int]) -> None:
         assert [seen[1] for seen in it.seen] == [1, 2, 3]
 
 
+def test_deliveries_while_the_channel_closes_are_left_to_the_broker() -> None:
+    with reading() as it:
+        FrameReader(it.channel, several=True)
+        it.channel.is_closing = True
+        it.peer.sendall(b"".join(delivery(tag=1)))
+        it.drain()
+        assert it.seen == []
+
+
 def test_a_consumer_that_reads_on() -> None:
     """A synchronous call within a delivery processes other frames in order."""
     with reading() as it:
         order: list[str] = []
 
-        def outer(message: Any) -> None:
+        def outer(tag: int, **_fields: Any) -> None:
             it.channel.callbacks[TAG] = inner
-            order.append(f"{message.delivery_tag} begins")
+            order.append(f"{tag} begins")
             it.connection.drain_events(timeout=1)
-            order.append(f"{message.delivery_tag} ends")
+            order.append(f"{tag} ends")
 
-        def inner(message: Any) -> None:
-            order.append(str(message.delivery_tag))
+        def inner(tag: int, **_fields: Any) -> None:
+            order.append(str(tag))
 
         it.channel.callbacks[TAG] = outer
         FrameReader(it.channel, hub=it.hub, several=True)
@@ -379,7 +415,7 @@ def test_a_body_larger_than_a_piece() -> None:
             except BlockingIOError:
                 it.drain()
         it.drain()
-        assert [seen[3] for seen in it.seen] == [body]
+        assert [seen[2] for seen in it.seen] == [body]
 
 
 def closed(it: Reading) -> None:

@@ -896,19 +896,20 @@ def test_hostile_django_settings(
 
 
 @pytest.mark.parametrize("archive_database", ["mariadb"], indirect=True)
-def test_an_old_mariadb_without_transactions_or_utf8mb4(
+def test_an_old_mariadb_without_transactions_utf8mb4_or_large_packets(
     archive_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alias = archive_database.alias
     connection: Any = connections[alias]
-    assert list(checks_database.check_servers([alias, "default"])) == []
+    assert list(checks_database.check_servers([alias, "default"], 16 * 1024 * 1024)) == []
     monkeypatch.setitem(connection.settings_dict["OPTIONS"], "charset", "latin1")
     connection.close()
     monkeypatch.setitem(vars(connection.features), "supports_transactions", False)
     monkeypatch.setitem(vars(connection), "mysql_version", (10, 5, 29))
-    problems = list(checks_database.check_servers([alias, "default"]))
-    assert [each.code for each in problems] == ["E029", "E030", "W019"]
+    problems = list(checks_database.check_servers([alias], 20_000_000))
+    assert [each.code for each in problems] == ["E029", "E030", "W019", "W024"]
     assert "10.5.29" in problems[0].message
+    assert "at least 40000000" in problems[3].hint
     connection.close()
 
 

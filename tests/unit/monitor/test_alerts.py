@@ -237,7 +237,7 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
 
 
 @DATABASES
-def test_an_alert_follows_its_group(heard: Any) -> None:
+def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
     """The count is current; a condition that returned between two checks is sent again."""
     seen = NOW - timedelta(minutes=5)
     group = FailureGroup.objects.create(
@@ -252,6 +252,11 @@ def test_an_alert_follows_its_group(heard: Any) -> None:
         return sorted((kind, name) for name, kind, _ in names(heard))
 
     assert look(NOW) == [("group_new", "raised")]
+    [said] = caplog.messages
+    assert said == (
+        "alert raised: New failure: TaxError in send_invoice (2 open): "
+        "shop.TaxError in an unknown function"
+    )
     assert look(NOW, open=7) == []
     alert = Alert.objects.get()
     assert "7 open" in alert.text

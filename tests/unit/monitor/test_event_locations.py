@@ -14,7 +14,14 @@ from django_amqp_events.archive.batches import batch_states
 from django_amqp_events.archive.selection import Selection
 from django_amqp_events.databases import Now
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.models import ArchivedEvent, InboxEntry, OutboxEvent, Replay, State
+from django_amqp_events.models import (
+    ArchivedEvent,
+    InboxEntry,
+    OutboxEvent,
+    Replay,
+    State,
+    clean,
+)
 from django_amqp_events.monitor import event_locations
 from django_amqp_events.monitor.event_locations import Locations, locate
 from tests import archive_rows
@@ -185,3 +192,9 @@ def test_the_newest_rows_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_start_of_a_value_that_is_too_long_is_refused() -> None:
     with pytest.raises(ValueError, match="more than 200 characters"):
         find("x" * 201 + "*")
+
+
+def test_text_that_a_database_refuses_finds_what_was_stored_of_it() -> None:
+    make(1, event_id=clean("a\0b\udcff"))
+    assert [each.id for each in find("a\0b\udcff").events] == ["a\\x00b\\udcff"]
+    assert find("order_id=\0").events == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -77,12 +78,32 @@ def test_as_text(parts: list[liveness.Part]) -> None:
     assert run_command("events_health", "--live", verbosity=0)[:2] == (0, "")
 
 
+def test_a_name_that_another_user_has_bound(parts: list[liveness.Part]) -> None:
+    parts.append(part("relay"))
+    name = f"\0amqp-events/probed/{process_identity.place()}"
+    with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as other:
+        one.bind(f"{name}.x")
+        other.bind(f"{name}.1.x")
+        assert probe("--live") == (0, {"relay": ""})
+
+
+def test_services_whose_names_begin_alike(parts: list[liveness.Part]) -> None:
+    parts.append(part("relay"))
+    with override_events(SERVICE="probed" * 8 + "1"):
+        liveness.listen(get_settings())
+        assert probe("--live") == (0, {"relay": ""})
+    with override_events(SERVICE="probed" * 8 + "2"):
+        assert list(probe("--live")[1]) == [""]
+
+
 def test_another_service_is_not_examined(parts: list[liveness.Part]) -> None:
     parts.append(part("relay"))
     with override_events(SERVICE="other"):
         assert probe("--live") == (
             1, {"": "no process of service 'other' runs in this container"}
         )  # fmt: skip
+        told = run_command("events_health", "--live")[1]
+        assert told == "no process of service 'other' runs in this container\n"
 
 
 def test_a_system_without_proc(parts: list[liveness.Part], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,8 +83,10 @@ def _patch(**_: object) -> None:
     """Shorten what would take half an hour."""
     from django_amqp_events.backoff import Backoff
     from django_amqp_events.signals import event_hanging
-    from django_amqp_events.worker import reaper, settlement
+    from django_amqp_events.worker import connection_errors, reaper, settlement
 
+    if silence := os.environ.get("TESTPROJECT_SILENCE"):
+        connection_errors.SILENCE = int(silence)  # type: ignore[misc]
     if hold := os.environ.get("TESTPROJECT_HOLD"):
         settlement.HOLD = float(hold)  # type: ignore[misc]
     if idle := os.environ.get("TESTPROJECT_IDLE"):

@@ -147,6 +147,7 @@ def _shorten(seconds: float) -> None:
     from django.conf import settings
 
     from django_amqp_events.archive import mirror, replay
+    from django_amqp_events.archive.batches import runner
     from django_amqp_events.publish import outbox_rows
 
     outbox_rows.LEASE = seconds  # type: ignore[misc]
@@ -154,7 +155,7 @@ def _shorten(seconds: float) -> None:
     outbox_rows.RENEW = seconds / 6  # type: ignore[misc]
     # All of it: three confirm time-outs are added.
     confirms: float = 3 * settings.AMQP_EVENTS["CONFIRM_TIMEOUT"]  # type: ignore[assignment]
-    replay.LEASE = seconds - confirms  # type: ignore[misc]
+    replay.LEASE = runner.LEASE = seconds - confirms  # type: ignore[misc]
     mirror.SWEEP = (0.5, 0.5)  # type: ignore[misc]
 
 

@@ -1,0 +1,152 @@
+"""Read the deliveries of a channel in place of py-amqp.
+
+py-amqp decodes a delivery while it reads the socket. If it cannot (a time beyond the year 9999,
+such as JavaScript's milliseconds; a message id that is not UTF-8; thousands of nested tables), the
+error passes through Celery's event loop and ends the worker, and the next worker gets the same
+message. Here such a delivery has the reason in place of its headers and properties. Frames:
+https://www.rabbitmq.com/resources/specs/amqp0-9-1.pdf, 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Final
+
+import amqp
+from amqp.exceptions import UnexpectedFrame
+from amqp.serialization import decode_properties_basic
+
+from ..message.headers import EVENT_UNREADABLE
+from ..message.text import MAX_DEPTH, routing_key_text, too_deep
+from ..message.types import Received
+from .quick_properties import quick_properties
+
+METHOD: Final = 1
+HEADER: Final = 2
+BODY: Final = 3
+DELIVER: Final = b"\x00\x3c\x00\x3c"
+#: Size of class and weight, which come before the size of the body, and of all three.
+_BODY_SIZE: Final = 4
+_PROPERTIES: Final = 12
+_unpack_size: Final = Struct(">Q").unpack_from
+#: Delivery tag and the bit ``redelivered``.
+_TAG: Final = Struct(">QB")
+
+#: Called with a delivery tag and the message.
+OnDelivery = Callable[[int, Received], None]
+
+
+class DeliveryReader:
+    """Reads the deliveries of one channel; other frames go to py-amqp.
+
+    Args:
+        channel: an open channel that only consumes.
+    """
+
+    def __init__(self, channel: amqp.Channel) -> None:
+        self._channel = channel
+        self._connection = channel.connection
+        # The delivery that is arriving, and the missing bytes of its body.
+        self._deliver = self._header = b""
+        self._body: list[bytes] = []
+        self._missing = 0
+        self._others = self._connection.on_inbound_frame
+        self._connection.on_inbound_frame = self._on_frame
+
+    def consume(self, queue: str, on_delivery: OnDelivery, **options: Any) -> str:
+        """Consume a queue, with the options of py-amqp's ``basic_consume``.
+
+        Returns:
+            the consumer tag.
+        """
+
+        def callback(number: int, **fields: Any) -> None:
+            on_delivery(number, Received(queue=queue, **fields))
+
+        tag: str = self._channel.basic_consume(queue, callback=callback, **options)
+        return tag
+
+    def _on_frame(self, frame: tuple[int, int, bytes]) -> Any:
+        """Take a frame in place of py-amqp's ``Connection.on_inbound_frame``.
+
+        Returns:
+            whether a method is complete, with its content.
+
+        Raises:
+            amqp.exceptions.UnexpectedFrame: the content of a delivery is incomplete.
+        """
+        kind, channel, payload = frame
+        # py-amqp sets the number to None when the channel is closed.
+        if channel != self._channel.channel_id:
+            return self._others(frame)
+        if not self._deliver:
+            if kind != METHOD or not payload.startswith(DELIVER):
+                return self._others(frame)
+            self._deliver = payload
+        elif kind == HEADER and not self._header:
+            self._header = payload
+            (self._missing,) = _unpack_size(payload, _BODY_SIZE)
+        elif kind == BODY and self._header:
+            self._body.append(payload)
+            self._missing -= len(payload)
+        else:
+            raise UnexpectedFrame(f"a frame of type {kind} came within a delivery")
+        # py-amqp counts frames here, for its heartbeats.
+        self._connection.bytes_recv += 1
+        if not self._header or self._missing > 0:
+            return False
+        self._complete()
+        return True
+
+    def _complete(self) -> None:
+        deliver, header, body = self._deliver, self._header, b"".join(self._body)
+        # Before the callback, which may read from this connection.
+        self._deliver = self._header = b""
+        self._body.clear()
+        channel = self._channel
+        if channel.is_closing:
+            return  # RabbitMQ delivers it again
+        # After class and method, each name follows its length of one byte.
+        start = 5
+        end = start + deliver[4]
+        number, redelivered = _TAG.unpack_from(deliver, end)
+        callback = channel.callbacks.get(deliver[start:end].decode())
+        if callback is None:
+            # Its consumer was cancelled.
+            channel.basic_reject(number, requeue=True)
+            return
+        start = end + _TAG.size + 1
+        end = start + deliver[start - 1]
+        callback(
+            number,
+            redelivered=bool(redelivered),
+            exchange=_text(deliver[start:end]),
+            routing_key=_text(deliver[end + 1 :]),
+            body=body,
+            **_content(header),
+        )
+
+
+def _content(header: bytes) -> dict[str, Any]:
+    """Return headers and properties; if they cannot be decoded, their bytes and the reason."""
+    try:
+        properties = quick_properties(header, _PROPERTIES)
+        if properties is None:
+            properties = decode_properties_basic(header, _PROPERTIES)[0]
+            if too_deep(properties.get("application_headers") or {}):
+                raise ValueError(f"they are nested deeper than {MAX_DEPTH}")
+    except Exception as exc:  # noqa: BLE001 - a publisher decides what py-amqp raises
+        why = f"the headers and properties cannot be read: {type(exc).__name__}: {exc}"
+        raw = {EVENT_UNREADABLE: header[_PROPERTIES:]}
+        return {"headers": raw, "properties": {}, "unreadable": why}
+    headers = properties.pop("application_headers", None)
+    return {"headers": headers if isinstance(headers, dict) else {}, "properties": properties}
+
+
+def _text(name: bytes) -> str:
+    """Return the name of an exchange or a routing key; a publisher may choose any bytes."""
+    try:
+        return name.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return routing_key_text(name.decode("utf-8", "backslashreplace"))
