@@ -72,8 +72,8 @@ class AppendOnlyError(AmqpEventsError, TypeError):
     @classmethod
     def of(cls, model: str) -> AppendOnlyError:
         return cls(
-            f"{model} is part of the audit log and cannot be changed. `manage.py events_prune` "
-            f"deletes it with its event"
+            f"{model} is part of the audit log and cannot be changed. Only "
+            f"`manage.py events_prune` deletes it"
         )
 
 

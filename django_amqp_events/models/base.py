@@ -43,14 +43,14 @@ class PartialIndex(models.Index):
 
 
 class AppendOnlyRows(models.QuerySet[M]):
-    """Rows that are added and never changed; ``events_prune`` deletes them with their event."""
+    """Rows that are added and never changed; ``events_prune`` deletes them."""
 
     def update(self, **kwargs: Any) -> NoReturn:
         raise AppendOnlyError.of(self.model.__name__)
 
 
 class AppendOnly(models.Model):
-    """A row that is added and never changed; only its event deletes it.
+    """A row of the audit log: added, never changed, and deleted only by ``events_prune``.
 
     docs/audit.md shows how to enforce this in the database.
     """

@@ -9,7 +9,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from .archive import ArchivedEvent, Replay
-from .base import LENGTH, Moment, PartialIndex
+from .base import LENGTH, AppendOnly, Moment, PartialIndex
 from .text import visible
 
 
@@ -162,8 +162,8 @@ class ReplayBatchEvent(models.Model):
         return f"{self.event_id}: {self.state}"
 
 
-class ReplayBatchAction(models.Model):
-    """An action on a batch by a user, a command or (``by=""``) its runner. Append-only."""
+class ReplayBatchAction(AppendOnly):
+    """An action on a batch by a user, a command or (``by=""``) its runner."""
 
     class Action(models.TextChoices):
         FREEZE = "freeze", _("created")

@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .base import LENGTH, Moment
+from .base import LENGTH, AppendOnly, Moment
 from .text import visible
 
 
@@ -74,8 +74,8 @@ class FailureGroup(models.Model):
         }
 
 
-class GroupAction(models.Model):
-    """A note or action on a group. Append-only.
+class GroupAction(AppendOnly):
+    """A note or action on a group.
 
     Attributes:
         text: the new text, or the reason of an action.

@@ -28,8 +28,12 @@ from django_amqp_events.message.types import Received
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
+    FailureGroup,
+    GroupAction,
     InboxEntry,
     Replay,
+    ReplayBatch,
+    ReplayBatchAction,
     Revision,
     State,
 )
@@ -569,20 +573,32 @@ def test_inbox_entry_is_shown_before_an_edit() -> None:
 # -- what is kept ---------------------------------------------------------------------------
 
 
-def test_revisions_and_decisions_are_added_and_never_changed() -> None:
+def test_the_audit_log_is_added_to_and_never_changed() -> None:
     edit(make())
-    for row in (Revision.objects.get(), ArchiveAction.objects.get()):
-        row.reason = "another"
-        model: Any = type(row)
+    batch = ReplayBatch.objects.create(service="billing", created_at=NOW)
+    group = FailureGroup.objects.create(
+        id=uuid4(), algorithm=1, service="billing", first_seen=NOW, last_seen=NOW
+    )
+    ReplayBatchAction.objects.create(batch=batch, at=NOW, action="start", by="ada")
+    GroupAction.objects.create(group=group, at=NOW, action="note", by="ada")
+    for model in (Revision, ArchiveAction, ReplayBatchAction, GroupAction):
+        objects: Any = model.objects
+        row = objects.get()
+        by, row.by = row.by, "another"
         for change in (
             row.save,
             row.delete,
-            lambda model=model: model.objects.update(reason="another"),
-            lambda model=model, row=row: model.objects.bulk_update([row], ["reason"]),
+            lambda objects=objects: objects.update(by="another"),
+            lambda objects=objects, row=row: objects.bulk_update([row], ["by"]),
         ):
             with pytest.raises(AppendOnlyError, match=f"{model.__name__} is part of the audit log"):
                 change()
-        assert model.objects.get().reason == "no such country"
+        assert objects.get().by == by
+    # They go with what they are about.
+    batch.delete()
+    group.delete()
+    assert not ReplayBatchAction.objects.exists()
+    assert not GroupAction.objects.exists()
 
 
 def test_revisions_go_with_their_event_when_it_is_old() -> None:
