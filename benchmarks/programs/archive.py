@@ -106,7 +106,7 @@ def inserted(number: int) -> dict[str, Any]:
             with transaction.atomic():
                 ArchivedEvent.objects.bulk_create(rows)
                 ArchivedFailure.objects.bulk_create(failures)
-            intake.ack(batch)
+            intake.ack(batch, range(len(batch.messages)))
             done += len(batch.messages)
         intake.close()
     return {**answer, "rows": ArchivedEvent.objects.count()}

@@ -21,7 +21,7 @@ from django.db import Error, connections, transaction
 from ..broker.batch_reader import Batch, BatchReader
 from ..broker.topology import Names
 from ..conf import Settings
-from ..databases import error_line, exceeds_packet
+from ..databases import error_line, exceeds_packet, table_missing
 from ..exceptions import AmqpEventsError
 from ..message.types import Received
 from ..models import ArchivedEvent
@@ -114,8 +114,7 @@ class Mirror:
     def _mirror(self, reader: BatchReader, batch: Batch) -> None:
         counts = Counts()
         stored = list(self._store(batch.messages, range(len(batch.messages)), counts))
-        whole = not self.aside and len(stored) == len(batch.messages)
-        reader.ack(batch, None if whole else stored)
+        reader.ack(batch, stored)
         self.total.add(counts)
         self.mirrored(counts)
 
@@ -139,7 +138,7 @@ class Mirror:
             counts.add(store([messages[place] for place in places], self.settings))
         except Error as exc:
             # _takes_rows() replaces a lost connection, so a second attempt, by halves, succeeds.
-            if not _takes_rows() or self.aside >= self.size:
+            if table_missing(exc) or not _takes_rows() or self.aside >= self.size:
                 raise
             if len(places) > 1 or not again:
                 middle = len(places) // 2

@@ -20,8 +20,9 @@ from celery import Celery
 
 from ..broker import connection as connection_module
 from ..broker.batch_reader import Batch, BatchReader
-from ..broker.provisioning.amqp_api import Amqp, Depth
+from ..broker.provisioning.amqp_api import Amqp
 from ..broker.publisher_pool import PublisherPool
+from ..broker.queue_depth import Depth
 from ..broker.topology import Names
 from ..conf import Settings
 from ..context import ReceivedEvent

@@ -7,7 +7,7 @@ without an acknowledgement again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +21,7 @@ from ..message.types import Received
 from . import amqp_internals, connection
 from .delivery_reader import DeliveryReader
 from .frame_reader import FrameReader
+from .queue_depth import queue_depth
 
 #: Seconds between heartbeats; after two without one the connection counts as lost.
 HEARTBEAT: Final = 20
@@ -75,6 +76,8 @@ class BatchReader:
         # Delivery tags and messages that are in no batch yet, and the bytes of their bodies.
         self._waiting: list[tuple[int, Received]] = []
         self._bytes = 0
+        # All messages of all batches have been acknowledged so far.
+        self._whole = True
         self._cancelled = False
         self._lost = False
         self._window = 1
@@ -139,22 +142,22 @@ class BatchReader:
             raise self._gone(exc) from exc
         return Batch(messages=messages, last=taken[-1][0])
 
-    def ack(self, batch: Batch, only: Iterable[int] | None = None) -> None:
-        """Acknowledge a batch and everything before it.
-
-        Args:
-            only: acknowledge these of the batch instead, by their index.
+    def ack(self, batch: Batch, places: Collection[int]) -> None:
+        """Acknowledge messages of a batch, by their index.
 
         Raises:
             BrokerUnavailableError: the connection is lost; the batch is delivered again.
         """
+        self._whole = self._whole and len(places) == len(batch.messages)
         try:
-            if only is None:
+            if self._whole:
+                # One ack for all: of many, RabbitMQ loses those that a busy queue has not taken
+                # when the channel closes (rabbit_fifo_client.erl, ``settle``).
                 self._channel.basic_ack(batch.last, multiple=True)
                 return
             # The channel has one consumer, so its delivery tags have no gaps.
             first = batch.last - len(batch.messages) + 1
-            for place in only:
+            for place in places:
                 self._channel.basic_ack(first + place)
         except _ERRORS as exc:
             raise self._gone(exc) from exc
@@ -166,10 +169,9 @@ class BatchReader:
             BrokerUnavailableError: the connection is lost.
         """
         try:
-            answer = self._channel.queue_declare(self.queue, passive=True)
+            return queue_depth(self._channel, self.queue).ready + len(self._waiting)
         except _ERRORS as exc:
             raise self._gone(exc) from exc
-        return int(answer.message_count) + len(self._waiting)
 
     def close(self) -> None:
         """Close the connection."""

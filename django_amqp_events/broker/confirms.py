@@ -249,7 +249,11 @@ class ConfirmChannel:
             self._before_read()
             remaining = self._deadline - time.monotonic()
             if remaining <= 0:
-                raise TimeoutError(f"no confirm within {self.timeout:g} s")
+                # This process may have stood still, with confirms in its socket.
+                self._read_waiting()
+                if self._unconfirmed and self._deadline <= time.monotonic():
+                    raise TimeoutError(f"no confirm within {self.timeout:g} s")
+                continue
             # drain_events restarts its time-out with each part of an answer. After a time-out
             # py-amqp keeps a frame that it has read in part.
             with suppress(TimeoutError):

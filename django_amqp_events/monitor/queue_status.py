@@ -11,9 +11,10 @@ from amqp import exceptions as amqp_errors
 from celery import Celery
 
 from ..broker.provisioning import drift
-from ..broker.provisioning.amqp_api import Amqp, Depth, session
+from ..broker.provisioning.amqp_api import Amqp, session
 from ..broker.provisioning.inspection import REMEDY, role_of
 from ..broker.provisioning.management_api import ManagementApi
+from ..broker.queue_depth import Depth
 from ..broker.topology import (
     Names,
     Queue,

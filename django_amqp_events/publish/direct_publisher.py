@@ -125,17 +125,13 @@ class DirectPublisher:
         if self._pid != os.getpid():
             self.forget_after_fork()
         commit.awaited = self.prompt
-        why = self._enqueue(commit)
-        if why:
-            self._postpone(commit, why)
-            return
-        if not commit.awaited:
-            return
         try:
-            if not commit.done.wait(PATIENCE):
+            if why := self._enqueue(commit):
+                self._postpone(commit, why)
+            elif commit.awaited and not commit.done.wait(PATIENCE):
                 self.prompt = False
         finally:
-            # Also when a signal ends the wait.
+            # Also when a signal ends it.
             with self._changed:
                 commit.awaited = False
             if commit.answers:

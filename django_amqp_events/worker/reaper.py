@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from amqp.exceptions import NotFound
 
+from ..broker.queue_depth import queue_depth
 from ..broker.topology import Names
 from ..conf import Settings
 from ..declare.registry import Registry
@@ -209,7 +210,7 @@ class ReaperStep(EventStep):
         if self._probe is None or self._probe.connection is None:
             self._probe = connection.channel()
         try:
-            return int(self._probe.queue_declare(queue, passive=True).message_count)
+            return queue_depth(self._probe, queue).ready
         except NotFound:
             return 0
 

@@ -13,7 +13,8 @@ from uuid import UUID
 from django.db.models import Case, CharField, Count, F, IntegerField, Min, Q, QuerySet, Value, When
 
 from ...broker import connection
-from ...broker.provisioning.amqp_api import Depth, session
+from ...broker.provisioning.amqp_api import session
+from ...broker.queue_depth import Depth
 from ...broker.topology import Names
 from ...conf import Settings, get_settings
 from ...declare.registry import Handler

@@ -30,6 +30,7 @@ from kombu import Connection
 from ...conf import Settings
 from ...exceptions import BrokerUnavailableError
 from .. import connection
+from ..queue_depth import Depth, queue_depth
 from ..topology import (
     Binding,
     Exchange,
@@ -56,14 +57,6 @@ _INEQUIVALENT = re.compile(
 )
 _VALUE = re.compile(r"^(?:the value )?'(?P<value>.*?)'(?: of type '\w+')?$", re.DOTALL)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """Numbers of ready messages and of consumers, from a passive declare."""
-
-    ready: int
-    consumers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +195,9 @@ class Amqp:
     def depth(self, name: str) -> Depth | None:
         """Return a queue's ready messages and consumers; ``None`` if it does not exist."""
         try:
-            answer = self.call(lambda channel: channel.queue_declare(name, passive=True))
+            return self.call(lambda channel: queue_depth(channel, name))
         except amqp_errors.NotFound:
             return None
-        return Depth(answer.message_count, answer.consumer_count)
 
     def exchange_exists(self, name: str) -> bool:
         try:

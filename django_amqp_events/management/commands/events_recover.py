@@ -20,7 +20,7 @@ from django_amqp_events import conf
 from django_amqp_events.archive import recovery
 from django_amqp_events.archive.recovery import Recovered
 from django_amqp_events.broker import connection
-from django_amqp_events.broker.provisioning.amqp_api import Depth
+from django_amqp_events.broker.queue_depth import Depth
 from django_amqp_events.broker.topology import Names
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management import arguments

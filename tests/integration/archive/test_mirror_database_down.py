@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from django.core.management import call_command
+from django.db import connections
 
 from django_amqp_events.archive import mirror
-from django_amqp_events.models import ArchivedEvent, ArchivedFailure
+from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Snapshot
 from tests.conftest import _vhost, archive_in
 
 from ..archiving import archived, publish, received
@@ -94,10 +96,9 @@ def test_a_message_is_larger_than_a_packet(
 @pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 def test_sqlite_locked_for_longer_than_the_timeout(billing, archive_database, tmp_path):
     impatient = {**archive_database.settings, "OPTIONS": {"timeout": 0.3}}
-    with (
-        archive_in("sqlite", impatient, path=archive_database.path) as database,
-        mirrors(billing.vhost, database, tmp_path) as processes,
-    ):
+    with mirrors(
+        billing.vhost, replace(archive_database, settings=impatient), tmp_path
+    ) as processes:
         with closing(sqlite3.connect(archive_database.path)) as writer:
             writer.execute("BEGIN IMMEDIATE")
             running = processes.start()
@@ -120,6 +121,30 @@ def test_missing_tables_are_waited_for(billing, archive_database, tmp_path):
         archive_database.migrate()
         stored(5)
         assert running.stop() == 0
+
+
+def test_one_missing_table_is_waited_for(billing, archive_database, tmp_path):
+    """As in the middle of a migration, where it is no transaction."""
+    table, away = ArchivedFailure._meta.db_table, "elsewhere"
+
+    def rename(old: str, new: str) -> None:
+        with connections["archive"].cursor() as cursor:
+            cursor.execute(f"ALTER TABLE {old} RENAME TO {new}")
+
+    rename(table, away)
+    try:
+        publish(billing, *some(0, 5))
+        with mirrors(billing.vhost, archive_database, tmp_path) as processes:
+            running = processes.start()
+            wait_until(lambda: "paused: a table is missing (" in running.said, "it says so", 60)
+            billing.wait_for_ready("billing:archive", 5)
+            rename(away, table)
+            stored(5)
+            assert "cannot be stored" not in running.said
+            assert running.stop() == 0
+    except BaseException:
+        rename(away, table)
+        raise
 
 
 @pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
@@ -148,7 +173,10 @@ def test_the_connection_is_cut(billing, archive_database, tmp_path):
 
     with mirrors(billing.vhost, archive_database, tmp_path) as processes:
         running = processes.start()
-        [connection] = wait_until(connections, "it is connected", 60)
+        # Its snapshots have short connections of their own, every 30 s.
+        wait_until(Snapshot.objects.exists, "a snapshot", 60)
+        wait_until(lambda: len(connections()) == 1, "it is connected", 60)
+        [connection] = connections()
         node.http("DELETE", f"/api/connections/{quote(connection['name'], safe='')}")
         wait_until(lambda: "the connection to RabbitMQ is lost" in running.said, "it says so")
         publish(billing, *some(0, 20))

@@ -19,7 +19,7 @@ from django_amqp_events.archive import states as event_states
 from django_amqp_events.archive.batches import batch_states, preview, runner
 from django_amqp_events.archive.batches.runner import Runner
 from django_amqp_events.archive.selection import Selection
-from django_amqp_events.broker.provisioning.amqp_api import Depth
+from django_amqp_events.broker.queue_depth import Depth
 from django_amqp_events.exceptions import (
     BrokerUnavailableError,
     ConfigurationError,

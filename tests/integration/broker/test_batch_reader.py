@@ -1,0 +1,59 @@
+"""Reading a queue in batches, and what RabbitMQ says of a queue that is busy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+
+import pytest
+
+from broker import Node
+from django_amqp_events.broker import queue_depth as module
+from django_amqp_events.broker.batch_reader import BatchReader
+from django_amqp_events.broker.queue_depth import queue_depth
+from tests.conftest import _vhost
+
+from ..conftest import Service, wait_until
+
+QUEUE = "billing.send_invoice"
+
+
+@pytest.fixture
+def billing(service: Callable[..., Service], private_node: Node) -> Iterator[Service]:
+    with _vhost(private_node, "reading") as vhost:
+        made = service(vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
+        made.declare()
+        yield made
+
+
+def test_a_busy_queue_is_not_taken_for_an_empty_one(
+    billing: Service, private_node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RabbitMQ answers for a leader that is late, and says that the queue has nothing."""
+    monkeypatch.setattr(module, "TRIES", 100)
+    for _ in range(3):
+        billing.publish("", QUEUE)
+    channel = billing.channel()
+    private_node.ctl(
+        "eval",
+        f'Leader = whereis(binary_to_atom(<<"{billing.vhost.name}_{QUEUE}">>, utf8)), '
+        "spawn(fun() -> true = erlang:suspend_process(Leader), timer:sleep(3000) end).",
+    )
+    answer = channel.queue_declare(QUEUE, passive=True)
+    assert (answer.message_count, answer.consumer_count) == (0, 0)
+    assert queue_depth(channel, QUEUE).ready == 3
+
+
+def test_acks_before_the_end_are_not_lost(billing: Service) -> None:
+    """When a channel closes, RabbitMQ drops single acks that a busy queue has not taken."""
+    wanted = 1 + 4 + 16 + 64
+    for _ in range(wanted + 15):
+        billing.publish("", QUEUE)
+    reader = BatchReader(billing.app, QUEUE, size=64, timeout=10)
+    with closing(reader):
+        while wanted:
+            batch = reader.batch(wait=20)
+            assert batch is not None
+            reader.ack(batch, range(len(batch.messages)))
+            wanted -= len(batch.messages)
+    wait_until(lambda: billing.ready(QUEUE) == 15, "the others are back")
