@@ -23,6 +23,7 @@ from kombu import Connection
 import django_amqp_events
 from broker import Broker
 from django_amqp_events.broker.confirms import ConfirmChannel
+from django_amqp_events.broker.queue_depth import queue_depth
 from django_amqp_events.message import encoding, headers
 from django_amqp_events.message.types import Message
 from tests import waiting
@@ -88,7 +89,7 @@ class Worker:
         try:
             return self.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not stop:\n{self.log[-4000:]}") from None
+            raise waiting.NotInTime(f"{self.name} did not stop:\n{self.log[-4000:]}") from None
 
     def kill(self) -> None:
         """SIGKILL for it and its pool processes, as the kernel's memory killer would."""
@@ -284,11 +285,11 @@ class Eyes:
         """
         channel = self.channel()
         try:
-            answer = channel.queue_declare(queue, passive=True)
+            depth = queue_depth(channel, queue)
         except (amqp.exceptions.NotFound, amqp.exceptions.ResourceLocked):
             return None
         channel.close()
-        return answer.message_count, answer.consumer_count
+        return depth.ready, depth.consumers
 
     def consumers(self, queue: str) -> int:
         answer = self.declared(queue)
@@ -312,7 +313,10 @@ class Eyes:
         }
 
     def empty(self, *queues: str, seconds: float = 20) -> None:
-        """Wait until the queues have no ready and no unacknowledged messages."""
+        """Wait until the queues have no ready and no unacknowledged messages.
+
+        A message that came within the last two seconds may be unacknowledged still.
+        """
         until(
             # The management API is half a second late at least, a queue itself is not; it
             # tells what is ready alone.

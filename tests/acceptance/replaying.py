@@ -19,14 +19,14 @@ from .harness import (
     until,
 )
 
-#: The mirror as it is, but for its patience: a claim is taken over after a second.
+#: The mirror as it is, but that it looks for old claims more often.
 _MIRROR = """
 import testproject, django
 django.setup()
 from django.core.management import call_command
 from django_amqp_events import conf
 from django_amqp_events.archive import mirror, replay
-replay.LEASE = 1 - 3 * conf.get_settings().confirm_timeout
+replay.LEASE = {lease} - 3 * conf.get_settings().confirm_timeout
 mirror.SWEEP = (0.2, 0.2)
 call_command("events_mirror")
 """
@@ -91,14 +91,14 @@ def migrate(service: Service) -> None:
     )
 
 
-def mirror(service: Service) -> Worker:
-    """Start the mirror of a service."""
+def mirror(service: Service, lease: float = 60) -> Worker:
+    """Start the mirror of a service; it takes a claim over after *lease* seconds."""
     service._count += 1
     name = f"{service.name}-mirror-{service._count}"
     path = service.where / f"{name}.log"
     with path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _MIRROR],
+            [sys.executable, "-c", _MIRROR.format(lease=lease)],
             env=service.env(),
             cwd=service.where,
             stdin=subprocess.DEVNULL,

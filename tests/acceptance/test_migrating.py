@@ -378,6 +378,7 @@ def test_from_celery_tasks(fresh_eyes: Eyes, service: Make) -> None:
         # Step 4, without waiting.
         billing = release(billing, "handler")
         stops.append(stopped(old))
+        until(lambda: not eyes.consumers("invoices"), what="what it held is back")
         left = eyes.ready("invoices")
         assert left >= 2, "those with a long countdown"
         worker = billing.worker("prefork", 2, "-Q", SEND).wait_ready()

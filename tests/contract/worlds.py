@@ -104,7 +104,7 @@ class MemoryWorld(_World):
 
 
 class RabbitWorld(_World):
-    late = 1.0
+    late = 15.0
     #: Where messages end; everything else is empty once all is handled.
     ends = ("contract:archive", "contract:graveyard")
 
@@ -122,8 +122,8 @@ class RabbitWorld(_World):
     def advance(self, seconds: float) -> None:
         """Wait until everything came to its end; *seconds* are what its delays add up to.
 
-        Nothing ends before them. The management API tells what is in hand, of half a second
-        ago at best and later on a busy machine; what is ready the queues tell themselves.
+        Nothing ends before them. The management API tells what is in hand, of a second ago or
+        more on a busy machine; what is ready the queues tell themselves.
         """
         over = time.monotonic() + seconds
         quiet_since = time.monotonic()
@@ -134,9 +134,9 @@ class RabbitWorld(_World):
             if any(in_hand.get(queue) or self.eyes.ready(queue) for queue in self.passed):
                 quiet_since = time.monotonic()
             now = time.monotonic()
-            return now > over and now - quiet_since > 1.0
+            return now > over and now - quiet_since > 5.0
 
-        until(quiet, seconds + 20, "all queues but the archive are empty")
+        until(quiet, seconds + 60, "all queues but the archive are empty")
 
     def archive(self) -> list[Archived | Outcome]:
         for message in self.eyes.take("contract:archive"):

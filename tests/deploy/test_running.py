@@ -32,6 +32,7 @@ from machine import Process, free_ports, wait_until
 from postgresql import Postgres
 
 from ..conftest import Vhost
+from ..waiting import NotInTime
 from .files import DEPLOY, ROOT, Container, compose, composed, deployed, image
 
 pytestmark = pytest.mark.timeout(300)
@@ -165,7 +166,8 @@ class Running:
         """Return the exit code of the command."""
         assert self.main is not None
         assert self.main.child is not None
-        assert self.main.wait(seconds), f"not within {seconds} s: {self.log}"
+        if not self.main.wait(seconds):
+            raise NotInTime(f"not within {seconds} s: {self.log}")
         return self.main.child.returncode
 
     def _words(self, command: list[str]) -> list[str]:
@@ -210,9 +212,9 @@ class Machine:
         return [each for name, each in self.running.items() if fnmatch(name, pattern)]
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        if not wait_until(condition, 60, interval=0.3):
+        if not wait_until(condition, 90, interval=0.3):
             logs = "\n".join(each.log for each in self.running.values())
-            pytest.fail(f"not within 60 s: {what}\n{logs}")
+            raise NotInTime(f"not within 90 s: {what}\n{logs}")
 
     def wait_until_healthy(self) -> None:
         """Wait until all probes of the running containers succeed."""

@@ -62,7 +62,8 @@ class Scene:
 
 def publishing(world: World, url: str, *, mode: str = "outbox") -> Scene:
     """A publisher and a relay find the broker at *url*."""
-    world.worker()
+    # It must not be ready after the publisher is through.
+    world.worker().wait_ready(90)
     world.reaper()
     with world.behind(url):
         if mode == "outbox":
@@ -104,7 +105,7 @@ def delaying(world: World, url: str) -> Scene:
     until(lambda: world.ledger.read().through, 60, "everything is published")
     with world.behind(url):
         worker = world.worker()
-    delayed = min(world.events // 2, 10)
+    delayed = min(world.events // 2, 3)
     return Scene(
         lambda: world.eyes.ready(DELAY) >= delayed,
         lambda: _runs(world),
@@ -139,6 +140,11 @@ def _looks(world: World, scene: Scene, beyond: int, *, first: bool) -> str:
     if scene.moved() > beyond and scene.ready():
         return "goes on"
     return "through" if not first and world.ledger.read().through else ""
+
+
+def _flight(world: World, scene: Scene, number: int) -> int:
+    """Return what is in flight; -1 if a later fault comes behind everything."""
+    return scene.flight() or (-1 if number > 1 and world.ledger.read().through else 0)
 
 
 def _publisher(world: World, **options: Any) -> Worker:
@@ -269,9 +275,10 @@ def struck(
         node = world.grounds.node
         pid = node.pid if fault is killed else None
         with fault(world, here, proxy):
-            flight = until(here.flight, 20, "something is in flight")
+            flight = until(partial(_flight, world, here, number), 60, "something is in flight")
             deadly = signal.SIGKILL if fault is killed else None
-            world.hits.append(Hit(what, time.time(), flight, pid, deadly))
+            if flight > 0:
+                world.hits.append(Hit(what, time.time(), flight, pid, deadly))
         moved = here.moved()
         if fault is killed:
             # Its connection is closed too.

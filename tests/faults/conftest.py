@@ -13,6 +13,7 @@ import pytest
 from django_amqp_events.conf import FAST_PATHS
 from tests.acceptance.conftest import pytest_runtest_makereport  # noqa: F401 - shows the logs
 from tests.conftest import choice
+from tests.waiting import NotInTime
 
 from .rows import ROWS
 from .running import run
@@ -44,6 +45,9 @@ def hold(grounds: Grounds) -> Hold:
     def hold(name: str) -> None:
         make = partial(world, fast_paths=choice(name, WAYS))
         result = run(ROWS[name], grounds, events=EVENTS, seed="suite", make=make)
-        assert result.held, pformat(asdict(result), width=120)
+        told = pformat(asdict(result), width=120)
+        if result.late:
+            raise NotInTime(told)
+        assert result.held, told
 
     return hold

@@ -7,6 +7,7 @@ than anybody waits for it.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sqlite3
 import time
@@ -39,9 +40,10 @@ from .world import (
 GROUP = "Databases"
 #: Seconds for which the database is down: without the time that a server takes to start, and
 #: longer than anybody waits for SQLite's lock.
-KILLED, LOCKED, PATIENCE = 1.0, 2.5, 1
+KILLED, LOCKED, PATIENCE = 1.0, 4.0, 1
 #: Seconds between attempts: the third one finds the database again.
 DELAY = "2"
+MIRRORING = f"mirroring {ARCHIVE}"
 #: Seconds over which a part of the events is published.
 SLOWLY = 4.0
 
@@ -109,7 +111,8 @@ def database_outbox(world: World) -> None:
     world.keep(world.worker)
     world.relay()
     for _ in range(times):
-        slowly(world, times, mode="outbox", size=5)
+        # Transactions enough for the lock to come before the last one.
+        slowly(world, times, mode="outbox", size=1 if world.grounds.server is None else 5)
         if world.grounds.server is None:
             lose(world, lambda: len(pending(world)), "events whose transaction waits")
         else:
@@ -181,7 +184,8 @@ def database_failover(world: World) -> None:
     mirror = world.mirror()
     with fails_over(world):
         relay = world.command(*RELAY)
-        paused(world, relay)
+        paused(world, relay, "relaying the outbox")
+    until(lambda: resumed(mirror, MIRRORING), DEADLINE, "the mirror has resumed")
     # As in production, it outlasts a failover, so that no relay publishes again.
     world.environ(TESTPROJECT_LEASE="60")
     for _ in range(times - 1):
@@ -189,7 +193,7 @@ def database_failover(world: World) -> None:
         until(lambda: pending(world), DEADLINE, "events whose transaction waits")
         with fails_over(world):
             # Attempts that fail meanwhile end in the archive.
-            paused(world, mirror)
+            paused(world, mirror, MIRRORING)
             refused(world)
     relayed(world)
     mirrored(world, exactly=False)
@@ -205,10 +209,20 @@ def refused(world: World) -> None:
     until(lambda: number() > before, DEADLINE, "a publisher's transaction fails")
 
 
-def paused(world: World, process: Worker) -> None:
-    words = "is read-only" if world.grounds.server else "is locked"
-    before = process.log.count(words)
-    until(lambda: process.log.count(words) > before, DEADLINE, f"{process.name} is paused")
+def paused(world: World, process: Worker, work: str) -> None:
+    """Wait until a process says that this part of its work is paused now."""
+    why = "is read-only" if world.grounds.server else "is locked"
+
+    def number() -> int:
+        return len(re.findall(f"{work}.* is paused.*{why}", process.log))
+
+    before = number()
+    until(lambda: number() > before, DEADLINE, f"{process.name} is paused")
+
+
+def resumed(process: Worker, work: str) -> bool:
+    """Say whether a process works; while it is paused it does not report the same error again."""
+    return process.log.rfind(f"{work} has resumed") >= process.log.rfind(f"{work} is paused")
 
 
 @row(GROUP, "The result backend's database is down (django-celery-results, extended)", share=0.5)

@@ -166,10 +166,12 @@ class PeerWorld(World):
         wanted = self.publishers if publishers is None else publishers
         until(lambda: self.ledger.read().through >= wanted, seconds, "everything is published")
         deadline = time.monotonic() + seconds
-        quiet = time.monotonic()
-        while time.monotonic() < deadline and time.monotonic() < quiet + QUIET:
+        busy = time.monotonic()
+        while time.monotonic() < deadline:
             if self.waiting_number():
-                quiet = time.monotonic()
+                busy = time.monotonic()
+            elif time.monotonic() > busy + QUIET:
+                break
             time.sleep(0.2)
 
     def count(self) -> Counts:
@@ -419,7 +421,7 @@ same(
 def _delayed(world: World) -> str:
     """Publish events that all fail once; stop the worker; return the delay queue they wait in."""
     # The first failure must not return before the last event has failed; delays are powers of two.
-    exponent = 3 if world.events <= 50 else 5
+    exponent = 4 if world.events <= 50 else 5
     world.environ(TESTPROJECT_DELAY=str(2**exponent))
     world.declare()
     world.publisher(passing=1.0, lasting=0.0)

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tests.waiting import NotInTime
+
 from .counts import Counts
 from .rows import Row
 from .world import (
@@ -28,6 +30,7 @@ class Result:
 
     Attributes:
         error: why the row says nothing, if so.
+        late: a deadline passed, perhaps because of the machine.
     """
 
     row: str
@@ -38,6 +41,7 @@ class Result:
     counts: Counts | None = None
     hits: Sequence[Hit] = field(default_factory=tuple)
     error: str = ""
+    late: bool = False
 
     @property
     def held(self) -> bool:
@@ -93,10 +97,11 @@ def _run(
     with make(
         grounds, name=row.name, events=number, seed=f"{seed}-{row.name}", nodes=nodes
     ) as here:
-        error = ""
+        error, late = "", False
         try:
             row.run(here)
         except (AssertionError, subprocess.TimeoutExpired) as exc:
+            late = isinstance(exc, (NotInTime, subprocess.TimeoutExpired))
             # An assertion without a message has its line.
             error = str(exc) or f"not true: {traceback.extract_tb(exc.__traceback__)[-1].line}"
         hits = here.proof()
@@ -110,4 +115,5 @@ def _run(
         counts=counts,
         hits=tuple(hits),
         error=error,
+        late=late and not counts.lost and not counts.effects,
     )

@@ -34,7 +34,7 @@ def _delete(world: World, *queues: str) -> None:
 def _delayed(world: World) -> None:
     """Publish events that all fail once; stop the worker when all of them are delayed."""
     # The first failure must not return before the last event has failed.
-    delay = 12 + world.events // 20
+    delay = 32 + world.events // 20
     world.environ(TESTPROJECT_DELAY=str(delay))
     world.declare()
     world.publisher(passing=1.0, lasting=0.0, size=50)

@@ -60,10 +60,10 @@ def stopped(world: World, *, pool: str, how: str, pause: float = 0.02) -> None:
     number = signal.SIGTERM if how == "warm" else signal.SIGQUIT
     chance = random.Random(world.seed)
     start = partial(world.worker, pool, POOLS[pool])
-    worker: Worker = start().wait_ready()
+    worker: Worker = start().wait_ready(90)
     world.publisher(pause=pause, work=pause)
     for _ in range(restarts):
-        following = start().wait_ready()
+        following = start().wait_ready(90)
         until(partial(_busy, world, pause), 60, "something is in hand")
         time.sleep(chance.random() * 0.5)
         world.hit(f"{how} shutdown", worker, number)

@@ -32,6 +32,7 @@ from kombu.utils.url import parse_url
 from django_amqp_events import conf
 from django_amqp_events.broker.provisioning import drift, inspection, startup
 from django_amqp_events.broker.provisioning.management_api import ManagementApi
+from django_amqp_events.broker.queue_depth import queue_depth
 from django_amqp_events.broker.topology import Names, Topology, build
 from django_amqp_events.declare.registry import Registry, get_registry
 from tests import waiting
@@ -142,7 +143,7 @@ class Service:
 
     def ready(self, queue: str) -> int:
         channel = self.channel()
-        count: int = channel.queue_declare(queue, passive=True).message_count
+        count = queue_depth(channel, queue).ready
         channel.close()
         return count
 

@@ -35,7 +35,7 @@ from tests import waiting
 app = Celery("wire", set_as_current=False)
 
 #: Seconds after which something that should be bounded is taken to hang.
-DEADLINE = 30.0
+DEADLINE = 60.0
 
 until = waiting.until
 
@@ -85,7 +85,7 @@ class Wire:
             "CELERY_APP": f"{__name__}.app",
             "EXCHANGE": self.exchange,
             "PUBLISH": "immediate",
-            "CONFIRM_TIMEOUT": 5,
+            "CONFIRM_TIMEOUT": 20,
             **keys,
         }
         self.stack.enter_context(override_settings(AMQP_EVENTS=raw))
@@ -330,7 +330,8 @@ def finished(*threads: threading.Thread) -> None:
     """Wait for threads that must not hang."""
     for thread in threads:
         thread.join(DEADLINE)
-        assert not thread.is_alive(), "a thread hangs"
+        if thread.is_alive():
+            raise waiting.NotInTime("a thread hangs")
 
 
 def close_pools() -> None:

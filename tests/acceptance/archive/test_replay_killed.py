@@ -135,7 +135,7 @@ def test_mirror_takes_over_interrupted_replays(fresh_eyes: Eyes, repaired: Servi
     """After the lease has expired."""
     assert replay(repaired, BEFORE_PUBLISH) is None
     repaired.worker("threads", 1)
-    running = mirror(repaired)
+    running = mirror(repaired, lease=1)
     (done,) = wait_for(repaired, state="succeeded")
     assert done["replay_set"][0]["publishes"] == 2
     assert len(repaired.runs("event-1")) == 1

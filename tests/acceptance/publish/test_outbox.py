@@ -327,6 +327,9 @@ assert not outbox_rows.rows("default").exists()
 def test_short_program_waits_for_confirms(wire: Wire, start: Start):
     """The process waits briefly for pending confirms at exit."""
     code = """
+import atexit
+atexit.unregister(direct_publisher.close_direct_publishers)
+atexit.register(direct_publisher.close_direct_publishers, 30)  # a busy machine confirms late
 direct_publisher.PATIENCE = 0
 for n in range(20):
     publish(f"event-{n}")

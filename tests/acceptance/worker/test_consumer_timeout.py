@@ -24,7 +24,7 @@ def test_handler_longer_than_the_consumer_timeout_is_archived(
     """After several requeues it runs alone with a time limit and is archived."""
     # Who looks at the timeout is the channel up to RabbitMQ 4.2, and then the queue.
     for key, milliseconds in (
-        ("consumer_timeout", 4000),
+        ("consumer_timeout", 6000),
         ("channel_tick_interval", 500),
         ("quorum_tick_interval", 500),
     ):
@@ -39,9 +39,9 @@ def test_handler_longer_than_the_consumer_timeout_is_archived(
     core.declare()
     # In solo each lasts as long as the handler.
     fewer_deliveries(eyes, f"^{queue}$", 3)
-    slow = eyes.event(ACT, {"plan": ["sleep:8"]})
+    slow = eyes.event(ACT, {"plan": ["sleep:12"]})
     main = Supervisor(lambda: core.worker(pool, POOLS[pool], "-Q", queue))
-    beside = Supervisor(lambda: reaper(core, "--time-limit", "1"))
+    beside = Supervisor(lambda: reaper(core, "--time-limit", "3"))
     archive = Archive(eyes, core.name)
     try:
         healthy = [eyes.event(ACT, {"plan": ["ok"]}) for _ in range(12)]
@@ -54,6 +54,6 @@ def test_handler_longer_than_the_consumer_timeout_is_archived(
         main.kill()
         beside.kill()
     assert entry["reason"] == "poison"
-    assert "had not ended after 1 seconds" in entry["detail"]
+    assert "had not ended after 3 seconds" in entry["detail"]
     assert entry["deaths"][0]["queue"] == queue
     assert len(archive.collect()) == 1

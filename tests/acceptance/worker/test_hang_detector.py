@@ -38,7 +38,7 @@ def hang(core: Service, eyes: Eyes, worker: Worker) -> str:
     first = core.runs(event_id, "hanging")[0]
     assert first["handler"] == "testproject.act"
     assert first["worker_pid"] == start["pid"]
-    assert first["seconds"] >= 1
+    assert first["seconds"] >= 3
     assert f"event 'core.act' ({event_id}) for testproject.act has not ended after" in worker.log
     assert f"in process {start['pid']}" in worker.log
     return event_id
@@ -46,11 +46,11 @@ def hang(core: Service, eyes: Eyes, worker: Worker) -> str:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_hanging_handler_is_named_and_not_ended(pool: str, core: Service, fresh_eyes: Eyes) -> None:
-    worker = core.worker(pool, 2, "-Q", QUEUE, "--events-hang-after", "1").wait_ready()
+    worker = core.worker(pool, 2, "-Q", QUEUE, "--events-hang-after", "3").wait_ready()
     event_id = hang(core, fresh_eyes, worker)
     # Not at each look: again when it has gone on for twice as long.
-    until(lambda: len(core.runs(event_id, "hanging")) == 2, 30, "it is reported again")
-    first, second = core.runs(event_id, "hanging")
+    until(lambda: len(core.runs(event_id, "hanging")) >= 2, 30, "it is reported again")
+    first, second = core.runs(event_id, "hanging")[:2]
     assert second["seconds"] >= 2 * first["seconds"]
     if pool != "solo":  # whose main thread is busy
         assert [line["event"] for line in stats(core, worker)] == [event_id]
@@ -90,7 +90,7 @@ def stats(core: Service, worker: Worker) -> list[dict[str, Any]]:
 
 
 def test_events_worker_has_the_option_too(core: Service, fresh_eyes: Eyes) -> None:
-    worker = events_worker(core, "--no-mirror", "--no-reaper", "--hang-after", "1").wait_ready()
+    worker = events_worker(core, "--no-mirror", "--no-reaper", "--hang-after", "3").wait_ready()
     hang(core, fresh_eyes, worker)
     (core.where / "go").touch()
 

@@ -21,6 +21,7 @@ import pytest
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.message import archive_message
 from django_amqp_events.message.types import Received
+from tests.waiting import NotInTime
 
 from ..conftest import Make
 from ..harness import (
@@ -289,8 +290,8 @@ def test_messages_put_into_internal_queues_are_seen(fresh_eyes: Eyes, service: M
 
     try:
         until(through, 90, "everything has ended")
-    except AssertionError:
-        raise AssertionError(f"{wrong()}, {elsewhere()}, {logged()}") from None
+    except NotInTime:
+        raise NotInTime(f"{wrong()}, {elsewhere()}, {logged()}") from None
     eyes.empty("core:archive", "core:graveyard", "core:dead", QUEUE)
     assert not wrong()
     counted = Counter(end for ends in expected.values() for end in ends)

@@ -29,6 +29,8 @@ from urllib.parse import urlsplit
 import amqp
 import pytest
 
+from tests.waiting import NotInTime
+
 from ..conftest import Make
 from ..harness import (
     STARTED,
@@ -601,10 +603,10 @@ def test_every_message_is_handled_or_archived(fresh_eyes: Eyes, service: Make, p
 
     try:
         until(through, 90, "everything has ended")
-    except AssertionError:
+    except NotInTime:
         ended = found()
         wrong = {m: (dict(expected[m]), dict(ended[m])) for m in ended if ended[m] != expected[m]}
-        raise AssertionError(f"expected and found: {wrong}") from None
+        raise NotInTime(f"expected and found: {wrong}") from None
     eyes.empty(*[name for name in eyes.totals("core") if "delay" not in name], seconds=30)
 
     ended = found()

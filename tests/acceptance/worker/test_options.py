@@ -109,7 +109,7 @@ def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     options = make(service, eyes)
     worker = options.worker("threads", 8, "-Q", "options.testproject.rated")
     ids = publish(eyes, 16, "ok", event=RATED)
-    until(lambda: len(options.ledger(what="end")) >= 5)
+    until(lambda: len(options.ledger(what="end")) >= 10)
     assert worker.stop() == 0
     done = len(options.ledger(what="end"))
     options.worker("threads", 8, "-Q", "options.testproject.rated")
@@ -118,8 +118,9 @@ def test_rate_limit(fresh_eyes: Eyes, service: Make) -> None:
     lines = options.ledger(what="start")
     assert Counter(line["event"] for line in lines) == dict.fromkeys(ids, 1)
     first = [line["at"] for line in lines[:done]]
-    # A bucket of one token: n runs take (n - 1) / 5 seconds at least.
-    assert first[-1] - first[0] >= (len(first) - 2) / 5
+    # A bucket of one token: n runs are dispatched in (n - 1) / 5 seconds at least. The first one's
+    # thread may start late.
+    assert first[-1] - first[0] >= (len(first) - 1) / 5 - 1
 
 
 def results(service: Service) -> dict[str, list[str]]:

@@ -83,7 +83,9 @@ def test_inspect(mixed: Service, eyes: Eyes) -> None:
     until(lambda: mixed.runs(event_id))
     inspect = eyes.app.control.inspect(timeout=10, limit=1)
     (active,) = inspect.active().values()
-    assert [task["name"] for task in active] == ["testproject.one"]
+    names = [task["name"] for task in active]
+    # One that beat has just sent may be among them.
+    assert [name for name in names if ".tasks." not in name] == ["testproject.one"]
     (reserved,) = inspect.reserved().values()
     assert isinstance(reserved, list)
     (stats,) = inspect.stats().values()

@@ -93,6 +93,7 @@ def test_attempts_are_exact_over_many_events(scene: Scene, eyes: Eyes) -> None:
     expected = {event_id: min(n, 2) + 1 for event_id, n in scene.many.items()}
     total = sum(expected.values())
     until(lambda: len(scene.billing.ledger(what="start", name="retry.many")) >= total, 40)
+    until(lambda: len(scene.billing.ledger(what="end", name="retry.many")) >= 199)
     eyes.empty("billing.testproject.many")
     attempts: dict[str, list[int]] = {}
     for line in scene.billing.ledger(what="start", name="retry.many"):

@@ -26,6 +26,8 @@ from ..serving import Browser, more, serving
 from ..wire import in_threads
 
 QUEUE = "billing.send_invoice"
+#: Said once SIGTERM no longer ends the process at once.
+RUNNING = "running the batches"
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -87,7 +89,7 @@ def test_a_runner_that_is_killed_is_followed_by_another(
     )
     follower = running.start()
     # No runner takes it over while the dead one may be alive.
-    wait_until(lambda: "running the batches" in follower.said, "the follower runs")
+    wait_until(lambda: RUNNING in follower.said, "the follower runs")
     assert again(batch).state == "running"
     lapse(batch)
     wait_until(
@@ -127,6 +129,7 @@ def test_a_runner_that_is_killed_anywhere_doubles_nothing(
     last = running.start()
     wait_until(lambda: not batch_states.count(batch.pk)["waiting"], "nothing waits", 60)
     # Before the dead ones' claims are resumed: it may be publishing its last chunk.
+    wait_until(lambda: RUNNING in last.said, "the last one runs")
     assert last.stop() == 0
     replay.resume(lease=0)
     messages = taken(billing)
@@ -147,7 +150,7 @@ def test_a_database_that_fails_over(
         words = "running batches is paused: the database is read-only"
         wait_until(lambda: words in process.said, "it is paused", 60)
     wait_until(lambda: not batch_states.count(batch.pk)["waiting"], "nothing waits", 60)
-    assert "running batches has resumed" in process.said
+    wait_until(lambda: "running batches has resumed" in process.said, "it has resumed", 60)
     assert process.stop() == 0
     replay.resume(lease=0)
     messages = taken(billing)
@@ -166,6 +169,7 @@ def test_two_runners_share_and_double_nothing(billing: Service, running: Process
         "nothing waits",
         60,
     )
+    wait_until(lambda: all(RUNNING in each.said for each in processes), "both run")
     assert [each.stop() for each in processes] == [0, 0]
     messages = taken(billing)
     assert len(messages) == sum(messages.values()) == 600
@@ -184,7 +188,7 @@ def test_sigterm_gives_back_and_pause_holds(billing: Service, running: Processes
     so_far = billing.ready(QUEUE)
     assert so_far % 20 == 0
     two = running.start()
-    wait_until(lambda: billing.ready(QUEUE) > so_far, "the next one goes on at once", 10)
+    wait_until(lambda: billing.ready(QUEUE) > so_far, "the next one goes on at once")
     assert batch_states.pause(batch.pk, by="ada")
     at_most = billing.ready(QUEUE) + 20
     wait_until(lambda: again(batch).runner is None, "it is given back")

@@ -77,11 +77,11 @@ def test_mirrors_that_are_killed_at_any_moment(billing, processes):
     stored = 0
     for _ in range(5):
         running = processes.start("--batch-size", "25")
-        wanted = stored + chance.randrange(1, 300)
+        wanted = min(stored + chance.randrange(1, 300), total)
         wait_until(partial(at_least, wanted), "it gets on", 60)
         running.kill()
         stored = ArchivedEvent.objects.count()
-    assert 0 < stored < total
+    assert stored
     processes.empty()
     assert ArchivedEvent.objects.count() == ArchivedFailure.objects.count() == total
     ids = {f"order-{n}" for n in range(total)}

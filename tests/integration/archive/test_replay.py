@@ -330,7 +330,7 @@ def test_the_broker_is_in_alarm(service: Callable[..., Service], private_node: N
         wait_until(
             lambda: "memory" in private_node.ctl("eval", "rabbit_alarm:get_alarms()."), "an alarm"
         )
-        with through(billing, vhost.url, CONFIRM_TIMEOUT=1):
+        with through(billing, vhost.url, CONFIRM_TIMEOUT=5):
             comes_back(row, "RabbitMQ blocks publishers", unconfirmed=True)
             assert run(again(row)).stopped
             assert again(row).unconfirmed
@@ -352,7 +352,7 @@ def test_the_broker_is_in_alarm(service: Callable[..., Service], private_node: N
 def unconfirmed(billing: Service) -> ArchivedEvent:
     """An event whose replay is in the handler's queue, and whose confirm did not arrive."""
     (row,) = archive(billing)
-    with Proxy.to(billing.vhost.url) as proxy, through(billing, proxy.url, CONFIRM_TIMEOUT=1):
+    with Proxy.to(billing.vhost.url) as proxy, through(billing, proxy.url, CONFIRM_TIMEOUT=3):
         proxy.hold = {ACK, NACK}
         comes_back(row, "no confirm", unconfirmed=True)
     billing.wait_for_ready(QUEUE, 1)

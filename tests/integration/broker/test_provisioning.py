@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -478,6 +479,7 @@ class TestRecreating:
             # The shadow is there and the queue unbound: from here on events come.
             if not worker.is_alive() and text.startswith("waiting"):
                 worker.start()
+                wait_until(lambda: failed or len(published) > 50, "events come")
 
         with billing.active():
             plan = drift.plan(billing.inspect(), recreate_empty=True)
@@ -488,12 +490,11 @@ class TestRecreating:
         worker.join(10)
         assert not failed
         assert not applied.refused
-        assert len(published) > 50
         messages = billing.take_all("billing.send_invoice")
         # In the instants in which both are bound an event is in both: twice, never absent.
         numbers = [int(message.body) for message in messages]
         assert sorted(set(numbers)) == published
-        assert len(numbers) - len(published) < 20
+        assert max(Counter(numbers).values()) <= 2
         moved = [m for m in messages if m.delivery_info["exchange"] != "events"]
         assert moved
         for message in moved:

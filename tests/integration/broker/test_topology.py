@@ -117,7 +117,7 @@ def test_delay_queue_returns_to_the_handler_after_its_time(billing):
     billing.publish("billing:delay.2s", "billing.book", b"due")
     message = billing.take("billing.book")
     took = time.monotonic() - started
-    assert 2.0 <= took < 4.0
+    assert took >= 2.0
     assert message.delivery_info["exchange"] == "billing:return"
     assert message.delivery_info["routing_key"] == "billing.book"
     assert not billing.take_all("billing.send_invoice")

@@ -42,11 +42,11 @@ def watcher(made: Any, **options: Any) -> SnapshotLoop:
     return SnapshotLoop(SnapshotTaker(made.app, made.settings, made.topology), **options)
 
 
-def in_hand(made: Any) -> int | None:
+def unacked(made: Any, queue: str) -> int | None:
     """Return the management API's number of unacknowledged messages."""
     api = inspection.management(made.app, made.settings)
     found = queue_status.status(made.app, made.settings, made.topology, api=api)
-    return next(each.unacked for each in found.queues if each.name == QUEUE)
+    return next(each.unacked for each in found.queues if each.name == queue)
 
 
 @pytest.fixture
@@ -87,7 +87,9 @@ def test_snapshot_contains_queues_and_open_events(billing, exact, monkeypatch):
     channel = billing.consume(QUEUE, prefetch=1)
     wait_until(lambda: billing.ready(QUEUE) == 1, "one is in hand")
     if exact:
-        wait_until(lambda: in_hand(billing) == 1, "the API, which is seconds behind, knows too")
+        wait_until(
+            lambda: unacked(billing, QUEUE) == 1, "the API, which is seconds behind, knows too"
+        )
     now = datetime.now(UTC)
     taken = watcher(billing).look(now)
     assert taken is not None
@@ -249,6 +251,7 @@ def test_anything_in_the_abyss_is_an_alert_until_it_is_gone(billing, told):
     assert told == [("raised", "abyss", "billing:abyss")]
     assert "events_recover" in Alert.objects.get().text
     billing.take("billing:abyss")
+    wait_until(lambda: unacked(billing, "billing:abyss") == 0, "the API, which is behind, knows")
     watch.look(NOW + timedelta(minutes=3))
     assert told[1:] == [("ended", "abyss", "billing:abyss")]
     assert Alert.objects.get().ended == NOW + timedelta(minutes=3)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from argparse import ArgumentParser
+
+import pytest
 
 from django_amqp_events.management import companion
 from django_amqp_events.management.child_command import ChildCommand
@@ -55,7 +58,8 @@ def test_a_command_that_fails_waits_longer_each_time() -> None:
     ]
 
 
-def test_a_command_that_does_not_stop_is_killed() -> None:
+def test_a_command_that_does_not_stop_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess.Popen, "terminate", lambda self: None)
     told: list[str] = []
     child = ChildCommand(
         line=("events_metrics", "0"), tell=told.append, stop=lambda: True, grace=0.0

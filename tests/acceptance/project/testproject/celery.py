@@ -89,6 +89,8 @@ def _patch(**_: object) -> None:
         connection_errors.SILENCE = int(silence)  # type: ignore[misc]
     if hold := os.environ.get("TESTPROJECT_HOLD"):
         settlement.HOLD = float(hold)  # type: ignore[misc]
+    if settle := os.environ.get("TESTPROJECT_SETTLE_TIMEOUT"):
+        settlement.SETTLE_TIMEOUT = float(settle)  # type: ignore[misc]
     if idle := os.environ.get("TESTPROJECT_IDLE"):
         reaper.IDLE = float(idle)  # type: ignore[misc]
     if os.environ.get("TESTPROJECT_ASLEEP"):

@@ -26,7 +26,7 @@ def picky(self: Any, plan: list[str], case: str = "") -> str:
     return perform(self, plan, case=case)
 
 
-@handler("core.act.limited", bind=True, max_retries=1, soft_time_limit=1, time_limit=2)
+@handler("core.act.limited", bind=True, max_retries=1, soft_time_limit=3, time_limit=5)
 def limited(self: Any, plan: list[str], case: str = "") -> str:
     return perform(self, plan, case=case)
 
