@@ -57,3 +57,19 @@ def test_acks_before_the_end_are_not_lost(billing: Service) -> None:
             reader.ack(batch, range(len(batch.messages)))
             wanted -= len(batch.messages)
     wait_until(lambda: billing.ready(QUEUE) == 15, "the others are back")
+
+
+def test_a_message_that_is_left_out_stays_in_its_queue(billing: Service) -> None:
+    """Later batches that are acked as a whole do not ack it."""
+    for number in range(21):
+        billing.publish("", QUEUE, b"%d" % number)
+    with closing(BatchReader(billing.app, QUEUE, size=64, timeout=10)) as reader:
+        sizes = []
+        for left_out in (0, 1, 0):
+            batch = reader.batch(wait=20)
+            assert batch is not None
+            sizes.append(len(batch.messages))
+            reader.ack(batch, range(left_out, len(batch.messages)))
+    assert sizes == [1, 4, 16]
+    assert billing.take(QUEUE).body == b"1"
+    assert not billing.take_all(QUEUE)
