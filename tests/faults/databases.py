@@ -40,7 +40,9 @@ from .world import (
 GROUP = "Databases"
 #: Seconds for which the database is down: without the time that a server takes to start, and
 #: longer than anybody waits for SQLite's lock.
-KILLED, LOCKED, PATIENCE = 1.0, 4.0, 1
+KILLED, LOCKED, PATIENCE = 1.0, 2.5, 1
+#: Seconds of SQLite's lock where a process has to meet it in the middle of its work.
+LONG = 4.0
 #: Seconds between attempts: the third one finds the database again.
 DELAY = "2"
 MIRRORING = f"mirroring {ARCHIVE}"
@@ -142,7 +144,7 @@ def database_relay(world: World) -> None:
         until(lambda: any(link.held for link in proxy.links), DEADLINE, "a batch is confirmed")
         hold = {ACK, NACK} if left else set()
         lose(world, partial(int, claimed(world)), "rows leased by the relay",
-             meanwhile=partial(confirm, hold))  # fmt: skip
+             meanwhile=partial(confirm, hold), seconds=LONG)  # fmt: skip
     relayed(world)
     assert "is unreachable" in relay.log
 
@@ -159,7 +161,8 @@ def database_once(world: World) -> None:
         if sqlite:
             # Who reads lets others write, but not commit.
             only_commits = number % 2 == 0
-            lose(world, lambda: unacked(world), "messages unacked", only_commits=only_commits)
+            lose(world, lambda: unacked(world), "messages unacked", only_commits=only_commits,
+                 seconds=LONG)  # fmt: skip
         else:
             lose(world, lambda: sessions(world, _OPEN), "transactions of handlers")
     world.settle()
@@ -293,6 +296,7 @@ def lose(
     *,
     meanwhile: Callable[[], object] = bool,
     only_commits: bool = False,
+    seconds: float = LOCKED,
 ) -> None:
     """Take the database away while something is in hand, and give it back.
 
@@ -300,6 +304,7 @@ def lose(
         hand: how much it is; with SQLite it is looked at when the lock is there.
         meanwhile: done while it is away.
         only_commits: with SQLite nothing but commits has to wait.
+        seconds: of SQLite's lock.
     """
     server = world.grounds.server
     if server is None:
@@ -307,7 +312,7 @@ def lose(
             number = until(hand, DEADLINE, what)
             world.hit(f"database locked, {what}", in_flight=number)
             meanwhile()
-            time.sleep(LOCKED)
+            time.sleep(seconds)
         return
     number = until(hand, DEADLINE, what)
     pid = server.pid

@@ -12,7 +12,7 @@ from tests.integration.wire import ACK, NACK
 
 from .counts import Unit
 from .rows import row
-from .world import ARCHIVE, DEADLINE, World
+from .world import ARCHIVE, DEADLINE, LEASE, World
 
 PUBLISHERS = "Publishers and relays"
 MIRROR = "Mirror and replay"
@@ -42,6 +42,7 @@ def lasting(world: World) -> float:
 def publisher_committed(world: World) -> None:
     """A relay publishes what is in the outbox. Nobody knows of it but the database."""
     number = 4 if world.events < 1000 else 10
+    world.environ(TESTPROJECT_LEASE=str(LEASE))
     world.arm("committed", times=number // 2, of=world.events // 2)
     serve(world)
     started = [world.publisher(world.events // number, size=5, pause=0.02) for _ in range(number)]
