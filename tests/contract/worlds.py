@@ -122,8 +122,8 @@ class RabbitWorld(_World):
     def advance(self, seconds: float) -> None:
         """Wait until everything came to its end; *seconds* are what its delays add up to.
 
-        Nothing ends before them. The management API tells what is in hand, of a second ago or
-        more on a busy machine; what is ready the queues tell themselves.
+        Nothing ends before them. Unacknowledged messages are counted by the management API, which
+        is a second late or more; ready ones by the queues themselves.
         """
         over = time.monotonic() + seconds
         quiet_since = time.monotonic()

@@ -224,7 +224,7 @@ def paused(world: World, process: Worker, work: str) -> None:
 
 
 def resumed(process: Worker, work: str) -> bool:
-    """Say whether a process works; while it is paused it does not report the same error again."""
+    """Return True if a process works; a paused one does not report the same error again."""
     return process.log.rfind(f"{work} has resumed") >= process.log.rfind(f"{work} is paused")
 
 

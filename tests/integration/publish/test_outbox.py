@@ -523,7 +523,7 @@ def signalled(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 def test_a_soft_time_limit_before_the_wait(wire: Wire, monkeypatch: pytest.MonkeyPatch):
-    """The direct publisher then records the confirm, for which nobody waits."""
+    """The direct publisher then records the confirm itself."""
     enqueue = DirectPublisher._enqueue
 
     def limited(self: DirectPublisher, commit: CommittedRows) -> str:
