@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 from django.core.management import CommandError, call_command
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,7 +37,7 @@ def run_example(*arguments: str, settings: str = "shop", text: str = "", **env: 
     kept = {
         k: v for k, v in os.environ.items() if not k.startswith(("AMQP_", "DJANGO_", "EXAMPLE_"))
     }
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, *arguments],
         cwd=ROOT,
         env=kept | {"DJANGO_SETTINGS_MODULE": f"example_project.{settings}"} | env,

@@ -25,6 +25,7 @@ import re
 import secrets
 import shutil
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import threading
@@ -53,6 +54,7 @@ from database_server import DatabaseServer
 from mariadb import MariaDB
 from pgbouncer import PgBouncer
 from postgresql import Postgres
+from tests import forked
 from tests.tiers import later
 
 T = TypeVar("T")
@@ -73,18 +75,25 @@ class Vhost:
         return self.url.rpartition("/")[2]
 
 
-# Under pytest-xdist all processes share one node, which the controller ends.
+# Under pytest-xdist all processes share one node and one fork server, which the controller ends.
 SHARED = "AMQP_EVENTS_SHARED_NODE"
+FORKS = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput") and getattr(config.option, "numprocesses", None):
-        os.environ[SHARED] = tempfile.mkdtemp(prefix="rabbit-")
+    if hasattr(config, "workerinput"):
+        return
+    shared = Path(tempfile.mkdtemp(prefix="amqp-events-"))
+    config.stash[FORKS] = forked.start_server(shared)
+    if getattr(config.option, "numprocesses", None):
+        os.environ[SHARED] = str(shared)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput") and (shared := os.environ.pop(SHARED, None)):
-        if node := Node.attach(shared):
+    if server := config.stash.get(FORKS, None):
+        server.communicate()  # it ends with its standard input
+        shared = Path(os.environ.pop(forked.SOCKET)).parent
+        if os.environ.pop(SHARED, None) and (node := Node.attach(shared)):
             node.end()
         shutil.rmtree(shared, ignore_errors=True)
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from django_amqp_events.broker.confirms import ConfirmChannel
 from django_amqp_events.broker.queue_depth import queue_depth
 from django_amqp_events.message import encoding, headers
 from django_amqp_events.message.types import Message
-from tests import waiting
+from tests import forked, waiting
 
 PROJECT = Path(__file__).resolve().parent / "project"
 PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
@@ -44,11 +44,31 @@ def until(condition: Callable[[], T], seconds: float = 20, what: str = "") -> T:
 
 @dataclass
 class Worker:
-    """A ``celery worker`` in its own process group."""
+    """A ``celery worker``, or another command, in its own process group."""
 
     process: subprocess.Popen[bytes]
     log_path: Path
     name: str
+
+    @classmethod
+    def start(
+        cls, command: Sequence[str | Path], *, env: Mapping[str, str], where: Path, name: str
+    ) -> Worker:
+        """Start a command that logs to ``<name>.log``; it is not waited for."""
+        log_path = where / f"{name}.log"
+        with log_path.open("wb") as log:
+            process = forked.Popen(
+                command,
+                env=env,
+                cwd=where,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        worker = cls(process, log_path, name)
+        STARTED.append(worker)
+        return worker
 
     @property
     def pid(self) -> int:
@@ -67,10 +87,10 @@ class Worker:
         listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
         return [int(pid) for pid in listed.split()]
 
-    def wait_ready(self, seconds: float = 30) -> Worker:
+    def wait_ready(self, seconds: float = 30, text: str = " ready.") -> Worker:
         def ready() -> bool:
             assert self.alive, f"{self.name} ended with {self.process.returncode}:\n{self.log}"
-            return " ready." in self.log
+            return text in self.log
 
         until(ready, seconds, f"{self.name} is ready")
         return self
@@ -130,53 +150,47 @@ class Service:
             **self.environ,
         }
 
+    def start(
+        self, *arguments: str, name: str = "", program: Sequence[str] = ("-m", "django"),
+        where: Path | None = None, **environ: str,
+    ) -> Worker:  # fmt: skip
+        """Start a management command, or another program; it is not waited for."""
+        self._count += 1
+        return Worker.start(
+            [sys.executable, *program, *arguments],
+            env={**self.env(), **environ},
+            where=where or self.where,
+            name=name or f"{self.name}-{arguments[0]}-{self._count}",
+        )
+
     def worker(self, pool: str = "prefork", concurrency: int = 2, *arguments: str) -> Worker:
         """Start a worker; it is not waited for."""
-        self._count += 1
-        name = f"{self.name}-{pool}-{self._count}"
-        log_path = self.where / f"{name}.log"
-        command = [sys.executable, "-m", "celery", "-A", "testproject", "worker"]
-        command += ["--pool", pool, "--concurrency", str(concurrency), "--loglevel", "INFO"]
-        command += ["--hostname", f"{name}@localhost", "--without-gossip", "--without-mingle"]
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [*command, *arguments],
-                env=self.env(),
-                cwd=self.where,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        worker = Worker(process, log_path, name)
-        STARTED.append(worker)
-        return worker
+        name = f"{self.name}-{pool}-{self._count + 1}"
+        return self.start(
+            "--pool", pool, "--concurrency", str(concurrency), "--loglevel", "INFO",
+            "--hostname", f"{name}@localhost", "--without-gossip", "--without-mingle", *arguments,
+            program=("-m", "celery", "-A", "testproject", "worker"), name=name,
+        )  # fmt: skip
 
-    def python(self, code: str, *, check: bool = True) -> str:
-        """Run a program of this service with Django set up and return what it prints."""
-        done = subprocess.run(
-            [sys.executable, "-c", f"import testproject, django; django.setup()\n{code}"],
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return forked.run(
+            [sys.executable, *arguments],
             env=self.env(),
             cwd=self.where,
             capture_output=True,
             text=True,
             timeout=60,
-            check=False,
         )
+
+    def python(self, code: str, *, check: bool = True) -> str:
+        """Run a program of this service with Django set up and return what it prints."""
+        done = self._run("-c", f"import testproject, django; django.setup()\n{code}")
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     def command(self, name: str, *arguments: str) -> tuple[int, str]:
         """Run a management command; return its exit code and what it prints to stdout."""
-        done = subprocess.run(
-            [sys.executable, "-m", "django", name, *arguments],
-            env=self.env(),
-            cwd=self.where,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = self._run("-m", "django", name, *arguments)
         return done.returncode, done.stdout
 
     def declare(self) -> None:
@@ -192,12 +206,8 @@ class Service:
 
     def control(self, *arguments: str, seconds: int = 5) -> str:
         """``celery control`` or ``celery inspect``."""
-        done = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "testproject", *arguments,
-             "--timeout", str(seconds)],
-            env=self.env(), cwd=self.where, capture_output=True, text=True, timeout=60,
-            check=False,
-        )  # fmt: skip
+        timeout = ("--timeout", str(seconds))
+        done = self._run("-m", "celery", "-A", "testproject", *arguments, *timeout)
         return done.stdout + done.stderr
 
     # -- what ran

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 
 from .harness import (
-    STARTED,
     Eyes,
     Service,
     Worker,
@@ -34,20 +31,7 @@ def fewer_deliveries(eyes: Eyes, pattern: str, deliveries: int) -> None:
 
 def reaper(service: Service, *arguments: str) -> Worker:
     """Start an events_reaper; it is not waited for."""
-    log_path = service.where / f"reaper-{len(STARTED)}.log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "django", "events_reaper", *arguments],
-            env=service.env(),
-            cwd=service.where,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    worker = Worker(process, log_path, f"{service.name}-reaper")
-    STARTED.append(worker)
-    return worker
+    return service.start("events_reaper", *arguments)
 
 
 class Supervisor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,22 +91,9 @@ def migrate(service: Service) -> None:
 
 def mirror(service: Service, lease: float = 60) -> Worker:
     """Start the mirror of a service; it takes a claim over after *lease* seconds."""
-    service._count += 1
-    name = f"{service.name}-mirror-{service._count}"
-    path = service.where / f"{name}.log"
-    with path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _MIRROR.format(lease=lease)],
-            env=service.env(),
-            cwd=service.where,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    started = Worker(process, path, name)
-    STARTED.append(started)
-    return started
+    return service.start(
+        "-c", _MIRROR.format(lease=lease), program=(), name=f"mirror-{len(STARTED)}"
+    )
 
 
 def mirror_once(service: Service) -> str:

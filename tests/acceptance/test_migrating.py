@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from .conftest import Make
-from .harness import STARTED, Eyes, Service, Worker, until
+from .harness import Eyes, Service, Worker, until
 from .peering import interpreter
 from .replaying import migrate
 
@@ -54,13 +53,9 @@ def run(service: Service, eyes: Eyes, command: str, names: Mapping[str, str]) ->
         eyes.http(method, url.path.replace("%2F", "{vhost}"))
         return ""
     assert words[0] == "manage.py", command
-    done = subprocess.run(
-        [sys.executable, "-m", "django", *words[1:]],
-        env=service.env(), cwd=service.where, capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    code, text = service.command(*words[1:])
+    assert code == 0, text
+    return text
 
 
 def mirror(service: Service, eyes: Eyes) -> None:
@@ -99,15 +94,8 @@ class Peer:
             "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "0",
         }
         name = f"peer-{program}-{len(self.workers)}"
-        log_path = self.service.where / f"{name}.log"
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [self.python, *arguments], env=env, cwd=self.service.where,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
-        worker = Worker(process, log_path, name)
-        STARTED.append(worker)
+        command = [self.python, *arguments]
+        worker = Worker.start(command, env=env, where=self.service.where, name=name)
         self.workers.append(worker)
         return worker
 

@@ -12,7 +12,6 @@ import pytest
 
 from .conftest import Make
 from .harness import (
-    STARTED,
     Eyes,
     Worker,
     until,
@@ -50,17 +49,11 @@ def test_each_understands_the_other(
         "AMQP_EVENTS_ARCHIVED_MESSAGE_TTL": "0",
         "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "0",
     }
-    log_path = tmp_path / "peer.log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [python, "-m", "celery", "-A", "peer", "worker", "--pool", "threads",
-             "--concurrency", "2", "--loglevel", "INFO", "--without-mingle",
-             "--without-gossip", "--without-heartbeat"],
-            env=env, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    peer = Worker(process, log_path, "peer")
-    STARTED.append(peer)
+    peer = Worker.start(
+        [python, "-m", "celery", "-A", "peer", "worker", "--pool", "threads", "--concurrency", "2",
+         "--loglevel", "INFO", "--without-mingle", "--without-gossip", "--without-heartbeat"],
+        env=env, where=tmp_path, name="peer",
+    )  # fmt: skip
     mixed.worker("threads", 4)
     peer.wait_ready()
     queues = ("mixed.testproject.one", "mixed.testproject.peer_number", "peer.mixed.one")

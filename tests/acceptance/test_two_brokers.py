@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from redis_server import Redis
+from tests import forked
 from tests.conftest import sqlite_settings
 
 from .harness import PACKAGE, STARTED, Eyes, Worker, until
@@ -54,7 +54,7 @@ class Shop:
         }
 
     def run(self, *arguments: str) -> str:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, *arguments], env=self.environ, cwd=self.where,
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
@@ -62,16 +62,10 @@ class Shop:
         return done.stdout
 
     def start(self, *arguments: str) -> None:
-        path = self.where / f"{len(STARTED)}.log"
-        with path.open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, *arguments], env=self.environ, cwd=self.where,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )  # fmt: skip
-        worker = Worker(process, path, " ".join(arguments[:3]))
-        STARTED.append(worker)
-        worker.wait_ready()
+        name = f"process-{len(STARTED)}"
+        Worker.start(
+            [sys.executable, *arguments], env=self.environ, where=self.where, name=name
+        ).wait_ready()
 
     def python(self, code: str) -> None:
         self.run("-c", f"import django; django.setup()\n{code}")

@@ -16,6 +16,7 @@ from selenium.webdriver.support.ui import Select
 import npm
 from chromium import Chromium
 from machine import free_ports
+from tests import forked
 
 #: The pages, by the names of :func:`go`; those that change data come last.
 PAGES = (
@@ -51,7 +52,7 @@ def serving(
     (port,) = free_ports(1)
     log = where / f"console-{site}.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(
+        process = forked.Popen(
             [sys.executable, "-m", "tests.browser.web", str(port)],
             cwd=ROOT,
             env={

@@ -20,6 +20,7 @@ from selenium.common.exceptions import WebDriverException
 
 from chromium import Chromium
 from machine import free_ports
+from tests import forked
 from tests.acceptance.harness import Eyes, until
 from tests.conftest import Vhost
 
@@ -47,7 +48,7 @@ class Billing:
         self.url = f"http://127.0.0.1:{port}"
 
     def manage(self, *arguments: str, **env: str) -> None:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-m", "django", *arguments],
             env=self.env | env,
             cwd=self.where,
@@ -61,7 +62,7 @@ class Billing:
     def start(self, *arguments: str) -> None:
         name = arguments[0]
         with self.log(name).open("wb") as log:
-            self.started[name] = subprocess.Popen(
+            self.started[name] = forked.Popen(
                 [sys.executable, "-m", "django", *arguments],
                 env=self.env,
                 cwd=self.where,

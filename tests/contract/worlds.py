@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -222,7 +221,6 @@ def _settings(where: Path) -> Iterator[None]:
 
 
 def _worker(where: Path, url: str) -> Worker:
-    log_path = where / "worker.log"
     command = [sys.executable, "-m", "celery", "-A", "tests.celery_app", "-b", url, "worker"]
     command += ["--pool", "prefork", "--concurrency", "2", "--loglevel", "INFO"]
     command += ["--hostname", "contract@localhost", "--without-gossip", "--without-mingle"]
@@ -232,16 +230,4 @@ def _worker(where: Path, url: str) -> Worker:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")]),
         "PYTHONUNBUFFERED": "1",
     }
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    worker = Worker(process, log_path, "contract")
-    STARTED.append(worker)
-    return worker
+    return Worker.start(command, env=env, where=where, name="contract")

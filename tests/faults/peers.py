@@ -25,7 +25,6 @@ from uuid import uuid4
 
 from tests.acceptance import peering
 from tests.acceptance.harness import (
-    STARTED,
     Eyes,
     Service,
     Worker,
@@ -103,19 +102,13 @@ class PeerService(Service):
     def worker(self, pool: str = "prefork", concurrency: int = 2, *arguments: str) -> Worker:
         self._count += 1
         name = f"{self.name}-{pool}-{self._count}"
-        log_path = self.where / f"{name}.log"
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [PeerWorld.interpreter, "-m", "celery", "-A", "faulty", "worker", "--pool", pool,
-                 "--concurrency", str(concurrency), "--loglevel", "INFO", "--hostname",
-                 f"{name}@localhost", "--without-mingle", "--without-gossip",
-                 "--without-heartbeat", *arguments],
-                env=self.env(), cwd=self.where, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-        worker = Worker(process, log_path, name)
-        STARTED.append(worker)
-        return worker
+        return Worker.start(
+            [PeerWorld.interpreter, "-m", "celery", "-A", "faulty", "worker", "--pool", pool,
+             "--concurrency", str(concurrency), "--loglevel", "INFO", "--hostname",
+             f"{name}@localhost", "--without-mingle", "--without-gossip",
+             "--without-heartbeat", *arguments],
+            env=self.env(), where=self.where, name=name,
+        )  # fmt: skip
 
     def declare(self) -> None:
         done = subprocess.run(

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,7 +25,6 @@ from database_server import DatabaseServer
 from django_amqp_events.conf import FAST_PATHS
 from django_amqp_events.message import headers
 from tests.acceptance.harness import (
-    STARTED,
     Archive,
     Eyes,
     Service,
@@ -280,20 +278,13 @@ class World:
         return kept
 
     def _start(self, arguments: Sequence[str], what: str) -> Worker:
-        path = self.service.where / f"{what}-{len(self.started)}.log"
-        with path.open("wb") as log:
-            process = subprocess.Popen(
-                [self.interpreter, *arguments],
-                env=self.service.env(),
-                cwd=self.service.where,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        started = Worker(process, path, what)
+        started = Worker.start(
+            [self.interpreter, *arguments],
+            env=self.service.env(),
+            where=self.service.where,
+            name=f"{what}-{len(self.started)}",
+        )
         self.started.append(started)
-        STARTED.append(started)
         return started
 
     # -- faults

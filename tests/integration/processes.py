@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import forked
 from tests.conftest import Database, Vhost
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -27,7 +28,7 @@ class Process:
     def __init__(self, *command: str, log: Path, environ: dict[str, str]) -> None:
         self.log = log
         with log.open("wb") as out:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 [sys.executable, "-m", __name__, *command],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environ},

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import django_amqp_events
 from machine import free_ports
+from tests import forked
 from tests.unit.admin.admin_world import Page
 
 from .wire import until
@@ -35,7 +36,7 @@ def serving(database: dict[str, object], url: str, tmp_path: Path) -> Iterator[t
         "DATABASE": json.dumps(database),
         "URL": url,
     }
-    made = subprocess.run(
+    made = forked.run(
         [sys.executable, "-m", "tests.integration.admin_web"],
         cwd=ROOT,
         env=environ,
@@ -47,7 +48,7 @@ def serving(database: dict[str, object], url: str, tmp_path: Path) -> Iterator[t
     command = [sys.executable, "-m", "gunicorn", "--workers", "2", "--worker-class", "gthread"]
     command += ["--threads", "25", "--bind", f"127.0.0.1:{port}", "--no-control-socket"]
     with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(
+        server = forked.Popen(
             [*command, "tests.integration.admin_web:wsgi"],
             cwd=ROOT,
             env=environ,
@@ -114,4 +115,4 @@ def more(database: dict[str, Any], url: str, number: int) -> None:
         "failure_groups.group_ungrouped()\n"
     )
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "DATABASE": json.dumps(database), "URL": url}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, check=True)
+    forked.run([sys.executable, "-c", code], cwd=ROOT, env=environ, check=True)

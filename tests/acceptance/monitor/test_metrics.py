@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -16,9 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import apt_install
 from machine import free_ports
+from tests import forked
 
 from ..conftest import Make
-from ..harness import STARTED, Eyes, Service, Worker, until
+from ..harness import Eyes, Service, Worker, until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -30,20 +29,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def events_worker(service: Service, *arguments: str) -> Worker:
-    log_path = service.where / "events_worker.log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "django", "events_worker", *arguments],
-            env=service.env(),
-            cwd=service.where,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    worker = Worker(process, log_path, "events-worker")
-    STARTED.append(worker)
-    return worker
+    return service.start("events_worker", *arguments)
 
 
 def scrape(port: int) -> Samples:
@@ -186,7 +172,7 @@ def test_prometheus_accepts_the_rules() -> None:
     if shutil.which("promtool") is None:
         apt_install.install(["prometheus"], why="promtool checks the alert rules", units=UNITS)
     for command in (("check", "rules", "rules.yaml"), ("test", "rules", "rules.test.yaml")):
-        done = subprocess.run(
+        done = forked.run(
             ["promtool", *command], cwd=DOCS / "metrics", capture_output=True, text=True,
             check=False,
         )  # fmt: skip

@@ -23,6 +23,7 @@ import pytest
 import django_amqp_events
 from django_amqp_events.databases import Now
 from django_amqp_events.models import OutboxEvent
+from tests import forked
 from tests.conftest import Database, Vhost
 from tests.integration.wire import Proxy, Wire, until
 
@@ -32,6 +33,9 @@ ALIAS = "archive"
 pytestmark = pytest.mark.timeout(300)
 
 BEGIN = """
+import warnings
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # of a fork beside a thread
 import json, os, signal, sys, threading, time
 import django, pymysql
 from django.conf import settings
@@ -94,12 +98,9 @@ def start(wire: Wire, archive_database: Database) -> Iterator[Start]:
     def start(
         code: str, *arguments: str, url: str = "", before: tuple[str, ...] = ()
     ) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        process = forked.Popen(
             [
-                *before, sys.executable, "-X", "dev", "-W", "error",
-                # Python 3.12 and newer warn of a fork beside a thread.
-                "-W", "ignore:This process:DeprecationWarning",
-                "-c", BEGIN + code, *arguments,
+            *before, sys.executable, "-c", BEGIN + code, *arguments,
             ],
             env={
                 **os.environ,

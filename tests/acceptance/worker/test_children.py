@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +16,6 @@ from django_amqp_events.message.headers import EVENT_HANDLER
 
 from ..conftest import Make
 from ..harness import (
-    STARTED,
     Archive,
     Eyes,
     Service,
@@ -31,21 +28,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def command(service: Service, *arguments: str, name: str = "", **options: Any) -> Worker:
     """Start a management command."""
-    log_path = service.where / f"{name or arguments[0]}.log"
-    program = options.pop("program", ("-m", "django"))
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *program, *arguments],
-            env={**service.env(), "TESTPROJECT_OUTLIVES": "1"},
-            cwd=options.pop("cwd", service.where),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    worker = Worker(process, log_path, f"{service.name}-{arguments[0]}")
-    STARTED.append(worker)
-    return worker
+    return service.start(*arguments, name=name, TESTPROJECT_OUTLIVES="1", **options)
 
 
 def events_worker(service: Service, *arguments: str, **options: Any) -> Worker:
@@ -241,7 +224,7 @@ def test_started_beside_a_module_named_celery(core):
         "from django.core.management import execute_from_command_line\n"
         "execute_from_command_line(sys.argv)\n"
     )
-    worker = events_worker(core, program=(str(manage),), cwd=app).wait_ready()
+    worker = events_worker(core, program=(str(manage),), where=app).wait_ready()
     until(lambda: "mirroring core:archive" in worker.log, 30, "the mirror has begun")
     assert worker.stop() == 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ from broker import Node
 from django_amqp_events.message.types import Message
 
 from ..conftest import Make
-from ..harness import PACKAGE, STARTED, Eyes, Service, Worker, until
+from ..harness import PACKAGE, Eyes, Service, Worker, until
 from ..isolation import reaper
 
 pytestmark = pytest.mark.timeout(300)
@@ -397,10 +396,10 @@ def test_the_examples_of_the_documentation(fresh_eyes: Eyes, service: Make, tmp_
     )
     project = service(eyes, where=tmp_path)
     environ = {"DJANGO_SETTINGS_MODULE": "plain", "PYTHONPATH": f"{tmp_path}:{PACKAGE}"}
-    worker = start(
+    worker = Worker.start(
         [sys.executable, "-m", "celery", "-A", "shop", "worker", "--concurrency", "1",
          "--loglevel", "INFO", "--hostname", "other@localhost"],
-        env={**project.env(), **environ}, where=tmp_path,
+        env={**project.env(), **environ}, where=tmp_path, name="example",
     )  # fmt: skip
     until(lambda: "S-1: 7 left" in worker.log and "S-2: 0 left" in worker.log)
     until(lambda: eyes.ready(DEAD) == 1)
@@ -408,15 +407,3 @@ def test_the_examples_of_the_documentation(fresh_eyes: Eyes, service: Make, tmp_
     assert "LevelsOfOneWorker" not in worker.log
     eyes.empty("warehouse.levels")
     assert worker.stop() == 0
-
-
-def start(command: list[str], *, env: dict[str, str], where: Path) -> Worker:
-    log_path = where / "worker.log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command, env=env, cwd=where, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-    worker = Worker(process, log_path, "example")
-    STARTED.append(worker)
-    return worker

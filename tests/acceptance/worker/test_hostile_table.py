@@ -13,8 +13,6 @@ import pickle
 import re
 import sqlite3
 import struct
-import subprocess
-import sys
 import zlib
 from base64 import b64encode
 from collections import Counter
@@ -33,7 +31,6 @@ from tests.waiting import NotInTime
 
 from ..conftest import Make
 from ..harness import (
-    STARTED,
     Eyes,
     Service,
     Worker,
@@ -456,26 +453,7 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
 
 def command(service: Service, name: str, *arguments: str, ready: str) -> Worker:
     """Start a command and wait until it is ready."""
-    log_path = service.where / f"{name}-{len(STARTED)}.log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "django", name, *arguments],
-            env=service.env(),
-            cwd=service.where,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    worker = Worker(process, log_path, name)
-    STARTED.append(worker)
-
-    def there() -> bool:
-        assert worker.alive, worker.log
-        return ready in worker.log
-
-    until(there, 40, f"{name} is ready")
-    return worker
+    return service.start(name, *arguments).wait_ready(40, ready)
 
 
 def migrate(service: Service) -> None:

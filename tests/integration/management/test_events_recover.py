@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import struct
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -21,6 +20,7 @@ from django_amqp_events.broker import confirms
 from django_amqp_events.message import decoding, encoding
 from django_amqp_events.message.headers import EVENT_UNREADABLE
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
+from tests import forked
 
 from ..archiving import (
     archived,
@@ -508,7 +508,7 @@ def die(billing, queue: str) -> int:
     """Run it in a process that is killed between publish and ack; returns what it published."""
     before = billing.ready("billing:archive")
     arguments = [json.dumps(billing.raw), billing.vhost.url, queue]
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", _DYING, *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import django_amqp_events
+from tests import forked
 from tests.conftest import Vhost
 
 from ..wire import (
@@ -29,6 +30,9 @@ from ..wire import (
 PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
 
 BEGIN = """
+import warnings
+warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "This process", DeprecationWarning)  # of a fork beside a thread
 import os, sys, threading
 import django
 from django.conf import settings
@@ -81,12 +85,9 @@ def wire(vhost: Vhost) -> Iterator[Wire]:
 @contextmanager
 def program(wire: Wire, proxy: Proxy, code: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program; it has to end well and to say nothing on stderr."""
-    process = subprocess.Popen(
+    process = forked.Popen(
         [
-            sys.executable, "-X", "dev", "-W", "error",
-            # These tests fork with threads; Python 3.12 and newer warn about it.
-            "-W", "ignore:This process:DeprecationWarning",
-            "-c", BEGIN + code + END,
+            sys.executable, "-c", BEGIN + code + END,
         ],
         env={
             **os.environ,

@@ -18,6 +18,7 @@ import pytest
 
 import django_amqp_events
 from machine import free_ports
+from tests import forked
 from tests.conftest import Vhost
 
 from ..wire import Wire, in_threads, until
@@ -49,7 +50,7 @@ def test_gunicorn(wire: Wire, tmp_path: Path, application: str, page: str, worke
     command = [sys.executable, "-m", "gunicorn", "--preload", "--workers", "2", *worker]
     command += ["--bind", f"127.0.0.1:{port}", "--no-control-socket"]
     with log_path.open("wb") as log:
-        server = subprocess.Popen(
+        server = forked.Popen(
             [*command, f"tests.integration.web:{application}"],
             cwd=ROOT,
             env={

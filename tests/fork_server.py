@@ -1,0 +1,163 @@
+"""A process that has imported Django, Celery and the package, and forks the tests' processes.
+
+Starting Python and importing all that takes one to two seconds of processor time, and the suite
+starts many hundred processes. A fork of this one has its modules and nothing else of it: no
+settings, no connections, no threads. Otherwise it is what ``python -m`` or ``python -c`` would
+start: a process with its own arguments, environment, folder, files, session and exit code.
+
+Run as a program, with the path of a Unix socket; it ends when its standard input does.
+:class:`tests.forked.Popen` asks it. A request is a line of JSON with the three standard files as
+file descriptors; the answers are the pid, and the wait status when the process has ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import time
+import types
+from contextlib import suppress
+from typing import Any, Final
+
+#: What processes of the suite import, beside all of the package that needs no settings.
+MODULES: Final = """
+asgiref.sync billiard.pool billiard.popen_fork celery.__main__ celery.app.amqp celery.app.control
+celery.app.events celery.app.log celery.app.trace celery.apps.worker celery.backends.base
+celery.bin.celery celery.bin.worker celery.concurrency.asynpool celery.concurrency.prefork
+celery.concurrency.solo celery.concurrency.thread celery.fixups.django celery.loaders.app
+celery.worker.autoscale celery.worker.components celery.worker.consumer celery.worker.strategy
+concurrent.futures.thread decimal django.contrib.admin.sites django.core.checks
+django.core.handlers.wsgi django.core.mail django.core.management.commands.check
+django.core.management.commands.migrate django.db.backends.sqlite3.base
+django.db.migrations.autodetector django.db.migrations.executor django.forms
+django.template.backends.django django.views.generic encodings.idna gunicorn.app.wsgiapp
+gunicorn.workers.gthread gunicorn.workers.sync http.client kombu.asynchronous.hub kombu.pidbox
+kombu.transport.pyamqp logging.config psycopg psycopg.types.json psycopg_binary pydantic pymysql
+urllib.request uuid zoneinfo
+"""
+REQUEST_BYTES: Final = 1 << 20
+
+
+def preload() -> None:
+    """Import what needs neither settings nor a registry of apps."""
+    for name in MODULES.split():
+        with suppress(ImportError):
+            importlib.import_module(name)
+    package = importlib.import_module("django_amqp_events")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        # Models, and what imports them, wait for the settings of each process.
+        with suppress(Exception):
+            importlib.import_module(module.name)
+    gc.collect()
+    gc.freeze()  # the forks share these objects; collecting would copy them
+
+
+def serve(path: str) -> dict[str, Any] | None:
+    """Fork on request until standard input ends.
+
+    Returns:
+        in a forked process, its request; in this one, None.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    woken, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.set_wakeup_fd(wakes.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    callers: dict[int, socket.socket] = {}
+    selector = selectors.DefaultSelector()
+    for file in (listener, woken, sys.stdin):
+        selector.register(file, selectors.EVENT_READ)
+    while True:
+        ready = [key.fileobj for key, _ in selector.select()]
+        if sys.stdin in ready:
+            return None
+        if woken in ready:
+            woken.recv(4096)
+            _tell(callers)
+        if listener in ready:
+            caller, _ = listener.accept()
+            request, files = _read(caller)
+            pid = os.fork()
+            if not pid:
+                selector.close()
+                _become(request, files)
+                for opened in (listener, woken, wakes, caller, *callers.values()):
+                    opened.close()
+                return request
+            for file in files:
+                os.close(file)
+            callers[pid] = caller
+            caller.sendall(b"%d\n" % pid)
+
+
+def _read(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    received, files, _, _ = socket.recv_fds(caller, REQUEST_BYTES, 3)
+    while not received.endswith(b"\n"):
+        received += caller.recv(REQUEST_BYTES)
+    return json.loads(received), files
+
+
+def _tell(callers: dict[int, socket.socket]) -> None:
+    """Collect the processes that have ended, and tell those who asked for them."""
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            caller = callers.pop(pid)
+            with suppress(OSError):  # who asked has ended
+                caller.sendall(b"%d\n" % status)
+            caller.close()
+
+
+def _become(request: dict[str, Any], files: list[int]) -> None:
+    """Give a forked process its own files, folder, environment and arguments."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if request["session"]:
+        os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    time.tzset()
+    for name, mode, number in (("stdin", "r", 0), ("stdout", "w", 1), ("stderr", "w", 2)):
+        file = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+        if mode == "w" and (number == 2 or "PYTHONUNBUFFERED" in os.environ):
+            file.reconfigure(line_buffering=True, write_through=True, errors="backslashreplace")
+        setattr(sys, name, file)
+        setattr(sys, f"__{name}__", file)
+    sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
+
+
+def run(option: str, program: str, arguments: list[str]) -> None:
+    """Run a program as ``python -m`` or ``python -c`` does."""
+    sys.argv = ["-c", *arguments]
+    sys.path.insert(0, "" if option == "-c" else os.getcwd())  # noqa: PTH109
+    if option == "-m":
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    exec(compile(program, "<string>", "exec"), vars(main))  # noqa: S102
+
+
+if __name__ == "__main__":
+    preload()
+    if asked := serve(sys.argv[1]):
+        sys.orig_argv = asked["command"]
+        _, option, program, *arguments = asked["command"]
+        run(option, program, arguments)
