@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +29,15 @@ def start_server(directory: Path) -> subprocess.Popen[bytes]:
     """Start the server of this run; it ends when its standard input is closed."""
     path = directory / "fork"
     program = Path(__file__).with_name("fork_server.py")
-    server = subprocess.Popen([sys.executable, "-P", program, path], stdin=subprocess.PIPE)
+    # The package that the tests import, which need not be an installed one.
+    spec = find_spec("django_amqp_events")
+    assert spec is not None
+    assert spec.origin is not None
+    server = subprocess.Popen(
+        [sys.executable, "-P", program, path],
+        env={**os.environ, "PYTHONPATH": str(Path(spec.origin).parent.parent)},
+        stdin=subprocess.PIPE,
+    )
     os.environ[SOCKET] = str(path)
     return server
 

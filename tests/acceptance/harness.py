@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -35,6 +36,7 @@ T = TypeVar("T")
 
 #: Workers of this process that run or ran; their logs are shown where a test fails.
 STARTED: list[Worker] = []
+_NUMBERS = count()
 
 
 def until(condition: Callable[[], T], seconds: float = 20, what: str = "") -> T:
@@ -54,8 +56,8 @@ class Worker:
     def start(
         cls, command: Sequence[str | Path], *, env: Mapping[str, str], where: Path, name: str
     ) -> Worker:
-        """Start a command that logs to ``<name>.log``; it is not waited for."""
-        log_path = where / f"{name}.log"
+        """Start a command that logs to a file of its own; it is not waited for."""
+        log_path = where / f"{name}-{next(_NUMBERS)}.log"
         with log_path.open("wb") as log:
             process = forked.Popen(
                 command,
@@ -160,7 +162,7 @@ class Service:
             [sys.executable, *program, *arguments],
             env={**self.env(), **environ},
             where=where or self.where,
-            name=name or f"{self.name}-{arguments[0]}-{self._count}",
+            name=name or f"{self.name}-{arguments[0]}",
         )
 
     def worker(self, pool: str = "prefork", concurrency: int = 2, *arguments: str) -> Worker:

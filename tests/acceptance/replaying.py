@@ -10,7 +10,6 @@ from django_amqp_events.models import ArchivedEvent
 
 from .conftest import Make
 from .harness import (
-    STARTED,
     Eyes,
     Service,
     Worker,
@@ -91,9 +90,7 @@ def migrate(service: Service) -> None:
 
 def mirror(service: Service, lease: float = 60) -> Worker:
     """Start the mirror of a service; it takes a claim over after *lease* seconds."""
-    return service.start(
-        "-c", _MIRROR.format(lease=lease), program=(), name=f"mirror-{len(STARTED)}"
-    )
+    return service.start("-c", _MIRROR.format(lease=lease), program=(), name="mirror")
 
 
 def mirror_once(service: Service) -> str:

@@ -62,9 +62,8 @@ class Shop:
         return done.stdout
 
     def start(self, *arguments: str) -> None:
-        name = f"process-{len(STARTED)}"
         Worker.start(
-            [sys.executable, *arguments], env=self.environ, where=self.where, name=name
+            [sys.executable, *arguments], env=self.environ, where=self.where, name=arguments[-1]
         ).wait_ready()
 
     def python(self, code: str) -> None:

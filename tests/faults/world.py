@@ -282,7 +282,7 @@ class World:
             [self.interpreter, *arguments],
             env=self.service.env(),
             where=self.service.where,
-            name=f"{what}-{len(self.started)}",
+            name=what,
         )
         self.started.append(started)
         return started
