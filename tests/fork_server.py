@@ -29,7 +29,7 @@ from typing import Any, Final
 
 #: What processes of the suite import, beside all of the package that needs no settings.
 MODULES: Final = """
-asgiref.sync billiard.pool billiard.popen_fork celery.__main__ celery.app.amqp celery.app.control
+asgiref.sync billiard.pool billiard.popen_fork celery.app.amqp celery.app.control
 celery.app.events celery.app.log celery.app.trace celery.apps.worker celery.backends.base
 celery.bin.celery celery.bin.worker celery.concurrency.asynpool celery.concurrency.prefork
 celery.concurrency.solo celery.concurrency.thread celery.fixups.django celery.loaders.app

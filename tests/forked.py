@@ -22,6 +22,8 @@ from typing import Any, Final
 
 #: Names the socket of :mod:`tests.fork_server`, for all test processes of a run.
 SOCKET: Final = "AMQP_EVENTS_FORK_SERVER"
+#: In the environment of a process that has to import everything itself, in its own order.
+REAL_START: Final = "AMQP_EVENTS_REAL_START"
 _STDLIB: Final = signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
 
@@ -64,17 +66,15 @@ class Popen(subprocess.Popen[Any]):
     def _execute_child(self, *args: Any) -> None:
         given = _STDLIB.bind(self, *args).arguments
         command = [os.fspath(word) for word in given["args"]]
-        if (
-            command[0] != sys.executable
-            or command[1] not in ("-m", "-c")
-            or SOCKET not in os.environ
-        ):
+        environ = dict(os.environ if given["env"] is None else given["env"])
+        program = command[0] == sys.executable and command[1] in ("-m", "-c")
+        if not program or REAL_START in environ:
             super()._execute_child(*args)  # type: ignore[misc]
             return
         request = {
             "command": command,
             "cwd": os.fspath(given["cwd"] or Path.cwd()),
-            "env": dict(os.environ if given["env"] is None else given["env"]),
+            "env": environ,
             "session": given["start_new_session"],
         }
         pipes = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -34,6 +34,11 @@ def until(condition: Callable[[], T], what: str, deadline: float = 30.0) -> T:
             raise NotInTime(f"not within {deadline:g} s: {what}: {answer!r}")
         # What takes the broker or a database long is asked less often.
         time.sleep(min(max(0.02, 2 * (answered - asked)), 0.5))
+
+
+def is_usable(channel: Any) -> bool:
+    """Return True if neither RabbitMQ nor a lost connection has closed a channel of py-amqp."""
+    return bool(channel.is_open and channel.connection and channel.connection.connected)
 
 
 @contextmanager

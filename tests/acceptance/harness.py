@@ -28,6 +28,7 @@ from django_amqp_events.broker.queue_depth import queue_depth
 from django_amqp_events.message import encoding, headers
 from django_amqp_events.message.types import Message
 from tests import forked, waiting
+from tests.waiting import is_usable
 
 PROJECT = Path(__file__).resolve().parent / "project"
 PACKAGE = Path(django_amqp_events.__file__).resolve().parent.parent
@@ -240,6 +241,7 @@ class Eyes:
         self.app = Celery("eyes", broker=self.url, set_as_current=False)
         self._channel: ConfirmChannel | None = None
         self._connection: Connection | None = None
+        self._asked: amqp.Channel | None = None
 
     def close(self) -> None:
         if self._channel is not None:
@@ -247,7 +249,7 @@ class Eyes:
         if self._connection is not None:
             with suppress(Exception):
                 self._connection.close()
-        self._channel = self._connection = None
+        self._channel = self._connection = self._asked = None
 
     # -- publishing
 
@@ -290,17 +292,23 @@ class Eyes:
             self._connection.connect()
         return self._connection.connection.channel()
 
+    def _asking(self) -> amqp.Channel:
+        """Return the channel for questions: a new one for each costs more than its answer."""
+        if self._asked is None or not is_usable(self._asked):
+            self._asked = self.channel()
+            # basic_get decodes text bodies otherwise.
+            self._asked.auto_decode = False
+        return self._asked
+
     def declared(self, queue: str) -> tuple[int, int] | None:
         """Ready messages and consumers of a queue, at this moment; None where there is none.
 
         Nor where it is another connection's own, as a worker's for remote control.
         """
-        channel = self.channel()
         try:
-            depth = queue_depth(channel, queue)
+            depth = queue_depth(self._asking(), queue)
         except (amqp.exceptions.NotFound, amqp.exceptions.ResourceLocked):
             return None
-        channel.close()
         return depth.ready, depth.consumers
 
     def consumers(self, queue: str) -> int:
@@ -339,15 +347,12 @@ class Eyes:
 
     def take(self, queue: str, limit: int = 100_000) -> list[Any]:
         """Take messages off a queue, acked."""
-        channel = self.channel()
-        # basic_get decodes text bodies otherwise.
-        channel.auto_decode = False
+        channel = self._asking()
         taken: list[Any] = []
         while len(taken) < limit and (message := channel.basic_get(queue)) is not None:
             channel.basic_ack(message.delivery_tag)
             message.body = bytes(message.body or b"")  # py-amqp reads an empty one as text
             taken.append(message)
-        channel.close()
         return taken
 
     def connections(self) -> list[dict[str, Any]]:

@@ -41,6 +41,7 @@ from tests.commands import run_command
 from tests.conftest import (
     Vhost,
 )
+from tests.waiting import is_usable
 
 from .wire import close_pools
 
@@ -61,6 +62,8 @@ class Service:
     topology: Topology
     stack: ExitStack = field(repr=False)
     _connection: amqp.Connection | None = None
+    _asked: amqp.Channel | None = None
+    _publishing: amqp.Channel | None = None
 
     @property
     def names(self) -> Names:
@@ -128,24 +131,24 @@ class Service:
         **properties: Any,
     ) -> None:
         """Publish a raw message, confirmed, mandatory."""
-        channel = self.channel()
-        channel.confirm_select()
+        if self._publishing is None or not is_usable(self._publishing):
+            self._publishing = self.channel()
+            self._publishing.confirm_select()
+        channel = self._publishing
         message = amqp.Message(
             body,
             application_headers=headers or {},
             **{"delivery_mode": 2, "content_type": "application/json", **properties},
         )
         returned: list[Any] = []
-        channel.events["basic_return"].add(lambda *args: returned.append(args))
+        channel.events["basic_return"] = {lambda *args: returned.append(args)}
         channel.basic_publish_confirm(message, exchange, routing_key, mandatory=True)
-        channel.close()
         assert not returned, f"unroutable: {exchange!r} {routing_key!r}"
 
     def ready(self, queue: str) -> int:
-        channel = self.channel()
-        count = queue_depth(channel, queue).ready
-        channel.close()
-        return count
+        if self._asked is None or not is_usable(self._asked):
+            self._asked = self.channel()
+        return queue_depth(self._asked, queue).ready
 
     def exists(self, queue: str) -> bool:
         try:

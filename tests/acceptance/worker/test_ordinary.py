@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from django_amqp_events.worker.bootstrap import pool_problem
+from tests.forked import REAL_START
 
 from ..conftest import Make
 from ..harness import Eyes, Service, until
@@ -208,7 +209,7 @@ def test_a_supported_pool_is_not_refused() -> None:
 
 def test_a_worker_with_a_green_pool_does_not_start(fresh_eyes: Eyes, service: Make) -> None:
     """Without gevent, Celery refuses first; with a stand-in, our refusal is seen."""
-    green = {"CELERY_CUSTOM_WORKER_POOL": "testproject.gevent:TaskPool"}
+    green = {"CELERY_CUSTOM_WORKER_POOL": "testproject.gevent:TaskPool", REAL_START: "1"}
     mixed = service(fresh_eyes, "mixed", handlers="mixed", environ=green)
     mixed.declare()
     worker = mixed.worker("custom", 1)

@@ -12,6 +12,7 @@ import pytest
 from kombu import Connection
 
 from django_amqp_events.message.types import Message, task_id
+from tests.forked import REAL_START
 
 from ..conftest import Make
 from ..harness import Archive, Eyes, Service, until
@@ -41,7 +42,8 @@ request.__enter__()
 @pytest.fixture
 def make_traced(fresh_eyes: Eyes, service: Make) -> Any:
     def make(tool: str, **options: Any) -> Service:
-        environ = {"TESTPROJECT_TELEMETRY": tool, "TESTPROJECT_DOCS": str(DOCS)}
+        # The tools change modules, and do it before others import from them.
+        environ = {"TESTPROJECT_TELEMETRY": tool, "TESTPROJECT_DOCS": str(DOCS), REAL_START: "1"}
         made = service(fresh_eyes, "traced", handlers="traced", environ=environ, **options)
         made.declare()
         migrate(made)
