@@ -155,6 +155,8 @@ class Broker:
         self.http("DELETE", f"/api/vhosts/{quote(name, safe='')}")
 
 
+#: RabbitMQ's plugins that a node needs; libraries have other names.
+PLUGINS = ("rabbitmq_management", "rabbitmq_prelaunch", "rabbitmq_web_dispatch")
 #: The ports of a node, as attributes.
 PORTS = ("port", "management_port", "distribution_port", "epmd_port")
 
@@ -419,6 +421,8 @@ class Node(Broker):
         where = self.directory
         # Nothing of the caller's RABBITMQ_*, ERL_* reaches the node.
         env = {k: v for k, v in os.environ.items() if not k.startswith(("RABBITMQ_", "ERL_"))}
+        if self.scripts is not None:
+            env["RABBITMQ_PLUGINS_DIR"] = str(where / "plugins")
         return env | {
             "PATH": f"{env.get('PATH', '')}:/usr/bin:/usr/local/bin:/usr/lib/erlang/bin",
             "HOME": str(where / "home"),  # .erlang.cookie
@@ -449,18 +453,22 @@ class Node(Broker):
     def _write_files(self) -> None:
         for name in ("home", "data", "log", "conf.d"):
             (self.directory / name).mkdir(exist_ok=True)
+        if self.scripts is not None:
+            self._link_plugins((self.scripts / "rabbitmq-env").resolve().parents[1] / "plugins")
         cookie = self.directory / "home" / ".erlang.cookie"
         if not cookie.exists():
             cookie.touch(mode=0o600)
             cookie.write_text(self.cookie or secrets.token_hex(16))
             cookie.chmod(0o400)
         # Quorum queues report their depth on a tick of their own, and the management plugin reads
-        # at the interval of its finest samples (seconds); both are 5 s by default.
+        # at the interval of its finest samples (seconds); both are 5 s by default. A dead letter
+        # without a confirm, as of a queue that is not started yet, waits for three minutes (ms).
         samples = "[{global, [{60, 1}]}, {basic, [{60, 1}]}, {detailed, [{60, 1}]}]"
         for name, text in {
             "rabbitmq-env.conf": "",
             "enabled_plugins": "[rabbitmq_management].\n",
-            "advanced.config": f"[{{rabbit, [{{quorum_tick_interval, 500}}]}},\n"
+            "advanced.config": "[{rabbit, [{quorum_tick_interval, 500},\n"
+            "  {dead_letter_worker_publisher_confirm_timeout, 5000}]},\n"
             f" {{rabbitmq_management, [{{sample_retention_policies, {samples}}}]}}].\n",
             "rabbitmq.conf": f"""\
 listeners.tcp.1 = {HOST}:{self.port}
@@ -479,6 +487,15 @@ disk_free_limit.absolute = 64MB
 """,
         }.items():
             _write_private(self.directory / name, text)
+
+    def _link_plugins(self, source: Path) -> None:
+        """Offer the management plugin alone: RabbitMQ reads all that it finds when it starts."""
+        offered = self.directory / "plugins"
+        offered.mkdir(exist_ok=True)
+        for plugin in source.iterdir():
+            other = plugin.name.startswith("rabbitmq_") and not plugin.name.startswith(PLUGINS)
+            if not other and not (offered / plugin.name).is_symlink():
+                (offered / plugin.name).symlink_to(plugin)
 
     def _write_state(self) -> None:
         state = {each.name: getattr(self, each.name) for each in fields(self) if each.init}

@@ -1,7 +1,7 @@
 """Archive, groups, batches, outbox, inbox and dashboard in Django's admin.
 
-Django's admin imports this package where it is installed; nothing else does. For an admin site of
-one's own::
+Django's admin imports this package in each process, also in workers and commands, which show no
+page. A page is imported when the site is first asked for it. For an admin site of one's own::
 
     from django_amqp_events.admin import register
 
@@ -11,15 +11,38 @@ one's own::
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from django.contrib import admin
+from django.db.models import Model
+from django.utils.functional import SimpleLazyObject
 
 from ..models import ArchivedEvent, Dashboard, FailureGroup, InboxEntry, OutboxEvent, ReplayBatch
-from .archived_events import ArchivedEventAdmin
-from .dashboard import DashboardAdmin
-from .failure_groups import FailureGroupAdmin
-from .inbox import InboxEntryAdmin
-from .outbox import OutboxEventAdmin
-from .replay_batches import ReplayBatchAdmin
+
+if TYPE_CHECKING:
+    from .archived_events import ArchivedEventAdmin
+    from .dashboard import DashboardAdmin
+    from .failure_groups import FailureGroupAdmin
+    from .inbox import InboxEntryAdmin
+    from .outbox import OutboxEventAdmin
+    from .replay_batches import ReplayBatchAdmin
+
+_MODULES = {
+    "ArchivedEventAdmin": "archived_events",
+    "DashboardAdmin": "dashboard",
+    "FailureGroupAdmin": "failure_groups",
+    "InboxEntryAdmin": "inbox",
+    "OutboxEventAdmin": "outbox",
+    "ReplayBatchAdmin": "replay_batches",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def register(site: admin.AdminSite) -> None:
@@ -28,12 +51,17 @@ def register(site: admin.AdminSite) -> None:
     Raises:
         django.contrib.admin.exceptions.AlreadyRegistered: one of them is.
     """
-    site.register(ArchivedEvent, ArchivedEventAdmin)
-    site.register(FailureGroup, FailureGroupAdmin)
-    site.register(OutboxEvent, OutboxEventAdmin)
-    site.register(InboxEntry, InboxEntryAdmin)
-    site.register(ReplayBatch, ReplayBatchAdmin)
-    site.register(Dashboard, DashboardAdmin)
+    for model in (ArchivedEvent, FailureGroup, OutboxEvent, InboxEntry, ReplayBatch, Dashboard):
+        # The site calls what is registered as it would call a class.
+        site.register(model, _page)  # type: ignore[arg-type]
+
+
+def _page(model: type[Model], site: admin.AdminSite) -> Any:
+    return SimpleLazyObject(partial(_make_page, model, site))
+
+
+def _make_page(model: type[Model], site: admin.AdminSite) -> Any:
+    return __getattr__(f"{model.__name__}Admin")(model, site)
 
 
 register(admin.site)

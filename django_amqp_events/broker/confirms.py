@@ -154,9 +154,11 @@ class ConfirmChannel:
         """
         if not telemetry.active():
             return self._publish(messages, mandatory)
+        from .. import spans
+
         began = time.time_ns()
         results = self._publish(messages, mandatory)
-        telemetry.published(self.operation, messages, results, began)
+        spans.published(self.operation, messages, results, began)
         return results
 
     def _publish(self, messages: Sequence[Message], mandatory: bool) -> list[PublishError | None]:

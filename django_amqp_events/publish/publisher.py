@@ -145,9 +145,11 @@ def publish_many(
     """
     if not telemetry.active():
         return _publish(name, payloads, options, validate)
+    from .. import spans
+
     settings = get_settings()
     exchange = settings.prefix + settings.exchange
-    with telemetry.publishing(name, exchange, options.headers) as span:
+    with spans.publishing(name, exchange, options.headers) as span:
         ids = _publish(name, payloads, replace(options, headers=span.headers), validate)
         span.published(ids)
         return ids

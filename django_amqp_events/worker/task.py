@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -121,6 +122,15 @@ class HandlerTask(Task):
         run: HandlerRun | None = getattr(self.request, "amqp_run", None)
         return run
 
+    def _span(
+        self, event: ReceivedEvent, delivery: Mapping[str, Any] | None
+    ) -> AbstractContextManager[object]:
+        if not telemetry.active():
+            return nullcontext()
+        from .. import spans
+
+        return spans.processing(event, self.name, self.handler.queue, delivery)
+
     # `self` is positional only, here and below, since a payload may have a key "self".
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         request = self.request
@@ -131,7 +141,7 @@ class HandlerTask(Task):
         try:
             with (
                 handling(event),
-                telemetry.processing(event, self.name, self.handler.queue, request.delivery_info),
+                self._span(event, request.delivery_info),
             ):
                 payload = upcast(self.handler, event.name, args, kwargs)
                 args, kwargs = bind(self.handler, args, payload)

@@ -131,10 +131,6 @@ class Grounds:
         for node in self._cluster:
             if not node.alive:
                 node.start_again()
-            # When a node fails, RabbitMQ publishes unconfirmed dead letters again
-            # after three minutes (rabbit_fifo_dlx_worker); here after five seconds.
-            node.ctl("eval", "application:set_env(rabbit, "
-                     "dead_letter_worker_publisher_confirm_timeout, 5000).")  # fmt: skip
         return self._cluster
 
     def database(self) -> Database:

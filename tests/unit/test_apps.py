@@ -140,8 +140,8 @@ def test_ready_opens_no_connection(project: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_web_server_loads_nothing_of_workers_and_checks(project: Path) -> None:
-    """Both take longer to import than all that a process needs to publish."""
+def test_setup_imports_what_publishing_needs(project: Path) -> None:
+    """Each command pays for what is imported. Workers, checks and pages are imported when used."""
     (project / "shop" / "events.py").write_text(
         "from django_amqp_events import event\n"
         "@event('shop.order.created')\n"
@@ -153,11 +153,17 @@ def test_a_web_server_loads_nothing_of_workers_and_checks(project: Path) -> None
     assert {
         "django_amqp_events.publish.publisher",
         "django_amqp_events.worker.celery_signals",
+        "django_amqp_events.admin",
     } <= loaded
     assert not loaded & {
         "celery.worker",
+        "opentelemetry",
+        "django_amqp_events.archive",
         "django_amqp_events.checks",
-        "django_amqp_events.broker.provisioning.inspection",
+        "django_amqp_events.monitor",
+        "django_amqp_events.broker.provisioning",
         "django_amqp_events.worker.bootstrap",
         "django_amqp_events.worker.bootstep",
     }
+    pages = {name for name in loaded if name.startswith("django_amqp_events.admin.")}
+    assert not pages

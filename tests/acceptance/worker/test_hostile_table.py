@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -65,6 +66,12 @@ def text(template: str) -> Callable[[str], bytes]:
 def behind(body: bytes) -> Callable[[str], bytes]:
     """Bytes, with the case's name behind them."""
     return lambda mark: body + mark.encode()
+
+
+@cache
+def bomb() -> bytes:
+    """Return 256 MiB, compressed."""
+    return zlib.compress(b"\0" * (256 * MIB), 9)
 
 
 def padded(size: int) -> Callable[[str], bytes]:
@@ -138,7 +145,6 @@ class Touch:
         return open, (str(self.path), "w")
 
 
-BOMB = zlib.compress(b"\0" * (256 * MIB), 9)
 DEEP = "[" * 300 + "]" * 300
 EMBED = {
     "callbacks": [{"task": "testproject.tasks.ordinary", "args": ["callback"], "options": {}}],
@@ -316,7 +322,7 @@ def cases(trap: Path, user: str, broker: tuple[int, ...] = ()) -> list[Case]:
             for value in ("application/x-gzip", "application/x-bz2", "zstd", "unknown", 5)
         ),
         header("compression", "application/x-gzip", "malformed", label="gzip-bomb",
-               body=behind(BOMB)),
+               body=lambda mark: bomb() + mark.encode()),
         # -- bodies
         body("empty", lambda mark: b""),
         body("space", lambda mark: b" " * (1 + len(mark))),

@@ -1,0 +1,262 @@
+"""Spans of OpenTelemetry, by its conventions for messaging; docs/observability.md describes them.
+
+Imported where :func:`django_amqp_events.telemetry.active` is true. An error of a tracer is logged
+and never changes what happens to an event.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Self
+
+from celery.exceptions import SoftTimeLimitExceeded, TaskPredicate
+from opentelemetry import context, propagate, trace
+
+from .context import ReceivedEvent
+from .exceptions import BrokerUnavailableError, PublishError, UnroutableError
+from .message.headers import (
+    EVENT_ARCHIVE,
+    EVENT_ATTEMPT,
+    EVENT_CORRELATION_ID,
+    EVENT_DUE_AT,
+    EVENT_HANDLER,
+    EVENT_REPLAY_ID,
+    check_headers,
+)
+from .message.types import Message
+
+logger = logging.getLogger(__name__)
+_tracer = trace.get_tracer("django_amqp_events")
+
+#: The scope of the spans that opentelemetry-instrumentation-celery makes.
+_CELERY: Final = "opentelemetry.instrumentation.celery"
+
+
+class Span:
+    """A span that is the current one in a block, and records the block's exception.
+
+    Attributes:
+        headers: those of the publisher, with the context of the span.
+    """
+
+    __slots__ = ("_context", "_span", "_token", "headers")
+
+    def __init__(
+        self, span: Any = None, around: Any = None, headers: Mapping[str, Any] | None = None
+    ) -> None:
+        self._span = span
+        self._context = around
+        self._token: Any = None
+        self.headers = headers or {}
+
+    def __enter__(self) -> Self:
+        if self._span is not None:
+            self._token = context.attach(trace.set_span_in_context(self._span, self._context))
+        return self
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> None:
+        if self._span is None:
+            return
+        context.detach(self._token)
+        # The text of an exception may raise another one.
+        with _tolerated("the end of a span is not traced"):
+            try:
+                if isinstance(exc, TaskPredicate):  # Retry, Reject, Ignore
+                    exc = exc.__cause__
+                if exc is not None:
+                    self._span.set_attribute("error.type", _type(exc))
+                    self._span.set_status(trace.StatusCode.ERROR)
+                    self._span.record_exception(exc)
+            finally:
+                self._span.end()
+
+    def published(self, ids: Sequence[str]) -> None:
+        """Record the ids of the events that a publish has made."""
+        if self._span is None:
+            return
+        # The events are accepted: with an error, the publisher would repeat them.
+        with _tolerated("the publish of %d events is not traced", len(ids)):
+            if len(ids) == 1:
+                self._span.set_attribute("amqp_events.event_id", ids[0])
+            else:
+                self._span.set_attribute("messaging.batch.message_count", len(ids))
+
+
+#: Traces nothing.
+_NO_SPAN: Final = Span()
+
+
+class _tolerated:  # noqa: N801 - used like a function
+    """Log an error in the block, and continue after it."""
+
+    def __init__(self, text: str, *args: object) -> None:
+        self._record = text, *args
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, exc: BaseException | None, __: object) -> bool:
+        # A soft time limit concerns the handler.
+        if not isinstance(exc, Exception) or isinstance(exc, SoftTimeLimitExceeded):
+            return False
+        logger.error(*self._record, exc_info=exc)
+        return True
+
+
+def publishing(name: str, exchange: str, headers: Mapping[str, Any]) -> Span:
+    """Return the span of a publish, whose context the messages carry.
+
+    A context that the publisher's own headers contain stays, and there is no span then.
+    """
+    with _tolerated("the publish of event %r is not traced", name):
+        if headers and _parent(headers).is_valid:
+            return Span(headers=headers)
+        span = _tracer.start_span(
+            f"publish {name}",
+            kind=trace.SpanKind.PRODUCER,
+            attributes=_attributes("publish", "create", name, _destination(exchange, name)),
+        )
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, trace.set_span_in_context(span))
+        traced = {**carrier, **headers}
+        check_headers(name, traced)
+        return Span(span, headers=traced)
+    return Span(headers=headers)
+
+
+def published(
+    operation: str, messages: Sequence[Message], results: Sequence[PublishError | None], began: int
+) -> None:
+    """Make a span for each message that RabbitMQ has answered, in the trace of its event.
+
+    Args:
+        operation: of new events; retries, replays and archived events have one of their own.
+        began: nanoseconds since the epoch.
+    """
+    with _tolerated("a publish of %d messages is not traced", len(messages)):
+        for message, error in zip(messages, results, strict=True):
+            if not isinstance(error, BrokerUnavailableError):
+                _sent(operation, message, error, began)
+
+
+def _sent(operation: str, message: Message, error: PublishError | None, began: int) -> None:
+    headers = message.headers
+    parent = _parent(headers)
+    if not parent.is_valid:
+        return
+    handler, reason = headers.get(EVENT_HANDLER), ""
+    if EVENT_ARCHIVE in headers:
+        archive = json.loads(str(headers[EVENT_ARCHIVE]))
+        operation, handler, reason = "archive", archive["handler"], archive["reason"]
+    elif EVENT_ATTEMPT in headers:
+        operation = "retry" if EVENT_DUE_AT in headers else "replay"
+    # A replay belongs to the event's trace, and refers to that of the operator.
+    current = trace.get_current_span().get_span_context()
+    other = current.is_valid and current.trace_id != parent.trace_id
+    span = _tracer.start_span(
+        f"{operation} {handler or message.name}",
+        context=trace.set_span_in_context(trace.NonRecordingSpan(parent)),
+        # Not the producer: the messages carry the context of the publish.
+        kind=trace.SpanKind.CLIENT,
+        start_time=began,
+        links=[trace.Link(current)] if other else None,
+        attributes=_known(
+            {
+                **_attributes(
+                    operation,
+                    "send",
+                    message.name,
+                    _destination(message.exchange, message.routing_key),
+                ),
+                "messaging.rabbitmq.destination.routing_key": message.routing_key,
+                "messaging.message.id": message.properties.get("message_id"),
+                "messaging.message.conversation_id": headers.get(EVENT_CORRELATION_ID),
+                "messaging.message.body.size": len(message.body),
+                "amqp_events.event_id": message.event_id,
+                "amqp_events.handler": handler,
+                "amqp_events.attempt": headers.get(EVENT_ATTEMPT),
+                "amqp_events.replay_id": headers.get(EVENT_REPLAY_ID),
+                "amqp_events.reason": reason,
+            }
+        ),
+    )
+    if error is not None:
+        span.set_attribute("error.type", _type(error))
+        # No queue for an event may be as intended; UNROUTED decides.
+        if not isinstance(error, UnroutableError):
+            span.set_status(trace.StatusCode.ERROR, str(error))
+    span.end()
+
+
+def processing(
+    event: ReceivedEvent, handler: str, queue: str, delivery: Mapping[str, Any] | None
+) -> Span:
+    """Return the span of a handler's run, in the trace of its event.
+
+    Where OpenTelemetry's Celery integration has made one already, describe the event there.
+
+    Args:
+        delivery: Celery's delivery info.
+    """
+    with _tolerated("a run of %s is not traced", handler):
+        exchange, key = ((delivery or {}).get(part) for part in ("exchange", "routing_key"))
+        attributes = _known(
+            {
+                **_attributes("process", "process", event.name, _destination(exchange, key, queue)),
+                "messaging.rabbitmq.destination.routing_key": key,
+                "messaging.message.conversation_id": event.correlation_id,
+                "amqp_events.event_id": event.id,
+                "amqp_events.handler": handler,
+                "amqp_events.attempt": event.attempt,
+                "amqp_events.replay_id": event.replay_id,
+            }
+        )
+        current = trace.get_current_span()
+        if getattr(getattr(current, "instrumentation_scope", None), "name", "") == _CELERY:
+            current.set_attributes(attributes)
+            return _NO_SPAN
+        around = propagate.extract(_text(event.headers), context.get_current())
+        span = _tracer.start_span(
+            f"process {handler}",
+            context=around,
+            kind=trace.SpanKind.CONSUMER,
+            attributes=attributes,
+        )
+        return Span(span, around)
+    return _NO_SPAN
+
+
+def _attributes(operation: str, kind: str, name: str, destination: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": destination,
+        "amqp_events.event_name": name,
+    }
+
+
+def _destination(*parts: str | None) -> str:
+    """Return exchange, routing key and a consumer's queue, without what is empty or the same."""
+    return ":".join(dict.fromkeys(filter(None, parts)))
+
+
+def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in attributes.items() if value not in (None, "")}
+
+
+def _text(headers: Mapping[str, Any]) -> dict[str, str]:
+    # Propagators expect text; another publisher may send anything.
+    return {key: value for key, value in headers.items() if isinstance(value, str)}
+
+
+def _parent(headers: Mapping[str, Any]) -> Any:
+    """Return the span context that headers carry, an invalid one if they carry none."""
+    found = propagate.extract(_text(headers), context.Context())
+    return trace.get_current_span(found).get_span_context()
+
+
+def _type(exc: BaseException) -> str:
+    cls = type(exc)
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
