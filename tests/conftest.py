@@ -309,24 +309,38 @@ def make_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         node.end()
 
 
-@pytest.fixture(scope="module")
-def _module_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+@pytest.fixture(scope="session")
+def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node that this process does not share; its tests leave it running or not."""
     node = Node.start(tmp_path_factory.mktemp("private"))
     yield node
     node.end()
 
 
+@pytest.fixture(scope="module")
+def _module_node(own_node: Node) -> Node:
+    """The node of this process, with nothing of other modules in its vhost."""
+    _run(own_node)
+    own_node.delete_vhost("/")
+    own_node.add_vhost("/")
+    return own_node
+
+
 @pytest.fixture
 def private_node(_module_node: Node) -> Node:
-    """A node that only this module uses and that a test may stop, kill and start again.
+    """A node that a test may stop, kill and start again.
 
-    It runs when a test begins, whatever the one before did to it; its data stays.
+    It runs when a test begins, whatever the one before did to it; its data stays in a module.
     """
-    if not _module_node.alive:
-        _module_node.start_again()
-    else:
-        _module_node.wait_ready()
+    _run(_module_node)
     return _module_node
+
+
+def _run(node: Node) -> None:
+    if node.alive:
+        node.wait_ready()
+    else:
+        node.start_again()
 
 
 # -- the ways in which tests of databases run ------------------------------------------------------

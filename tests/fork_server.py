@@ -122,6 +122,7 @@ def _tell(callers: dict[int, socket.socket]) -> None:
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
     """Give a forked process its own files, folder, environment and arguments."""
+    gc.unfreeze()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if request["session"]:

@@ -132,6 +132,8 @@ class Service:
     events: Mapping[str, Any] = field(default_factory=dict)
     celery: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
+    #: Constants of the package, by dotted names.
+    constants: Mapping[str, float] = field(default_factory=dict)
     _count: int = 0
 
     def __post_init__(self) -> None:
@@ -150,6 +152,7 @@ class Service:
             "TESTPROJECT_BROKER": self.url,
             "TESTPROJECT_EVENTS": json.dumps(dict(self.events)),
             "TESTPROJECT_CELERY": json.dumps(dict(self.celery)),
+            "TESTPROJECT_CONSTANTS": json.dumps(dict(self.constants)),
             **self.environ,
         }
 

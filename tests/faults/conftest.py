@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pprint import pformat
 
 import pytest
 
+from broker import Node
 from django_amqp_events.conf import FAST_PATHS
 from tests.acceptance.conftest import pytest_runtest_makereport  # noqa: F401 - shows the logs
 from tests.conftest import choice
@@ -27,15 +29,26 @@ WAYS = (FAST_PATHS, tuple(path for path in FAST_PATHS if path != "chunks"), ())
 Hold = Callable[[str], None]
 
 
+@pytest.fixture(scope="session")
+def _grounds(
+    own_node: Node, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Grounds]]:
+    with ExitStack() as stack:
+
+        @cache
+        def make(kind: str) -> Grounds:
+            grounds = Grounds(tmp_path_factory.mktemp("faults"), kind=kind, node=own_node)
+            stack.callback(grounds.end)
+            return grounds
+
+        yield make
+
+
 @pytest.fixture(scope="module")
-def grounds(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Grounds]:
-    """A broker and a database server of the module's own, which rows may kill."""
+def grounds(request: pytest.FixtureRequest, _grounds: Callable[[str], Grounds]) -> Grounds:
+    """A broker and a database server of this process, which rows may kill."""
     kind = getattr(request, "param", os.environ.get("AMQP_EVENTS_FAULTS_DATABASE", "postgresql"))
-    grounds = Grounds(tmp_path_factory.mktemp("faults"), kind=kind)
-    yield grounds
-    grounds.end()
+    return _grounds(kind)
 
 
 @pytest.fixture

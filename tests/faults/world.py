@@ -94,13 +94,17 @@ class Grounds:
 
     Args:
         kind: ``sqlite``, or of a database server.
+        node: a broker that rows may kill and that outlives this; None for one of its own.
     """
 
-    def __init__(self, directory: Path, *, kind: str = "postgresql") -> None:
+    def __init__(
+        self, directory: Path, *, kind: str = "postgresql", node: Node | None = None
+    ) -> None:
         self.directory = directory
         self.kind = kind
         directory.mkdir(parents=True, exist_ok=True)
-        self.node = Node.start(directory / "node")
+        self.node = node or Node.start(directory / "node")
+        self._ends_node = node is None
         self.server = None if kind == "sqlite" else SERVERS[kind].start()
         self._template = ""
         self._cluster: list[Node] = []
@@ -108,7 +112,8 @@ class Grounds:
     def end(self) -> None:
         for node in reversed(self._cluster):
             node.end()
-        self.node.end()
+        if self._ends_node:
+            self.node.end()
         if self.server is not None:
             self.server.end()
 

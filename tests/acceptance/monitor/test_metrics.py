@@ -60,7 +60,11 @@ def counters(samples: Samples) -> dict[str, float]:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_metrics_are_what_happened(fresh_eyes: Eyes, service: Make, pool: str) -> None:
-    core = service(fresh_eyes, events={"METRICS": True, "PUBLISH": "outbox"})
+    core = service(
+        fresh_eyes,
+        events={"METRICS": True, "PUBLISH": "outbox"},
+        environ={"TESTPROJECT_SNAPSHOTS": "3"},
+    )
     core.declare()
     core.python("from django.core.management import call_command\ncall_command('migrate', '-v0')")
     (port,) = free_ports(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from broker import Node
@@ -17,18 +19,21 @@ ACT = "core.act"
 POOLS = {"prefork": 6, "threads": 4, "solo": 1}
 
 
+@pytest.fixture
+def short_timeout(private_node: Node) -> Iterator[None]:
+    """Let the node close the channels of consumers after six seconds."""
+    # Who looks at the timeout is the channel up to RabbitMQ 4.2, and then the queue (0.5 s).
+    change = "[application:set_env(rabbit, K, V) || {{K, V}} <- [{{consumer_timeout, {}}}, {}]]."
+    private_node.ctl("eval", change.format(6000, "{channel_tick_interval, 500}"))
+    yield
+    private_node.ctl("eval", change.format(1_800_000, "{channel_tick_interval, 60000}"))
+
+
 @pytest.mark.parametrize("pool", POOLS)
 def test_handler_longer_than_the_consumer_timeout_is_archived(
-    pool: str, private_node: Node, node_eyes: Eyes, service: Make
+    pool: str, short_timeout: None, node_eyes: Eyes, service: Make
 ) -> None:
     """After several requeues it runs alone with a time limit and is archived."""
-    # Who looks at the timeout is the channel up to RabbitMQ 4.2, and then the queue.
-    for key, milliseconds in (
-        ("consumer_timeout", 6000),
-        ("channel_tick_interval", 500),
-        ("quorum_tick_interval", 500),
-    ):
-        private_node.ctl("eval", f"application:set_env(rabbit, {key}, {milliseconds}).")
     eyes = node_eyes
     core = service(
         eyes,

@@ -141,7 +141,7 @@ def test_solo_answers_before_the_next_run(fresh_eyes: Eyes, service: Make) -> No
 def test_finished_events_survive_a_kill(pool: str, fresh_eyes: Eyes, service: Make) -> None:
     """All deliveries have been read, so the kernel still sends a written ack."""
     eyes = fresh_eyes
-    core = service(eyes, environ={"TESTPROJECT_SETTLE_TIMEOUT": "20"})
+    core = service(eyes, constants={"worker.settlement.SETTLE_TIMEOUT": 20})
     core.declare()
     (failing,) = publish(eyes, 1, "fail", "ok")
     (first,) = publish(eyes, 1, "kill_once:first")

@@ -176,7 +176,7 @@ def test_the_broker_falls_silent_during_the_start(
             fresh_eyes,
             celery={"broker_heartbeat": 2, "broker_channel_error_retry": True},
             events={"TOPOLOGY": "external"},
-            environ={"TESTPROJECT_SILENCE": "1"},
+            constants={"worker.connection_errors.SILENCE": 1},
         )
         core.declare()
         core.url = proxy.url

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
-from broker import BrokerError, Node
+from broker import BrokerError
 
 from ..conftest import Make
 from ..harness import (
@@ -38,12 +39,21 @@ def logged_in(core: Service, user: str, password: str) -> Service:
     return core
 
 
-def new_user(node: Node, password: str, permissions: str) -> str:
-    """Return the name of a user of the test's own, also where it is run once more."""
+def new_user(eyes: Eyes, password: str, permissions: str) -> str:
+    """Return the name of a user of the test's own."""
     name = f"user-{uuid4().hex[:8]}"
-    node.ctl("add_user", name, password)
-    node.ctl("set_permissions", name, *[permissions] * 3)
+    set_password(eyes, name, password)
+    permit(eyes, name, permissions, permissions)
     return name
+
+
+def set_password(eyes: Eyes, user: str, password: str) -> None:
+    eyes.http("PUT", f"/api/users/{user}", {"password": password, "tags": ""})
+
+
+def permit(eyes: Eyes, user: str, everything: str, read: str) -> None:
+    permissions = {"configure": everything, "write": everything, "read": read}
+    eyes.http("PUT", f"/api/permissions/{{vhost}}/{user}", permissions)
 
 
 def critical(worker: Worker) -> list[str]:
@@ -122,57 +132,51 @@ def test_refused_login_stops_the_start(
     assert says in line
 
 
-def test_changed_password_is_waited_for(private_node: Node, node_eyes: Eyes, service: Make) -> None:
+def test_changed_password_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
     """It retries rarely, stops on a signal, and then handles the events published meanwhile."""
-    node = private_node
-    user = new_user(node, "first", ".*")
-    core = logged_in(service(node_eyes), user, "first")
+    eyes = fresh_eyes
+    user = new_user(eyes, "first", ".*")
+    core = logged_in(service(eyes), user, "first")
     workers = [events_worker(core, *ALONE).wait_ready(), core.worker("solo", 1).wait_ready()]
-    node.ctl("change_password", user, "second")
+    set_password(eyes, user, "second")
 
-    def closed() -> bool:
-        try:
-            node.ctl("close_all_user_connections", user, "the password was changed")
-        except BrokerError:
-            return False  # one was ending by itself, and the others were left open
-        return True
+    def refused() -> bool:
+        for connection in eyes.connections():
+            if connection.get("user") == user:
+                with suppress(BrokerError):  # it has ended by itself
+                    eyes.cut(connection)
+        return all("the next try is in 4 s" in worker.log for worker in workers)
 
-    until(closed, 60)
+    until(refused, 60)
     for worker in workers:
-        until(lambda: worker.log.count("the next try is in") >= 3, 60)  # noqa: B023
-        assert "the next try is in 4 s" in worker.log
+        assert worker.log.count("the next try is in") >= 3
         assert not critical(worker)
     stopped, goes_on = workers
     assert stopped.stop(20) == 0
-    message = node_eyes.message(ACT, {"plan": ["ok"]})
-    node_eyes.send(message)
-    node.ctl("change_password", user, "first")
+    message = eyes.message(ACT, {"plan": ["ok"]})
+    eyes.send(message)
+    set_password(eyes, user, "first")
     until(lambda: core.runs(message.event_id, "end"), 90, "it was let in again")
     assert goes_on.stop() == 0
 
 
-def test_one_without_permissions_asks_seldom_and_says_why(
-    private_node: Node, node_eyes: Eyes, service: Make
-) -> None:
+def test_one_without_permissions_asks_seldom_and_says_why(fresh_eyes: Eyes, service: Make) -> None:
     """It may log in and nothing else: the refusal comes on a channel."""
-    node = private_node
-    user = new_user(node, "secret", "^$")
-    core = logged_in(service(node_eyes), user, "secret")
+    user = new_user(fresh_eyes, "secret", "^$")
+    core = logged_in(service(fresh_eyes), user, "secret")
     worker = events_worker(core, *ALONE)
     until(lambda: worker.log.count("check the user's permissions on this vhost") >= 3, 90)
     assert "the next try is in 4 s" in worker.log
     assert not critical(worker)
-    node.ctl("set_permissions", user, ".*", ".*", ".*")
+    permit(fresh_eyes, user, ".*", ".*")
     worker.wait_ready(60)
     assert worker.stop() == 0
 
 
-def test_missing_configure_permission_stops_the_start(
-    private_node: Node, node_eyes: Eyes, service: Make
-) -> None:
+def test_missing_configure_permission_stops_the_start(fresh_eyes: Eyes, service: Make) -> None:
     """Without remote control, which is refused first, the topology is checked."""
-    user = new_user(private_node, "secret", "^$")
-    core = service(node_eyes, celery={"worker_enable_remote_control": False})
+    user = new_user(fresh_eyes, "secret", "^$")
+    core = service(fresh_eyes, celery={"worker_enable_remote_control": False})
     worker = events_worker(logged_in(core, user, "secret"), *ALONE)
     assert worker.wait(60) == 1
     (line,) = critical(worker)
@@ -181,25 +185,24 @@ def test_missing_configure_permission_stops_the_start(
 
 
 def test_a_queue_that_may_not_be_read_keeps_none_of_the_others(
-    private_node: Node, node_eyes: Eyes, service: Make
+    fresh_eyes: Eyes, service: Make
 ) -> None:
     """A refusal closes the shared channel, so each refusal would redeliver all messages."""
     queue = "core.testproject.strict"
-    user = new_user(private_node, "secret", ".*")
-    readable = f"^(?!{re.escape(queue)}$).*$"
-    private_node.ctl("set_permissions", user, ".*", ".*", readable)
-    core = service(node_eyes, events={"TOPOLOGY": "verify"})
+    user = new_user(fresh_eyes, "secret", ".*")
+    permit(fresh_eyes, user, ".*", f"^(?!{re.escape(queue)}$).*$")
+    core = service(fresh_eyes, events={"TOPOLOGY": "verify"})
     core.declare()
     logged_in(core, user, "secret")
-    waiting = [node_eyes.event(ACT, {"plan": ["ok"]}) for _ in range(20)]
-    strict = node_eyes.event("core.strict", {"plan": ["ok"]})
+    waiting = [fresh_eyes.event(ACT, {"plan": ["ok"]}) for _ in range(20)]
+    strict = fresh_eyes.event("core.strict", {"plan": ["ok"]})
     worker = events_worker(core, *ALONE)
     until(lambda: worker.log.count(f"queue '{queue}' cannot be consumed") >= 2, 60)
     assert "Give this user the read permission" in worker.log
     assert worker.log.count("the next try is in") == 1, "one connection was lost for it"
     until(lambda: all(core.runs(event_id, "end") for event_id in waiting))
     assert strict not in worker.log
-    private_node.ctl("set_permissions", user, ".*", ".*", ".*")
+    permit(fresh_eyes, user, ".*", ".*")
     until(lambda: strict in worker.log and "Task testproject.strict[" in worker.log, 60)
     assert f"queue '{queue}' exists now, consuming it" in worker.log
     assert worker.stop() == 0

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+import os
+from functools import partial
+from importlib import import_module
+
 from django.apps import AppConfig
 
 
@@ -9,4 +14,12 @@ class TestProject(AppConfig):
     def ready(self) -> None:
         from . import points
 
+        for name, value in json.loads(os.environ.get("TESTPROJECT_CONSTANTS", "{}")).items():
+            module, _, constant = name.rpartition(".")
+            owner = import_module(f"django_amqp_events.{module}")
+            assert hasattr(owner, constant), name
+            setattr(owner, constant, value)
+        if seconds := os.environ.get("TESTPROJECT_SNAPSHOTS"):
+            mirror = import_module("django_amqp_events.management.commands.events_mirror")
+            mirror.SnapshotLoop = partial(mirror.SnapshotLoop, every=float(seconds))
         points.arm()

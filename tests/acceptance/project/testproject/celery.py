@@ -31,6 +31,8 @@ app.conf.update(
     task_default_queue="ordinary",
     # A worker that dies must not take its log lines with it.
     worker_redirect_stdouts=False,
+    # Seconds until a lost pool process is one; Celery's default is ten.
+    worker_lost_wait=1,
 )
 given = json.loads(os.environ.get("TESTPROJECT_CELERY", "{}"))
 quorum = given.pop("quorum_queues", None)
@@ -80,19 +82,10 @@ _change_libraries()
 
 @worker_init.connect
 def _patch(**_: object) -> None:
-    """Shorten what would take half an hour."""
     from django_amqp_events.backoff import Backoff
     from django_amqp_events.signals import event_hanging
-    from django_amqp_events.worker import connection_errors, reaper, settlement
+    from django_amqp_events.worker import settlement
 
-    if silence := os.environ.get("TESTPROJECT_SILENCE"):
-        connection_errors.SILENCE = int(silence)  # type: ignore[misc]
-    if hold := os.environ.get("TESTPROJECT_HOLD"):
-        settlement.HOLD = float(hold)  # type: ignore[misc]
-    if settle := os.environ.get("TESTPROJECT_SETTLE_TIMEOUT"):
-        settlement.SETTLE_TIMEOUT = float(settle)  # type: ignore[misc]
-    if idle := os.environ.get("TESTPROJECT_IDLE"):
-        reaper.IDLE = float(idle)  # type: ignore[misc]
     if os.environ.get("TESTPROJECT_ASLEEP"):
         _sleep_until_woken()
     if backoff := os.environ.get("TESTPROJECT_BACKOFF"):
