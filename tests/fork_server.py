@@ -12,20 +12,25 @@ file descriptors; the answers are the pid, and the wait status when the process 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
 import os
-import pkgutil
 import runpy
 import selectors
 import signal
 import socket
 import sys
+import threading
 import time
+import traceback
 import types
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NoReturn
 
 #: What processes of the suite import, beside all of the package that needs no settings.
 MODULES: Final = """
@@ -51,11 +56,13 @@ def preload() -> None:
     for name in MODULES.split():
         with suppress(ImportError):
             importlib.import_module(name)
-    package = importlib.import_module("django_amqp_events")
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+    (package,) = map(Path, importlib.import_module("django_amqp_events").__path__)
+    for path in sorted(package.rglob("*.py")):
         # Models, and what imports them, wait for the settings of each process.
         with suppress(Exception):
-            importlib.import_module(module.name)
+            importlib.import_module(
+                ".".join(path.relative_to(package.parent).with_suffix("").parts)
+            )
     gc.collect()
     gc.freeze()  # the forks share these objects; collecting would copy them
 
@@ -86,7 +93,9 @@ def serve(path: str) -> dict[str, Any] | None:
             _tell(callers)
         if listener in ready:
             caller, _ = listener.accept()
-            request, files = _read(caller)
+            if (asked := _read(caller)) is None:
+                continue
+            request, files = asked
             pid = os.fork()
             if not pid:
                 selector.close()
@@ -100,10 +109,17 @@ def serve(path: str) -> dict[str, Any] | None:
             caller.sendall(b"%d\n" % pid)
 
 
-def _read(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _read(caller: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Read a request and its files; return None if who asked has ended."""
     received, files, _, _ = socket.recv_fds(caller, REQUEST_BYTES, 3)
     while not received.endswith(b"\n"):
-        received += caller.recv(REQUEST_BYTES)
+        more = caller.recv(REQUEST_BYTES)
+        if not more:
+            caller.close()
+            for file in files:
+                os.close(file)
+            return None
+        received += more
     return json.loads(received), files
 
 
@@ -122,7 +138,6 @@ def _tell(callers: dict[int, socket.socket]) -> None:
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
     """Give a forked process its own files, folder, environment and arguments."""
-    gc.unfreeze()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if request["session"]:
@@ -156,9 +171,33 @@ def run(option: str, program: str, arguments: list[str]) -> None:
     exec(compile(program, "<string>", "exec"), vars(main))  # noqa: S102
 
 
+def end(program: Callable[[], None]) -> NoReturn:
+    """Run a program and end as the interpreter does, but leave all objects as they are.
+
+    Taking down what was imported would cost more than most of the programs do.
+    """
+    code: object = 0
+    try:
+        program()
+    except SystemExit as exc:
+        code = exc.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:  # noqa: BLE001 - the interpreter would end here
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for file in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            file.flush()
+    os._exit(int(str(code)) & 0xFF)
+
+
 if __name__ == "__main__":
     preload()
     if asked := serve(sys.argv[1]):
         sys.orig_argv = asked["command"]
         _, option, program, *arguments = asked["command"]
-        run(option, program, arguments)
+        end(partial(run, option, program, arguments))

@@ -35,9 +35,10 @@ def start_server(directory: Path) -> subprocess.Popen[bytes]:
     spec = find_spec("django_amqp_events")
     assert spec is not None
     assert spec.origin is not None
+    environ = {name: v for name, v in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     server = subprocess.Popen(
         [sys.executable, "-P", program, path],
-        env={**os.environ, "PYTHONPATH": str(Path(spec.origin).parent.parent)},
+        env={**environ, "PYTHONPATH": str(Path(spec.origin).parent.parent)},
         stdin=subprocess.PIPE,
     )
     os.environ[SOCKET] = str(path)

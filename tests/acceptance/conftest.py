@@ -52,7 +52,7 @@ def archive(eyes: Eyes) -> Archive:
 def _service(tmp_path_factory: pytest.TempPathFactory) -> Make:
     def make(eyes: Eyes, name: str = "core", **options: Any) -> Service:
         where = options.pop("where", None) or tmp_path_factory.mktemp(name)
-        return Service(url=eyes.url, where=Path(where), name=name, **options)
+        return Service(url=eyes.url, where=Path(where), name=name, eyes=eyes, **options)
 
     return make
 

@@ -132,6 +132,8 @@ class Service:
     events: Mapping[str, Any] = field(default_factory=dict)
     celery: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
+    #: Declares the topology; None where the service's broker has no management API.
+    eyes: Eyes | None = None
     #: Constants of the package, by dotted names.
     constants: Mapping[str, float] = field(default_factory=dict)
     _count: int = 0
@@ -200,15 +202,18 @@ class Service:
         return done.returncode, done.stdout
 
     def declare(self) -> None:
-        """Declare the topology, as events_declare does."""
-        self.python(
-            "from django_amqp_events import conf\n"
-            "from django_amqp_events.broker import connection, topology\n"
-            "from django_amqp_events.broker.provisioning import startup\n"
-            "from django_amqp_events.declare import registry\n"
-            "s, r = conf.get_settings(), registry.get_registry()\n"
-            "startup.declare(connection.celery_app(s), s, topology.build(s, r))"
-        )
+        """Declare the topology, as events_declare does.
+
+        It is the same in all vhosts, so a process describes it once, and RabbitMQ imports it.
+        """
+        if self.eyes is None:
+            self.python(f"{_TOPOLOGY}startup.declare(connection.celery_app(s), s, made)")
+            return
+        about = (self.name, self.handlers, self.events, self.environ, self.constants)
+        key = json.dumps(about, default=str, sort_keys=True)
+        if key not in _DEFINITIONS:
+            _DEFINITIONS[key] = json.loads(self.python(_TOPOLOGY + _DESCRIBE).splitlines()[-1])
+        self.eyes.http("POST", "/api/definitions/{vhost}", _DEFINITIONS[key])
 
     def control(self, *arguments: str, seconds: int = 5) -> str:
         """``celery control`` or ``celery inspect``."""
@@ -232,6 +237,37 @@ class Service:
 
     def runs(self, event_id: str, what: str = "start", **wanted: Any) -> list[dict[str, Any]]:
         return self.ledger(event=event_id, what=what, **wanted)
+
+
+_TOPOLOGY = """
+from django_amqp_events import conf
+from django_amqp_events.broker import connection, topology
+from django_amqp_events.broker.provisioning import startup
+from django_amqp_events.declare import registry
+s, r = conf.get_settings(), registry.get_registry()
+made = topology.build(s, r)
+"""
+_DESCRIBE = """
+import json
+durable = {"durable": True, "auto_delete": False}
+print(json.dumps({
+    "exchanges": [
+        {"name": each.name, "type": each.type, "internal": False, "arguments": {**each.arguments},
+         **durable}
+        for each in made.exchanges
+    ],
+    "queues": [
+        {"name": each.name, "arguments": {**each.arguments}, **durable} for each in made.queues
+    ],
+    "bindings": [
+        {"source": each.exchange, "destination": each.queue, "destination_type": "queue",
+         "routing_key": each.routing_key, "arguments": {}}
+        for each in made.bindings
+    ],
+}))
+"""
+#: Topologies by what they follow from.
+_DEFINITIONS: dict[str, Any] = {}
 
 
 class Eyes:

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from broker import BrokerError
+from tests.forked import REAL_START
 
 from ..conftest import Make
 from ..harness import (
@@ -302,7 +303,7 @@ def test_pool_processes_share_loaded_memory(
     fresh_eyes: Eyes, service: Make, pool: str, shared: bool
 ) -> None:
     """Garbage collection skips it, because every written page is copied per process."""
-    core = service(fresh_eyes)
+    core = service(fresh_eyes, environ={REAL_START: "1"})
     core.declare()
     core.worker(pool, 1).wait_ready()
     event_id = fresh_eyes.event(ACT, {"plan": ["frozen"]})

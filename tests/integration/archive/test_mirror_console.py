@@ -12,6 +12,7 @@ import pytest
 
 from django_amqp_events.message.types import Message
 from django_amqp_events.models import ArchivedEvent
+from tests.forked import REAL_START
 
 from ..archiving import archived, publish, received
 from ..conftest import wait_until
@@ -64,7 +65,8 @@ def test_it_ends_when_its_parent_is_gone(billing, processes):
         [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
     ) as other:
         assert processes.start("--parent", str(other.pid)).wait() == 0
-        running = processes.start("--parent", str(os.getpid()))
+        # A forked one would have another parent.
+        running = processes.start("--parent", str(os.getpid()), **{REAL_START: "1"})
         publish(billing, archived())
         wait_until(ArchivedEvent.objects.exists, "it is at work", 60)
         assert running.alive
