@@ -55,7 +55,7 @@ from mariadb import MariaDB
 from pgbouncer import PgBouncer
 from postgresql import Postgres
 from tests import forked
-from tests.tiers import later
+from tests.tiers import ignored, later
 
 T = TypeVar("T")
 
@@ -137,6 +137,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="Leave out what tests/tiers.py names.")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what a quick run leaves out."""
+    here = Path(__file__).parent
+    if config.getoption("--quick") and collection_path.is_relative_to(here):
+        return ignored(collection_path.relative_to(here).as_posix()) or None
+    return None
 
 
 #: Long tests start first; short ones fill the gaps at the end.

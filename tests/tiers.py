@@ -1,6 +1,6 @@
 """Which tests `make test` leaves to `make test-all`: those whose behaviour another test covers.
 
-`make test` runs each behaviour once on a real broker, in ten minutes. `make test-all`, which CI
+`make test` runs each behaviour once, on a real broker and real processes. `make test-all`, which CI
 runs, adds the other pools, databases, fault rows and browser pages, and the programs in scripts/.
 """
 
@@ -13,43 +13,43 @@ from typing import Final
 FAULT_ROWS: Final = (
     "broker-killed-publish",
     "child-within",
-    "cold-solo",
     "cut-handling",
     "database-outbox",
     "delay-queue-deleted",
-    "disk-retry",
-    "half-open-archive",
-    "relay-relayed",
-    "worker-within-prefork",
 )
 
 #: Node ids, relative to tests/, with the reason why they wait for `make test-all`.
 _LATER: Final = {
     rf"faults/.*\[(?!({'|'.join(FAULT_ROWS)})(-postgresql)?\])": "one row per family is enough",
-    r"browser/(?!test_story)": "the story visits the pages",
+    r"faults/test_(peers|publishers|clusters)\.py": "other programs, and more of the same families",
+    r"browser/": "the admin's own tests read the same pages without a browser",
     r"asyncapi/": "npm installs a validator; unit tests cover the documents",
     r"deploy/": "it installs linters, and the packages of an image",
     r"acceptance/example/": "`make demo` counts the same",
     r"acceptance/publish/test_message_format\.py": "the contract covers the formats",
     r"acceptance/monitor/test_metrics\.py::test_prometheus": "it installs Prometheus",
+    r"acceptance/test_(migrating|two_brokers)\.py": "guides that install other programs",
     r"test_(broker_node|pgbouncer)\.py": "tests of scripts/, not of the package",
-    r"(?!integration/publish).*\[(.*-)?pgbouncer\b": "the outbox covers it",
-    r"acceptance/test_two_brokers\.py.*celery": "events_worker covers it",
+    r".*\[(.*-)?pgbouncer\b": "PostgreSQL covers it",
     r"acceptance/(?!worker/test_core).*\[(.*-)?(threads|solo)\b": "prefork covers it",
     r"acceptance/worker/test_poison\.py::Test(Threads|Solo)": "prefork covers it",
     r"acceptance/.*\[(.*-)?(postgresql|mariadb)\b": "SQLite covers it",
-    r"integration/(?!archive/test_races|monitor/test_statistics).*"
-    r"\[(.*-)?(postgresql|mariadb)\b": "SQLite covers it",
-    r"unit/(archive|monitor)/.*\[(.*-)?(postgresql|mariadb)\b": "SQLite covers it",
+    r"integration/(?!archive/test_races).*\[(.*-)?postgresql\b": "SQLite covers it",
+    r".*\[(.*-)?mariadb\b": "SQLite, or PostgreSQL with its row locks, covers it",
+    r"unit/(archive|monitor)/.*\[(.*-)?postgresql\b": "SQLite covers it",
     r"(?!integration/archive/test_mirror\.py).*\[(.*-)?no-tz\b": "the mirror covers it",
     r"integration/archive/test_races.*\[sqlite": "PostgreSQL, with its row locks, covers it",
     r"acceptance/worker/test_chunks\.py.*(warm_shut|ends_the_process|holds_nobody_up|cold_shut)": (
         "the fault rows kill workers with chunks"
     ),
+    r"acceptance/worker/test_fallbacks\.py.*revoked\[(?!FAST_PATHS|missing)": (
+        "what is missing at once covers what is missing alone"
+    ),
+    r"acceptance/worker/test_children\.py.*killed_part.*\[(pool|reaper)": "fault rows cover it",
+    r"acceptance/worker/test_consumer_timeout\.py": "RabbitMQ's timer, half a minute",
     r"acceptance/worker/.*(rolling_restarts|memory_stays_bounded|killed_seven_times)": "load",
-    r"acceptance/worker/test_reconnect\.py.*comes_back\[stop\]": "a killed broker covers it",
+    r"acceptance/worker/test_reconnect\.py.*doubles_nothing\[stop\]": "a killed broker covers it",
     r"acceptance/worker/test_children\.py.*(runs_a_relay|celery_of_its_own)": "slow starts",
-    r"acceptance/test_migrating\.py.*behind_an_exchange": "the other guide has the same steps",
     r"acceptance/worker/test_starts\.py.*(may_not_be_read|without_permissions)": "long back-off",
 }
 _PATTERN: Final = re.compile("|".join(f"({pattern})" for pattern in _LATER))
@@ -58,3 +58,8 @@ _PATTERN: Final = re.compile("|".join(f"({pattern})" for pattern in _LATER))
 def later(node_id: str) -> bool:
     """Return True if a test waits for `make test-all`."""
     return _PATTERN.match(node_id.removeprefix("tests/")) is not None
+
+
+def ignored(path: str) -> bool:
+    """Return True if all tests of a folder, relative to tests/, wait for `make test-all`."""
+    return path in {"asyncapi", "browser", "deploy"}

@@ -156,13 +156,13 @@ def isolate(eyes: Eyes, *plans: list[str]) -> list[str]:
 
 
 def test_the_reaper_runs_while_there_is_something_to_isolate(core, fresh_eyes):
-    core.constants = {**core.constants, "worker.reaper.IDLE": 1}
+    core.constants = {"management.companion.CHECK_INTERVAL": 2, "worker.reaper.IDLE": 2}
     worker = events_worker(core).wait_ready()
     [companion] = until(lambda: beside(worker.pid), 30, "its companion runs")
     until(lambda: "mirroring core:archive" in worker.log, 30, "the mirror has begun")
     assert not beside(companion, "events_reaper")
     for _ in range(2):
-        (event_id,) = isolate(fresh_eyes, ["sleep:1"])
+        (event_id,) = isolate(fresh_eyes, ["sleep:3"])
         until(lambda: handled(core, [event_id]), 40, "it is run")  # noqa: B023
         assert len(core.runs(event_id)) == 1
         until(lambda: not beside(companion, "events_reaper"), 20, "the reaper has ended")
@@ -175,10 +175,10 @@ def test_many_isolated_events_run_several_at_a_time(core, fresh_eyes):
     """A reaper has one unacknowledged event, so a killed process affects no other event."""
     companion = command(core, "events_companion", "--no-mirror")
     poison = isolate(fresh_eyes, *[["kill"]] * 5)
-    good = isolate(fresh_eyes, *[["sleep:0.4"]] * 60)
+    good = isolate(fresh_eyes, *[["sleep:0.4"]] * 30)
     until(lambda: len(beside(companion.pid, "events_reaper")) >= 2, 40, "there are two reapers")
     until(lambda: companion.log.count("consuming 2 queues") >= 2, 40, "both consume")
-    until(lambda: len(core.ledger(what="start")) >= 20, 40, "they work")
+    until(lambda: len(core.ledger(what="start")) >= 12, 40, "they work")
     os.kill(beside(companion.pid, "events_reaper")[0], signal.SIGKILL)
     until(lambda: handled(core, good), 90, "the good are handled")
     archive = Archive(fresh_eyes)
