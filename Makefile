@@ -6,7 +6,7 @@ ARGS ?=
 VENV = .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv installed test test-all upstream check lint format matrix faults bench demo serve show screenshots lock messages wheel clean broker-start \
+.PHONY: help venv installed test test-all upstream check lint format matrix mutants faults bench demo serve show screenshots lock messages wheel clean broker-start \
 	broker-stop
 
 help:  ## List the targets
@@ -39,6 +39,10 @@ upstream:  ## Test the newest pre-releases of Celery, kombu, py-amqp, billiard a
 
 matrix:  ## Run `make test` on fresh Debian 12, 13, forky, and on PostgreSQL and MariaDB (ARGS=all, ARGS=faults, ARGS="debian12 -- -k x")
 	@$(PYTHON) scripts/matrix.py $(ARGS)
+
+mutants: installed  ## Change one operator or number at a time, and count what the tests notice (ARGS="--count 60 --seed 7")
+	@$(PYTHON) scripts/bootstrap.py --venv .run/mutants/venv --lock requirements/mutants.txt
+	@.run/mutants/venv/bin/python scripts/mutants.py $(ARGS)
 
 faults: installed  ## Write the fault table, docs/faults.md (ARGS="--list", ARGS="--events 200 child-within")
 	@$(VENV) -m tests.faults $(ARGS)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compile requirements/ from pyproject.toml, with hashes, for all supported Pythons.
 
-    python3 scripts/lock.py [dev.txt] [example.txt] [deploy.txt] [bench.txt] [--upgrade]
+    python3 scripts/lock.py [dev.txt] [example.txt] [deploy.txt] [bench.txt] [mutants.txt]
+        [--upgrade]
 
 uv asks pip's main index, as this machine configures it. It does not ask additional indexes: uv
 reads the hashes of a version from one place, and a folder with the wheel of one Python would leave
@@ -45,6 +46,7 @@ LOCKS = {
         "what checks the files in deploy/",
         ("--group", "pyproject.toml:deploy"),
     ),
+    "mutants.txt": ("what scripts/mutants.py runs in", ("--group", "pyproject.toml:mutants")),
     "bench.txt": ("the peers of benchmarks/", ("--group", "pyproject.toml:peers")),
 }
 

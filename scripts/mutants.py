@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".run" / "mutants"
 PACKAGE = "django_amqp_events"
 #: Seconds for one module of tests; what is slower counts as killed.
-TIMEOUT = 180
+TIMEOUT = 300
 #: Modules, and the tests that import or drive each: those that are quick first.
 TESTS = {
     "worker/verdict": "unit/worker/test_verdict.py unit/worker/test_task.py "
@@ -133,7 +133,7 @@ def judge(mutant: Mutant, tree: Path, place: Path, env: dict[str, str]) -> dict[
 
 def _failing(tests: str, place: Path, env: dict[str, str]) -> str:
     command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-x", "-q", "-n0", "--quick"]
-    command += ["-p", "no:randomly", "-p", "no:cacheprovider", "--reruns", "0", "--timeout", "60"]
+    command += ["-p", "no:randomly", "-p", "no:cacheprovider", "--reruns", "0", "--timeout", "120"]
     try:
         done = subprocess.run(
             [*command, f"tests/{tests}"], cwd=place, env=env, stdin=subprocess.DEVNULL,
