@@ -47,7 +47,8 @@ def main() -> int:
     if not os.environ.get("AMQP_URL"):
         find_server()
     paths = [each for each in arguments if each.startswith("tests")]
-    if not paths or any("browser" in each or each.strip("/") == "tests" for each in paths):
+    browsers = not paths or any("browser" in each or each.strip("/") == "tests" for each in paths)
+    if browsers and "--quick" not in arguments:
         chromium.find()
     shutil.rmtree(STAGE, ignore_errors=True)
     shutil.copytree(ROOT, STAGE, symlinks=True, ignore=LEFT_OUT)

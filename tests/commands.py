@@ -48,4 +48,4 @@ def run_example(*arguments: str, settings: str = "shop", text: str = "", **env: 
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return str(done.stdout)

@@ -114,8 +114,8 @@ class Popen(subprocess.Popen[Any]):
 
     def _collect(self, timeout: float | None) -> int | None:
         """Wait for the end; return the exit code, or None if the process still runs."""
+        assert self._caller is not None
         if self.returncode is None and select.select([self._caller], [], [], timeout)[0]:
-            assert self._caller is not None
             self.returncode = os.waitstatus_to_exitcode(int(self._answer()))
             self._caller.close()
         return self.returncode

@@ -94,7 +94,7 @@ class Peer:
             "AMQP_EVENTS_ARCHIVED_QUEUE_LENGTH": "0",
         }
         name = f"peer-{program}-{len(self.workers)}"
-        command = [self.python, *arguments]
+        command = [str(self.python), *arguments]
         worker = Worker.start(command, env=env, where=self.service.where, name=name)
         self.workers.append(worker)
         return worker

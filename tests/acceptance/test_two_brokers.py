@@ -59,7 +59,7 @@ class Shop:
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return str(done.stdout)
 
     def start(self, *arguments: str) -> None:
         Worker.start(

@@ -147,6 +147,9 @@ def test_setup_imports_what_publishing_needs(project: Path) -> None:
         "@event('shop.order.created')\n"
         "def created(order_id: int): ...\n"
     )
+    console = ["admin", "auth", "contenttypes", "messages", "sessions"]
+    apps = [f"django.contrib.{name}" for name in console]
+    configure(project, f"{CONFIGURED}\nINSTALLED_APPS += {apps}")
     done = python(project, "-c", "import django, sys; django.setup(); print(*sys.modules)")
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())

@@ -175,7 +175,7 @@ def test_many_isolated_events_run_several_at_a_time(core, fresh_eyes):
     """A reaper has one unacknowledged event, so a killed process affects no other event."""
     companion = command(core, "events_companion", "--no-mirror")
     poison = isolate(fresh_eyes, *[["kill"]] * 5)
-    good = isolate(fresh_eyes, *[["sleep:0.4"]] * 30)
+    good = isolate(fresh_eyes, *[["sleep:0.4"]] * 60)
     until(lambda: len(beside(companion.pid, "events_reaper")) >= 2, 40, "there are two reapers")
     until(lambda: companion.log.count("consuming 2 queues") >= 2, 40, "both consume")
     until(lambda: len(core.ledger(what="start")) >= 12, 40, "they work")

@@ -4,6 +4,7 @@ import json
 import os
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from django.apps import AppConfig
 
@@ -20,6 +21,6 @@ class TestProject(AppConfig):
             assert hasattr(owner, constant), name
             setattr(owner, constant, value)
         if seconds := os.environ.get("TESTPROJECT_SNAPSHOTS"):
-            mirror = import_module("django_amqp_events.management.commands.events_mirror")
+            mirror: Any = import_module("django_amqp_events.management.commands.events_mirror")
             mirror.SnapshotLoop = partial(mirror.SnapshotLoop, every=float(seconds))
         points.arm()
