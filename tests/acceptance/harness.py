@@ -247,24 +247,10 @@ from django_amqp_events.declare import registry
 s, r = conf.get_settings(), registry.get_registry()
 made = topology.build(s, r)
 """
-_DESCRIBE = """
-import json
-durable = {"durable": True, "auto_delete": False}
-print(json.dumps({
-    "exchanges": [
-        {"name": each.name, "type": each.type, "internal": False, "arguments": {**each.arguments},
-         **durable}
-        for each in made.exchanges
-    ],
-    "queues": [
-        {"name": each.name, "arguments": {**each.arguments}, **durable} for each in made.queues
-    ],
-    "bindings": [
-        {"source": each.exchange, "destination": each.queue, "destination_type": "queue",
-         "routing_key": each.routing_key, "arguments": {}}
-        for each in made.bindings
-    ],
-}))
+_DESCRIBE = f"""
+import json, runpy
+describe = runpy.run_path({str(Path(__file__).parent.parent / "definitions.py")!r})["definitions"]
+print(json.dumps(describe(made)))
 """
 #: Topologies by what they follow from.
 _DEFINITIONS: dict[str, Any] = {}

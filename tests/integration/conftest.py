@@ -41,6 +41,7 @@ from tests.commands import run_command
 from tests.conftest import (
     Vhost,
 )
+from tests.definitions import definitions
 from tests.waiting import is_usable
 
 from .wire import close_pools
@@ -95,6 +96,11 @@ class Service:
     def declare(self) -> None:
         with self.active():
             startup.declare(self.app, self.settings, self.topology)
+
+    def import_topology(self) -> None:
+        """Declare the topology in an empty vhost, at a tenth of the cost for RabbitMQ."""
+        path = f"/api/definitions/{self.vhost.path}"
+        self.vhost.node.http("POST", path, definitions(self.topology))
 
     def command(self, name: str, *args: str, **options: Any) -> tuple[int, str, str]:
         """Run a management command; its exit code, stdout and stderr."""
@@ -239,7 +245,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Callable[..., Service]]:
 def billing(service: Callable[..., Service], fresh_vhost: Vhost) -> Iterator[Service]:
     """A service with one handler, declared; others of its name in modules are made otherwise."""
     made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
-    made.declare()
+    made.import_topology()
     close_pools()
     yield made
     close_pools()

@@ -36,7 +36,7 @@ HANDLERS = {"send_invoice": ["shop.order.created"], "book": ["shop.#"]}
 @pytest.fixture
 def billing(service, fresh_vhost):
     made = service(fresh_vhost, HANDLERS=HANDLERS)
-    made.declare()
+    made.import_topology()
     return made
 
 
