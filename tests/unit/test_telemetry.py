@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -348,6 +349,17 @@ def test_without_a_provider_nothing_is_traced(
     publish_event("a.b", {}, options=NOW)
     backend.run()
     assert headers == [{}]
+
+
+def test_a_provider_that_the_environment_names() -> None:
+    """OpenTelemetry makes it when it is first asked; nothing may have imported it before."""
+    code = "from django_amqp_events import telemetry; print(telemetry.active())"
+    env = {**os.environ, "OTEL_PYTHON_TRACER_PROVIDER": "sdk_tracer_provider"}
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 def test_the_package_works_without_opentelemetry() -> None:
