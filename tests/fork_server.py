@@ -150,11 +150,11 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(request["env"])
     time.tzset()
     for name, mode, number in (("stdin", "r", 0), ("stdout", "w", 1), ("stderr", "w", 2)):
-        file = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+        stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
         if mode == "w" and (number == 2 or "PYTHONUNBUFFERED" in os.environ):
-            file.reconfigure(line_buffering=True, write_through=True, errors="backslashreplace")
-        setattr(sys, name, file)
-        setattr(sys, f"__{name}__", file)
+            stream.reconfigure(line_buffering=True, write_through=True, errors="backslashreplace")
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
 

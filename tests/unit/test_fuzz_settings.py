@@ -27,7 +27,7 @@ from django_amqp_events.conf import (
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.options import DEFAULT_OPTIONS, EVENT_OPTIONS, HANDLER_OPTIONS, MAX, Problem
 
-EXAMPLES = int(os.environ.get("AMQP_EVENTS_FUZZ", "60"))
+EXAMPLES = int(os.environ.get("AMQP_EVENTS_FUZZ", "25"))
 fuzz = profile(max_examples=2 * EXAMPLES, phases=set(Phase) - {Phase.explain})
 
 

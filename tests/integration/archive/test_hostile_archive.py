@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,14 @@ from django_amqp_events.message.types import Message, Progress, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure
 from tests.acceptance.worker.test_hostile_doors import DOORS, LOGGED
 from tests.acceptance.worker.test_hostile_table import REFUSED, cases
+from tests.conftest import KINDS
 
 from ..archiving import mirror_all, publish
 
 pytestmark = [pytest.mark.usefixtures("archive_database"), pytest.mark.timeout(180)]
-
-
-@pytest.fixture
-def billing(service: Any, fresh_vhost: Any) -> Any:
-    made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
-    made.declare()
-    return made
+#: On each kind of database, with time zones; and of what no database has a part in.
+EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
+ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 def delivered() -> Iterator[Received]:
@@ -77,6 +73,7 @@ def archived(delivery: Received) -> Message:
     )
 
 
+@EACH
 def test_whatever_a_worker_archives_is_one_row(billing: Any) -> None:
     deliveries = list(delivered())
     assert len(deliveries) > 150
@@ -97,6 +94,7 @@ def test_whatever_a_worker_archives_is_one_row(billing: Any) -> None:
             text.encode()
 
 
+@ONE
 def test_whatever_a_stranger_archives_is_one_row(billing: Any) -> None:
     expected = 0
     wanted: Counter[bytes] = Counter()
@@ -117,14 +115,3 @@ def test_whatever_a_stranger_archives_is_one_row(billing: Any) -> None:
     assert Counter(bytes(row.body) for row in ArchivedEvent.objects.all()) == wanted
     assert counts.messages == len(DOORS["core:archive"])
     assert billing.ready("billing:archive") == 0
-
-
-def test_a_message_that_comes_again_is_the_same_row(billing: Any) -> None:
-    """Whoever it is from: the mirror may have died before its ack."""
-    messages = [archived(delivery) for delivery in delivered()]
-    known = [message for message in messages if message.event_id]
-    publish(billing, *known)
-    mirror_all(billing)
-    publish(billing, *(replace(message) for message in known))
-    counts = mirror_all(billing)
-    assert (counts.events, counts.known) == (0, len(known))

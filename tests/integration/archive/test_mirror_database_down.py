@@ -14,20 +14,16 @@ from django.db import connections
 
 from django_amqp_events.archive import mirror
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, Snapshot
-from tests.conftest import _vhost, archive_in
+from tests.conftest import KINDS, _vhost, archive_in
 
 from ..archiving import archived, publish, received
 from ..conftest import wait_until
 from ..processes import mirrors
 
+#: On each kind of database, with time zones; and of what no database has a part in.
+EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
+ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 PAUSED = "paused: the database is unreachable"
-
-
-@pytest.fixture
-def billing(service: Any, fresh_vhost: Any) -> Any:
-    made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
-    made.declare()
-    return made
 
 
 def some(first: Any, last: Any) -> Any:
@@ -93,7 +89,7 @@ def test_a_message_is_larger_than_a_packet(
     assert billing.ready("billing:archive") == 0
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_sqlite_locked_for_longer_than_the_timeout(billing, archive_database, tmp_path):
     impatient = {**archive_database.settings, "OPTIONS": {"timeout": 0.3}}
     with mirrors(
@@ -110,6 +106,7 @@ def test_sqlite_locked_for_longer_than_the_timeout(billing, archive_database, tm
         assert running.stop() == 0
 
 
+@EACH
 def test_missing_tables_are_waited_for(billing, archive_database, tmp_path):
     call_command("migrate", "django_amqp_events", "zero", database="archive", verbosity=0)
     publish(billing, *some(0, 5))
@@ -123,6 +120,7 @@ def test_missing_tables_are_waited_for(billing, archive_database, tmp_path):
         assert running.stop() == 0
 
 
+@EACH
 def test_one_missing_table_is_waited_for(billing, archive_database, tmp_path):
     """As in the middle of a migration, where it is no transaction."""
     table, away = ArchivedFailure._meta.db_table, "elsewhere"
@@ -147,7 +145,7 @@ def test_one_missing_table_is_waited_for(billing, archive_database, tmp_path):
         raise
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_the_broker_is_killed(service, private_node, archive_database, tmp_path):
     with _vhost(private_node, "mirror") as vhost:
         billing = service(vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
@@ -164,7 +162,7 @@ def test_the_broker_is_killed(service, private_node, archive_database, tmp_path)
             assert running.stop() == 0
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_the_connection_is_cut(billing, archive_database, tmp_path):
     node, vhost = billing.vhost.node, billing.vhost.name
 
@@ -184,7 +182,7 @@ def test_the_connection_is_cut(billing, archive_database, tmp_path):
         assert running.stop() == 0
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_the_archive_queue_is_deleted_and_declared_again(billing, archive_database, tmp_path):
     with mirrors(billing.vhost, archive_database, tmp_path) as processes:
         running = processes.start()

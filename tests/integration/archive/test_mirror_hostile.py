@@ -15,7 +15,6 @@ from django_amqp_events.archive.mirror import Mirror
 from django_amqp_events.archive.row_writer import Counts
 from django_amqp_events.broker import batch_reader
 from django_amqp_events.broker.batch_reader import BatchReader
-from django_amqp_events.broker.frame_reader import FrameReader
 from django_amqp_events.message.headers import EVENT_UNREADABLE
 from django_amqp_events.message.types import Message, Received
 from django_amqp_events.models import ArchivedEvent, ArchivedFailure, State
@@ -25,6 +24,7 @@ from tests.acceptance.worker.test_hostile import (
     properties,
     short,
 )
+from tests.conftest import KINDS
 
 from ..archiving import (
     archived,
@@ -35,14 +35,10 @@ from ..archiving import (
 from ..conftest import wait_until
 
 pytestmark = pytest.mark.usefixtures("archive_database")
+#: On each kind of database, with time zones; and of what no database has a part in.
+EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
+ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 ARCHIVE = "billing:archive"
-
-
-@pytest.fixture
-def billing(service: Any, fresh_vhost: Any) -> Any:
-    made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
-    made.declare()
-    return made
 
 
 def put(service: Any, raw: Any, body: Any = b"x", key: Any = b"shop.order.created") -> Any:
@@ -86,6 +82,7 @@ UNREADABLE = [
 ]
 
 
+@EACH
 def test_undecodable_message_is_kept_with_its_bytes(billing):
     publish(billing, archived(received("before")))
     for n, raw in enumerate(UNREADABLE):
@@ -105,6 +102,7 @@ def test_undecodable_message_is_kept_with_its_bytes(billing):
     assert billing.ready(ARCHIVE) == 0
 
 
+@ONE
 def test_a_redelivered_message_without_an_id_is_the_same_row(billing):
     """The broker counts deliveries in its headers, also in those that cannot be read."""
     for n, raw in enumerate(UNREADABLE):
@@ -128,29 +126,7 @@ def test_a_redelivered_message_without_an_id_is_the_same_row(billing):
     assert bodies() == sorted([b"body %d" % n for n in range(5)] + [b"plain", b"none", b"none"])
 
 
-def test_the_archive_is_read_in_large_pieces(billing, monkeypatch):
-    made = []
-
-    class Seen(FrameReader):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            made.append(self)
-
-    monkeypatch.setattr(batch_reader, "FrameReader", Seen)
-    publish(billing, bare(b"a"))
-    assert mirror_all(billing).events == 1
-    assert made
-
-
-def test_two_messages_that_are_alike_and_have_no_id_are_two_rows(billing):
-    publish(billing, bare(b"a"), bare(b"a"))
-    assert mirror_all(billing).events == 2
-    publish(billing, bare(b"a"))
-    assert mirror_all(billing).events == 1
-    assert bodies() == [b"a"] * 3
-    assert len(set(ArchivedEvent.objects.values_list("event_id", flat=True))) == 3
-
-
+@EACH
 def test_bodies_and_headers_of_any_kind(billing):
     every = bytes(range(256))
     odd = [b"", b"\0", every, b"\xff\xfe", b"[" * 100_000, b'"\\ud800"', b"{}", b"[[],{},{}]" * 9]
@@ -194,6 +170,7 @@ KEYS = [
 ]  # fmt: skip
 
 
+@EACH
 def test_forged_documents_are_kept(billing):
     whole = json.loads(archived(received("w")).headers["event-archive"])
     messages = [
@@ -228,6 +205,7 @@ def test_forged_documents_are_kept(billing):
     assert (healthy.state, healthy.attempts) == (State.ARCHIVED, 3)
 
 
+@ONE
 def test_forged_outcome_is_kept_with_its_body(billing):
     good = {"outcome": "succeeded", "replay_id": "6c0cf4a6-5d5b-5b0e-9d0f-0f3f0c1f5b58"}
     publish(
@@ -242,6 +220,7 @@ def test_forged_outcome_is_kept_with_its_body(billing):
     assert bodies() == [b"", b"", b"order"]
 
 
+@EACH
 def test_a_body_of_15_mib(billing):
     body = b'[[],{"text":"' + b"x" * (15 * 1024 * 1024) + b'"},{}]'
     publish(billing, archived(received("large", body=body)), archived(received("small")))
@@ -250,8 +229,9 @@ def test_a_body_of_15_mib(billing):
     assert (bytes(row.body), row.body_size) == (body, len(body))
 
 
+@ONE
 def test_identities(billing):
-    """Two bodies, two handlers, two foreign queues: two rows each."""
+    """Two bodies, handlers, foreign queues, sources or names: two rows each."""
     publish(
         billing,
         archived(received("1", payload={"n": 1})),
@@ -260,11 +240,12 @@ def test_identities(billing):
         archived(received("1", payload={"n": 1}, queue="a"), handler=None, failure=None),
         archived(received("1", payload={"n": 1}, queue="b"), handler=None, failure=None),
         archived(received("1", payload={"n": 1}, source="stock")),
+        archived(received("1", payload={"n": 1}, name="shop.order.deleted")),
     )
-    assert mirror_all(billing).events == 6
+    assert mirror_all(billing).events == 7
 
 
-@pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
+@ONE
 def test_large_messages_do_not_pile_up_ahead(billing, monkeypatch):
     """The mirror prefetches two batches at most."""
     monkeypatch.setattr(batch_reader, "BATCH_BYTES", 1024 * 1024)

@@ -20,6 +20,7 @@ from django_amqp_events.models import (
     Replay,
     State,
 )
+from tests.conftest import KINDS
 
 from ..archiving import (
     FAILURE,
@@ -33,14 +34,8 @@ from ..conftest import wait_until
 from ..processes import mirrors
 
 pytestmark = pytest.mark.usefixtures("archive_database")
+EACH = pytest.mark.parametrize("archive_database", KINDS, indirect=True)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def billing(service: Any, fresh_vhost: Any) -> Any:
-    made = service(fresh_vhost, HANDLERS={"send_invoice": ["shop.order.created"]})
-    made.declare()
-    return made
 
 
 @pytest.fixture
@@ -49,6 +44,7 @@ def processes(billing: Any, archive_database: Any, tmp_path: Any) -> Any:
         yield starter
 
 
+@EACH
 @pytest.mark.parametrize("where", ["before-commit", "before-ack"])
 def test_a_mirror_that_is_killed_around_its_commit(billing, processes, where):
     """Before it nothing is stored, after it everything is known: one row each way."""
@@ -69,15 +65,15 @@ def test_a_mirror_that_is_killed_around_its_commit(billing, processes, where):
     assert ("known already" in said) is (where == "before-ack")
 
 
+@EACH
 def test_mirrors_that_are_killed_at_any_moment(billing, processes):
-    total = 2000
-    for start in range(0, total, 500):
-        publish(billing, *(archived(received(f"order-{n}")) for n in range(start, start + 500)))
+    total = 1200
+    publish(billing, *(archived(received(f"order-{n}")) for n in range(total)))
     chance = random.Random(3)
     stored = 0
     for _ in range(5):
         running = processes.start("--batch-size", "25")
-        wanted = min(stored + chance.randrange(1, 300), total)
+        wanted = min(stored + chance.randrange(1, 250), total)
         wait_until(partial(at_least, wanted), "it gets on", 60)
         running.kill()
         stored = ArchivedEvent.objects.count()
@@ -89,6 +85,7 @@ def test_mirrors_that_are_killed_at_any_moment(billing, processes):
     assert billing.ready("billing:archive") == 0
 
 
+@EACH
 def test_concurrent_mirrors_store_each_message_once(billing, processes, archive_database):
     """The messages of one event may reach different mirrors, some twice."""
     number = 2 if archive_database.kind == "sqlite" else 4

@@ -25,7 +25,7 @@ from django_amqp_events.models import (
     State,
 )
 from tests.archive_rows import again, seen
-from tests.conftest import SERVERS, Database, Vhost
+from tests.conftest import KINDS, SERVERS, Database, Vhost
 
 from ..archiving import (
     archived,
@@ -67,6 +67,11 @@ def through(billing: Service, url: str, **keys: Any) -> Iterator[None]:
         billing.app.conf.broker_url = before
 
 
+#: On each kind of database, with time zones, and through a pool.
+EACH = kind(*KINDS, "pgbouncer")
+ONE = kind("sqlite")
+
+
 def archive(billing: Service, number: int = 1) -> list[ArchivedEvent]:
     publish(billing, *[archived(received(f"order-{n}")) for n in range(number)])
     assert mirror_all(billing).events == number
@@ -85,27 +90,7 @@ def replay_ids(billing: Service) -> list[str]:
 # -- who gets it --------------------------------------------------------------------------
 
 
-def test_of_fifty_concurrent_replays_one_wins(billing: Service) -> None:
-    """Fifty threads with their own connections: published once, and 49 are refused."""
-    (row,) = archive(billing)
-    together = threading.Barrier(50)
-    reports: list[Report] = []
-
-    def work(number: int) -> None:
-        together.wait(30)
-        reports.append(run(row, by=f"user {number}"))
-
-    assert in_threads(50, work) == []
-    billing.wait_for_ready(QUEUE, 1)
-    assert Counter(len(report.published) for report in reports) == {1: 1, 0: 49}
-    told = [each.why for report in reports for each in report.skipped]
-    assert len(told) == 49
-    assert {why.code for why in told} == {"changed-by"}
-    assert Replay.objects.count() == ArchiveAction.objects.count() == 1
-    assert replay_ids(billing) == [str(Replay.objects.get().pk)]
-    assert (again(row).state, again(row).replays, again(row).version) == (State.REPLAYING, 1, 2)
-
-
+@EACH
 def test_overlapping_bulks_publish_each_event_once(billing: Service) -> None:
     """Fifty bulks of random parts of a hundred events, in random order; none waits for another."""
     rows = archive(billing, 100)
@@ -152,30 +137,6 @@ def test_repeatable_read(billing: Service, archive_database: Database) -> None:
     assert sum(len(report.skipped) for report in reports) == 95
 
 
-def test_concurrent_replay_and_discard(billing: Service) -> None:
-    """Each event is either replayed or discarded, once."""
-    rows = archive(billing, 40)
-    together = threading.Barrier(8)
-    published: list[UUID] = []
-    discarded: list[UUID] = []
-
-    def work(number: int) -> None:
-        mine = random.Random(number).sample(rows, 40)
-        together.wait(30)
-        for start in range(0, 40, 10):
-            part = mine[start : start + 10]
-            if number % 2:
-                published.extend(run(*part).published)
-            else:
-                discarded.extend(
-                    states.discard(seen(*part), by="bob", reason="old", now=replay._now())
-                )
-
-    assert in_threads(8, work) == []
-    assert Counter([*published, *discarded]) == {row.pk: 1 for row in rows}
-    billing.wait_for_ready(QUEUE, len(published))
-
-
 # -- what is left queued ------------------------------------------------------------------
 
 
@@ -192,6 +153,7 @@ def leave_queued(*rows: ArchivedEvent, hours: int = 1) -> dict[UUID, str]:
     return {each.event.pk: str(each.replay.pk) for each in claimed}
 
 
+@EACH
 def test_concurrent_sweepers_publish_each_event_once(
     billing: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,18 +206,6 @@ def test_clocks_of_hosts_do_not_matter(
     assert len(replay_ids(billing)) == 1
 
 
-def test_settled_event_is_not_published_again(billing: Service) -> None:
-    """The process died after the confirm, and the handler finished before the sweeper ran."""
-    row, other = archive(billing, 2)
-    left = leave_queued(row, other, hours=0)
-    publish(billing, outcome(row, left[row.pk]))
-    mirror_all(billing)
-    assert again(row).state == State.SUCCEEDED
-    assert replay.resume(lease=0) == 1
-    billing.wait_for_ready(QUEUE, 1)
-    assert replay_ids(billing) == [left[other.pk]]
-
-
 # -- not published ------------------------------------------------------------------------
 
 
@@ -272,17 +222,7 @@ def comes_back(row: ArchivedEvent, error: str, *, unconfirmed: bool = False) -> 
     assert error in last.error
 
 
-def test_unroutable(billing: Service) -> None:
-    (row,) = archive(billing)
-    channel = billing.channel()
-    channel.queue_unbind(QUEUE, "billing:replay", QUEUE)
-    comes_back(row, "no queue is bound")
-    channel.queue_bind(QUEUE, "billing:replay", QUEUE)
-    assert run(again(row)).published == [row.pk]
-    assert again(row).error == ""
-    assert [found.outcome for found in Replay.objects.all()] == ["refused", "published"]
-
-
+@ONE
 def test_the_exchange_is_missing(billing: Service) -> None:
     (row,) = archive(billing)
     billing.channel().exchange_delete("billing:replay")
@@ -292,6 +232,7 @@ def test_the_exchange_is_missing(billing: Service) -> None:
     assert run(again(row)).published == [row.pk]
 
 
+@ONE
 def test_nacked(billing: Service) -> None:
     """A policy with a limit, which events_declare refuses, fills the queue."""
     row, *others = archive(billing, 4)
@@ -307,16 +248,7 @@ def test_nacked(billing: Service) -> None:
     comes_back(row, "RabbitMQ refused", unconfirmed=True)
 
 
-def test_the_broker_is_down(billing: Service) -> None:
-    first, second = archive(billing, 2)
-    with through(billing, "amqp://guest:guest@127.0.0.1:1//", CONFIRM_TIMEOUT=2):
-        comes_back(first, "no connection to RabbitMQ")
-        assert run(second).stopped
-    assert run(again(first), again(second)).published
-    assert billing.ready(QUEUE) == 2
-
-
-@kind("sqlite")
+@ONE
 def test_the_broker_is_in_alarm(service: Callable[..., Service], private_node: Node) -> None:
     """The first publish is not known; it may be stored when the alarm is over."""
     url = private_node.management_url
@@ -330,7 +262,7 @@ def test_the_broker_is_in_alarm(service: Callable[..., Service], private_node: N
         wait_until(
             lambda: "memory" in private_node.ctl("eval", "rabbit_alarm:get_alarms()."), "an alarm"
         )
-        with through(billing, vhost.url, CONFIRM_TIMEOUT=5):
+        with through(billing, vhost.url, CONFIRM_TIMEOUT=3):
             comes_back(row, "RabbitMQ blocks publishers", unconfirmed=True)
             assert run(again(row)).stopped
             assert again(row).unconfirmed
@@ -359,6 +291,7 @@ def unconfirmed(billing: Service) -> ArchivedEvent:
     return again(row)
 
 
+@ONE
 def test_the_next_replay_of_an_unconfirmed_one_has_its_id(
     billing: Service, unconfirmed: ArchivedEvent
 ) -> None:
@@ -372,6 +305,7 @@ def test_the_next_replay_of_an_unconfirmed_one_has_its_id(
     assert again(unconfirmed).state == State.SUCCEEDED
 
 
+@ONE
 def test_an_unconfirmed_one_is_settled_by_its_outcome(
     billing: Service, unconfirmed: ArchivedEvent
 ) -> None:
@@ -381,6 +315,7 @@ def test_an_unconfirmed_one_is_settled_by_its_outcome(
     assert (now.state, now.unconfirmed, now.error) == (State.SUCCEEDED, False, "")
 
 
+@ONE
 def test_failure_of_an_unconfirmed_replay_is_recorded(
     billing: Service, unconfirmed: ArchivedEvent
 ) -> None:
@@ -394,6 +329,7 @@ def test_failure_of_an_unconfirmed_replay_is_recorded(
     assert replay_ids(billing) != [str(first.pk)], "that one is over"
 
 
+@ONE
 def test_a_second_try_in_vain_keeps_the_id(billing: Service, unconfirmed: ArchivedEvent) -> None:
     """An unroutable second publish says nothing about the first."""
     channel = billing.channel()
@@ -407,7 +343,7 @@ def test_a_second_try_in_vain_keeps_the_id(billing: Service, unconfirmed: Archiv
 # -- around it ----------------------------------------------------------------------------
 
 
-@kind("sqlite")
+@ONE
 def test_bodies_of_any_size_in_one_go(billing: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Byte for byte, a window of a bounded size at a time."""
     monkeypatch.setattr(eligibility, "CHUNK_BYTES", 1024 * 1024)

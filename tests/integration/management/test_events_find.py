@@ -19,7 +19,7 @@ EVENTS = {"shop.order.created": {"SEARCH": ["order_id"]}}
 @pytest.fixture
 def billing(service: Any, fresh_vhost: Any) -> Any:
     made = service(fresh_vhost, HANDLERS=HANDLERS, EVENTS=EVENTS)
-    made.declare()
+    made.import_topology()
     return made
 
 

@@ -15,7 +15,7 @@ from tests.conftest import Database
 
 pytestmark = pytest.mark.parametrize("archive_database", ["postgresql"], indirect=True)
 
-ROWS = 4_000
+ROWS = 1_000
 
 
 def expected(database: Database) -> int:

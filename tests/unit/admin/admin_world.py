@@ -18,13 +18,19 @@ from django.db.models import Model
 from django.test import Client
 from django.urls import path, reverse
 
-from django_amqp_events.admin import ArchivedEventAdmin, DashboardAdmin, FailureGroupAdmin
+from django_amqp_events.admin import (
+    ArchivedEventAdmin,
+    DashboardAdmin,
+    FailureGroupAdmin,
+    OutboxEventAdmin,
+)
 from django_amqp_events.admin.action_pages import encode_selection
 from django_amqp_events.models import (
     ArchivedEvent,
     ArchivedFailure,
     Dashboard,
     FailureGroup,
+    OutboxEvent,
     Replay,
     State,
 )
@@ -34,6 +40,7 @@ office = admin.AdminSite(name="office")
 office.register(ArchivedEvent, ArchivedEventAdmin)
 office.register(Dashboard, DashboardAdmin)
 office.register(FailureGroup, FailureGroupAdmin)
+office.register(OutboxEvent, OutboxEventAdmin)
 
 urlpatterns = [path("admin/", admin.site.urls), path("office/", office.urls)]
 
@@ -193,16 +200,16 @@ def add_replay(row: ArchivedEvent, number: int = 1, **more: Any) -> Replay:
     )
 
 
-def user(*permissions: str, name: str = "ada") -> User:
+def staff(*codenames: str, name: str = "ada") -> User:
     """A staff user with only these permissions."""
     made = User.objects.create_user(name, password="secret", is_staff=True)
-    made.user_permissions.set(
-        Permission.objects.get(
-            codename=f"{each}_archivedevent", content_type__app_label="django_amqp_events"
-        )
-        for each in permissions
-    )
+    made.user_permissions.set(Permission.objects.filter(codename__in=codenames))
+    assert made.user_permissions.count() == len(codenames)
     return made
+
+
+def user(*permissions: str, name: str = "ada", model: str = "archivedevent") -> User:
+    return staff(*(f"{each}_{model}" for each in permissions), name=name)
 
 
 def client_of(made: User, **options: Any) -> Client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.broker.publish_errors import unavailable_errors
 from django_amqp_events.conf import get_settings
 from django_amqp_events.declare.registry import get_registry
-from django_amqp_events.exceptions import BrokerUnavailableError, UnroutableError
+from django_amqp_events.exceptions import UnroutableError
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
@@ -104,26 +103,31 @@ def test_list_shows_open_events(ada):
     assert "archived: open (1)" in words
     html = response.content.decode()
     assert row.last_failed_at.isoformat() in html
+    # A name wraps between its parts.
+    for name in (
+        "shop.<wbr>order.<wbr>created",
+        "send_<wbr>invoice",
+        "billing.<wbr>tax:<wbr>28 in",
+    ):
+        assert name in html, name
 
 
 @pytest.mark.parametrize(
-    ("query", "left"),
+    ("columns", "queries"),
     [
-        ({}, "what age handled_by failure"),
-        ({"state": "overdue"}, "what age handled_by failure"),
-        ({"state": "all"}, "what age handled_by status failure"),
-        ({"state": "going"}, "what age handled_by status failure"),
-        ({"q": "order-7"}, "what age handled_by status failure"),
-        ({"q": "order-7", "state": "archived"}, "what age handled_by failure"),
-        ({"handler": "send_invoice"}, "what age failure"),
-        ({"handler": "", "state": "all"}, "what age status failure"),
-        ({"group": str(NOBODY)}, "what age failure"),
+        ("what age handled_by failure", [{}, {"state": "overdue"}]),
+        ("what age handled_by status failure", [{"state": "all"}, {"q": "order-7"}]),
+        ("what age handled_by failure", [{"q": "order-7", "state": "archived"}]),
+        ("what age failure", [{"handler": "send_invoice"}, {"group": str(NOBODY)}]),
+        ("what age status failure", [{"handler": "", "state": "all"}]),
     ],
 )
-def test_columns_that_a_filter_makes_constant_are_left_out(ada, query, left):
+def test_columns_that_a_filter_makes_constant_are_left_out(ada, columns, queries):
     make()
-    cl = ada.get(url("changelist"), query).context["cl"]
-    assert [each for each in cl.list_display if each != "action_checkbox"] == left.split()
+    for query in queries:
+        cl = ada.get(url("changelist"), query).context["cl"]
+        left = [each for each in cl.list_display if each != "action_checkbox"]
+        assert left == columns.split(), query
 
 
 def test_the_order_is_kept_when_a_column_is_left_out(ada):
@@ -132,18 +136,6 @@ def test_the_order_is_kept_when_a_column_is_left_out(ada):
     for query in ({}, {"state": "all"}, {"handler": "send_invoice"}):
         cl = ada.get(url("changelist"), {"o": "2", **query}).context["cl"]
         assert [row.event_id for row in cl.result_list] == ["old", "new"]
-
-
-def test_names_wrap_between_their_parts_only(ada):
-    make(name="shop.order_line.created", handler="send_invoice", exception="a.TaxRateError")
-    html = ada.get(url("changelist")).content.decode()
-    for name in (
-        "shop.<wbr>order_<wbr>line.<wbr>created",
-        "send_<wbr>invoice",
-        "Tax<wbr>Rate<wbr>Error",
-        "billing.<wbr>tax:<wbr>28 in rate",
-    ):
-        assert name in html, name
 
 
 def test_search_values_are_shown_to_users_who_may_see_payloads(ada):
@@ -168,41 +160,7 @@ def test_a_page_that_refreshes_itself_leaves_the_messages(ada):
     assert "1 event discarded." in page(ada.get(url("changelist"))).words
 
 
-@pytest.mark.parametrize("state", list(State))
-def test_a_page_refreshes_itself_while_a_replay_is_in_progress(ada, state):
-    row = make(state)
-    html = ada.get(url("change", row.pk)).content.decode()
-    assert ("live.js" in html) == (state in (State.QUEUED, State.REPLAYING))
-    assert "live.js" in ada.get(url("changelist")).content.decode()
-
-
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        ({}, {"open", "old"}),
-        ({"state": "archived"}, {"open", "old"}),
-        ({"state": "going"}, {"queued", "replaying", "overdue"}),
-        ({"state": "overdue"}, {"overdue"}),
-        ({"state": "succeeded"}, {"succeeded"}),
-        ({"state": "discarded"}, {"discarded"}),
-        ({"state": "all"}, {"open", "old", "queued", "replaying", "overdue", "succeeded"}
-         | {"discarded"}),
-        ({"state": "nonsense"}, set()),
-        ({"handler": "book"}, {"old"}),
-        ({"handler": ""}, set()),
-        ({"handler": "bo\0ok"}, set()),
-        ({"event": "shop.order.paid"}, {"old"}),
-        ({"reason": "malformed"}, {"old"}),
-        ({"exception": "KeyError"}, {"old"}),
-        ({"failed": "day"}, {"open"}),
-        ({"failed": "hour"}, set()),
-        ({"failed": "older-week"}, {"old"}),
-        ({"failed": "nonsense"}, set()),
-        ({"failed": "older-week", "handler": "book"}, {"old"}),
-        ({"failed": "day", "handler": "book"}, set()),
-    ],
-)  # fmt: skip
-def test_filters(ada, query, found):
+def test_filters(ada):
     rows = {
         "open": make(),
         "old": make(
@@ -218,9 +176,32 @@ def test_filters(ada, query, found):
         "succeeded": make(State.SUCCEEDED),
         "discarded": make(State.DISCARDED),
     }
-    response = ada.get(url("changelist"), query)
-    page(response)
-    assert ids_in(response) == {rows[name].pk for name in found}
+    names = {row.pk: name for name, row in rows.items()}
+    for query, found in (
+        ("", {"open", "old"}),
+        ("state=archived", {"open", "old"}),
+        ("state=going", {"queued", "replaying", "overdue"}),
+        ("state=overdue", {"overdue"}),
+        ("state=succeeded", {"succeeded"}),
+        ("state=discarded", {"discarded"}),
+        ("state=all", set(rows)),
+        ("state=nonsense", set()),
+        ("handler=book", {"old"}),
+        ("handler=", set()),
+        ("handler=bo%00ok", set()),
+        ("event=shop.order.paid", {"old"}),
+        ("reason=malformed", {"old"}),
+        ("exception=KeyError", {"old"}),
+        ("failed=day", {"open"}),
+        ("failed=hour", set()),
+        ("failed=older-week", {"old"}),
+        ("failed=nonsense", set()),
+        ("failed=older-week&handler=book", {"old"}),
+        ("failed=day&handler=book", set()),
+    ):
+        response = ada.get(f"{url('changelist')}?{query}")
+        page(response)
+        assert {names[pk] for pk in ids_in(response)} == found, query
 
 
 def test_filters_offer_existing_values(ada):
@@ -232,21 +213,13 @@ def test_filters_offer_existing_values(ada):
     assert "a.B" in words
 
 
-def test_distinct_values_are_those_of_the_table():
+def test_distinct_values_are_those_of_the_table(monkeypatch):
+    assert lists.distinct(ArchivedEvent.objects.all(), "handler") == []
     for name in ("b", "a", "b", "", "ä", "c"):
         make(handler=name)
     assert lists.distinct(ArchivedEvent.objects.all(), "handler") == ["", "a", "b", "c", "ä"]
-
-
-def test_distinct_values_end(monkeypatch):
     monkeypatch.setattr(lists, "VALUES", 3)
-    for number in range(5):
-        make(handler=f"h{number}")
-    assert lists.distinct(ArchivedEvent.objects.all(), "handler") == ["h0", "h1", "h2"]
-
-
-def test_distinct_values_of_an_empty_table():
-    assert lists.distinct(ArchivedEvent.objects.all(), "handler") == []
+    assert lists.distinct(ArchivedEvent.objects.all(), "handler") == ["", "a", "b"]
 
 
 def test_search_finds_ids_in_any_state(ada):
@@ -277,59 +250,22 @@ def test_empty_list_has_a_message(ada):
     assert "No open events match" in page(ada.get(url("changelist"), {"handler": "book"})).words
     assert "0 archived events" in page(ada.get(url("changelist"), {"q": "nobody"})).words
     assert "1 archived event" in page(ada.get(url("changelist"), {"state": "all"})).words
-
-
-@pytest.mark.parametrize("query", [{}, {"q": "basket"}])
-def test_nothing_beside_the_search_promises_all(ada, query):
-    make()
-    assert "Show all" not in page(ada.get(url("changelist"), query)).words
-
-
-def test_the_order_is_that_of_an_index(ada):
-    for _ in range(2):
-        make()
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
-        ada.get(url("changelist"), {"o": "2"})
-        ada.get(url("changelist"), {"o": "-2"})
-        ada.get(url("changelist"), {"o": "3.1"})
-    orders = [
-        query["sql"].partition("ORDER BY")[2].partition("LIMIT")[0].split()
-        for query in queries
-        if "ORDER BY" in query["sql"] and connection.ops.quote_name("name") in query["sql"]
-    ]
-    assert [order[1::2] for order in orders] == [
-        ["ASC,", "ASC"],
-        ["DESC,", "DESC"],
-        ["DESC,", "DESC"],
-    ]
+    # Nothing beside the search promises all.
+    for query in ({}, {"q": "basket"}):
+        assert "Show all" not in page(ada.get(url("changelist"), query)).words
 
 
 def test_the_list_counts_to_its_cap(ada, monkeypatch):
     monkeypatch.setattr(lists, "CAP", 3)
     for _ in range(5):
         make()
-    with CaptureQueriesContext(connection) as queries:
-        response = ada.get(url("changelist"))
+    response = ada.get(url("changelist"))
     assert response.context["cl"].result_count == 3
-    counts = [query["sql"] for query in queries if "COUNT(" in query["sql"]]
-    assert len(counts) == 5
-    assert [sql for sql in counts if "LIMIT" not in sql or "ORDER BY" in sql] == []
-    assert [sql for sql in counts if "LIMIT 4)" in sql]
     assert "There are more than" in page(response).words
     ArchivedEvent.objects.filter(
         pk__in=list(ArchivedEvent.objects.values_list("pk", flat=True)[:2])
     ).delete()
     assert "There are more than" not in page(ada.get(url("changelist"))).words
-
-
-def test_the_list_reads_neither_bodies_nor_headers(ada):
-    make(detail="a very long detail")
-    with CaptureQueriesContext(connection) as queries:
-        ada.get(url("changelist"))
-    assert not [query for query in queries if '"body"' in query["sql"]]
-    assert not [query for query in queries if '"headers_raw"' in query["sql"]]
 
 
 def test_a_subclass_follows_relations_in_one_query(ada, monkeypatch):
@@ -341,53 +277,6 @@ def test_a_subclass_follows_relations_in_one_query(ada, monkeypatch):
     with CaptureQueriesContext(connection) as queries:
         assert ada.get(url("changelist")).status_code == 200
     assert not [each for each in queries if 'failuregroup"."id" =' in each["sql"]]
-
-
-# -- queries
-
-
-def queries_of(run: Callable[[], Any]) -> int:
-    with CaptureQueriesContext(connection) as queries:
-        assert run().status_code == 200
-    return len(queries)
-
-
-def test_each_page_has_a_constant_number_of_queries(ada):
-    first = [make(handler=name) for name in ("send_invoice", "book") for _ in range(5)]
-    overdue()  # an empty page saves a statement
-
-    def pages(rows: list[ArchivedEvent]) -> Iterator[Callable[[], Any]]:
-        event = rows[0]
-        yield lambda: ada.get(url("changelist"))
-        yield lambda: ada.get(url("changelist"), {"state": "all", "handler": "book"})
-        yield lambda: ada.get(url("changelist"), {"state": "overdue"})
-        yield lambda: ada.get(url("changelist"), {"q": event.event_id})
-        yield lambda: ada.get(url("change", event.pk))
-        yield lambda: ada.post(url("changelist"), select(rows, "replay"))
-        yield lambda: ada.post(url("changelist"), select(rows, "discard"))
-
-    before = [queries_of(run) for run in pages(first)]
-    rows = [make(handler=("send_invoice", "book")[n % 2], exception=f"e{n % 9}") for n in range(38)]
-    rows += [overdue() for _ in range(6)]
-    rows += [make(State.SUCCEEDED) for _ in range(6)]
-    for row in rows:
-        SearchValue.objects.create(event=row, path="order_id", value="17")
-    event = rows[0]
-    for number in range(1, 30):
-        made = add_replay(event, number)
-        ArchivedFailure.objects.create(
-            pk=uuid4(),
-            event=event,
-            replay=made,
-            reason="failed",
-            failed_at=event.last_failed_at,
-            mirrored_at=event.mirrored_at,
-            document=json.dumps(document()),
-        )
-        ArchiveAction.objects.create(event=event, at=event.mirrored_at, action="discard")
-    assert [queries_of(run) for run in pages(rows[:48])] == before
-    # MariaDB allows no LIMIT in a subquery of IN, so the ids are read first.
-    assert max(before) <= 27 + (connection.vendor == "mysql")
 
 
 # -- detail
@@ -439,11 +328,13 @@ def test_attempts_name_their_replay(ada):
 
 @pytest.mark.parametrize("state", list(State))
 def test_detail_page_explains_the_state(ada, state):
-    row = make(state)
+    """And refreshes itself while a replay is in progress."""
+    response = ada.get(url("change", make(state).pk))
     meaning, remedy = map(str, STATES[state])
-    words = page(ada.get(url("change", row.pk))).words
+    words = page(response).words
     assert meaning in words
     assert remedy in words
+    assert ("live.js" in response.content.decode()) == (state in (State.QUEUED, State.REPLAYING))
 
 
 def test_an_event_that_may_be_on_its_way_says_so(ada):
@@ -466,12 +357,12 @@ def test_an_event_that_cannot_be_replayed_says_why(ada):
     assert "Discard…" in found.words
 
 
-@pytest.mark.parametrize("wrong", ["nonsense", str(NOBODY), "1"])
-def test_unknown_event(ada, wrong):
-    response = ada.get(url("change", wrong), follow=True)
-    assert response.redirect_chain
-    assert "There is no archived event" in said(response)[0]
-    assert ada.post(url("change", wrong)).status_code == 403
+def test_unknown_event(ada):
+    for wrong in ("nonsense", str(NOBODY), "1"):
+        response = ada.get(url("change", wrong), follow=True)
+        assert response.redirect_chain
+        assert "There is no archived event" in said(response)[0]
+        assert ada.post(url("change", wrong)).status_code == 403
 
 
 def test_task_results_are_linked_with_permission(ada):
@@ -522,7 +413,7 @@ def test_the_raw_body_is_a_file_byte_for_byte(ada):
 
 
 def test_large_body_is_cut(ada):
-    body = b'[[], {"x": "' + b"\xc3\xa4" * (15 * 512 * 1024) + b'"}, {}]'
+    body = b'[[], {"x": "' + b"\xc3\xa4" * (2 * formatting.SHOWN) + b'"}, {}]'
     row = make(body=body)
     response = ada.get(url("change", row.pk))
     assert "The first 256" in page(response).words
@@ -537,9 +428,8 @@ def test_a_binary_body_is_a_table_of_numbers(ada):
     assert ".PNG....&lt;script&gt;" in html
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+def test_no_body_breaks_the_page_or_escapes_from_it(ada):
+    for body in (
         b"",
         b"[",
         b"[" * 200_000,
@@ -550,25 +440,20 @@ def test_a_binary_body_is_a_table_of_numbers(ada):
         b"\xff\xfe",
         "\u202e\u2066\ufeff\x00\x1b[31m".encode(),
         b'[[], {"__proto__": "</pre><script>alert(1)</script>"}, {}]',
-    ],
-    ids=range(10),
-)  # fmt: skip
-def test_no_body_breaks_the_page_or_escapes_from_it(ada, body):
-    row = make(body=body)
-    response = ada.get(url("change", row.pk))
-    found = page(response)
-    assert not found.violations
-    html = response.content.decode()
-    assert "alert(1)</script>" not in html
-    assert not [char for char in "\x00\x1b\u202e\u2066\ufeff" if char in html]
-    assert len(response.content) < 8 * 1024 * 1024
+    ):
+        response = ada.get(url("change", make(body=body).pk))
+        page(response)
+        html = response.content.decode()
+        assert "alert(1)</script>" not in html
+        assert not [char for char in "\x00\x1b\u202e\u2066\ufeff" if char in html], body[:80]
+        assert len(response.content) < 8 * 1024 * 1024
 
 
 HOSTILE = "<script>alert(1)</script>\" onclick='x' \u202e\x07\u2066</pre><style>*{}</style>"
 
 
-@pytest.mark.parametrize("decision", DECISIONS)
-def test_hostile_words_are_shown_as_words_on_every_page(ada, decision):
+def hostile(decision: str) -> ArchivedEvent:
+    """An event with HOSTILE in every text, on which this can be decided."""
     fields = "name event_id source correlation_id causation_id queue service detail exception"
     fields += " message location error content_type content_encoding"
     words: dict[str, Any] = dict.fromkeys(fields.split(), HOSTILE)
@@ -595,34 +480,29 @@ def test_hostile_words_are_shown_as_words_on_every_page(ada, decision):
     ArchiveAction.objects.create(
         event=row, at=row.mirrored_at, action="discard", by=HOSTILE, reason=HOSTILE
     )
-    pages = [
-        ada.get(url("changelist"), {"state": "all"}),
-        ada.get(url("changelist"), {"q": HOSTILE}),
-        ada.get(url("changelist"), {"handler": HOSTILE, "state": "all"}),
-        ada.get(url("change", row.pk)),
-        ada.get(url(decision), {"seen": frozen(row)}),
-        ada.post(url("changelist") + "?state=all", select([row], decision)),
-    ]
-    for response in pages:
-        found = page(response)
-        assert found.violations == []
+    return row
+
+
+def test_hostile_words_are_shown_as_words_on_every_page(ada):
+    """And, as page() asserts, each page passes a strict policy."""
+    responses = []
+    for decision in DECISIONS:
+        row = hostile(decision)
+        responses += [
+            ada.get(url("change", row.pk)),
+            ada.get(url("history", row.pk)),
+            ada.get(url(decision), {"seen": frozen(row)}),
+            ada.post(url("changelist") + "?state=all", select([row], decision)),
+        ]
+    responses.append(ada.get(url("changelist"), {"state": "all"}))
+    # The filters of these have the text of the user's own query.
+    queries = ({"q": HOSTILE}, {"handler": HOSTILE, "state": "all"})
+    echoing = [ada.get(url("changelist"), query) for query in queries]
+    for response in [*responses, *echoing]:
+        page(response)
         assert "alert(1)</script>" not in response.content.decode()
-    for response in (pages[0], *pages[3:]):
+    for response in responses:
         assert "\u202e" not in response.content.decode()
-
-
-def test_every_page_passes_a_strict_policy(ada):
-    rows = [make(), overdue(), make(State.DISCARDED)]
-    for site in ("admin", "office"):
-        responses = [ada.get(url("changelist", site=site), {"state": "all"})]
-        for row in rows:
-            responses += [
-                ada.get(url("change", row.pk, site=site)),
-                ada.get(url("history", row.pk, site=site)),
-            ]
-        for decision in DECISIONS:
-            responses += [ada.get(url(decision, site=site), {"seen": frozen(row)}) for row in rows]
-        assert [page(response).violations for response in responses] == [[]] * len(responses)
 
 
 # -- permissions
@@ -633,14 +513,14 @@ def decided(row: ArchivedEvent) -> bool:
     return row.version != 0 or row.state == State.QUEUED
 
 
-@pytest.mark.parametrize("granted", [None, *PERMISSIONS])
+@pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_each_action_needs_its_permission(granted, decision, wire):
-    """Without `view` nothing is visible; with it, each permission allows one action."""
+def test_each_action_needs_its_permission(decision, allowed, wire):
+    """With `view`, its own permission is enough, and all others together are not."""
     row = row_in(BEFORE[decision])
-    somebody = client_of(user("view", *([granted] if granted else [])))
     right = RIGHTS.get(decision, decision)
-    allowed = granted == right
+    others = [each for each in PERMISSIONS if each not in ("view", right)]
+    somebody = client_of(user("view", *([right] if allowed else others)))
     # The list's action.
     html = somebody.get(url("changelist"), {"state": "all"}).content.decode()
     assert (f'value="{decision}_selected"' in html) == allowed
@@ -660,15 +540,15 @@ def test_each_action_needs_its_permission(granted, decision, wire):
     assert len(wire.messages) == (1 if allowed and decision in {"replay", "force"} else 0)
 
 
-@pytest.mark.parametrize("decision", DECISIONS)
-def test_without_view_no_page_opens(decision, wire):
-    row = row_in(BEFORE[decision])
+def test_without_view_no_page_opens(wire):
     blind = client_of(user(*[each for each in PERMISSIONS if each != "view"]))
-    for name, args in (("changelist", ()), ("change", [row.pk]), ("payload", [row.pk])):
-        assert blind.get(url(name, *args)).status_code == 403
-    assert blind.get(url(decision), {"seen": frozen(row)}).status_code == 403
-    assert blind.post(url(decision), {"seen": frozen(row), "reason": "x"}).status_code == 403
-    assert not decided(row)
+    for decision in DECISIONS:
+        row = row_in(BEFORE[decision])
+        for name, args in (("changelist", ()), ("change", [row.pk]), ("payload", [row.pk])):
+            assert blind.get(url(name, *args)).status_code == 403
+        assert blind.get(url(decision), {"seen": frozen(row)}).status_code == 403
+        assert blind.post(url(decision), {"seen": frozen(row), "reason": "x"}).status_code == 403
+        assert not decided(row)
     assert not wire.messages
 
 
@@ -702,16 +582,6 @@ def test_a_form_of_another_site_is_refused(wire):
 
 
 # -- confirmation
-
-
-def test_to_ask_changes_nothing(ada, wire):
-    row = make()
-    ada.post(url("changelist"), select([row], "replay"))
-    ada.get(url("replay"), {"seen": frozen(row)})
-    assert not decided(row)
-    assert not wire.messages
-    assert not LogEntry.objects.exists()
-    assert not ArchiveAction.objects.exists()
 
 
 def test_confirmation_shows_routes_and_skipped_events(ada):
@@ -757,43 +627,6 @@ def test_confirmation_warns_of_duplicates(ada):
     assert "seen" not in found.fields
 
 
-def test_replay_is_published_logged_and_reported(ada, wire):
-    rows = [make(), make(handler="book")]
-    fields = page(ada.post(url("changelist"), select(rows, "replay"))).fields
-    response = ada.post(url("replay"), {**fields, "reason": "fixed in 1.2"}, follow=True)
-    assert "2 events published to their handlers" in said(response)[0]
-    assert sorted(message.routing_key for message in wire.messages) == [
-        "billing.book",
-        "billing.send_invoice",
-    ]
-    for row in rows:
-        row.refresh_from_db()
-        assert row.state == State.REPLAYING
-        made = row.replay_set.get()
-        assert (made.requested_by, made.reason) == ("ada", "fixed in 1.2")
-        history = page(ada.get(url("history", row.pk)))
-        assert "Replayed: fixed in 1.2" in history.words
-    assert LogEntry.objects.count() == 2
-
-
-def test_selection_freezes_ids_and_versions(ada, wire):
-    row = make()
-    fields = page(ada.post(url("changelist"), select([row], "replay"))).fields
-    make()  # it fails while he reads, and was not seen
-    first = ada.post(url("replay"), {**fields, "reason": ""}, follow=True)
-    assert "1 event published" in said(first)[0]
-    again = ada.post(url("replay"), {**fields, "reason": ""}, follow=True)
-    [told] = said(again)
-    assert told.startswith(f"{FASTER.format('replaying')} (last decision: replayed by ada, 20")
-    assert len(wire.messages) == 1
-    # It fails again: what he has seen is not what it is.
-    ArchivedEvent.objects.filter(pk=row.pk).update(state="archived", version=5)
-    third = ada.post(url("replay"), {**fields, "reason": ""}, follow=True)
-    [told] = said(third)
-    assert told.startswith(FASTER.format("archived"))
-    assert len(wire.messages) == 1
-
-
 def test_select_all_freezes_the_matching_events(ada, monkeypatch):
     rows = [make(handler="book") for _ in range(60)]
     make()
@@ -819,19 +652,25 @@ def test_selected_events_that_left_the_list_are_counted(ada):
     assert "1 of the 2 selected events changed and left this list" in page(response).words
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    ["", "nonsense", f"{NOBODY.hex}:99999999999", f"{NOBODY}:1", f"{NOBODY.hex}:-1", ":", ","]
-    + [",".join(f"{number:032x}:1" for number in range(2_001))],
-    ids=range(8),
-)
-def test_a_form_that_names_no_events(ada, wrong, wire):
-    for response in (
-        ada.get(url("replay"), {"seen": wrong[:2_000]}, follow=True),
-        ada.post(url("replay"), {"seen": wrong}, follow=True),
-    ):
-        assert "names no events" in said(response)[0]
+def test_forged_forms_name_no_events(ada, wire):
+    long = ",".join(f"{number:032x}:1" for number in range(2_001))
+    pairs = (f"{NOBODY.hex}:99999999999", f"{NOBODY}:1", f"{NOBODY.hex}:-1", long)
+    for wrong in ("", "nonsense", ":", ",", *pairs):
+        for response in (
+            ada.get(url("replay"), {"seen": wrong[:2_000]}, follow=True),
+            ada.post(url("replay"), {"seen": wrong}, follow=True),
+        ):
+            assert "names no events" in said(response)[0], wrong[:80]
     assert not wire.messages
+    row = make()
+    for pk in ("", "x", "'"):
+        form = {**select([row], "discard"), "_selected_action": [pk]}
+        assert (
+            "Some event ids are invalid" in said(ada.post(url("changelist"), form, follow=True))[0]
+        )
+    for across in ("\N{SUPERSCRIPT TWO}", "x", "-1", "1"):
+        form = select([row], "discard", select_across=across)
+        assert "Discard 1 event?" in page(ada.post(url("changelist"), form)).words
 
 
 def test_a_discard_needs_a_reason(ada):
@@ -852,15 +691,15 @@ def test_a_discard_needs_a_reason(ada):
     assert "Discarded: a test order" in page(ada.get(url("history", row.pk))).words
 
 
-@pytest.mark.parametrize("decision", DECISIONS)
-def test_an_event_that_has_changed_is_not_offered(ada, decision):
-    row = row_in(BEFORE[decision])
-    stale = frozen(row)
-    ArchivedEvent.objects.filter(pk=row.pk).update(version=4)
-    found = page(ada.get(url(decision), {"seen": stale}))
-    assert "another user or tab changed it first" in found.words
-    assert "Nothing was changed" in found.words
-    assert "seen" not in found.fields
+def test_an_event_that_has_changed_is_not_offered(ada):
+    for decision in DECISIONS:
+        row = row_in(BEFORE[decision])
+        stale = frozen(row)
+        ArchivedEvent.objects.filter(pk=row.pk).update(version=4)
+        found = page(ada.get(url(decision), {"seen": stale}))
+        assert "another user or tab changed it first" in found.words
+        assert "Nothing was changed" in found.words
+        assert "seen" not in found.fields
 
 
 def test_restore(ada):
@@ -943,17 +782,6 @@ def test_custom_site_keeps_its_urls(ada, wire):
     assert "/admin/django_amqp_events" not in asked.content.decode()
     done = ada.post(asked.context["action_url"], {**page(asked).fields, "reason": ""})
     assert done["Location"].startswith("/office/")
-
-
-def test_unreachable_broker_is_reported(ada, wire):
-    row = make()
-    wire.errors = [BrokerUnavailableError("RabbitMQ is not there")]
-    fields = page(ada.get(url("replay"), {"seen": frozen(row)})).fields
-    response = ada.post(url("replay"), {**fields, "reason": ""}, follow=True)
-    assert said(response) == ["1 event not published: RabbitMQ is not there"]
-    row.refresh_from_db()
-    assert row.state == State.ARCHIVED
-    assert "Replay was not published" in page(ada.get(url("history", row.pk))).words
 
 
 @pytest.mark.parametrize("chunk", [200, 5])
@@ -1059,19 +887,6 @@ assert not found, found
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("across", ["\N{SUPERSCRIPT TWO}", "x", "-1", "1"])
-def test_a_forged_form_selects_across_or_does_not(ada, across):
-    form = select([make()], "discard", select_across=across)
-    assert "Discard 1 event?" in Page(ada.post(url("changelist"), form).content.decode()).words
-
-
-@pytest.mark.parametrize("pk", ["", "x", "'"])
-def test_a_forged_form_with_ids_that_are_none(ada, pk):
-    form = {**select([make()], "discard"), "_selected_action": [pk]}
-    page = Page(ada.post(url("changelist"), form, follow=True).content.decode())
-    assert "Some event ids are invalid" in page.words
-
-
 def test_forged_headers_break_no_page(ada):
     broken, whole = make(reason="malformed", headers=b"\0\0\0\xff"), make()
     assert broken.payload is None
@@ -1113,14 +928,3 @@ def test_late_failures_do_not_hide_the_current_one(ada):
     page = Page(ada.get(url("change", row.pk)).content.decode())
     assert "ask the tax office" in page.words
     assert "Older failures are not shown" in page.words
-
-
-def test_a_list_that_counts_to_nothing_is_not_looked_for(ada):
-    make()
-    with CaptureQueriesContext(connection) as found:
-        assert len(ada.get(url("changelist")).context["cl"].result_list) == 1
-    with CaptureQueriesContext(connection) as nothing:
-        assert not ada.get(url("changelist") + "?failed=older-month").context["cl"].result_list
-    column = connection.ops.quote_name("message")
-    reads = [any(column in each["sql"] for each in queries) for queries in (found, nothing)]
-    assert reads == [True, False]

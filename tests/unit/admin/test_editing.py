@@ -180,15 +180,14 @@ def test_nothing_is_published_without_a_reason(ada, wire):
         ({"order_id": 7, "note": "Grüße"}, "This is the original payload"),
     ],
 )
-@pytest.mark.parametrize("step", ["review", "publish"])
-def test_form_error_keeps_the_text(ada, wire, payload, why, step):
+def test_form_error_keeps_the_text(ada, wire, payload, why):
     row = make(handler="strict")
-    response = ada.post(url("edit", row.pk), {**publish(row, payload), "step": step})
-    found = page(response)
-    assert why in found.words
-    assert "errorlist" in response.content.decode()
-    written = payload if isinstance(payload, str) else json.dumps(payload)
-    assert response.context["form"]["payload"].value() == written
+    for step in ("review", "publish"):
+        response = ada.post(url("edit", row.pk), {**publish(row, payload), "step": step})
+        assert why in page(response).words
+        assert "errorlist" in response.content.decode()
+        written = payload if isinstance(payload, str) else json.dumps(payload)
+        assert response.context["form"]["payload"].value() == written
     assert not wire.messages
 
 
@@ -205,6 +204,8 @@ def test_editing_begins_with_the_last_revision_or_with_another(ada, wire):
         row.refresh_from_db()
         told = ada.post(url("edit", row.pk), publish(row, {"order_id": number}), follow=True)
         assert said(told) == ["Not published; the edit is kept: nobody"]
+    for entry in LogEntry.objects.all():
+        assert "Edited, but not published: nobody" in entry.change_message
     row.refresh_from_db()
     for query, wanted in (({}, 9), ({"base": "1"}, 8), ({"base": "0"}, 7), ({"base": "77"}, 7)):
         response = ada.get(url("edit", row.pk), query)
@@ -285,15 +286,15 @@ def test_unconfirmed_replay_is_not_edited(ada):
     assert "has not confirmed its last replay" in said(ada.get(url("edit", row.pk), follow=True))[0]
 
 
-@pytest.mark.parametrize("step", ["review", "publish", "edit"])
-def test_stale_form_names_the_change(ada, wire, step):
+def test_stale_form_names_the_change(ada, wire):
     row = make()
     replay.replay(seen(row), by="bob", reason="")
     wire.messages.clear()
-    response = ada.post(url("edit", row.pk), {**publish(row), "step": step}, follow=True)
-    [told] = said(response)
-    assert "another user or tab changed it first; it is replaying now" in told
-    assert "last decision: replayed by bob, 20" in told
+    for step in ("review", "publish", "edit"):
+        response = ada.post(url("edit", row.pk), {**publish(row), "step": step}, follow=True)
+        [told] = said(response)
+        assert "another user or tab changed it first; it is replaying now" in told
+        assert "last decision: replayed by bob, 20" in told
     assert not wire.messages
     # And the one who comes with a plain replay.
     stale = make()
@@ -302,11 +303,11 @@ def test_stale_form_names_the_change(ada, wire, step):
     assert "last decision: edited and replayed by ada, 20" in said(done)[-1]
 
 
-@pytest.mark.parametrize("version", ["", "x", "-1", "9" * 11, "²"])
-def test_a_forged_version_publishes_nothing(ada, wire, version):
+def test_a_forged_version_publishes_nothing(ada, wire):
     row = make()
-    response = ada.post(url("edit", row.pk), publish(row, version=version), follow=True)
-    assert "Nothing was published" in said(response)[0]
+    for version in ("", "x", "-1", "9" * 11, "²"):
+        response = ada.post(url("edit", row.pk), publish(row, version=version), follow=True)
+        assert "Nothing was published" in said(response)[0], version
     assert not wire.messages
 
 
@@ -405,30 +406,6 @@ def test_hostile_words_are_shown_as_words(ada, wire):
     assert "\u202e" not in responses[-1].content.decode()
 
 
-def test_the_event_page_has_a_constant_number_of_queries(ada, wire):
-    row = make()
-
-    def count() -> int:
-        with CaptureQueriesContext(connection) as queries:
-            assert ada.get(url("change", row.pk)).status_code == 200
-        return len(queries)
-
-    def edit(number: int) -> None:
-        wire.errors = [UnroutableError("nobody")]
-        row.refresh_from_db()
-        ada.post(url("edit", row.pk), publish(row, {"order_id": number}))
-
-    edit(100)
-    make(event_id=row.event_id, handler="book")
-    before = count()
-    for number in range(8):
-        edit(number + 200)
-        make(event_id=row.event_id, handler=f"h{number}")
-        make()
-    assert Revision.objects.count() == 9
-    assert count() == before <= 26
-
-
 # -- related events and decisions -----------------------------------------------------------
 
 
@@ -468,7 +445,7 @@ def test_every_decision_is_on_the_page(ada):
 # -- redaction ------------------------------------------------------------------------------
 
 
-def hooked(name: str) -> Any:
+def hooked(name: Any) -> Any:
     return override_settings(AMQP_EVENTS={**SETTINGS, "REDACT": name})
 
 
@@ -507,21 +484,17 @@ def test_redacted_values_are_never_published(ada, wire):
     assert not wire.messages
 
 
-@pytest.mark.parametrize(
-    ("hook", "kind"),
-    [
+def test_a_hook_that_fails_hides_the_payload(ada, wire, caplog):
+    row = make()
+    ada.post(url("edit", row.pk), publish(row))
+    for hook, kind in (
         (f"{__name__}.fails", "ValueError"),
         (f"{__name__}.returns_text", "TypeError"),
         ("nowhere.to.be.found", "ModuleNotFoundError"),
         (["a.b"], "ModuleNotFoundError"),
-    ],
-)
-def test_a_hook_that_fails_hides_the_payload(ada, wire, hook, kind, caplog):
-    row = make()
-    ada.post(url("edit", row.pk), publish(row))
-    with hooked(hook):
-        response = ada.get(url("change", row.pk))
-        words = page(response).words
+    ):
+        with hooked(hook):
+            words = page(ada.get(url("change", row.pk))).words
         assert f"failed with {kind}; the payload is hidden" in words
         for text in (words, caplog.text):
             assert "Grüße" not in text
@@ -536,13 +509,6 @@ def test_undecodable_body_stays_hidden(ada):
             html = ada.get(url("change", row.pk)).content.decode()
         assert "4711-" not in html
         assert "The payload cannot be decoded" in html or "too long to decode" in html
-
-
-def test_admin_log_records_unpublished_replays(ada, wire):
-    row = make()
-    wire.errors = [UnroutableError("nobody is there")]
-    ada.post(url("edit", row.pk), publish(row))
-    assert "Edited, but not published: nobody is there" in LogEntry.objects.get().change_message
 
 
 # -- export ---------------------------------------------------------------------------------
@@ -562,9 +528,7 @@ def test_the_filtered_list_is_exported():
     [document] = lines_of(response)
     assert document["event"]["id"] == str(rows[1].pk)
     assert len(lines_of(boss.get(url("export"), {"state": "all"}))) == 3
-    assert [
-        d["event"]["event_id"] for d in lines_of(boss.get(url("export"), {"q": "nobody"}))
-    ] == []
+    assert lines_of(boss.get(url("export"), {"q": "nobody"})) == []
     with CaptureQueriesContext(connection) as queries:
         lines_of(boss.get(url("export"), {"state": "all"}))
     before = len(queries)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Permission, User
 from django.test import override_settings
 from django.urls import reverse
 
@@ -31,9 +30,7 @@ def searched() -> Any:
 
 
 def staff(*codenames: str) -> Any:
-    made = User.objects.create_user("ada", password="secret", is_staff=True)
-    made.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-    return client_of(made)
+    return client_of(world.staff(*codenames))
 
 
 def stored(**fields: Any) -> ArchivedEvent:

@@ -10,7 +10,7 @@ import pytest
 from django.utils import translation
 from django.utils.formats import date_format
 from django.utils.timezone import localtime
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from django_amqp_events.admin import action_pages, formatting
@@ -125,6 +125,7 @@ def test_commands_between_backticks_are_code() -> None:
     assert code("``") == "``"
 
 
+@settings(max_examples=40)
 @given(documents)
 @example({"history": [{"at": "9999-12-31T23:59:59-14:00"}]})
 @example({"exception": {"type": ["x"], "message": {"a": 1}}, "frames": [{"line": None}]})
@@ -219,6 +220,7 @@ def test_hexadecimal():
     assert formatting.hexadecimal(b"\x00\x01<b>") == f"00000000  {'00 01 3c 62 3e':<47}  ..<b>"
 
 
+@settings(max_examples=40)
 @given(json_values, st.integers(0, 50))
 def test_pretty_is_bounded(value, limit):
     found, cut = formatting.pretty(value, limit)
@@ -244,6 +246,7 @@ def test_no_headers_break_their_page(raw):
         fits_a_page("".join(each))
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(text, json_values, max_size=5))
 def test_headers_of_any_type(found):
     row = event()

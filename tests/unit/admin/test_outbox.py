@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
-from django.db import connection
+from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.test import override_settings
-from django.test.utils import CaptureQueriesContext
-from django.urls import path, reverse
+from django.urls import reverse
 
 from django_amqp_events.admin import OutboxEventAdmin, lists
 from django_amqp_events.admin import outbox as pages
@@ -26,14 +22,10 @@ from django_amqp_events.models import InboxEntry, OutboxEvent
 from django_amqp_events.monitor.state_texts import ROW_STATES
 from django_amqp_events.publish import outbox, outbox_rows
 
-from .admin_world import client_of, ids_in, page, said
+from . import admin_world as world
+from .admin_world import client_of, ids_in, page, said, select
 
 pytestmark = pytest.mark.django_db
-
-#: A site of a project's own.
-office = admin.AdminSite(name="office")
-office.register(OutboxEvent, OutboxEventAdmin)
-urlpatterns = [path("admin/", admin.site.urls), path("office/", office.urls)]
 
 PERMISSIONS = ("view", "view_payload", "publish", "discard", "restore")
 DECISIONS = ("publish", "discard", "restore")
@@ -60,14 +52,7 @@ ENVELOPE = {
 
 
 def user(*permissions: str, model: str = "outboxevent", name: str = "ada") -> User:
-    made = User.objects.create_user(name, password="secret", is_staff=True)
-    made.user_permissions.set(
-        Permission.objects.get(
-            codename=f"{each}_{model}", content_type__app_label="django_amqp_events"
-        )
-        for each in permissions
-    )
-    return made
+    return world.user(*permissions, model=model, name=name)
 
 
 @pytest.fixture
@@ -122,13 +107,6 @@ def post(client: Any, decision: str, *found: OutboxEvent, **more: str) -> Any:
     return client.post(url(decision), data, follow=True)
 
 
-def select(found: list[OutboxEvent], decision: str, **more: str) -> dict[str, Any]:
-    """The form of the list as a browser posts it."""
-    ids = [str(row.pk) for row in found]
-    form = {"action": f"{decision}_selected", "_selected_action": ids, "index": "0"}
-    return {**form, "select_across": "0", **more}
-
-
 # -- the list
 
 
@@ -169,31 +147,29 @@ def test_standing_and_its_sql_agree():
     assert sorted(map(len, kinds.values())) == [1, 1, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("query", "found"),
-    [
-        ({}, {"failed", "held", "due", "overdue"}),
-        ({"state": "waiting"}, {"failed", "held", "due", "overdue"}),
+def test_filters(ada):
+    made = one_of_each()
+    OutboxEvent.objects.filter(pk=made["failed"].pk).update(name="shop.order.paid")
+    OutboxEvent.objects.filter(pk=made["overdue"].pk).update(service="old")
+    names = {row.pk: name for name, row in made.items()}
+    pending = {"failed", "held", "due", "overdue"}
+    for query, found in (
+        ({}, pending),
+        ({"state": "waiting"}, pending),
         ({"state": "failed"}, {"failed"}),
         ({"state": "overdue"}, {"overdue"}),
         ({"state": "discarded"}, {"discarded"}),
         ({"state": "all"}, set(STANDING)),
         ({"state": "nonsense"}, set()),
-        ({"name": "shop.order.created"}, {"held", "due", "overdue"}),
+        ({"name": "shop.order.created"}, pending - {"failed"}),
         ({"name": "shop.order.paid"}, {"failed"}),
         ({"name": "x\0"}, set()),
         ({"service": "old", "state": "all"}, {"overdue"}),
-        ({"service": "billing"}, {"failed", "held", "due"}),
-        ({"database": "default"}, {"failed", "held", "due", "overdue"}),
-    ],
-)
-def test_filters(ada, query, found):
-    made = one_of_each()
-    OutboxEvent.objects.filter(pk=made["failed"].pk).update(name="shop.order.paid")
-    OutboxEvent.objects.filter(pk=made["overdue"].pk).update(service="old")
-    names = {row.pk: name for name, row in made.items()}
-    response = ada.get(url("changelist"), query)
-    assert {names[pk] for pk in ids_in(response)} == found
+        ({"service": "billing"}, pending - {"overdue"}),
+        ({"database": "default"}, pending),
+    ):
+        response = ada.get(url("changelist"), query)
+        assert {names[pk] for pk in ids_in(response)} == found, query
 
 
 def test_filters_offer_existing_values(ada):
@@ -236,28 +212,6 @@ def test_the_list_counts_to_its_cap(ada, monkeypatch):
     words = page(ada.get(url("changelist"))).words
     assert "pending (2+)" in words
     assert "only the first" in words
-
-
-def test_query_count_is_constant(ada):
-    def queries(address: str, **query: str) -> list[str]:
-        with CaptureQueriesContext(connection) as captured:
-            assert ada.get(address, query).status_code == 200
-        return [each["sql"] for each in captured.captured_queries]
-
-    first = one_of_each()
-    calls = [
-        (url("changelist"), {"state": "all"}),
-        (url("change", first["failed"].pk), {}),
-        (url("discard"), {"seen": frozen(*first.values())}),
-    ]
-    before = [len(queries(address, **query)) for address, query in calls]
-    for _ in range(5):
-        one_of_each()
-    calls[2] = (url("discard"), {"seen": frozen(*OutboxEvent.objects.all())})
-    assert [len(queries(address, **query)) for address, query in calls] == before
-    for sql in queries(calls[0][0], **calls[0][1]) + queries(calls[2][0], **calls[2][1]):
-        assert '"body"' not in sql
-        assert '"envelope"' not in sql
 
 
 # -- one event
@@ -324,14 +278,9 @@ def test_the_raw_body_is_a_file_byte_for_byte(ada):
 
 def test_long_body_is_cut(ada):
     row = make(body=b"[" + b" " * 900_000 + b"]")
-    with CaptureQueriesContext(connection) as captured:
-        response = ada.get(url("change", row.pk))
+    response = ada.get(url("change", row.pk))
     assert "too long to decode" in page(response).words
     assert len(response.content) < 600_000
-    name = r'["`]django_amqp_events_outboxevent["`]\.["`]body["`]'
-    whole = re.compile(rf"(?<!SUBSTR\()(?<!SUBSTRING\(){name}")
-    assert any(re.search(name, query["sql"]) for query in captured)
-    assert not any(whole.search(query["sql"]) for query in captured)
 
 
 BODIES = (b"", b"null", b"[[],[],{}]", b'[[], {"a": "\\ud800\\u0000"}, {}]')
@@ -369,23 +318,23 @@ def test_hostile_words_are_shown_as_words(ada):
     assert ada.get(url("history", row.pk)).status_code == 200
 
 
-@pytest.mark.parametrize("wrong", ["nonsense", "1", "771651c4-e48a-4b5c-adbc-3743d16f42a4"])
-def test_unknown_event(ada, wrong):
-    response = ada.get(url("change", wrong), follow=True)
-    assert "no event" in said(response)[0]
-    assert "deleted once RabbitMQ has confirmed it" in said(response)[0]
+def test_unknown_event(ada):
+    for wrong in ("nonsense", "1", str(uuid4())):
+        response = ada.get(url("change", wrong), follow=True)
+        assert "no event" in said(response)[0]
+        assert "deleted once RabbitMQ has confirmed it" in said(response)[0]
 
 
 # -- who may do what
 
 
-@pytest.mark.parametrize("granted", [None, *PERMISSIONS])
+@pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_each_action_needs_its_permission(granted, decision):
+def test_each_action_needs_its_permission(decision, allowed):
+    """With `view`, its own permission is enough, and all others together are not."""
     kind = pages.ACTIONS[decision].states[0]
     row = make(**STANDING[kind])
-    allowed = granted == decision
-    client = client_of(user(*{"view", granted} - {None}))
+    client = client_of(user(*({"view", decision} if allowed else {*PERMISSIONS} - {decision})))
     assert (client.get(url(decision), {"seen": frozen(row)}).status_code == 200) is allowed
     assert (post(client, decision, row).status_code == 200) is allowed
     assert (stands(row) != kind) is allowed
@@ -396,14 +345,14 @@ def test_each_action_needs_its_permission(granted, decision):
     assert (f"{decision}_outboxevent" not in shown) is allowed
 
 
-@pytest.mark.parametrize("decision", DECISIONS)
-def test_without_view_no_page_opens(decision):
+def test_without_view_no_page_opens():
     row = make(**STANDING["failed"])
     client = client_of(user(*set(PERMISSIONS) - {"view"}))
     assert client.get(url("changelist")).status_code == 403
     assert client.get(url("change", row.pk)).status_code == 403
     assert client.get(url("payload", row.pk)).status_code == 403
-    assert post(client, decision, row).status_code == 403
+    for decision in DECISIONS:
+        assert post(client, decision, row).status_code == 403
 
 
 def test_rows_cannot_be_added_changed_or_deleted():
@@ -433,39 +382,15 @@ def test_to_ask_changes_nothing(ada):
     assert {name: stands(row) for name, row in found.items()} == {each: each for each in found}
 
 
-def test_publish_now_makes_due_and_is_noted(ada):
-    row = make(**STANDING["failed"])
-    response = post(ada, "publish", row)
-    assert said(response) == ["1 event is due now. A relay publishes it."]
-    assert stands(row) == "due"
-    entry = LogEntry.objects.get()
-    assert (entry.object_id, entry.user.get_username()) == (str(row.pk), "ada")
-    assert row.event_id in entry.object_repr
-    assert entry.get_change_message() == "Publish now: the queue is fixed"
-    # A double click finds it due.
-    assert said(post(ada, "publish", row)) == [
-        "1 event skipped: it is due, and the next relay publishes it"
-    ]
-    assert LogEntry.objects.count() == 1
-
-
 @pytest.mark.parametrize("decision", DECISIONS)
-@pytest.mark.parametrize("kind", STANDING)
-def test_action_takes_only_rows_in_its_state(ada, decision, kind):
-    row = make(**STANDING[kind])
-    post(ada, decision, row)
-    taken = kind in pages.ACTIONS[decision].states
-    assert LogEntry.objects.count() == taken
+def test_action_takes_only_rows_in_its_state(ada, decision):
     after = {"publish": "due", "restore": "due", "discard": "discarded"}[decision]
-    assert stands(row) == (after if taken else kind)
-
-
-def test_leased_row_is_skipped(ada):
-    row = make(**HELD_BY_A_RELAY)
-    for decision in DECISIONS:
-        assert "RabbitMQ has not confirmed it yet" in said(post(ada, decision, row))[0]
-    assert OutboxEvent.objects.get().claim == HELD_BY_A_RELAY["claim"]
-    assert not LogEntry.objects.exists()
+    for kind, fields in STANDING.items():
+        row = make(**fields)
+        post(ada, decision, row)
+        taken = kind in pages.ACTIONS[decision].states
+        assert LogEntry.objects.filter(object_id=row.pk).count() == taken
+        assert stands(row) == (after if taken else kind)
 
 
 def test_row_leased_after_the_preview_is_skipped(ada, monkeypatch):
@@ -499,25 +424,6 @@ def test_discard_records_user_reason_and_message(ada):
     bob = client_of(user(*PERMISSIONS, name="bob"))
     assert said(post(bob, "discard", row)) == ["1 event skipped: it is discarded"]
     assert OutboxEvent.objects.get().discarded_by == "ada"
-
-
-def test_restore(ada):
-    row = make(**STANDING["discarded"])
-    assert said(post(ada, "restore", row)) == ["1 event restored. A relay publishes it."]
-    found = OutboxEvent.objects.get()
-    assert stands(row) == "due"
-    assert (found.discarded_at, found.discarded_by, found.discard_reason) == (None, "", "")
-
-
-def test_published_row_is_reported(ada):
-    row, other = make(**STANDING["failed"]), make(**STANDING["failed"])
-    seen = frozen(row, other)
-    OutboxEvent.objects.filter(pk=row.pk).delete()
-    response = ada.post(url("discard"), {"seen": seen, "reason": "x"}, follow=True)
-    assert said(response) == [
-        "1 event discarded.",
-        "1 event skipped: it has been published and has left the outbox",
-    ]
 
 
 def test_confirmation_shows_routes_errors_and_duplicates(ada):
@@ -577,20 +483,15 @@ def test_all_of_a_filter_and_too_many(ada, monkeypatch):
     assert "More than 2 events" in said(response)[0]
 
 
-@pytest.mark.parametrize("wrong", ["", "x", "1:2", "0" * 32, f"{'0' * 32}:x"])
-def test_a_form_that_names_no_events(ada, wrong):
+def test_forged_forms_name_no_events(ada):
     make(**STANDING["failed"])
-    response = ada.post(url("discard"), {"seen": wrong, "reason": "x"}, follow=True)
-    assert "names no events" in said(response)[0]
-
-
-def test_a_forged_form_with_ids_that_are_none(ada):
+    for wrong in ("", "x", "1:2", "0" * 32, f"{'0' * 32}:x"):
+        response = ada.post(url("discard"), {"seen": wrong, "reason": "x"}, follow=True)
+        assert "names no events" in said(response)[0], wrong
     form = {"action": "discard_selected", "_selected_action": ["x"], "index": "0"}
     response = ada.post(url("changelist"), form)
     assert response.status_code == 302
-    assert "Some event ids are invalid" in str(
-        next(iter(messages.get_messages(response.wsgi_request)))
-    )
+    assert "Some event ids are invalid" in said(response)[0]
 
 
 def test_settings_that_are_wrong_leave_the_pages_readable(ada):
@@ -618,10 +519,9 @@ def test_rows_that_a_project_hides_cannot_be_decided_about(ada, monkeypatch):
 
 def test_custom_site_keeps_its_urls(ada):
     row = make(**STANDING["failed"])
-    with override_settings(ROOT_URLCONF=__name__):
-        response = ada.get(url("change", row.pk, site="office"))
-        assert all("/office/" in link["url"] for link in response.context["buttons"]["links"])
-        assert f'href="{url("payload", row.pk, site="office")}"' in response.content.decode()
+    response = ada.get(url("change", row.pk, site="office"))
+    assert all("/office/" in link["url"] for link in response.context["buttons"]["links"])
+    assert f'href="{url("payload", row.pk, site="office")}"' in response.content.decode()
 
 
 # -- the inbox
@@ -672,25 +572,6 @@ def test_the_inbox_is_searched_by_ids(reader):
     assert ids_in(reader.get(inbox_url("changelist"), {"q": "7-paid"})) == set()
     response = reader.get(inbox_url("change", row.pk), follow=True)
     assert ids_in(response) == {row.pk}
-
-
-def test_inbox_list_uses_an_index(reader):
-    def count() -> int:
-        with CaptureQueriesContext(connection) as captured:
-            reader.get(inbox_url("changelist"))
-        [sql] = [q["sql"] for q in captured if re.search("ORDER BY.*handled_at", q["sql"])]
-        if connection.vendor == "sqlite":
-            with connection.cursor() as cursor:
-                cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
-                plan = " ".join(str(row) for row in cursor.fetchall())
-            assert "amqp_inbox_handled" in plan
-        return len(captured)
-
-    handled()
-    before = count()
-    for _ in range(20):
-        handled()
-    assert count() == before
 
 
 def test_inbox_is_read_only(reader):

@@ -42,7 +42,7 @@ from django_amqp_events.message.types import (
 )
 from django_amqp_events.models import ArchivedEvent, clean
 
-EXAMPLES = int(os.environ.get("AMQP_EVENTS_FUZZ", "60"))
+EXAMPLES = int(os.environ.get("AMQP_EVENTS_FUZZ", "25"))
 NOW = datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC)
 MAX_BODY = 1024 * 1024
 #: Properties and what py-amqp adds; RabbitMQ's frame is 131,072 bytes.
@@ -354,6 +354,7 @@ def test_any_message_can_be_archived(
         progress = replace(
             progress, history=encoding.add_to_history(progress, failure, at=NOW, worker="w" * 300)
         )
+    assert len(delivery.deaths) <= 16
     copy = archived(delivery, event, progress, failure)
     first = check(copy)
     assert first.body == delivery.body
@@ -444,7 +445,7 @@ def test_the_size_of_a_header_is_estimated_from_above(value: Any) -> None:
 
 def test_thousands_of_headers_keep_the_identity() -> None:
     """The id was the largest header and was dropped first."""
-    many = {f"h{number}": number for number in range(8000)}
+    many = {f"h{number}": number for number in range(25_000)}
     delivery = Received(
         queue="q", exchange="events", routing_key="shop.order", body=b"",
         headers={"event-id": "an-id-that-is-longer", **many}, properties={},

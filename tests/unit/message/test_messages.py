@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -16,6 +15,7 @@ from uuid import UUID
 import pytest
 from amqp.serialization import dumps as amqp_dumps
 from hypothesis import given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 from kombu.serialization import loads as kombu_loads
 from kombu.utils.json import dumps as kombu_dumps
@@ -274,14 +274,6 @@ def test_every_example_file_is_compared() -> None:
     assert {path.stem for path in MESSAGES.glob("*.json")} == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_every_message_is_persistent_and_can_be_written(name: str) -> None:
-    message = EXAMPLES[name]()
-    assert message.properties["delivery_mode"] == 2
-    assert not {"expiration", "user_id", "reply_to", "priority"} & set(message.properties)
-    assert wire_size(message) < WIRE_LIMIT
-
-
 def wire_size(message: Message) -> int:
     """Return the bytes that py-amqp writes for the headers."""
     return len(amqp_dumps("F", [dict(message.headers)]))
@@ -302,52 +294,6 @@ def test_celery_understands_an_event() -> None:
     assert message.headers["task"] == "shop.order.created"
     assert message.headers["id"] == EVENT_ID
     assert message.headers["lang"] == "py"
-
-
-def test_event_round_trips() -> None:
-    received = delivered(published(correlation_id="basket-5", headers=TRACING))
-    event, progress = identify(received, trusted=False)
-    assert event == ReceivedEvent(
-        id=EVENT_ID,
-        name="shop.order.created",
-        service="shop",
-        published_at=PUBLISHED,
-        correlation_id="basket-5",
-        headers=TRACING,
-    )
-    assert progress == Progress()
-    assert decode(received, MAXIMUM).kwargs == {
-        "order_id": 7,
-        "total": "19.90",
-        "day": "2026-03-01",
-        "customer": "5f0b1c52-2b3c-4a58-8d0a-1a2b3c4d5e6f",
-        "note": "Grüße, 你好",
-    }
-
-
-def test_retry_round_trips() -> None:
-    received = came_back()
-    event, progress = identify(received, trusted=True)
-    assert event.id == EVENT_ID
-    assert event.name == "shop.order.created"
-    assert event.published_at == PUBLISHED
-    assert event.correlation_id == "basket-5"
-    assert event.causation_id == CAUSE_ID
-    assert event.headers == TRACING
-    assert event.attempt == progress.attempt == 2
-    assert event.due_at == progress.due_at == FAILED + timedelta(seconds=1)
-    assert progress.handler == HANDLER
-    assert progress.first_failed_at == "2026-03-01T12:00:01.000000Z"
-    assert progress.history == (
-        {
-            "attempt": 1,
-            "at": "2026-03-01T12:00:01.000000Z",
-            "worker": "celery@one",
-            "exception": "requests.exceptions.ConnectionError",
-            "message": "no route to mail.example",
-        },
-    )
-    assert received.body == published().body
 
 
 def test_replay_is_a_first_attempt_with_an_id() -> None:
@@ -382,10 +328,15 @@ def test_task_ids_differ_by_handler_and_replay() -> None:
 # -- payloads -----------------------------------------------------------------------------
 
 
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+
 @pytest.mark.parametrize(
     "value",
     [
         object(),
+        CIRCLE,
         b"bytes",
         {1, 2},
         float("nan"),
@@ -398,13 +349,6 @@ def test_task_ids_differ_by_handler_and_replay() -> None:
 def test_invalid_json_is_refused(value: object) -> None:
     with pytest.raises(InvalidEventError, match=r"shop\.order\.created"):
         encode_payload("shop.order.created", {"value": value})
-
-
-def test_a_circle_is_refused() -> None:
-    circle: list[Any] = []
-    circle.append(circle)
-    with pytest.raises(InvalidEventError):
-        encode_payload("a.b", {"value": circle})
 
 
 json_values = st.recursive(
@@ -422,6 +366,7 @@ json_values = st.recursive(
 )
 
 
+@profile(max_examples=40)
 @given(payload=st.dictionaries(st.text("abcü_", min_size=1), json_values, max_size=5))
 def test_plain_values_arrive_as_they_were(payload: dict[str, Any]) -> None:
     received = delivered(body=encode_payload("a.b", payload))
@@ -540,35 +485,6 @@ def test_headers_that_a_publisher_may_set() -> None:
     assert wire_size(published(headers=headers)) < WIRE_LIMIT
 
 
-def test_a_stranger_cannot_claim_progress() -> None:
-    received = with_headers(
-        event_attempt=9,
-        event_due_at="2026-03-01T12:00:00Z",
-        event_replay_id=REPLAY_ID,
-        event_handler="billing.other",
-        event_history='[{"at": "x"}]',
-        event_name="shop.order.paid",
-    )
-    event, progress = identify(received, trusted=False)
-    assert progress == Progress()
-    assert (event.attempt, event.due_at, event.replay_id) == (1, None, None)
-    # The broker routed it by its key, whatever a header says.
-    assert event.name == "shop.order.created"
-    event, progress = identify(received, trusted=True)
-    assert progress.attempt == 9
-    assert progress.handler == "billing.other"
-    assert progress.replay_id == REPLAY_ID
-    assert event.name == "shop.order.paid"
-
-
-def test_a_plain_celery_message_has_an_identity() -> None:
-    received = delivered(headers={"task": "shop.order.created", "id": "celery-id"})
-    event, _ = identify(received, trusted=False)
-    assert event.id == event.correlation_id == "celery-id"
-    assert event.service == ""
-    assert event.published_at is None
-
-
 def test_names_lose_the_prefix_of_native_delayed_delivery() -> None:
     prefix = "0." * 27 + "1."
     received = delivered(routing_key=prefix + "shop.order.created")
@@ -645,25 +561,6 @@ def test_moments_survive(year: int) -> None:
 )
 def test_invalid_history_is_empty(value: object) -> None:
     assert identify(with_headers(event_history=value), trusted=True)[1].history == ()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        5,
-        "x",
-        [],
-        [5, None, "x"],
-        [{"routing-keys": 5}],
-        [{"routing-keys": "abc"}],
-        [{"queue": b"\xff", "count": "many", "reason": ["x"], "routing-keys": [None, 5, b"x"]}],
-        [{"queue": "x" * 10_000}] * 1000,
-    ],
-)
-def test_hostile_deaths_are_read(value: Any) -> None:
-    received = with_headers(x_death=value)
-    assert len(received.deaths) <= 16
-    assert wire_size(archived(received)) < WIRE_LIMIT
 
 
 # -- copies -------------------------------------------------------------------------------
@@ -784,20 +681,9 @@ def test_huge_foreign_headers_go_before_ours() -> None:
     assert copy.headers["event-id"] == EVENT_ID
 
 
-def test_tens_of_thousands_of_headers_take_no_time() -> None:
-    message = published()
-    received = delivered(
-        message, headers={**{f"h{n}": True for n in range(25_000)}, **message.headers}
-    )
-    before = time.perf_counter()
-    for copy in (archived(received), retried(received)):
-        assert wire_size(copy) < WIRE_LIMIT
-    assert time.perf_counter() - before < 5
-
-
-def test_a_thousand_failures_are_remembered_in_few_bytes() -> None:
+def test_a_hundred_failures_are_remembered_in_few_bytes() -> None:
     progress = Progress()
-    for attempt in range(1, 1001):
+    for attempt in range(1, 101):
         history = add_to_history(
             replace(progress, attempt=attempt),
             failure(message="ü" * 10_000),
@@ -809,16 +695,9 @@ def test_a_thousand_failures_are_remembered_in_few_bytes() -> None:
     assert len(json.dumps(progress.history)) <= encoding.MAX_HISTORY_BYTES * 1.2
     # Since when does it fail, and how did it fail last?
     assert progress.history[0]["attempt"] == 1
-    assert progress.history[-1]["attempt"] == 1000
+    assert progress.history[-1]["attempt"] == 100
     assert wire_size(archived(progress=progress)) < WIRE_LIMIT
     assert wire_size(retried(history=progress.history)) < WIRE_LIMIT
-
-
-def test_long_received_history_is_cut() -> None:
-    came = tuple({"attempt": n, "at": "x", "message": "y" * 100} for n in range(1000))
-    history = add_to_history(Progress(history=came), failure(), at=FAILED, worker="w")
-    assert len(history) <= encoding.MAX_HISTORY_ENTRIES
-    assert history[0] == came[0]
 
 
 @pytest.mark.parametrize(
@@ -835,31 +714,6 @@ def test_any_words_of_an_exception_can_be_written(text: str) -> None:
     ):
         assert wire_size(message) < WIRE_LIMIT
     assert isinstance(odd.first_line, str)
-
-
-@given(
-    foreign=st.dictionaries(
-        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30),
-        st.one_of(st.text(max_size=50), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.none()),
-        max_size=20,
-    ),
-    factor=st.integers(1, 4000),
-    traceback=st.integers(0, 200_000),
-    words=st.text(max_size=20),
-)
-def test_copies_of_any_event_stay_small(
-    foreign: dict[str, Any], factor: int, traceback: int, words: str
-) -> None:
-    # Our own headers are limited when an event is published.
-    foreign = {key: value for key, value in foreign.items() if not key.startswith("event-")}
-    grown = {key: v * factor if isinstance(v, str) else v for key, v in foreign.items()}
-    message = published()
-    received = delivered(message, headers={**grown, **message.headers})
-    odd = failure(message=words * factor, traceback="x" * traceback)
-    copy = archived(received, failure=odd, detail=words * factor)
-    assert wire_size(copy) < WIRE_LIMIT
-    assert archive_of(copy)["reason"] == "exhausted"
-    assert wire_size(retried(received)) < WIRE_LIMIT
 
 
 def test_first_line() -> None:

@@ -27,8 +27,9 @@ from ..admin.admin_world import make
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 #: As Django wants them: pairs until 5.2, addresses from 6.0 on.
 ADMINS = ["ada@example.com"] if django.VERSION >= (6, 0) else [("Ada", "ada@example.com")]
-#: SQLite and PostgreSQL: what tells once is a constraint, and a conditional UPDATE.
+#: What tells once is a constraint, and a conditional UPDATE.
 DATABASES = pytest.mark.usefixtures("archive_database")
+ONE = pytest.mark.parametrize("archive_database", ["sqlite"], indirect=True)
 
 
 def read(**limits: Any) -> conf.Settings:
@@ -236,6 +237,7 @@ def test_groups_that_are_new_or_came_back(heard: Any) -> None:
     assert {name for name, _, _ in look(GROUPS=False)} == {"ended"}
 
 
+@ONE
 @DATABASES
 def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
     """The count is current; a condition that returned between two checks is sent again."""
@@ -275,6 +277,7 @@ def test_an_alert_follows_its_group(heard: Any, caplog: Any) -> None:
     assert look(much_later, open=0) == [("group_back", "ended")]
 
 
+@ONE
 @DATABASES
 def test_many_regressions_are_sent_in_portions(heard: Any) -> None:
     """Old regressions are not sent again; their alert stays active."""
@@ -313,6 +316,7 @@ def test_growth_above_the_page_cap_is_noticed(monkeypatch: Any) -> None:
     assert taker._new_hour(NOW) == 7, "one more than what is too much"
 
 
+@ONE
 @DATABASES
 def test_email_to_admins_where_it_is_asked_for() -> None:
     with override_settings(ADMINS=ADMINS, SERVER_EMAIL="amqp@example.com"):
@@ -333,6 +337,7 @@ def test_email_to_admins_where_it_is_asked_for() -> None:
     assert "Over since 2026-03-01 13:00:00 UTC." in last.body
 
 
+@ONE
 @DATABASES
 def test_failing_notification_stops_nothing(monkeypatch: Any, caplog: Any) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -359,6 +364,7 @@ def command(*arguments: str) -> tuple[int, str]:
     return run_command("events_alerts", *arguments)[:2]
 
 
+@ONE
 @DATABASES
 def test_missing_snapshots_raise_an_alert(heard: Any, settings: Any) -> None:
     settings.AMQP_EVENTS = {"SERVICE": "billing"}
@@ -384,6 +390,7 @@ def test_missing_snapshots_raise_an_alert(heard: Any, settings: Any) -> None:
     assert command()[0] == 0
 
 
+@ONE
 @DATABASES
 def test_command_lists_active_alerts(settings: Any) -> None:
     settings.AMQP_EVENTS = {"SERVICE": "billing", "ALERTS": {"STALE": None}}

@@ -135,29 +135,6 @@ def _broken(error: OSError) -> Any:
     return write
 
 
-def test_switched_off() -> None:
-    channel, ours = Broker(), acks(together=False)
-    messages = [channel.deliver() for _ in range(3)]
-    for message in messages:
-        ours.received(message)
-    ours.ack(messages)
-    assert channel.frames == 3
-
-
-def test_another_channel_counts_from_one() -> None:
-    ours = acks()
-    first = Broker()
-    for message in [first.deliver() for _ in range(5)]:
-        ours.received(message)
-    second = Broker()
-    messages = [second.deliver() for _ in range(3)]
-    for message in messages:
-        ours.received(message)
-    ours.ack(messages[1:])
-    assert sorted(second.acked) == [2, 3]
-    assert first.acked == []
-
-
 def test_reopened_channel_starts_with_new_tags() -> None:
     """Its delivery tags restart, so old deliveries must not be taken for new ones."""
     channel, ours = Broker(), acks()

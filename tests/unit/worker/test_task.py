@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import inspect
+import itertools
 import logging
 import pickle
 import re
@@ -268,26 +269,6 @@ def test_task_retry_signal_has_the_handlers_exception(app: Celery) -> None:
     assert "in sold_out" in str(ran[0])
 
 
-def test_retry_without_receivers_has_no_traceback(
-    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    written: list[object] = []
-    plain = trace.ExceptionInfo
-
-    def write(*args: Any, **kwargs: Any) -> Any:
-        written.append(args)
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(trace, "ExceptionInfo", write)
-    with caplog.at_level(logging.INFO, "celery.app.trace"):
-        assert verdict_of(app, sold_out, {}, ignore_result=True).kind == "retry"
-    assert not written
-    assert "Task shop.other" in caplog.text
-    assert "retry: Retry at" in caplog.text
-    assert verdict_of(app, Curious, {}, ignore_result=True).kind == "retry"
-    assert written
-
-
 class Hasty(Task):
     """It asks for a retry before it runs, without a current event."""
 
@@ -382,45 +363,39 @@ def optional_positional(order_id: int = 0, /, note: str = "") -> None: ...
 def variable(*args: Any, note: str) -> None: ...
 
 
+PAYLOADS: tuple[dict[str, Any], ...] = (
+    {},
+    {"order_id": 5},
+    {"note": "n"},
+    {"order_id": 5, "note": "n", "sent": 1.5},
+    {"order_id": 5, "surplus": 1, "self": 2, "args": 3, "more": 4},
+)
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize(
     "target", [keywords, everything, positional, optional_positional, variable, count]
 )
-@pytest.mark.parametrize(
-    ("args", "payload"),
-    [
-        (args, payload)
-        for args in [(), (5,), (5, 6, 7)]
-        for payload in [
-            {},
-            {"order_id": 5},
-            {"note": "n"},
-            {"order_id": 5, "note": "n", "sent": 1.5},
-            {"order_id": 5, "surplus": 1, "self": 2, "args": 3, "more": 4},
-        ]
-    ],
-)
-def test_a_payload_is_bound_as_the_signature_says(
-    target: Any, strict: bool, args: tuple[Any, ...], payload: dict[str, Any]
-) -> None:
+def test_a_payload_is_bound_as_the_signature_says(target: Any, strict: bool) -> None:
     handler = Handler(
         name="shop.h", key="k", queue="q", patterns=("a.b",), target=target, strict=strict
     )
     signature = inspect.signature(target)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    kept = {
-        key: value
-        for key, value in payload.items()
-        if strict or takes_all or key in signature.parameters
-    }
-    try:
-        signature.bind(*args, **kept)
-    except TypeError as exc:
-        with pytest.raises(InvalidArguments, match=re.escape(str(exc))):
-            bind(handler, args, payload)
-    else:
-        assert bind(handler, args, payload) == (args, kept)
-        target(*args, **kept)
+    for args, payload in itertools.product([(), (5,), (5, 6, 7)], PAYLOADS):
+        kept = {
+            key: value
+            for key, value in payload.items()
+            if strict or takes_all or key in signature.parameters
+        }
+        try:
+            signature.bind(*args, **kept)
+        except TypeError as exc:
+            with pytest.raises(InvalidArguments, match=re.escape(str(exc))):
+                bind(handler, args, payload)
+        else:
+            assert bind(handler, args, payload) == (args, kept)
+            target(*args, **kept)
 
 
 def test_an_event_travels_to_a_pool_process() -> None:
