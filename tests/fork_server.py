@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -151,6 +152,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     time.tzset()
     for name, mode, number in (("stdin", "r", 0), ("stdout", "w", 1), ("stderr", "w", 2)):
         stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+        assert isinstance(stream, io.TextIOWrapper)
         if mode == "w" and (number == 2 or "PYTHONUNBUFFERED" in os.environ):
             stream.reconfigure(line_buffering=True, write_through=True, errors="backslashreplace")
         setattr(sys, name, stream)
