@@ -36,6 +36,36 @@ WORK = ROOT / ".run" / "mutants"
 PACKAGE = "django_amqp_events"
 #: Seconds for one module of tests; what is slower counts as killed.
 TIMEOUT = 300
+#: Reads the names of tests, and writes the exit code of each run.
+FORKING = """
+import importlib, os, runpy, signal, sys, time
+from contextlib import suppress
+for name in runpy.run_path(sys.argv[2])["MODULES"].split():
+    with suppress(ImportError):
+        importlib.import_module(name)
+sys.path.insert(0, os.getcwd())
+for line in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        file = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        import pytest
+        code = pytest.main(["-x", "-q", "-n0", "--quick", "-p", "no:randomly", "-p",
+            "no:cacheprovider", "--reruns", "0", "--timeout", "120", line.strip()])
+        sys.stdout.flush()
+        os._exit(code)
+    until = time.monotonic() + float(sys.argv[1])
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < until:
+        time.sleep(0.05)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    if not ended[0]:
+        os.waitpid(pid, 0)
+    print(os.waitstatus_to_exitcode(ended[1]) if ended[0] else "time-out", flush=True)
+"""
 #: Modules, and the tests that import or drive each: those that are quick first.
 TESTS = {
     "worker/verdict": "unit/worker/test_verdict.py unit/worker/test_task.py "
@@ -111,16 +141,16 @@ def _unevaluated(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     ]
 
 
-def judge(mutant: Mutant, tree: Path, place: Path, env: dict[str, str]) -> dict[str, object]:
+def judge(mutant: Mutant, tree: Path, tester: Tester) -> dict[str, object]:
     """Run a mutant's tests in a copy of the tree; return what became of it."""
-    path = place / PACKAGE / f"{mutant.module}.py"
+    path = tester.place / PACKAGE / f"{mutant.module}.py"
     source = (tree / PACKAGE / f"{mutant.module}.py").read_text()
     code = mutant.code(source)
     killer = ""
     try:
         path.write_text(code or source)
         for tests in TESTS[mutant.module].split() if code else ():
-            if killer := _failing(tests, place, env):
+            if killer := tester.failing(tests):
                 break
     finally:
         path.write_text(source)
@@ -131,20 +161,32 @@ def judge(mutant: Mutant, tree: Path, place: Path, env: dict[str, str]) -> dict[
     return {**asdict(mutant), "killer": killer, "diff": diff}
 
 
-def _failing(tests: str, place: Path, env: dict[str, str]) -> str:
-    command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-x", "-q", "-n0", "--quick"]
-    command += ["-p", "no:randomly", "-p", "no:cacheprovider", "--reruns", "0", "--timeout", "120"]
-    try:
-        done = subprocess.run(
-            [*command, f"tests/{tests}"], cwd=place, env=env, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=TIMEOUT, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return "time-out"
-    if done.returncode in (0, 5):
-        return ""
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else f"exit code {done.returncode}"
+class Tester:
+    """A process that has imported the libraries, and forks one for each run of tests."""
+
+    def __init__(self, place: Path, env: dict[str, str]) -> None:
+        self.place = place
+        command = [ROOT / ".venv/bin/python", "-c", FORKING, f"{TIMEOUT}"]
+        command.append(ROOT / "tests" / "fork_server.py")
+        self._process = subprocess.Popen(
+            command, cwd=place, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def failing(self, tests: str) -> str:
+        """Return the first test that fails or what else ended the run; ``""`` if all pass."""
+        asked, answers = self._process.stdin, self._process.stdout
+        if asked is None or answers is None:
+            raise TypeError("both are pipes")
+        print(f"tests/{tests}", file=asked, flush=True)
+        code = answers.readline().strip()
+        if code in ("0", "5"):
+            return ""
+        told = (self.place / "output").read_text(errors="replace")
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", told, re.MULTILINE)
+        return failed[1] if failed else f"exit code {code}"
+
+    def end(self) -> None:
+        self._process.communicate()
 
 
 def copies(tree: Path, number: int) -> list[Path]:
@@ -187,22 +229,25 @@ def main() -> int:
     node = Node.start(tempfile.mkdtemp(prefix="mutants-"))
     env = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
     env |= {"AMQP_URL": node.amqp_url(), "AMQP_MANAGEMENT_URL": node.management_url}
-    free = copies(tree, os.cpu_count() or 1)
+    testers = [Tester(place, env) for place in copies(tree, os.cpu_count() or 1)]
+    free = list(testers)
 
     def judged(mutant: Mutant) -> dict[str, object]:
-        place = free.pop()
+        tester = free.pop()
         try:
-            return judge(mutant, tree, place, env)
+            return judge(mutant, tree, tester)
         finally:
-            free.append(place)
+            free.append(tester)
 
     counts: Counter[tuple[str, bool]] = Counter()
-    with ThreadPoolExecutor(len(free)) as pool, options.out.open("w") as out:
+    with ThreadPoolExecutor(len(testers)) as pool, options.out.open("w") as out:
         for done in as_completed([pool.submit(judged, mutant) for mutant in chosen]):
             row = done.result()
             counts[str(row["module"]), bool(row["killer"])] += 1
             out.write(json.dumps(row) + "\n")
             out.flush()
+    for tester in testers:
+        tester.end()
     node.end()
     for module in sorted({module for module, _ in counts}):
         print(f"{module:24} {counts[module, True]:4} killed {counts[module, False]:4} survive")

@@ -29,7 +29,7 @@ import traceback
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -52,6 +52,7 @@ urllib.request uuid zoneinfo
 REQUEST_BYTES: Final = 1 << 20
 
 
+@cache
 def preload() -> None:
     """Import what needs neither settings nor a registry of apps."""
     for name in MODULES.split():
@@ -93,6 +94,7 @@ def serve(path: str) -> dict[str, Any] | None:
             woken.recv(4096)
             _tell(callers)
         if listener in ready:
+            preload()
             caller, _ = listener.accept()
             if (asked := _read(caller)) is None:
                 continue
@@ -198,7 +200,6 @@ def end(program: Callable[[], None]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    preload()
     if asked := serve(sys.argv[1]):
         sys.orig_argv = asked["command"]
         _, option, program, *arguments = asked["command"]

@@ -20,6 +20,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Final
 
+from .waiting import Stopwatch
+
 #: Names the socket of :mod:`tests.fork_server`, for all test processes of a run.
 SOCKET: Final = "AMQP_EVENTS_FORK_SERVER"
 #: In the environment of a process that has to import everything itself, in its own order.
@@ -115,9 +117,14 @@ class Popen(subprocess.Popen[Any]):
     def _collect(self, timeout: float | None) -> int | None:
         """Wait for the end; return the exit code, or None if the process still runs."""
         assert self._caller is not None
-        if self.returncode is None and select.select([self._caller], [], [], timeout)[0]:
-            self.returncode = os.waitstatus_to_exitcode(int(self._answer()))
-            self._caller.close()
+        watch = Stopwatch()
+        while self.returncode is None:
+            left = None if timeout is None else max(timeout - watch.seconds, 0)
+            if select.select([self._caller], [], [], left)[0]:
+                self.returncode = os.waitstatus_to_exitcode(int(self._answer()))
+                self._caller.close()
+            elif timeout is not None and watch.seconds >= timeout:
+                return None
         return self.returncode
 
 
