@@ -7,7 +7,7 @@ skipped, and the user is told.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -18,7 +18,7 @@ from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model, QuerySet, Value
+from django.db.models import QuerySet, Value
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern
 from django.utils.translation import gettext as _
@@ -55,7 +55,6 @@ class Decision:
     Attributes:
         seen: the frozen versions of the rows that still exist.
         rows: these rows.
-        back: the page that the user came from.
     """
 
     action: Action
@@ -63,7 +62,6 @@ class Decision:
     rows: Rows
     user: Any
     reason: str
-    back: str
 
     @property
     def by(self) -> str:
@@ -71,9 +69,10 @@ class Decision:
         return str(self.user.get_username())
 
     def log(self, done: Iterable[UUID]) -> None:
-        """Write the action into the history of rows."""
-        rows = [self.rows[pk] for pk in done]
-        log(self.user, rows, ": ".join(filter(None, (self.action.log, self.reason))))
+        """Write the action into Django's log, which people with other languages read."""
+        if rows := [self.rows[pk] for pk in done]:
+            message = ": ".join(filter(None, (self.action.log, self.reason)))
+            LogEntry.objects.log_actions(self.user.pk, rows, CHANGE, message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +86,14 @@ class Action:
         question: on the confirmation page and its button, for ``count`` events.
         done: the message after it, for ``count`` events.
         states: the states that an event may be in.
-        log: its name in the history, which stays English.
+        log: its name in Django's log, which stays English; for rows without an audit of their own.
         effect: what it does.
         reason_required: whether it needs a reason.
         publishes: whether an event is published because of it.
         overdue: only for events whose replay is overdue.
         permission_of: the action whose permission it needs, if not its own.
         preview: returns what it would do to rows that exist; changes nothing.
-        run: does it and writes the history.
+        run: does it and records it.
     """
 
     name: str
@@ -103,8 +102,8 @@ class Action:
     question: Any
     done: Any
     states: tuple[str, ...]
-    log: str
     effect: Any
+    log: str = ""
     reason_required: bool = False
     publishes: bool = False
     overdue: bool = False
@@ -116,12 +115,6 @@ class Action:
     def permission(self) -> str:
         """The permission that ``has_<permission>_permission`` checks, as for Django's actions."""
         return self.permission_of or self.name
-
-
-def log(user: Any, rows: Sequence[Model], message: str) -> None:
-    """Write a message into the rows' history, which people with other languages read."""
-    if rows:
-        LogEntry.objects.log_actions(user.pk, rows, CHANGE, message)
 
 
 class ReasonForm(forms.Form):
@@ -283,12 +276,10 @@ class ActionPages(Pages):
             rows=rows,
             user=request.user,
             reason=form.cleaned_data["reason"],
-            back=back,
         )
         report = action.run(decision)
         report.skipped += gone
         _tell(request, action, report, len(seen))
-        self.after(decision, report)
         return HttpResponseRedirect(
             self.done_url(request, action, seen, back) or self._filtered_url(request, "changelist")
         )
@@ -299,9 +290,6 @@ class ActionPages(Pages):
         there = {pk: version for pk, version in seen.items() if pk in rows}
         gone = [Skipped(id=pk, title="", why=self.gone) for pk in seen if pk not in rows]
         return there, rows, gone
-
-    def after(self, decision: Decision, report: Report) -> None:
-        """Follow up on an action that has run."""
 
     def done_url(self, request: HttpRequest, action: Action, seen: Seen, back: str) -> str:
         """Return the URL of the page after an action, ``""`` for the list."""

@@ -18,10 +18,10 @@ from ..archive.states import Seen
 from ..broker.topology import Names
 from ..conf import get_settings
 from ..exceptions import AmqpEventsError
-from ..models import Replay, Revision, State, visible
+from ..models import Replay, Revision, State
 from ..reasons import Reason
 from ..templatetags.amqp_events import line
-from .action_pages import DISCARD, DISCARDED, RESTORE, Action, Decision, Preview, Rows, log
+from .action_pages import DISCARD, DISCARDED, RESTORE, Action, Decision, Preview, Rows
 from .filters import handler_of, settings_and_registry
 
 
@@ -93,10 +93,6 @@ def _replay(decision: Decision) -> Report:
     except AmqpEventsError as exc:
         report = reports[-1]
         report.stopped = Reason.of(exc)
-    decision.log(report.published)
-    for why in {each.why for each in report.returned}:
-        events = [decision.rows[each.id] for each in report.returned if each.why == why]
-        log(decision.user, events, f"Replay was not published: {visible(str(why), 500)}")
     return report
 
 
@@ -105,14 +101,12 @@ def _resolve(decision: Decision) -> Report:
         done, left = replay.resolve(decision.seen, by=decision.by, reason=decision.reason)
     except AmqpEventsError as exc:
         return Report(stopped=Reason.of(exc))
-    decision.log(done)
     return Report(published=done, skipped=left)
 
 
 def _change(change: Callable[..., list[UUID]], decision: Decision) -> Report:
     seen = decision.seen
     done = change(seen, by=decision.by, reason=decision.reason, now=datetime.now(UTC))
-    decision.log(done)
     # Nothing is published; these are the events that changed.
     return Report(published=done, skipped=eligibility.skipped_since(seen, done))
 
@@ -133,7 +127,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
             question=ngettext_lazy("Replay %(count)s event", "Replay %(count)s events", "count"),
             done=_PUBLISHED,
             states=(State.ARCHIVED,),
-            log="Replayed",
             effect=_("Each event is published again, unchanged, to the handler that failed."),
             publishes=True,
             preview=_preview_replay,
@@ -148,7 +141,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
             ),
             done=_PUBLISHED,
             states=(State.REPLAYING,),
-            log="Replayed by force",
             effect=_(
                 "Each overdue event is published again to its handler, under a new replay id."
             ),
@@ -171,7 +163,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
                 "count",
             ),
             states=(State.REPLAYING,),
-            log="Marked as resolved",
             effect=_(
                 "The overdue events become discarded; nothing is published. A copy that is "
                 "still queued will run, and a late outcome is only recorded in the history."
@@ -188,7 +179,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
             question=DISCARD,
             done=DISCARDED,
             states=(State.ARCHIVED,),
-            log="Discarded",
             effect=_("The events are settled without being handled. You can restore them."),
             reason_required=True,
             preview=_preview_change,
@@ -205,7 +195,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
                 "count",
             ),
             states=(State.DISCARDED,),
-            log="Restored",
             effect=_("The discarded events return to the archive. Nothing is published."),
             preview=_preview_change,
             run=partial(_change, states.restore),

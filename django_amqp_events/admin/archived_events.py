@@ -24,18 +24,16 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy, pgettext
 
 from ..archive import eligibility, export, redaction, selection, states
-from ..archive.groups import failure_groups
-from ..archive.replay import Report
 from ..archive.search_values import KEPT, declared_paths
 from ..archive.selection import SearchTerm, parse_uuid
 from ..archive.states import Seen
 from ..databases import sliced
 from ..exceptions import AmqpEventsError
 from ..models import (
+    ArchiveAction,
     ArchivedEvent,
     ArchivedFailure,
     FailureGroup,
-    GroupAction,
     Replay,
     ReplayBatch,
     SearchValue,
@@ -45,7 +43,7 @@ from ..monitor.state_texts import STATES
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, ago, breakable, code, line, text
 from . import formatting
-from .action_pages import Action, Decision, in_list
+from .action_pages import Action, in_list
 from .archived_event_actions import ACTIONS
 from .base import WAITING, Pages, alias_of, as_file, fetched, head_of
 from .editing import EditingPages
@@ -332,20 +330,6 @@ class ArchivedEventAdmin(EditingPages):
             total = len(ids) + len(seen)
             messages.warning(request, counted(_UNLISTED, len(ids), total=total))
 
-    def after(self, decision: Decision, report: Report) -> None:
-        """Record in a group what was done from its page."""
-        group, action = _group_of(decision.back), decision.action.name
-        if group is not None and action in GroupAction.Action.values:
-            failure_groups.record_decision(
-                group,
-                action=action,
-                # The form comes from a browser: events of other groups do not count.
-                events=sum(decision.rows[pk].group_id == group for pk in report.published),
-                by=decision.by,
-                reason=decision.reason,
-                now=datetime.now(UTC),
-            )
-
     def origin(self, request: HttpRequest, seen: Seen, back: str) -> str:
         return self._group_url(_group_of(back)) or super().origin(request, seen, back)
 
@@ -447,7 +431,8 @@ class ArchivedEventAdmin(EditingPages):
         found = settings_and_registry()
         handler = handler_of(event, found)
         meaning, remedy = STATES.get(event.state, ("", ""))
-        if event.state == State.DISCARDED and actions and formatting.resolved(actions[0]):
+        resolved = actions and actions[0].action == ArchiveAction.Action.RESOLVE
+        if event.state == State.DISCARDED and resolved:
             meaning, remedy = formatting.RESOLVED
         return {
             "meaning": meaning,

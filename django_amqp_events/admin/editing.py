@@ -25,7 +25,7 @@ from ..models import ArchivedEvent, Replay, Revision, visible
 from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
-from .action_pages import ActionPages, ReasonForm, log
+from .action_pages import ActionPages, ReasonForm
 from .base import Pages, alias_of, as_file, head_of, non_atomic
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
@@ -260,10 +260,8 @@ def _publish(
     except AmqpEventsError as exc:
         report = replay.Report(stopped=Reason.of(exc))
     if report.published:
-        log(user, [event], f"Edited and replayed: {reason}")
         messages.success(request, _("1 event published with the edited payload."))
     for each in report.returned:
-        log(user, [event], f"Edited, but not published: {visible(str(each.why), 500)}")
         told = _("Not published; the edit is kept: %(why)s")
         messages.error(request, code(told % {"why": text(each.why, 500)}))
     for each in report.skipped:

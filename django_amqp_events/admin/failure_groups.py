@@ -241,8 +241,6 @@ class FailureGroupAdmin(Pages):
             return self.detail_view(request, group, GroupForm(data))
         if changed:
             words = ", ".join(str(_WORDS[name]) for name in changed)
-            # The history stays English.
-            self.log_change(request, group, f"Changed: {', '.join(changed)}")
             messages.success(request, _("Saved: %(what)s.") % {"what": words})
         return self._redirect(request, "change", group.pk)
 
@@ -263,7 +261,6 @@ class FailureGroupAdmin(Pages):
         now = datetime.now(UTC)
         _count([group], now)
         written = {name: getattr(group, name) for name in GroupForm.base_fields}
-        actions = group.action_set.using(alias_of(group)).order_by("-at", "-pk")
         found = settings_and_registry()
         handler = found[1].handlers.get(group.handler) if found is not None else None
         context = {
@@ -278,7 +275,7 @@ class FailureGroupAdmin(Pages):
             "totals": _totals(group),
             "now": now,
             "ticket": _ticket(group),
-            "actions": actions[:HISTORY],
+            "steps": failure_groups.history(group, HISTORY),
             "may_write": self.has_assign_permission(request),
             "form": form or GroupForm(initial=written),
             "buttons": self._buttons(request, group.open_now),
@@ -311,7 +308,7 @@ class FailureGroupAdmin(Pages):
 
 def _conflict(group: FailureGroup) -> str:
     """Return what another user has written since the form was opened."""
-    written = group.action_set.using(alias_of(group)).filter(events=None)
+    written = group.action_set.using(alias_of(group))
     last = written.order_by("-at", "-pk").first()
     return _(
         "Nothing was saved: %(who)s changed this group since you opened it. It now has note "

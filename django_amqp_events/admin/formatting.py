@@ -22,7 +22,6 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
-from ..archive.replay import RESOLVED as RESOLVED_WORDS
 from ..message.archive_message import INSTALLED
 from ..models import ArchiveAction, ArchivedEvent, ArchivedFailure, Replay, visible
 from ..templatetags.amqp_events import TEXT, exception_line, line, moment
@@ -38,7 +37,7 @@ _MORE: Final = ngettext_lazy("%(count)s more not shown", "%(count)s more not sho
 _FILE: Final = re.compile(r'^[\s|+]*File "([^"\n]*)"')
 _INDENTED: Final = re.compile(r"^[\s|+]*\s{4}")
 
-#: What a discard that marked an event as resolved means, and the next step.
+#: What an event that was marked as resolved means, and the next step.
 RESOLVED: Final = (
     gettext_lazy("Marked as resolved without an outcome. A copy that is still queued will run."),
     gettext_lazy("Restore it to return it to the archive."),
@@ -294,13 +293,10 @@ def _acted(action: ArchiveAction) -> Step | None:
     edited = action.action == ArchiveAction.Action.EDIT
     if edited or (action.action == ArchiveAction.Action.REPLAY and action.batch_id is None):
         return None
-    what, note = action.get_action_display(), action.reason
-    if resolved(action):
-        what = _("marked as resolved")
-        note = note.removeprefix(RESOLVED_WORDS).removeprefix(": ")
     batch = _("in batch %(id)s") % {"id": str(action.batch_id)[:8]} if action.batch_id else ""
     by = " ".join(filter(None, (who(action.by), batch)))
-    return Step(at=action.at, what=what, who=by, note=visible(note, TEXT))
+    note = visible(action.reason, TEXT)
+    return Step(at=action.at, what=action.get_action_display(), who=by, note=note)
 
 
 def who(name: str) -> str:
@@ -317,12 +313,6 @@ def _archived(failure: ArchivedFailure, number: int | None) -> str:
     if failure.late:
         return _("archived after replay %(replay)s: %(reason)s (late, no effect)") % values
     return _("archived after replay %(replay)s: %(reason)s") % values
-
-
-def resolved(action: ArchiveAction) -> bool:
-    """Return True if a discard marked the event as resolved."""
-    discarded = action.action == ArchiveAction.Action.DISCARD
-    return discarded and action.reason.startswith(RESOLVED_WORDS)
 
 
 def _replayed(replay: Replay) -> Iterator[Step]:

@@ -316,12 +316,9 @@ class ReplayBatchAdmin(Pages):
     def _act(
         self, request: HttpRequest, batch: ReplayBatch, act: str, options: Mapping[str, Any]
     ) -> None:
-        """Change the state of a batch, tell the user, and write the history."""
+        """Change the state of a batch, and tell the user."""
         reason = f": {options['reason']}" if options else ""
         if getattr(batch_states, act)(batch.pk, by=request.user.get_username(), **options):
-            # The history stays English.
-            with translation.override("en"):
-                self.log_change(request, batch, f"{_DONE[act]}{reason}")
             messages.success(request, f"{_DONE[act]}{reason}")
         else:
             batch.refresh_from_db(fields=["state"])

@@ -89,8 +89,6 @@ REASONS: Final = frozenset(
         "unsupported",
     }
 )
-#: Start of the reason of a discard that resolved an overdue replay.
-RESOLVED: Final = "marked as resolved"
 #: The reason for refusing edits.
 EDITING_OFF: Final = Reason("editing-off")
 
@@ -276,13 +274,11 @@ def resume(*, lease: float | None = None) -> int:
 def resolve(seen: Seen, *, by: str, reason: str) -> tuple[list[UUID], list[Skipped]]:
     """Discard events whose replay is overdue; return them, and the skipped ones.
 
-    A later outcome is history only. A copy in the handler's queue is not withdrawn. The action is
-    a discard whose reason begins with :data:`RESOLVED`.
+    A later outcome is history only. A copy in the handler's queue is not withdrawn.
     """
     service = get_settings().service
     skipped: list[Skipped] = []
     resolved: list[UUID] = []
-    reason = f"{RESOLVED}: {reason}" if reason else RESOLVED
     for chunk in chunks(seen, CHUNK):
         wanted: dict[UUID, int] = {}
         for event in unchanged(chunk, State.REPLAYING, skipped):

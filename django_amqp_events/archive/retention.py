@@ -185,10 +185,10 @@ def _delete_events(old: QuerySet[ArchivedEvent], ids: list[UUID]) -> int:
         # Locked: earlier changes are committed, and later ones wait.
         ids = list(old.filter(pk__in=ids).values_list("pk", flat=True))
         # Rows that refer to replays first, so that no table is searched twice.
-        ArchiveAction.objects.using(using).filter(event_id__in=ids).delete()
+        ArchiveAction.objects.using(using).filter(event_id__in=ids).prune()
         ArchivedFailure.objects.using(using).filter(event_id__in=ids).delete()
         Replay.objects.using(using).filter(event_id__in=ids).only("pk").delete()
-        Revision.objects.using(using).filter(event_id__in=ids).only("pk").delete()
+        Revision.objects.using(using).filter(event_id__in=ids).prune()
         SearchValue.objects.using(using).filter(event_id__in=ids).delete()
         # Django would read the bodies before it deletes them.
         old.filter(pk__in=ids).only("pk").delete()

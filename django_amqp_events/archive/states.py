@@ -150,11 +150,13 @@ def lock(ids: Iterable[UUID]) -> dict[UUID, CountedEvent]:
 
 
 @contextmanager
-def counting_changes(ids: Collection[UUID], *, now: datetime) -> Iterator[None]:
+def counting_changes(
+    ids: Collection[UUID], *, now: datetime
+) -> Iterator[Mapping[UUID, CountedEvent]]:
     """Lock rows in a transaction, and record how the block changes the group counts."""
     with transaction.atomic(using=database()):
         before = lock(ids)
-        yield
+        yield before
         after = group_counts.counted_events(rows().filter(pk__in=before.keys()))
         group_counts.record_changes(before, after, now=now, using=database())
 
@@ -204,7 +206,7 @@ def claim(
     token = uuid4()
     # A replay that was not confirmed may be published: it keeps its id, to which any run reports.
     underway = _current_replay().filter(outcome=Replay.Outcome.UNCONFIRMED)
-    with counting_changes(seen, now=now):
+    with counting_changes(seen, now=now) as before:
         wanted = rows().filter(_as_seen(seen), state=State.REPLAYING if force else State.ARCHIVED)
         if edit is not None:
             wanted = wanted.exclude(Exists(underway))
@@ -238,6 +240,7 @@ def claim(
         action = _Action.EDIT if edit is not None else _Action.FORCE if force else _Action.REPLAY
         _record_actions(
             {each.event.pk: each.replay for each in claimed},
+            before,
             action=action,
             by=by,
             reason=reason,
@@ -515,7 +518,7 @@ def resolve(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
 
     The caller checks that they are overdue. A later outcome is history only.
     """
-    return _decide(seen, State.REPLAYING, _Action.DISCARD, by=by, reason=reason, now=now)
+    return _decide(seen, State.REPLAYING, _Action.RESOLVE, by=by, reason=reason, now=now)
 
 
 def restore(seen: Seen, *, by: str, reason: str, now: datetime) -> list[UUID]:
@@ -537,11 +540,13 @@ def _decide_part(
     seen: Seen, before: State, action: ArchiveAction.Action, *, by: str, reason: str, now: datetime
 ) -> list[UUID]:
     token = uuid4()
-    with counting_changes(seen, now=now):
+    with counting_changes(seen, now=now) as locked:
         after = State.ARCHIVED if action == _Action.RESTORE else State.DISCARDED
         _change(rows().filter(_as_seen(seen), state=before), after, now, claim=token)
         changed = list(rows().filter(claim=token).order_by("pk").values_list("pk", flat=True))
-        _record_actions(dict.fromkeys(changed), action=action, by=by, reason=reason, now=now)
+        _record_actions(
+            dict.fromkeys(changed), locked, action=action, by=by, reason=reason, now=now
+        )
     return changed
 
 
@@ -559,6 +564,7 @@ def _as_seen(seen: Seen) -> Q:
 
 def _record_actions(
     replays: Mapping[UUID, Replay | None],
+    before: Mapping[UUID, CountedEvent],
     *,
     action: ArchiveAction.Action,
     by: str,
@@ -575,6 +581,7 @@ def _record_actions(
             reason=clean(reason),
             replay=replay,
             batch_id=batch,
+            group_id=before[pk].group,
         )
         for pk, replay in replays.items()
     )

@@ -215,19 +215,12 @@ class Migration(migrations.Migration):
                 (
                     "action",
                     models.CharField(
-                        choices=[
-                            ("note", "note"),
-                            ("assign", "assigned"),
-                            ("ticket", "ticket"),
-                            ("replay", "replayed"),
-                            ("discard", "discarded"),
-                        ],
+                        choices=[("note", "note"), ("assign", "assigned"), ("ticket", "ticket")],
                         max_length=16,
                     ),
                 ),
                 ("by", models.CharField(blank=True, max_length=255)),
                 ("text", models.TextField(blank=True)),
-                ("events", models.PositiveIntegerField(blank=True, null=True)),
                 (
                     "group",
                     models.ForeignKey(
@@ -549,6 +542,7 @@ class Migration(migrations.Migration):
                             ("edit", "edited and replayed"),
                             ("force", "replayed by force"),
                             ("discard", "discarded"),
+                            ("resolve", "marked as resolved"),
                             ("restore", "restored"),
                         ],
                         max_length=16,
@@ -568,8 +562,9 @@ class Migration(migrations.Migration):
                     "replay",
                     models.ForeignKey(
                         blank=True,
+                        db_constraint=False,
                         null=True,
-                        on_delete=django.db.models.deletion.SET_NULL,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
                         related_name="+",
                         to="django_amqp_events.replay",
                     ),
@@ -586,10 +581,25 @@ class Migration(migrations.Migration):
                         to="django_amqp_events.replaybatch",
                     ),
                 ),
+                (
+                    "group",
+                    models.ForeignKey(
+                        blank=True,
+                        db_constraint=False,
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="django_amqp_events.failuregroup",
+                    ),
+                ),
             ],
             options={
                 "ordering": ["at", "pk"],
                 "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["group", "-at", "-id"], name="amqp_action_group"),
+                ],
             },
         ),
         migrations.CreateModel(

@@ -417,6 +417,7 @@ class ArchiveAction(AppendOnly):
         by: a user's name, or a command's.
         replay: the replay that the action started.
         batch: the batch of the replay; its id stays when the batch is deleted.
+        group: the event's failure group at that time.
     """
 
     class Action(models.TextChoices):
@@ -424,6 +425,7 @@ class ArchiveAction(AppendOnly):
         EDIT = "edit", _("edited and replayed")
         FORCE = "force", _("replayed by force")
         DISCARD = "discard", _("discarded")
+        RESOLVE = "resolve", _("marked as resolved")
         RESTORE = "restore", _("restored")
 
     event = models.ForeignKey(ArchivedEvent, models.CASCADE, related_name="action_set")
@@ -431,10 +433,21 @@ class ArchiveAction(AppendOnly):
     action = models.CharField(max_length=16, choices=Action)
     by = models.CharField(max_length=LENGTH, blank=True)
     reason = models.TextField(blank=True)
-    replay = models.ForeignKey(Replay, models.SET_NULL, null=True, blank=True, related_name="+")
-    # Without a constraint, so that deleting a batch changes no action.
+    # These without a constraint, so that deleting a row changes no action.
+    replay = models.ForeignKey(
+        Replay, models.DO_NOTHING, null=True, blank=True, related_name="+", db_constraint=False
+    )
     batch = models.ForeignKey(
         "ReplayBatch",
+        models.DO_NOTHING,
+        null=True,
+        blank=True,
+        related_name="+",
+        db_constraint=False,
+        db_index=False,
+    )
+    group = models.ForeignKey(
+        FailureGroup,
         models.DO_NOTHING,
         null=True,
         blank=True,
@@ -446,6 +459,9 @@ class ArchiveAction(AppendOnly):
     class Meta:
         ordering: ClassVar = ["at", "pk"]
         default_permissions = ()
+        indexes: ClassVar = [
+            models.Index(fields=["group", "-at", "-id"], name="amqp_action_group"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.get_action_display()} by {self.by or 'unknown'}"

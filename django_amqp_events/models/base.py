@@ -48,6 +48,21 @@ class AppendOnlyRows(models.QuerySet[M]):
     def update(self, **kwargs: Any) -> NoReturn:
         raise AppendOnlyError.of(self.model.__name__)
 
+    def delete(self) -> NoReturn:
+        raise AppendOnlyError.of(self.model.__name__)
+
+    def bulk_update(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise AppendOnlyError.of(self.model.__name__)
+
+    def bulk_create(self, *args: Any, update_conflicts: bool = False, **kwargs: Any) -> list[M]:
+        if update_conflicts:
+            raise AppendOnlyError.of(self.model.__name__)
+        return super().bulk_create(*args, **kwargs)
+
+    def prune(self) -> int:
+        """Delete the rows, for ``events_prune``; what they are about is deleted with them."""
+        return self._raw_delete(self.db)
+
 
 class AppendOnly(models.Model):
     """A row of the audit log: added, never changed, and deleted only by ``events_prune``.
@@ -59,6 +74,8 @@ class AppendOnly(models.Model):
 
     class Meta:
         abstract = True
+        # Related managers change rows through it.
+        base_manager_name = "objects"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         if not self._state.adding:

@@ -75,26 +75,18 @@ class FailureGroup(models.Model):
 
 
 class GroupAction(AppendOnly):
-    """A note or action on a group.
-
-    Attributes:
-        text: the new text, or the reason of an action.
-        events: number of events of the action.
-    """
+    """A text that a person wrote about a group; decisions about its events are ArchiveActions."""
 
     class Action(models.TextChoices):
         NOTE = "note", _("note")
         ASSIGN = "assign", _("assigned")
         TICKET = "ticket", _("ticket")
-        REPLAY = "replay", _("replayed")
-        DISCARD = "discard", _("discarded")
 
     group = models.ForeignKey(FailureGroup, models.CASCADE, related_name="action_set")
     at = Moment()
     action = models.CharField(max_length=16, choices=Action)
     by = models.CharField(max_length=LENGTH, blank=True)
     text = models.TextField(blank=True)
-    events = models.PositiveIntegerField(null=True, blank=True)
 
     class Meta:
         ordering: ClassVar = ["at", "pk"]

@@ -82,7 +82,7 @@ return [...document.querySelectorAll("body *")]
 
 #: Pages and actions: a word of each button or link.
 ACTIONS = {
-    "event": ("Replay…", "Discard…", "Edit and replay…", "History", "Download the raw body"),
+    "event": ("Replay…", "Discard…", "Edit and replay…", "Download the raw body"),
     "overdue": ("Force", "Mark as resolved"),
     "confirm": ("Replay 4 events", "Cancel"),
     "edit": ("Preview changes", "Cancel"),

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
 from typing import Final
 from uuid import UUID
 
@@ -17,13 +18,15 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, QuerySet
 
 from ...databases import check_commits
-from ...models import LENGTH, ArchivedEvent, FailureGroup, GroupAction, clean
+from ...models import LENGTH, ArchiveAction, ArchivedEvent, FailureGroup, GroupAction, clean
 from .. import states
 from . import group_counts
 from .fingerprint import VERSION, Fingerprint, fingerprint
 
 #: Most events that one transaction assigns.
 BATCH: Final = 500
+#: Most events whose newest decisions a group's history reads.
+DECISIONS: Final = 2_000
 #: The texts that people write about a group, each with its action.
 WRITTEN: Final[Mapping[str, GroupAction.Action]] = {
     "note": GroupAction.Action.NOTE,
@@ -208,23 +211,53 @@ def write(
     return changed
 
 
-def record_decision(
-    pk: UUID, *, action: str, events: int, by: str, reason: str, now: datetime
-) -> None:
-    """Add an action on a group's events to the group's history, if the group exists.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An entry of a group's history.
+
+    Attributes:
+        what: the label of the action.
+        text: what was written, or the reason.
+        events: how many events were decided about in a row; ``None`` for a text.
+        batch: the replay batch that did it.
+    """
+
+    at: datetime
+    what: str
+    by: str
+    text: str
+    events: int | None = None
+    batch: UUID | None = None
+
+
+def history(group: FailureGroup, limit: int) -> list[Step]:
+    """Return what people wrote about a group and decided about its events, the newest first.
 
     Args:
-        action: ``replay`` or ``discard``.
+        limit: most entries; decisions are read from the newest :data:`DECISIONS` events.
     """
-    if events and groups().filter(pk=pk).exists():
-        GroupAction.objects.using(states.database()).create(
-            group_id=pk,
-            at=now,
-            action=action,
-            by=clean(by, LENGTH),
-            text=clean(reason),
-            events=events,
+    using = states.database()
+    written = GroupAction.objects.using(using).filter(group=group).order_by("-at", "-pk")[:limit]
+    steps = [
+        Step(at=row.at, what=row.get_action_display(), by=row.by, text=row.text) for row in written
+    ]
+    decided = ArchiveAction.objects.using(using).filter(group=group).order_by("-at", "-pk")
+    decisions = groupby(
+        decided[:DECISIONS], key=lambda row: (row.action, row.by, row.reason, row.batch_id)
+    )
+    for (_, by, reason, batch), rows in decisions:
+        newest, *others = rows
+        steps.append(
+            Step(
+                at=newest.at,
+                what=newest.get_action_display(),
+                by=by,
+                text=reason,
+                events=1 + len(others),
+                batch=batch,
+            )
         )
+    return sorted(steps, key=lambda step: step.at, reverse=True)[:limit]
 
 
 @states.retry_on_conflict

@@ -38,7 +38,6 @@ from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -179,7 +178,7 @@ class Command(ReportCommand):
             elif options["dry_run"]:
                 self._examine(self._find(wanted, options, result), result, force=options["force"])
             else:
-                self._replay(self._find(wanted, options, result), wanted, options, result)
+                self._replay(self._find(wanted, options, result), options, result)
             if result.waited:
                 self._wait(options["wait"], result)
             document = _document(result, dry_run=options["dry_run"])
@@ -359,13 +358,10 @@ class Command(ReportCommand):
                 report.stopped = Reason("interrupted")
                 return
 
-    def _replay(
-        self, seen: dict[UUID, int], wanted: Selection, options: dict[str, Any], result: Result
-    ) -> None:
-        by = requested_by("events_replay")
+    def _replay(self, seen: dict[UUID, int], options: dict[str, Any], result: Result) -> None:
         report = replay.replay(
             seen,
-            by=by,
+            by=requested_by("events_replay"),
             reason=options["comment"],
             force=options["force"],
             rate=options["rate"],
@@ -376,15 +372,6 @@ class Command(ReportCommand):
         )
         report.skipped = result.report.skipped + report.skipped
         result.report = report
-        if len(wanted.groups) == 1 and report.published:
-            failure_groups.record_decision(
-                wanted.groups[0],
-                action="replay",
-                events=len(report.published),
-                by=by,
-                reason=options["comment"],
-                now=datetime.now(UTC),
-            )
 
     def _edit(self, options: dict[str, Any], result: Result) -> None:
         """Replay one event with another payload, or print what that would change."""

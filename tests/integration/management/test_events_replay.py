@@ -16,11 +16,11 @@ import pytest
 from django.db import ProgrammingError
 
 from django_amqp_events.archive import replay
+from django_amqp_events.archive.groups import failure_groups
 from django_amqp_events.management.commands import events_replay
 from django_amqp_events.models import (
     ArchiveAction,
     ArchivedEvent,
-    GroupAction,
     Replay,
     State,
 )
@@ -156,10 +156,9 @@ def test_a_group(billing):
     code, out, _ = billing.command("events_replay", "--group", str(group.pk), "--comment", "fixed")
     assert (code, states()) == (0, [State.REPLAYING, State.REPLAYING, State.ARCHIVED])
     assert "2 of 2 events published" in out
-    action = GroupAction.objects.get()
-    assert (action.group, action.action, action.events) == (group, "replay", 2)
-    assert action.text == "fixed"
-    assert action.by.startswith("events_replay (")
+    [step] = failure_groups.history(group, 10)
+    assert (step.what, step.events, step.text) == ("replayed", 2, "fixed")
+    assert step.by.startswith("events_replay (")
     for wrong, text in (
         (str(uuid4()), "there is no failure group"),
         ("tax", "is not the id of a failure group"),

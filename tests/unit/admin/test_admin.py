@@ -688,7 +688,6 @@ def test_a_discard_needs_a_reason(ada):
     assert (action.action, action.by, action.reason) == ("discard", "ada", "a test order")
     words = page(ada.get(url("change", row.pk))).words
     assert "discarded by ada a test order" in words
-    assert "Discarded: a test order" in page(ada.get(url("history", row.pk))).words
 
 
 def test_an_event_that_has_changed_is_not_offered(ada):
@@ -711,7 +710,7 @@ def test_restore(ada):
     assert done == "1 event restored into the archive."
     assert late.startswith(f"{FASTER.format('archived')} (last decision: restored by bob, 20")
     assert set(ArchivedEvent.objects.values_list("state", flat=True)) == {"archived"}
-    assert [entry.object_id for entry in LogEntry.objects.all()] == [str(rows[0].pk)]
+    assert not LogEntry.objects.exists(), "one record for a decision"
 
 
 def test_an_overdue_replay_can_be_marked_as_resolved(ada, wire):
@@ -736,12 +735,11 @@ def test_an_overdue_replay_can_be_marked_as_resolved(ada, wire):
     assert "A copy that is still queued will run" in words
     assert "marked as resolved by ada the invoice is there" in words
     # Restored and discarded, it is that and nothing else.
-    ArchiveAction.objects.create(event=late, at=datetime.now(UTC), action="discard", reason="x")
+    ArchiveAction.objects.create(
+        event=late, at=datetime.now(UTC), action="discard", reason="marked as resolved upstream"
+    )
     words = page(ada.get(url("change", late.pk))).words
     assert str(STATES[State.DISCARDED][0]) in words
-    assert (
-        "Marked as resolved: the invoice is there" in page(ada.get(url("history", late.pk))).words
-    )
 
 
 @pytest.mark.django_db(transaction=True)

@@ -224,7 +224,7 @@ def test_start_pause_resume_cancel(ada: Client) -> None:
     late = "Nothing was done: the batch is cancelled. Another user or tab changed it first."
     for act in ("pause", "start"):
         assert said(ada.post(url(act, batch.pk), {"reason": "late"}, follow=True))[-1] == late
-    assert LogEntry.objects.count() == 4
+    assert not LogEntry.objects.exists()
     words = page(ada.get(url("change", batch.pk))).words
     for step in ("created ada", "started ada", "paused ada", "resumed ada", "cancelled ada"):
         assert step in words

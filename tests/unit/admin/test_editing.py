@@ -157,7 +157,6 @@ def test_from_the_button_to_the_replay(ada, wire):
         '+ "order_id": 8,',
     ):
         assert word in words, word
-    assert "Edited and replayed: a wrong number" in page(ada.get(url("history", row.pk))).words
 
 
 def test_nothing_is_published_without_a_reason(ada, wire):
@@ -204,8 +203,7 @@ def test_editing_begins_with_the_last_revision_or_with_another(ada, wire):
         row.refresh_from_db()
         told = ada.post(url("edit", row.pk), publish(row, {"order_id": number}), follow=True)
         assert said(told) == ["Not published; the edit is kept: nobody"]
-    for entry in LogEntry.objects.all():
-        assert "Edited, but not published: nobody" in entry.change_message
+    assert not LogEntry.objects.exists()
     row.refresh_from_db()
     for query, wanted in (({}, 9), ({"base": "1"}, 8), ({"base": "0"}, 7), ({"base": "77"}, 7)):
         response = ada.get(url("edit", row.pk), query)

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from django.db.models import QuerySet
 
 from django_amqp_events.archive import export, states
 from django_amqp_events.models import (
@@ -110,7 +111,7 @@ def everything() -> dict[str, list[dict[str, Any]]]:
 
 def wipe() -> None:
     for model in MODELS:
-        model.objects.all().delete()
+        QuerySet(model).using(states.database())._raw_delete(states.database())
 
 
 def exported(*, raw: bool = True) -> list[str]:

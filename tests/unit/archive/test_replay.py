@@ -226,8 +226,8 @@ def test_resolve_discards_only_overdue_events() -> None:
     assert set(resolved) == {late.pk, gone.pk}
     assert {each.id for each in skipped} == {fresh.pk, archived.pk, foreign.pk}
     assert again(late).state == State.DISCARDED
-    # The only thing that tells it from a discard.
-    assert again(late).action_set.get().reason == "marked as resolved: booked by hand"
+    action = again(late).action_set.get()
+    assert (action.action, action.reason) == ("resolve", "booked by hand")
     states.finish({again(late).replay_set.get().pk: NOW}, now=NOW)
     assert again(late).state == State.DISCARDED
 

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 from django.db import OperationalError, connections, transaction
+from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -441,7 +442,8 @@ class Archive(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         for model in (ArchiveAction, ArchivedFailure, Replay, ArchivedEvent):
-            model._default_manager.all().delete()
+            rows: QuerySet[Any] = QuerySet(model).using(states.database())
+            rows._raw_delete(rows.db)
         for number in range(3):
             assert states.rows().count() == number
             row_writer.store([taken(failure(f"order-{number}", None, 1, NOW))], conf.get_settings())
