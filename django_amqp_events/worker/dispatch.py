@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+from threading import Lock
 from time import monotonic
 from typing import Any, Final
 
@@ -93,11 +94,26 @@ class Delivery(Reading):
     message: Any
     since: float = field(default_factory=monotonic)
     settled: bool = False
+    # Held from the begin of its run. A thread may begin it, so this is more than a flag.
+    _turn: Lock = field(default_factory=Lock)
 
     @property
     def lost(self) -> bool:
         """Whether its channel is closed, so that RabbitMQ delivers the event again."""
         return is_lost(self.message)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has had its turn, as :meth:`begin` returned it."""
+        return self._turn.locked()
+
+    def begin(self) -> bool:
+        """Return True if its turn is now: it is not lost, and has not had its turn before."""
+        return not self.lost and self._turn.acquire(blocking=False)
+
+    def wait_again(self) -> None:
+        """Undo :meth:`begin`."""
+        self._turn.release()
 
 
 class Dispatcher:

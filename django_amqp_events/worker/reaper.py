@@ -70,6 +70,7 @@ class Isolation(Settler):
 
     def settle(self, delivery: Delivery, verdict: Verdict) -> None:
         if verdict is AGAIN:
+            delivery.wait_again()
             self.call_soon(self.again, delivery)
             return
         if verdict.kind != "requeue":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from celery import signals
+from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import (
     InvalidTaskError,
     TaskRevokedError,
@@ -88,13 +91,15 @@ class EventRequest(SettledRequest):
         return self.request_dict, bool(self.eventer and self.eventer.enabled)
 
     def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
-        if self.revoked():
-            raise TaskRevokedError(self.id)
+        # In a thread pool it waits for a thread yet.
+        in_thread = isinstance(pool, ThreadPool)
+        if self.revoked() or not (in_thread or self.delivery.begin()):
+            raise TaskRevokedError(self.id)  # Celery releases the process
         self.settler.catch_up()
         self.pool_result = result = pool.apply_async(
-            trace_event,
+            self._run_in_thread if in_thread else trace_event,
             args=self.job,
-            accept_callback=self.on_accepted,
+            accept_callback=None if in_thread else self.on_accepted,
             timeout_callback=self.on_timeout,
             callback=self.on_success,
             error_callback=self.on_failure,
@@ -104,6 +109,13 @@ class EventRequest(SettledRequest):
         )
         self.settler.catch_up()
         return result
+
+    def _run_in_thread(self, *job: Any) -> Verdict | ExceptionInfo:
+        """Run the event when a thread is free; its connection may be lost by then."""
+        if not self.delivery.begin():
+            return REQUEUE
+        self.on_accepted(os.getpid(), time.monotonic())
+        return trace_event(*job)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """End the run by remote control, but not that of another event in the same process."""

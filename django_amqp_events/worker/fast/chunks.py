@@ -397,7 +397,7 @@ class Chunks:
             self._pending and len(taken) < most and (len(taken) < share or expected < JOB_SECONDS)
         ):
             request = self._pending[0]
-            if request.delivery.lost or request.revoked():
+            if request.delivery.begun or request.delivery.lost or request.revoked():
                 self._pending.popleft()
                 continue
             seconds = self._average_seconds.get(request.name)
@@ -405,7 +405,9 @@ class Chunks:
             expected += seconds or 0.0
             if taken and (alone or expected > MAX_SECONDS):
                 break
-            taken.append(self._pending.popleft())
+            self._pending.popleft()
+            if request.delivery.begin():
+                taken.append(request)
             if alone:
                 break
         return taken
@@ -524,6 +526,8 @@ class Chunks:
 
     def _put_first(self, requests: Sequence[EventRequest]) -> None:
         """Make events pending, before all others."""
+        for request in requests:
+            request.delivery.wait_again()
         self._pending.extendleft(reversed(requests))
         if self._pending:
             self._schedule_request()

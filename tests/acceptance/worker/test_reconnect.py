@@ -143,6 +143,27 @@ def test_the_consuming_connection_is_cut(fresh_eyes: Eyes, service: Make, pool: 
         assert attempts == {1: 2, 2: 1}, "the lost run published no copy of its own"
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_only_runs_in_progress_are_repeated_after_a_cut(
+    fresh_eyes: Eyes, service: Make, pool: str
+) -> None:
+    """What waited in the worker for a process or thread begins on its new delivery only."""
+    eyes = fresh_eyes
+    core = service(eyes)
+    core.declare()
+    core.worker(pool, 2, "-Q", QUEUES[0])
+    ids = publish(eyes, 8, "file:go")
+    until(lambda: len(core.ledger(what="start")) == 2, 30)
+    until(lambda: eyes.queue(QUEUES[0]).get("messages_unacknowledged") == 8, 30)
+    name = consuming(eyes)
+    eyes.cut({"name": name})
+    until(lambda: eyes.consumers(QUEUES[0]) == 1 and consuming(eyes) != name, 30)
+    (core.where / "go").touch()
+    until(lambda: ended(core, ids), 30)
+    eyes.empty(QUEUES[0])
+    assert len(core.ledger(what="start")) <= 8 + 2
+
+
 def test_the_broker_is_gone_without_a_word(fresh_eyes: Eyes, service: Make) -> None:
     """Nothing comes through any more but on new connections: the worker notices, and makes them."""
     eyes = fresh_eyes

@@ -13,6 +13,8 @@ import pytest
 from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
+from django_amqp_events.message.types import Received
+from django_amqp_events.worker.dispatch import Delivery
 from django_amqp_events.worker.fast import chunks
 from django_amqp_events.worker.fast.chunks import (
     JOB_SECONDS,
@@ -24,6 +26,11 @@ from django_amqp_events.worker.fast.chunks import (
     Chunks,
 )
 from django_amqp_events.worker.verdict import HANDLED, Verdict
+
+OPEN = SimpleNamespace(connection=True)
+RECEIVED = Received(
+    queue="q", exchange="events", routing_key="a.b", body=b"", headers={}, properties={}
+)
 
 
 class Worker:
@@ -74,7 +81,7 @@ class Worker:
                 name=name,
                 id=name,
                 job=name,
-                delivery=SimpleNamespace(lost=False),
+                delivery=Delivery(received=RECEIVED, message=SimpleNamespace(channel=OPEN)),
                 revoked=lambda: False,
                 on_accepted=lambda _pid, _since: None,
                 on_success=lambda _verdict: self.handled.append(name),
@@ -256,7 +263,7 @@ def connected_anew(worker: Worker) -> None:
     """Have a chunk of a new connection where the one of the old connection has its tokens."""
     for chunk in worker.chunks._chunks.values():
         for request in chunk.requests:
-            request.delivery.lost = True  # type: ignore[misc]
+            request.delivery.message.channel = None
     worker.chunks.begin()
     for _ in range(8):
         worker.add("slow")
