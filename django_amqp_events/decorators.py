@@ -21,6 +21,7 @@ from uuid import UUID
 
 from asgiref.sync import sync_to_async
 
+from .callables import deferred
 from .conf import PublishMode, get_settings
 from .declare import contracts
 from .declare.declarations import (
@@ -213,7 +214,7 @@ class Event(Publishable[P]):
             )
 
         def declare(function: U) -> U:
-            if not callable(function) or inspect.iscoroutinefunction(function):
+            if not callable(function) or deferred(function):
                 raise ConfigurationError(
                     f"{dotted(function)}, an upcaster of event {self.name!r}, is not an ordinary "
                     f"function. Write one that takes a dict and returns a dict"
@@ -241,9 +242,9 @@ def event(name: str, **options: Unpack[EventOptions]) -> Callable[[Callable[P, A
         )
 
     def declare(contract: Callable[P, Any]) -> Event[P]:
-        if inspect.iscoroutinefunction(contract):
+        if kind := deferred(contract):
             raise ConfigurationError(
-                f"{dotted(contract)}, the contract of event {name!r}, is async, so its body would "
+                f"{dotted(contract)}, the contract of event {name!r}, is {kind}, so its body would "
                 f"never run. Write an ordinary function"
             )
         declarations.add_event(EventDeclaration(name=name, contract=contract, options=options))
@@ -322,6 +323,11 @@ def handler(
             raise ConfigurationError(
                 f"{dotted(target)} is already a handler. Pass all its events to one decorator, as "
                 f"in @handler('shop.order.created', 'shop.order.paid')"
+            )
+        run = getattr(target, "run", None) if inspect.isclass(target) else target
+        if deferred(run) == "a generator":
+            raise ConfigurationError(
+                f"{dotted(target)} is a generator, so its body would never run. Remove the yield"
             )
         declaration = HandlerDeclaration(
             target=target, name=name, options={**options, "events": names}

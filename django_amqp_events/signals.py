@@ -1,5 +1,8 @@
 """Signals in the past tense, sent after the fact with the service's name as ``sender``.
 
+An error of a receiver is logged, not raised. Async receivers do not run where the sending thread
+has an event loop, as in ``publish()`` without ``await``.
+
 ``event_published``
     ``event_id``, ``name``: RabbitMQ has confirmed the event. With the outbox it is sent in the
     process that received the confirm: the publisher, possibly in another thread, or a relay.
@@ -30,7 +33,50 @@
 
 from __future__ import annotations
 
-from django.dispatch import Signal
+import inspect
+import logging
+from typing import Any
+
+from django import dispatch
+
+from .callables import deferred, unrun
+from .exceptions import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+
+class Signal(dispatch.Signal):
+    """A signal about what has happened: no receiver can undo it, so no error of one is raised."""
+
+    def connect(self, receiver: Any, *args: Any, **kwargs: Any) -> None:
+        """Connect a function, which may be async.
+
+        Raises:
+            ConfigurationError: a call of the receiver would not run it.
+        """
+        if deferred(receiver) and not inspect.iscoroutinefunction(receiver):
+            raise ConfigurationError(
+                f"the receiver {receiver!r} is {deferred(receiver)}, so its body would never run. "
+                f"Use an ordinary or async function"
+            )
+        super().connect(receiver, *args, **kwargs)
+
+    def send_robust(self, sender: Any, **named: Any) -> list[tuple[Any, Any]]:
+        """Call the receivers; log their errors, and those that did not run."""
+        try:
+            responses = super().send_robust(sender, **named)
+        except RuntimeError:
+            # Django runs async receivers through async_to_sync.
+            logger.exception(
+                "async receivers of a signal did not run, since this thread has an event loop; "
+                "publish with apublish()"
+            )
+            return []
+        for receiver, response in responses:
+            if what := unrun(response):
+                logger.error("the receiver %r of a signal returned %s", receiver, what)
+        return responses
+
 
 event_published = Signal()
 event_postponed = Signal()

@@ -14,6 +14,7 @@ from typing import Any
 from django.utils.module_loading import import_string
 
 from .. import conf
+from ..callables import unrun
 from ..logs import event_fields
 from ..reasons import Reason
 
@@ -35,7 +36,7 @@ def redact(name: str, payload: Mapping[str, Any]) -> Mapping[str, Any] | Reason:
         return payload
     try:
         found: Mapping[str, Any] = import_string(path)(name, deepcopy(dict(payload)))
-        if not isinstance(found, Mapping):
+        if unrun(found) or not isinstance(found, Mapping):
             raise TypeError("it did not return a dict")
     except Exception as exc:  # noqa: BLE001 - a project's own code
         # The text of the exception may quote the payload.

@@ -62,11 +62,7 @@ class Interface:
     @classmethod
     def of(cls, function: Callable[..., Any], handler: Handler | None = None) -> Interface:
         """Describe a contract or, with *handler*, the target of a handler."""
-        try:
-            signature = handler.signature if handler else signature_of(function)
-        except (TypeError, ValueError):
-            # The checks report a callable without a signature (E013, E022).
-            signature = inspect.Signature()
+        signature = handler.signature if handler else signature_of(function)
         parameters = list(signature.parameters.values())
         return cls(
             function=dotted(function),

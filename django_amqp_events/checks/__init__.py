@@ -18,7 +18,6 @@ from .project import Check, Project, read_project
 
 CHECKS: Final[tuple[Check, ...]] = (
     settings.check_discovery,
-    handlers.check_contracts,
     handlers.check_handlers,
     handlers.check_validation,
     handlers.check_search,

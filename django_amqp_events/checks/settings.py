@@ -12,6 +12,7 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.utils.module_loading import import_string
 
+from ..callables import deferred
 from ..options import Problem
 from .handlers import listed
 from .project import Project
@@ -71,7 +72,9 @@ def check_redaction(project: Project) -> Iterator[Problem]:
     if not path:
         return
     try:
-        why = "" if callable(import_string(path)) else "is not callable"
+        hook = import_string(path)
+        kind = deferred(hook)
+        why = f"is {kind}" if kind else "" if callable(hook) else "is not callable"
     except Exception as exc:  # noqa: BLE001 - a project's module may raise anything
         why = f"cannot be imported ({type(exc).__name__}: {exc})"
     if why:

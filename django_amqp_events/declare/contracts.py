@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from ..exceptions import InvalidEventError
+from ..callables import unrun
+from ..exceptions import ConfigurationError, InvalidEventError
 from .declarations import dotted, signature_of
 from .validation import Validator, Violation
 
@@ -37,9 +38,20 @@ class _Form:
 
     def call(self, contract: Callable[..., Any], full: Mapping[str, Any]) -> None:
         """Call the contract with a payload that :meth:`filled` has returned."""
-        contract(
-            *[full[parameter] for parameter in self.positional],
-            **{parameter: full[parameter] for parameter in self.keyword_only},
+        _run(
+            contract,
+            [full[parameter] for parameter in self.positional],
+            {parameter: full[parameter] for parameter in self.keyword_only},
+        )
+
+
+def _run(contract: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Run the body of a contract; what it returns is ignored."""
+    result = contract(*args, **kwargs)
+    if result is not None and (what := unrun(result)):
+        raise ConfigurationError(
+            f"the contract {dotted(contract)} returned {what}, so its body may not have run. "
+            f"Write an ordinary function"
         )
 
 
@@ -164,7 +176,7 @@ def bind_contract(
     Raises:
         InvalidEventError: the arguments do not match the signature, or violate the type hints. An
             exception of the body is not caught.
-        ConfigurationError: the type hints cannot be enforced.
+        ConfigurationError: the type hints cannot be enforced, or the body did not run.
     """
     # A callable object need not be hashable.
     form = (_form if isinstance(contract, Hashable) else _form.__wrapped__)(contract)
@@ -196,11 +208,11 @@ def bind_contract(
 
         def call(typed: dict[str, Any]) -> None:
             bound.arguments = typed
-            contract(*bound.args, **bound.kwargs)
+            _run(contract, bound.args, bound.kwargs)
 
         bound.arguments = _enforce(name, contract, bound.arguments, call, decoded=decoded)
     else:
-        contract(*bound.args, **bound.kwargs)
+        _run(contract, bound.args, bound.kwargs)
     full = {}
     for parameter in signature.parameters.values():
         value = bound.arguments[parameter.name]

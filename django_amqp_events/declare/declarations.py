@@ -7,11 +7,20 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from celery import Task
+from celery.local import Proxy
 from django.apps import apps
 
+from ..callables import deferred
 from ..options import Format
+
+_POSITIONAL: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +127,61 @@ def signature_of(target: Callable[..., Any]) -> inspect.Signature:
 
         return inspect.signature(target, annotation_format=Format.FORWARDREF)
     return inspect.signature(target)
+
+
+def readable_signature(target: Any) -> inspect.Signature | None:
+    """Return the signature of a callable, None if Python cannot read it."""
+    try:
+        return signature_of(target)
+    except (TypeError, ValueError):
+        return None
+
+
+def contract_problem(contract: Any) -> tuple[str, str] | None:
+    """Return why a callable cannot be a contract, and the remedy; None if it can."""
+    if kind := deferred(contract):
+        hint = "Write an ordinary function that raises an exception for an invalid payload."
+        return f"is {kind}, so its body would never run", hint
+    if readable_signature(contract) is None:
+        hint = "Write an ordinary function whose arguments are the payload."
+        return "has no signature that Python can read", hint
+    return None
+
+
+def handler_problem(target: Any, *, bind: bool = False) -> tuple[str, str, str] | None:
+    """Return why a callable cannot be a handler: id of the check, problem, remedy."""
+    if isinstance(target, (Proxy, Task)):
+        hint = "Remove @shared_task or @app.task. A class that derives from celery.Task is valid."
+        return "E013", "is already a Celery task", hint
+    is_class = inspect.isclass(target)
+    if is_class:
+        if not issubclass(target, Task):
+            hint = "Derive it from celery.Task, or use a function."
+            return "E013", "is a class, but not a Celery task class", hint
+        run = inspect.getattr_static(target, "run")
+        if not inspect.isfunction(run) or target.run is Task.run:
+            hint = "Define run(self, …) with the event's payload as its arguments."
+            return "E013", "does not define the method run()", hint
+        target = run
+    if deferred(target) == "a generator":
+        return "E013", "is a generator, so calling it runs nothing", "Remove the yield."
+    signature = readable_signature(target)
+    if signature is None:
+        hint = "Wrap it in a function whose arguments are the event's payload."
+        return "E013", "has no signature that Python can read", hint
+    parameters = list(signature.parameters.values())
+    if bind or is_class:
+        if not parameters or parameters[0].kind not in _POSITIONAL:
+            hint = "Add self before the other arguments, or remove bind."
+            return "E014", "does not take the task as its first argument", hint
+        if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+            del parameters[0]
+    needed = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.default is p.empty]
+    if needed:
+        names = ", ".join(map(repr, needed))
+        what = f"takes {names} by position only, but a payload is passed by name"
+        return "E013", what, "Remove the / from its arguments."
+    return None
 
 
 def default_name(target: Callable[..., Any]) -> str:

@@ -14,6 +14,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from .. import conf
+from ..callables import deferred
 from ..conf import Settings
 from ..exceptions import ConfigurationError
 from ..options import (
@@ -29,9 +30,11 @@ from .declarations import (
     Declared,
     EventDeclaration,
     HandlerDeclaration,
+    contract_problem,
     declarations,
     default_name,
     dotted,
+    handler_problem,
     signature_of,
 )
 from .patterns import full_name_problem, pattern_matches, pattern_problem, patterns_overlap
@@ -76,7 +79,8 @@ class Handler:
 
     @property
     def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(self.target)
+        target: Any = self.target
+        return deferred(target.run if self.is_task_class else target) == "async"
 
     @property
     def signature(self) -> inspect.Signature:
@@ -203,6 +207,10 @@ class _Builder:
                 "Remove one of them. A service that handles the event can import its declaration.",
             )
             contract = None
+        elif contract is not None and (wrong := contract_problem(contract)):
+            what = f"The contract {dotted(contract)} of event {name!r} {wrong[0]}."
+            self.report("E022", what, wrong[1])
+            contract = None
         values = read_options(EVENT_OPTIONS, options, where, self.problems, "E009")
         found[name] = replace(known, contract=contract or known.contract, **values)
 
@@ -318,6 +326,8 @@ class _Builder:
             self.report(
                 "E007", f"{where} is not callable.", "Use a function or a Celery task class."
             )
+        elif unusable := handler_problem(target, bind=values.get("bind") is True):
+            self.report(unusable[0], f"{where} {unusable[1]}.", unusable[2])
         if any(problem.is_error for problem in self.problems[before:]):
             return None
         return Handler(

@@ -15,8 +15,11 @@ from django.db import close_old_connections
 from kombu.message import Message as KombuMessage
 
 from ..backoff import Backoff
+from ..callables import deferred, unrun
 from ..conf import load
+from ..declare.declarations import dotted
 from ..declare.registry import get_registry
+from ..exceptions import ConfigurationError
 from ..message.types import Received
 from .acks import Acks, is_lost
 from .celery_internals import AckCallback, state
@@ -78,6 +81,14 @@ class AMQPConsumerStep(QueueStep):
             celery.exceptions.Reject: reject the message; with ``requeue=True``, requeue it.
         """
         raise NotImplementedError
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if kind := deferred(cls.handle):
+            raise ConfigurationError(
+                f"{dotted(cls)}.handle is {kind}, so its body would never run. Write an ordinary "
+                f"method; asgiref's async_to_sync calls async code"
+            )
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         if mistake := self._mistake(c):
@@ -210,7 +221,10 @@ class AMQPConsumerStep(QueueStep):
         try:
             close_old_connections()
             try:
-                self.handle(received)
+                # A user's method may return what has yet to run.
+                result: Any = self.handle(received)  # type: ignore[func-returns-value]
+                if result is not None and (what := unrun(result)):
+                    raise TypeError(f"handle() returned {what}, so its body may not have run")
             finally:
                 close_old_connections()
         except Reject as exc:

@@ -222,13 +222,6 @@ def test_an_event_looks_like_its_contract(order_created: Event[...]):
     assert repr(order_created) == "<Event shop.order.created>"
 
 
-def test_an_async_contract_would_not_run():
-    with pytest.raises(ConfigurationError, match="async"):
-
-        @event("shop.order.created")
-        async def order_created(order_id: int) -> None: ...
-
-
 def test_event_needs_its_name():
     with pytest.raises(ConfigurationError, match="@event"):
         event(lambda: None)  # type: ignore[arg-type]

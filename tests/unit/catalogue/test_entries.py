@@ -302,10 +302,3 @@ def test_older_events_have_the_handlers_that_receive_them_upcast() -> None:
         "shop.order.created.v2",
         "shop.order.created",
     ]
-
-
-def test_a_callable_without_a_signature_breaks_nothing() -> None:
-    found = described(EVENTS={"shop.odd": {"CONTRACT": "builtins.getattr"}})
-    entry = next(each for each in found.entries if each.name == "shop.odd")
-    assert entry.contract
-    assert entry.contract.function == "builtins.getattr"
