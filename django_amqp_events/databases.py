@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from django.db import (
     DataError,
@@ -42,8 +42,11 @@ _CONFLICT_CODES: Final = frozenset({"40001", "40P01", 1213, 1020})
 #: MySQL's ER_NET_PACKET_TOO_LARGE, and CR_SERVER_GONE_ERROR and CR_SERVER_LOST, which a client
 #: reports instead if it was still writing when the server closed the connection.
 _PACKET_CODES: Final = frozenset({1153, 2006, 2013})
-#: PostgreSQL's read_only_sql_transaction; MySQL's for read_only and for a read-only transaction.
-_READ_ONLY_CODES: Final = frozenset({"25006", 1290, 1792})
+#: PostgreSQL's read_only_sql_transaction; MySQL's for read_only and for a read-only transaction;
+#: SQLITE_READONLY.
+_READ_ONLY_CODES: Final = frozenset({"25006", 1290, 1792, 8})
+#: PostgreSQL's lock_not_available, MySQL's ER_LOCK_WAIT_TIMEOUT, SQLITE_BUSY and SQLITE_LOCKED.
+_LOCKED_CODES: Final = frozenset({"55P03", 1205, 5, 6})
 
 
 class Moment(_DateTimeField):
@@ -136,9 +139,32 @@ def read_only(exc: BaseException) -> bool:
     return _code(exc) in _READ_ONLY_CODES
 
 
-def unreachable(exc: BaseException) -> bool:
-    """Return True if a database error is over when a server can be reached that writes."""
-    return isinstance(exc, (InterfaceError, OperationalError)) or read_only(exc)
+def is_locked(exc: BaseException) -> bool:
+    """Return True if another transaction has held a lock for longer than the database waits.
+
+    SQLite has one writer at a time, and waits for ``timeout`` seconds, or not at all if a
+    transaction that has read writes after another one.
+    """
+    return _code(exc) in _LOCKED_CODES
+
+
+Trouble = Literal["missing", "locked", "read-only", "unreachable", "error"]
+
+
+def trouble(exc: BaseException) -> Trouble:
+    """Return what a database error means: "missing" is a table or column of a migration."""
+    if table_missing(exc):
+        return "missing"
+    if is_locked(exc):
+        return "locked"
+    if read_only(exc):
+        return "read-only"
+    return "unreachable" if isinstance(exc, (InterfaceError, OperationalError)) else "error"
+
+
+def is_passing(exc: BaseException) -> bool:
+    """Return True if a database error is over when a server that writes can be reached."""
+    return trouble(exc) in ("locked", "read-only", "unreachable")
 
 
 def reconnect(alias: str) -> None:
@@ -153,6 +179,8 @@ def _code(exc: BaseException) -> object:
     number = next(iter(getattr(cause, "args", ())), None)
     if isinstance(number, int):
         return number
+    if (extended := getattr(cause, "sqlite_errorcode", None)) is not None:
+        return extended & 0xFF
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
 
 

@@ -41,6 +41,10 @@ TEXTS: Final[Mapping[str, str]] = {
     ),
     "changed": _("another user or tab changed it first; it is %(state)s now"),
     "changed-by": _("%(changed)s (last decision: %(what)s by %(who)s, %(at)s)"),
+    "database-locked": _(
+        "another process has locked the database (%(error)s); the mirror publishes queued replays "
+        "again under the same replay id"
+    ),
     "database-unreachable": _(
         "the database is unreachable (%(error)s); once it is back, the mirror publishes queued "
         "replays again under the same replay id"

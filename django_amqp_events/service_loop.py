@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -13,13 +13,20 @@ from django.db import Error, connections
 
 from . import liveness
 from .backoff import Backoff
-from .databases import error_line, read_only, table_missing
+from .databases import Trouble, error_line, trouble
 from .exceptions import AmqpEventsError, BrokerUnavailableError, ConfigurationError
 
 #: Delays between retries, unless a loop has its own.
 BACKOFF: Final = Backoff(0.5, 30.0)
 #: Seconds between polls of ``stop`` during a wait.
 POLL_INTERVAL: Final = 0.1
+_DATABASE: Final[Mapping[Trouble, str]] = {
+    "missing": "a table is missing",
+    "locked": "another process has locked the database",
+    "read-only": "the database is read-only",
+    "unreachable": "the database is unreachable",
+    "error": "the database reports an error",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -118,19 +125,16 @@ class ServiceLoop:
             return
         self._reported = text
         if isinstance(exc, Error):
-            trouble = "the database is unreachable"
-            if table_missing(exc):
-                trouble, remedy = "a table is missing", "; run `manage.py migrate`"
-            elif read_only(exc):
-                trouble = "the database is read-only"
+            kind = trouble(exc)
+            what, remedy = _DATABASE[kind], "; run `manage.py migrate`" * (kind == "missing")
         elif isinstance(exc, BrokerUnavailableError):
-            trouble = "RabbitMQ is unreachable"
+            what = "RabbitMQ is unreachable"
         elif isinstance(exc, ConfigurationError):
-            trouble = "the settings are invalid"
+            what = "the settings are invalid"
         elif isinstance(exc, AmqpEventsError):
-            trouble = "RabbitMQ reports an error"
+            what = "RabbitMQ reports an error"
         else:
-            trouble = "an unexpected error occurred"
+            what = "an unexpected error occurred"
             logger.error("%s failed", self.work, exc_info=exc)
-        self._told = f"{self.work} is paused: {trouble} ({text}{remedy})"
+        self._told = f"{self.work} is paused: {what} ({text}{remedy})"
         self.tell(f"{self._told}; nothing is lost, retrying at least every {self.backoff.last:g} s")

@@ -21,7 +21,7 @@ from .. import signals
 from ..broker.publish_errors import describe_message
 from ..broker.topology import Names
 from ..conf import get_settings
-from ..databases import error_line, reconnect, unreachable
+from ..databases import error_line, is_locked, is_passing, reconnect
 from ..declare.registry import Handler, get_registry
 from ..exceptions import (
     AmqpEventsError,
@@ -63,8 +63,8 @@ logger = logging.getLogger(__name__)
 #: Seconds, plus three confirm timeouts, that an event may stay *queued* before the process that
 #: claimed it is taken for dead.
 LEASE: Final = 30.0
-#: Seconds between attempts to record a publish while the database is unreachable. A publish that
-#: is not recorded is repeated, which is worse than a slow page.
+#: Seconds between attempts to record a publish while the database is unreachable or locked. A
+#: publish that is not recorded is repeated, which is worse than a slow page.
 _RECORD_AGAIN: Final = (0.2, 1.0, 3.0)
 #: Errors that do not concern one event: the next event would fail in the same way.
 _GENERAL: Final = (
@@ -130,7 +130,8 @@ def replay(
 ) -> Report:
     """Replay archived events, each once however many callers ask for it at a time.
 
-    An unreachable broker or database ends it early, see :attr:`Report.stopped`.
+    An unreachable broker, or an unreachable or locked database, ends it early; see
+    :attr:`Report.stopped`.
 
     Args:
         seen: the version of each event by its id, as the caller saw it.
@@ -166,8 +167,8 @@ def replay(
             if report.stopped:
                 break
     except Error as exc:
-        if unreachable(exc):
-            report.stopped = _database_unreachable(exc)
+        if is_passing(exc):
+            report.stopped = _database_error(exc)
         elif report.published:
             # The caller has to learn what was published before.
             report.stopped = Reason.of(error_line(exc))
@@ -215,9 +216,9 @@ def edit(
         claimed = _claim({pk: version}, {pk: handler}, report, by=by, reason=reason, edit=revision)
         _publish(claimed, report)
     except Error as exc:
-        if not unreachable(exc):
+        if not is_passing(exc):
             raise
-        report.stopped = _database_unreachable(exc)
+        report.stopped = _database_error(exc)
     return report
 
 
@@ -240,8 +241,9 @@ def _require_broker() -> None:
     states.check_no_transaction()
 
 
-def _database_unreachable(exc: Exception) -> Reason:
-    return Reason("database-unreachable", error=error_line(exc))
+def _database_error(exc: Exception) -> Reason:
+    code = "database-locked" if is_locked(exc) else "database-unreachable"
+    return Reason(code, error=error_line(exc))
 
 
 def resume(*, lease: float | None = None) -> int:
@@ -417,7 +419,7 @@ def _record(write: Callable[[], None]) -> None:
         try:
             write()
         except Error as exc:
-            if not unreachable(exc):
+            if not is_passing(exc):
                 raise
             logger.warning("the result of a replay is not recorded yet: %s", exc)
             time.sleep(wait)

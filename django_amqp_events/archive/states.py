@@ -14,6 +14,8 @@ another process was faster; the return value says what was changed. Nothing here
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +29,8 @@ from django.db.models import Case, Exists, F, Max, OuterRef, Q, QuerySet, Subque
 from django.utils.translation import gettext_noop
 
 from .. import databases
-from ..databases import is_conflict, parts, pieces
+from ..backoff import Backoff
+from ..databases import is_conflict, is_locked, parts, pieces
 from ..exceptions import ConfigurationError
 from ..models import (
     LENGTH,
@@ -54,6 +57,10 @@ Seen = Mapping[UUID, int]
 BATCH: Final = 500
 #: Attempts at a transaction that conflicts with another one.
 TRIES: Final = 10
+#: Seconds after which a transaction that finds the database locked is not tried again.
+LOCKED: Final = 15.0
+#: Delays between tries of a transaction that finds the database locked.
+LOCK_BACKOFF: Final = Backoff(0.02, 0.5)
 _RECORD_GONE: Final = gettext_noop("the record of the replay was deleted before it was published")
 _Action = ArchiveAction.Action
 _InBatch = ReplayBatchEvent.State
@@ -119,17 +126,28 @@ def check_no_transaction() -> None:
 
 
 def retry_on_conflict(function: Callable[P, T]) -> Callable[P, T]:
-    """Repeat a function that is one transaction while the database ends it for another one."""
+    """Repeat a function that is one transaction while the database ends it for another one.
+
+    While the database is locked, it is repeated for :data:`LOCKED` seconds.
+    """
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        for _ in range(TRIES - 1):
+        conflicts = waits = 0
+        end = time.monotonic() + LOCKED
+        while True:
             try:
                 return function(*args, **kwargs)
             except OperationalError as exc:
-                if not is_conflict(exc) or connections[database()].in_atomic_block:
+                if connections[database()].in_atomic_block:
                     raise
-        return function(*args, **kwargs)
+                if is_locked(exc) and time.monotonic() < end:
+                    time.sleep(LOCK_BACKOFF.delay(waits) * random.uniform(0.5, 1))
+                    waits += 1
+                elif is_conflict(exc) and conflicts < TRIES - 1:
+                    conflicts += 1
+                else:
+                    raise
 
     return run
 

@@ -17,6 +17,7 @@ from django.views.decorators.http import require_safe
 from .. import liveness
 from ..broker.publisher_pool import publisher_pool
 from ..conf import Settings, get_settings
+from ..databases import is_locked
 from ..declare.registry import get_registry
 from ..exceptions import BrokerUnavailableError
 from ..publish import outbox, outbox_rows
@@ -160,6 +161,9 @@ def _add_outbox(document: dict[str, Any], settings: Settings, now: datetime) -> 
         problems.append(
             f"Database {alias!r} has no table for the outbox. Run `manage.py migrate`."
             if outbox_rows.no_table(exc)
+            else f"The outbox cannot be read, because another process has locked database "
+            f"{alias!r}. Check for long transactions."
+            if is_locked(exc)
             else f"Events cannot be published, because database {alias!r} is unreachable. Check "
             f"its server, and DATABASES."
         )

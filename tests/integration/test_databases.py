@@ -12,14 +12,14 @@ import pytest
 from django.contrib import admin
 from django.core.checks import Tags
 from django.core.management import call_command
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, OperationalError, connections
 from django.db.models import QuerySet
 
 from django_amqp_events import conf
 from django_amqp_events.apps import CHECKS
-from django_amqp_events.archive import row_writer, selection
+from django_amqp_events.archive import replay, row_writer, selection, states
 from django_amqp_events.archive.selection import Selection
-from django_amqp_events.databases import delete_by_id, sliced
+from django_amqp_events.databases import delete_by_id, is_passing, sliced, trouble
 from django_amqp_events.message.types import Message, derived_id
 from django_amqp_events.models import ArchivedEvent, FailureGroup, InboxEntry
 from django_amqp_events.monitor import alerts
@@ -149,6 +149,58 @@ def test_slices_in_conditions() -> None:
     )[:2]
     found = ArchivedEvent.objects.filter(pk__in=sliced(first))
     assert {row.event_id for row in found} == {"order-0", "order-1"}
+
+
+_SHORT = {
+    "sqlite": "PRAGMA busy_timeout = 50",
+    "postgresql": "SET lock_timeout = '50ms'",
+    "mysql": "SET innodb_lock_wait_timeout = 1",
+}
+
+
+@pytest.mark.parametrize("tries", [1, 3, None])
+def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
+    archive_database: Database, monkeypatch: pytest.MonkeyPatch, tries: int | None
+) -> None:
+    """Another writer ends after so many tries, or never."""
+    row = make(1)
+    connection = connections[archive_database.alias]
+    with connection.cursor() as cursor:
+        cursor.execute(_SHORT[connection.vendor])
+    if tries is None:
+        monkeypatch.setattr(states, "LOCKED", 0.0)
+    with closing(connections.create_connection(archive_database.alias)) as other:
+        other.set_autocommit(False)
+        other.cursor().execute("UPDATE django_amqp_events_archivedevent SET version = version")
+        left = tries
+
+        def sleep(_seconds: float) -> None:
+            nonlocal left
+            assert left is not None
+            left -= 1
+            if not left:
+                other.rollback()
+
+        monkeypatch.setattr(states.time, "sleep", sleep)
+        now = datetime.now(UTC)
+        if tries is not None:
+            assert states.discard({row.pk: row.version}, by="ada", reason="", now=now) == [row.pk]
+            return
+        with pytest.raises(OperationalError) as caught:
+            states.discard({row.pk: row.version}, by="ada", reason="", now=now)
+        assert trouble(caught.value) == "locked"
+        assert is_passing(caught.value)
+        monkeypatch.setattr(replay, "examine_chunk", lambda *_, **__: {row.pk: object()})
+        monkeypatch.setattr(replay, "_claim", lambda *_, **__: _raise(caught.value))
+        monkeypatch.setattr(replay, "_require_broker", lambda: None)
+        report = replay.replay({row.pk: row.version}, by="ada")
+        assert report.stopped is not None
+        assert report.stopped.code == "database-locked"
+        other.rollback()
+
+
+def _raise(exc: BaseException) -> None:
+    raise exc
 
 
 @ROW_LOCKS

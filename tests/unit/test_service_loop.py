@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -72,19 +73,29 @@ def _read_only() -> OperationalError:
     return error
 
 
+def _locked() -> OperationalError:
+    """SQLite's error with an extended result code, SQLITE_BUSY_SNAPSHOT."""
+    error = OperationalError("database is locked")
+    error.__cause__ = sqlite3.OperationalError("database is locked")
+    error.__cause__.sqlite_errorcode = 517
+    return error
+
+
 def test_another_error_is_reported_too() -> None:
     reports, loop = run(
         ExchangeMissingError("there is no exchange"),
         OperationalError("no such table: x\nDETAIL"),
         OperationalError("server closed"),
         _read_only(),
-        stop_after=4,
+        _locked(),
+        stop_after=5,
     )
-    assert loop.failures == 4
+    assert loop.failures == 5
     assert "RabbitMQ reports an error (ExchangeMissingError: there is no exchange)" in reports[0]
     assert "(OperationalError: no such table: x; run `manage.py migrate`)" in reports[1]
     assert "the database is unreachable (OperationalError: server closed)" in reports[2]
     assert "the database is read-only (OperationalError: running with " in reports[3]
+    assert "another process has locked the database (OperationalError: database" in reports[4]
 
 
 @pytest.mark.parametrize("error", [ConfigurationError("SERVICE is missing"), ValueError("bug")])
