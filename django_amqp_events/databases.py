@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
@@ -14,6 +16,8 @@ from django.db import (
     OperationalError,
     connections,
     models,
+    router,
+    transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, QuerySet, functions
@@ -27,6 +31,9 @@ else:
     _DateTimeField = models.DateTimeField
 
 T = TypeVar("T")
+View = TypeVar("View", bound=Callable[..., Any])
+
+logger = logging.getLogger(__name__)
 
 #: Rows that one statement names: each database limits its parameters.
 ROWS: Final = 500
@@ -47,6 +54,91 @@ _PACKET_CODES: Final = frozenset({1153, 2006, 2013})
 _READ_ONLY_CODES: Final = frozenset({"25006", 1290, 1792, 8})
 #: PostgreSQL's lock_not_available, MySQL's ER_LOCK_WAIT_TIMEOUT, SQLITE_BUSY and SQLITE_LOCKED.
 _LOCKED_CODES: Final = frozenset({"55P03", 1205, 5, 6})
+
+
+#: Seconds for which it is remembered whether a database has a table, so that an unreachable
+#: database does not delay each page.
+REMEMBERED: Final = 60.0
+_has_table: dict[tuple[str, str, type[Model]], tuple[float, bool]] = {}
+
+
+# -- which databases -------------------------------------------------------------------------
+
+
+def written(model: type[Model], *own: str) -> list[str]:
+    """Return the databases in which rows of a model may be, without a query.
+
+    These are *own*, and those that the routers allow and to which they write a row that is there.
+    So a replica is not one of them, nor an alias without a database.
+    """
+    return [*dict.fromkeys(own), *(a for a in connections if a not in own and is_written(a, model))]
+
+
+def is_written(alias: str, model: type[Model]) -> bool:
+    """Return True if the routers let rows of a model be written to a database and stay there."""
+    if not exists(alias) or not router.allow_migrate_model(alias, model):
+        return False
+    if connections.settings[alias].get("TEST", {}).get("MIRROR"):
+        return False
+    row = model()
+    row._state.db = alias  # noqa: SLF001 - as Django tells its routers
+    return bool(router.db_for_write(model, instance=row) == alias)
+
+
+def exists(alias: str) -> bool:
+    """Return True if there is a database behind an alias."""
+    return connections.settings[alias]["ENGINE"] != "django.db.backends.dummy"
+
+
+def with_table(model: type[Model], *own: str) -> list[str]:
+    """Return the databases of :func:`written` that have the model's table.
+
+    A database that cannot be asked is left out, with a warning.
+
+    Raises:
+        Error: one of *own* is unreachable.
+    """
+    return [
+        alias
+        for alias in written(model, *own)
+        if (has_table(alias, model) if alias in own else may_have_table(alias, model))
+    ]
+
+
+def has_table(alias: str, model: type[Model]) -> bool:
+    """Return True if a database has a model's table."""
+    connection = connections[alias]
+    with connection.cursor() as cursor:
+        table = model._meta.db_table  # noqa: SLF001 - Django's documented name for it
+        return table in connection.introspection.table_names(cursor)
+
+
+def may_have_table(alias: str, model: type[Model]) -> bool:
+    """Return True if a database answers and has the table; asked once in :data:`REMEMBERED` s."""
+    key = (alias, str(connections.settings[alias]["NAME"]), model)
+    until, answer = _has_table.get(key, (0.0, False))
+    if time.monotonic() >= until:
+        try:
+            # A savepoint: an error would end a transaction that is open.
+            with transaction.atomic(using=alias):
+                answer = has_table(alias, model)
+        except Exception as exc:  # noqa: BLE001 - its driver is missing, or raises errors of its own
+            name = model._meta.object_name  # noqa: SLF001
+            level = logging.WARNING if answer or not until else logging.DEBUG
+            logger.log(level, "database %r is left out for %s: %s", alias, name, error_line(exc))
+            answer = False
+        _has_table[key] = (time.monotonic() + REMEMBERED, answer)
+    return answer
+
+
+def non_atomic(view: View) -> View:
+    """Exempt a view from ``ATOMIC_REQUESTS`` on every database."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
+
+
+# -- times -----------------------------------------------------------------------------------
 
 
 class Moment(_DateTimeField):
@@ -109,6 +201,9 @@ def _utc(moment: datetime) -> datetime:
     if is_naive(moment):
         moment = make_aware(moment, get_default_timezone())
     return moment.astimezone(UTC)
+
+
+# -- errors ----------------------------------------------------------------------------------
 
 
 def table_missing(exc: BaseException) -> bool:
@@ -188,6 +283,9 @@ def error_line(exc: BaseException) -> str:
     """Return the type and the first line of an error."""
     text = str(exc).strip().partition("\n")[0]
     return f"{type(exc).__name__}: {text}"
+
+
+# -- statements ------------------------------------------------------------------------------
 
 
 def sliced(rows: QuerySet[Any]) -> QuerySet[Any] | list[Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import Error, connections
 
 from . import liveness
@@ -129,7 +130,7 @@ class ServiceLoop:
             what, remedy = _DATABASE[kind], "; run `manage.py migrate`" * (kind == "missing")
         elif isinstance(exc, BrokerUnavailableError):
             what = "RabbitMQ is unreachable"
-        elif isinstance(exc, ConfigurationError):
+        elif isinstance(exc, (ConfigurationError, ImproperlyConfigured)):
             what = "the settings are invalid"
         elif isinstance(exc, AmqpEventsError):
             what = "RabbitMQ reports an error"

@@ -487,7 +487,10 @@ class ArchiveRouter:
     def db_for_read(self, model: type[Any], **_: Any) -> str | None:
         return self.alias if model._meta.app_label == "django_amqp_events" else None
 
-    db_for_write = db_for_read
+    def db_for_write(self, model: type[Any], instance: Any = None, **_: Any) -> str | None:
+        if instance is not None and instance._state.db is not None:
+            return None
+        return self.db_for_read(model)
 
     def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool | None:
         return app_label == "django_amqp_events" if db == self.alias else None

@@ -27,10 +27,11 @@ from django.utils.translation import ngettext_lazy
 from ..archive.eligibility import Skipped
 from ..archive.replay import Report
 from ..archive.states import Seen
+from ..databases import non_atomic
 from ..exceptions import AmqpEventsError
 from ..reasons import Reason
 from ..templatetags.amqp_events import code, line, text
-from .base import Pages, non_atomic
+from .base import Pages
 from .formatting import counted, number
 
 #: Events that one action can take.

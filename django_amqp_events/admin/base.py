@@ -14,7 +14,6 @@ from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.contrib.admin.utils import unquote
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
-from django.db import connections, transaction
 from django.db.models import BinaryField, Func, Model, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Substr
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -270,13 +269,6 @@ def head_of(column: str, size: int = SHOWN) -> Func:
 def alias_of(row: Model) -> str:
     """Return the database that a row was read from."""
     return str(row._state.db)  # noqa: SLF001 - Django has no other way
-
-
-def non_atomic(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Exempt a view from ATOMIC_REQUESTS: a claim is committed before it is published."""
-    for alias in connections:
-        view = transaction.non_atomic_requests(using=alias)(view)
-    return view
 
 
 def as_file(pk: UUID, body: bytes) -> HttpResponse:

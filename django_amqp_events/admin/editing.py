@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy
 from .. import conf
 from ..archive import editing, eligibility, redaction, replay
 from ..archive.editing import Draft
+from ..databases import non_atomic
 from ..declare.registry import Handler
 from ..exceptions import AmqpEventsError, InvalidEditError
 from ..models import ArchivedEvent, Replay, Revision, visible
@@ -26,7 +27,7 @@ from ..reasons import Reason
 from ..templatetags.amqp_events import TEXT, code, line, text
 from . import formatting
 from .action_pages import ActionPages, ReasonForm
-from .base import Pages, alias_of, as_file, head_of, non_atomic
+from .base import Pages, alias_of, as_file, head_of
 
 #: Revisions of one event that its page shows, the newest, and of how many what they change.
 REVISIONS = 20

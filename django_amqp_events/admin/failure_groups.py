@@ -25,12 +25,13 @@ from django.utils.translation import gettext_lazy, pgettext, pgettext_lazy
 
 from ..archive import states
 from ..archive.groups import failure_groups, group_counts
+from ..databases import non_atomic
 from ..models import LENGTH, ArchivedEvent, FailureGroup
 from ..templatetags.amqp_events import ago, breakable, line, text
 from . import formatting
 from .archived_event_actions import ACTIONS
 from .archived_events import ArchivedEventAdmin, last_failure
-from .base import Pages, alias_of, non_atomic
+from .base import Pages, alias_of
 from .charts import sparkline
 from .filters import settings_and_registry
 from .lists import ExceptionFilter, HandlerFilter, IndexedList, StateFilter, ValueFilter

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from django.contrib.auth.decorators import login_not_required
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
@@ -17,7 +16,7 @@ from django.views.decorators.http import require_safe
 from .. import liveness
 from ..broker.publisher_pool import publisher_pool
 from ..conf import Settings, get_settings
-from ..databases import is_locked
+from ..databases import is_locked, non_atomic
 from ..declare.registry import get_registry
 from ..exceptions import BrokerUnavailableError
 from ..publish import outbox, outbox_rows
@@ -100,8 +99,8 @@ def _examine(process: dict[str, Any], ready: bool) -> Iterator[Finding]:
 @never_cache
 @require_safe
 @login_not_required
-# With ATOMIC_REQUESTS, an unreachable database would be a server error.
-@transaction.non_atomic_requests
+# An unreachable database would be a server error.
+@non_atomic
 def health_view(_request: HttpRequest) -> HttpResponse:
     """Answer whether this process can publish: 200, or 503.
 

@@ -321,8 +321,9 @@ class DirectPublisher:
         if now < self._renewed + outbox_rows.RENEW:
             return
         self._renewed = now
-        with suppress(Exception):
-            for commit in self._leased:
+        for commit in self._leased:
+            # Each for itself: databases fail one by one.
+            with suppress(Exception):
                 outbox_rows.renew(commit.alias, commit.rows)
         connections.close_all()
 

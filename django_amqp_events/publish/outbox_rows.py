@@ -32,14 +32,25 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
 from django.apps import apps
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import F, Model, QuerySet
+from django.db.models import F, QuerySet
 
 from .. import process_identity
 from ..backoff import Backoff
 from ..conf import LONGEST_CONFIRM, Settings
-from ..databases import Now, delete_by_id, error_line, parts, pieces, table_missing
+from ..databases import (
+    Now,
+    delete_by_id,
+    error_line,
+    exists,
+    is_written,
+    parts,
+    pieces,
+    table_missing,
+    with_table,
+    written,
+)
 from ..exceptions import (
     BrokerUnavailableError,
     ConfigurationError,
@@ -126,12 +137,20 @@ def alias_for(settings: Settings, using: str | None) -> str:
             include them.
     """
     if using is not None:
+        from ..models import OutboxEvent
+
         if using not in connections:
             raise ConfigurationError(f"using={using!r} is not an alias in DATABASES")
+        if using != settings.database and not is_written(using, OutboxEvent):
+            raise OutboxError(
+                f"using={using!r} is no database of the outbox, so no relay would read it; nothing "
+                f"was published. Let allow_migrate() return True there for django_amqp_events, and "
+                f"db_for_write() the alias of the row in its hint instance"
+            )
         return using
     alias = settings.database
     connection = connections[alias]
-    if connection.settings_dict["ENGINE"] == "django.db.backends.dummy":
+    if not exists(alias):
         raise OutboxError(
             f"the outbox needs a database, and DATABASES has none for {alias!r}; nothing was "
             f'published. Set DATABASES, or AMQP_EVENTS["PUBLISH"] to "immediate"'
@@ -314,27 +333,27 @@ def rows(alias: str) -> QuerySet[OutboxEvent]:
 
 
 def aliases(settings: Settings) -> list[str]:
-    """Return the databases in which the routers allow the table."""
+    """Return the databases that may have an outbox: first that of the settings, if there is one."""
     from ..models import OutboxEvent
 
-    found = [alias for alias in connections if router.allow_migrate_model(alias, OutboxEvent)]
-    return [settings.database, *(alias for alias in found if alias != settings.database)]
-
-
-def has_table(alias: str, model: type[Model]) -> bool:
-    """Return True if a database has a model's table."""
-    connection = connections[alias]
-    with connection.cursor() as cursor:
-        table = model._meta.db_table  # noqa: SLF001 - Django's documented name for it
-        return table in connection.introspection.table_names(cursor)
+    return written(OutboxEvent, *_own(settings))
 
 
 def tables(settings: Settings) -> list[str]:
-    """Return the databases that have an outbox."""
+    """Return the databases that have an outbox.
+
+    Raises:
+        Error: the outbox of the settings is unreachable.
+    """
     from ..models import OutboxEvent
 
-    found = aliases(settings)
-    return [alias for alias in found if alias in connections and has_table(alias, OutboxEvent)]
+    return with_table(OutboxEvent, *_own(settings))
+
+
+def _own(settings: Settings) -> list[str]:
+    alias = settings.database
+    needed = alias in connections and (settings.publish == "outbox" or exists(alias))
+    return [alias] if needed else []
 
 
 def due(alias: str, service: str) -> bool:

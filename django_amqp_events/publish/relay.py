@@ -15,14 +15,15 @@ from functools import partial
 from typing import Final
 
 from celery import Celery
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, Error, InterfaceError, connections
 
 from ..broker.confirms import ConfirmChannel
 from ..conf import Settings
-from ..databases import check_commits
+from ..databases import check_commits, error_line
 from ..exceptions import (
     AmqpEventsError,
     BrokerUnavailableError,
+    ConfigurationError,
     PublishError,
     PublishTimeoutError,
     UnroutableError,
@@ -178,7 +179,9 @@ class Relay:
 
     Args:
         size: rows claimed at a time.
-        needed: report a missing table; otherwise look for it from time to time.
+        needed: report errors from the start; otherwise those of a database that has had an outbox,
+            and look for one from time to time.
+        alone: a wrong setting ends it; otherwise it is reported, and tried again.
         tell: receives reports, each a line of text.
         relayed: receives the counts of each batch.
         stop: polled often; returns True to stop.
@@ -189,6 +192,7 @@ class Relay:
     alias: str
     size: int = BATCH
     needed: bool = True
+    alone: bool = True
     tell: Callable[[str], object] = logger.info
     relayed: Callable[[RelayCounts], object] = bool
     stop: Callable[[], bool] = bool
@@ -206,6 +210,8 @@ class Relay:
             work=f"relaying the outbox in database {self.alias!r}",
             tell=self.tell,
             stop=self.stop,
+            errors=(Error, AmqpEventsError) if self.alone else (Exception,),
+            fatal=(ConfigurationError,) if self.alone else (),
         )
 
     def run(self, *, until_empty: bool = False) -> RelayCounts:
@@ -227,10 +233,12 @@ class Relay:
     def _step(self, *, until_empty: bool) -> float | None:
         try:
             wait = 0.0 if self._publish_due() else INTERVAL
-        except DatabaseError as exc:
-            if self.needed or not outbox_rows.no_table(exc):
+        except Exception as exc:
+            # Nothing is relayed here yet: it may have no table, driver, server or right to write.
+            if self.needed or isinstance(exc, AmqpEventsError):
                 raise
-            connections[self.alias].close()
+            logger.info("no outbox is relayed in database %r: %s", self.alias, error_line(exc))
+            connections.close_all()
             wait = ELSEWHERE
         return None if wait and until_empty else wait
 
@@ -247,6 +255,7 @@ class Relay:
         # Before rows are claimed, so that none is claimed that cannot be published.
         self._connect()
         fresh = self._claim(self.size, failed=False)
+        self.needed = True
         if fresh:
             self._publish(fresh)
             self._record()

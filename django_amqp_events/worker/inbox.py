@@ -27,7 +27,7 @@ from django.db.models import Q, QuerySet
 from .. import signals
 from ..conf import INBOX_MIN, Settings, get_settings
 from ..context import ReceivedEvent
-from ..databases import check_commits, delete_by_id, is_conflict
+from ..databases import check_commits, delete_by_id, is_conflict, with_table
 from ..declare.registry import Handler, Registry, get_registry
 from ..exceptions import RolledBackError
 from ..logs import event_fields
@@ -204,10 +204,7 @@ def databases() -> list[str]:
     """Return the databases that may have rows, including those of removed or moved handlers."""
     from ..models import InboxEntry
 
-    own = aliases()
-    allowed = (alias for alias in connections if router.allow_migrate_model(alias, InboxEntry))
-    others = [alias for alias in allowed if alias not in own]
-    return own + [alias for alias in others if outbox_rows.has_table(alias, InboxEntry)]
+    return with_table(InboxEntry, *aliases())
 
 
 def due(*, before: datetime, service: str | None = None) -> int:

@@ -181,7 +181,7 @@ def test_a_lock_is_waited_for_and_not_called_an_unreachable_database(
             if not left:
                 other.rollback()
 
-        monkeypatch.setattr(states.time, "sleep", sleep)
+        monkeypatch.setattr("django_amqp_events.archive.states.time.sleep", sleep)
         now = datetime.now(UTC)
         if tries is not None:
             assert states.discard({row.pk: row.version}, by="ada", reason="", now=now) == [row.pk]

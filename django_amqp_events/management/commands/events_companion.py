@@ -7,14 +7,16 @@ run the services on another host, start one yourself. Any number may run at once
 
 exit codes:
   0  stopped (SIGTERM, SIGINT)
-  1  wrong settings, or a service has ended, so that a supervisor restarts all
+  1  wrong settings
   2  wrong arguments
 
 While RabbitMQ or the database is unreachable, the command reports it and retries.
+A service that ends with an error is started again; the others continue.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from argparse import ArgumentParser
@@ -26,8 +28,9 @@ from django.core.management import call_command, load_command_class
 from django.core.management.base import CommandError
 from django.db import connections
 
-from django_amqp_events import conf, service_loop
+from django_amqp_events import conf, liveness, service_loop
 from django_amqp_events.broker import connection
+from django_amqp_events.databases import error_line
 from django_amqp_events.declare.registry import get_registry
 from django_amqp_events.management.companion import (
     REAPER_GRACE,
@@ -37,14 +40,17 @@ from django_amqp_events.management.companion import (
 )
 from django_amqp_events.management.service_command import ServiceCommand
 
+logger = logging.getLogger(__name__)
+
 #: Seconds after SIGTERM until threads that have not ended end with the process.
 GRACE: Final = REAPER_GRACE + 2
+#: Seconds that a service has to work before its last error is no longer reported to probes.
+SETTLED: Final = 10.0
 
 
 class Command(ServiceCommand):
     help = __doc__
     name = "events_companion"
-    _error: Exception | None = None
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_options(parser)
@@ -96,20 +102,35 @@ class Command(ServiceCommand):
             for command in commands:
                 command.stop()
             time.sleep(service_loop.POLL_INTERVAL / 2)
-        if self._error is not None:
-            raise self._error
         self.tell("stopped")
 
     def _run(self, name: str, service: Callable[[], object]) -> None:
-        """Run a service in a thread; its end stops the others."""
-        error: Exception | None = CommandError(f"{name} ended unexpectedly")
-        try:
-            service()
-            if self.stopping:
-                error = None
-        except Exception as exc:  # noqa: BLE001 - the main thread raises it
-            error = exc
-        finally:
-            self._error = self._error or error
-            self.stop()
+        """Run a service in a thread, again after an error."""
+        problem, until, failures = "", 0.0, 0
+        part = liveness.Part(name=name, problem=lambda: problem if time.monotonic() < until else "")
+        liveness.parts.append(part)
+        while not self.stopped():
+            began = time.monotonic()
+            try:
+                service()
+                error = "it ended unexpectedly"
+            except CommandError as exc:
+                error = str(exc)
+            except Exception as exc:
+                logger.exception("%s failed", name)
+                error = error_line(exc)
             connections.close_all()
+            if self.stopped():
+                return
+            ended = time.monotonic()
+            failures = 0 if ended > began + SETTLED else failures
+            wait = service_loop.BACKOFF.delay(failures)
+            failures += 1
+            until = ended + wait + SETTLED
+            told = f"{name} has ended: {error}"
+            if told != problem or failures == 1:
+                self.tell(
+                    f"{told}; starting it again at least every {service_loop.BACKOFF.last:g} s"
+                )
+            problem = told
+            service_loop.sleep(wait, self.stopped)

@@ -57,6 +57,8 @@ class Command(ServiceCommand):
             if alias not in connections:
                 raise self.wrong(f"DATABASES has no {alias!r}")
         progress = self.progress = Progress(self.tell, RelayCounts)
+        aliases = chosen or outbox_rows.aliases(settings)
+        until_empty: bool = options["until_empty"]
         relays = [
             Relay(
                 app=app,
@@ -67,14 +69,17 @@ class Command(ServiceCommand):
                 # using(using=…).
                 needed=chosen is not None
                 or (alias == settings.database and settings.publish == "outbox"),
+                alone=until_empty or len(aliases) == 1,
                 tell=self.tell,
                 relayed=progress.add,
                 stop=self.stopped,
             )
-            for alias in chosen or outbox_rows.aliases(settings)
+            for alias in aliases
         ]
+        if not relays:
+            raise self.wrong("there is no database for an outbox; set DATABASES")
         self.tell(f"relaying the outbox of {settings.service}")
-        self._relay(relays, until_empty=options["until_empty"])
+        self._relay(relays, until_empty=until_empty)
         self.tell(f"stopped; {progress.total} in all")
 
     def _relay(self, relays: list[Relay], *, until_empty: bool) -> None:
@@ -83,8 +88,9 @@ class Command(ServiceCommand):
         def work(each: Relay) -> None:
             try:
                 each.run(until_empty=until_empty)
-            except BaseException:
-                self.stop()
+            except BaseException as exc:
+                if not (until_empty and isinstance(exc, Exception)):
+                    self.stop()
                 raise
 
         def work_in_thread(each: Relay) -> None:

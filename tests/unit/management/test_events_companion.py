@@ -8,8 +8,11 @@ from argparse import ArgumentParser
 
 import pytest
 
+from django_amqp_events import liveness
+from django_amqp_events.backoff import Backoff
 from django_amqp_events.management import companion
 from django_amqp_events.management.child_command import ChildCommand
+from django_amqp_events.management.commands.events_companion import Command
 from django_amqp_events.testing import override_events
 from tests.commands import run_command
 
@@ -37,15 +40,33 @@ def test_no_process_is_needed_for_nothing() -> None:
     assert (code, "there is nothing to run" in err) == (1, True)
 
 
-def test_a_service_that_ends_ends_the_companion() -> None:
+def test_a_service_that_fails_is_started_again_and_ends_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("django_amqp_events.service_loop.BACKOFF", Backoff(0.01, 0.01))
+    problems: list[dict[str, str]] = []
     with (
         socket.create_server(("", 0)) as used,
         override_events(SERVICE="shop", CELERY_APP="tests.celery_app.app"),
     ):
         port = str(used.getsockname()[1])
-        code, _, err = run_command("events_companion", *NOTHING, "--metrics-port", port)
-    assert code == 1
-    assert f"cannot listen on 0.0.0.0:{port}" in err
+
+        def stopped(command: Command) -> bool:
+            # The other service still runs, and probes are told of this one.
+            found = {part.name: part.problem() for part in liveness.parts}
+            if found.get("metrics"):
+                problems.append(found)
+            return command.stopping or len(problems) > 3
+
+        monkeypatch.setattr(Command, "stopped", stopped)
+        code, out, _ = run_command(
+            "events_companion", *NOTHING[1:], "--metrics-port", port, verbosity=1
+        )
+    error = f"metrics has ended: cannot listen on 0.0.0.0:{port}: Address already in use"
+    assert code == 0
+    assert out.count(error) == 1
+    assert problems[-1]["metrics"] == error
+    assert "mirror" in problems[-1]
 
 
 def test_a_command_that_fails_waits_longer_each_time() -> None:
