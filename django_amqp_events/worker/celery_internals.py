@@ -8,7 +8,7 @@ The probes check existence and parameters; tests on real workers check behaviour
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, Final
 from weakref import ref
 
@@ -194,10 +194,7 @@ class EventTraceInfo(TraceInfo):
     __slots__ = ()
 
     def _log_error(self, task: Any, req: Any, einfo: Any) -> None:
-        run = getattr(req, "amqp_run", None)
-        # After the verdict "handled", it is an error of the result backend.
-        handled = run is not None and run.verdict is not None and run.verdict.kind == "handled"
-        if self.state != states.FAILURE or run is None or handled:
+        if self.state != states.FAILURE or getattr(req, "amqp_run", None) is None:
             super()._log_error(task, req, einfo)
 
 
@@ -264,8 +261,29 @@ def build_tracer(app: Any, task: Any, hostname: str | None = None, *, eager: boo
     """
     # Looked up at each call, since error trackers replace it.
     return trace.build_tracer(
-        task.name, task, app.loader, hostname, Info=task.trace_info, eager=eager, app=app
+        task.name,
+        task,
+        app.loader,
+        hostname,
+        Info=task.trace_info,
+        eager=eager,
+        app=_WithoutDeduplication(app),
     )
+
+
+class _WithoutDeduplication:
+    """A Celery app for which ``worker_deduplicate_successful_tasks`` has no effect.
+
+    The tracer would ack a redelivered event without running its handler if a result says so.
+    """
+
+    backend = SimpleNamespace(persistent=False)
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._app, name)
 
 
 def log_retry(task: Any, request: Any, reason: str) -> None:

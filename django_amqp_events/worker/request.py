@@ -246,16 +246,19 @@ class EventRequest(SettledRequest):
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Log an error of a result backend or a hook, which must not change the verdict."""
+        """Make this the task's current request, as in the pool, and log an error of a hook."""
+        self.task.request_stack.push(self.context)
         try:
             yield
         except Exception:
             logger.exception(
-                "the result of %s[%s] was not stored; its event is settled anyway",
+                "a hook of %s[%s] failed; its event is settled anyway",
                 self.name,
                 self.id,
                 extra=self.delivery.log_fields,
             )
+        finally:
+            self.task.request_stack.pop()
 
     # -- settlement -----------------------------------------------------------------------
 
@@ -289,7 +292,7 @@ class EventRequest(SettledRequest):
             self.task.backend.mark_as_revoked(
                 self.id, reason, request=self.context, store_result=self.store_errors
             )
-        signals.task_revoked.send(sender=self.task, request=self.context, **details)
+            signals.task_revoked.send(sender=self.task, request=self.context, **details)
 
 
 def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:

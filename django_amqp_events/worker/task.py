@@ -28,6 +28,7 @@ from . import inbox
 from .billiard_internals import terminated_by_signal
 from .binding import bind, upcast
 from .celery_internals import EventTraceInfo
+from .result_store import ResultStore
 from .verdict import HANDLED, Unsupported, Verdict, decide
 
 #: Attributes that configuration and ``task_annotations`` must not change: each would let Celery
@@ -107,6 +108,15 @@ class HandlerTask(Task):
         """The event that the handler runs for; ``None`` in a direct call."""
         event: ReceivedEvent | None = getattr(self.request, "amqp_event", None)
         return event
+
+    @property
+    def backend(self) -> ResultStore:
+        """The result backend, whose errors are logged."""
+        return ResultStore(self, super().backend)
+
+    @backend.setter
+    def backend(self, value: Any) -> None:
+        self._backend = value
 
     @property
     def store_errors_even_if_ignored(self) -> bool:

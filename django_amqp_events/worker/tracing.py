@@ -1,8 +1,7 @@
 """Run one handler under Celery's tracer and return its verdict.
 
 Celery's tracer sends signals, stores results, logs, and closes Django's database connections. Its
-own outcome is ignored: the verdict is recorded before a result is stored, so a failing result
-backend changes nothing.
+own outcome is ignored: the verdict is recorded before a result is stored.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..conf import get_settings
 from .billiard_internals import ExceptionInfo, terminated_by_signal, unwrapped
 from .celery_internals import build_tracer
 from .task import PROCESS_EXITS, HandlerRun, HandlerTask
-from .verdict import HANDLED, Verdict
+from .verdict import Verdict
 
 
 def trace_event(request: dict[str, Any], tracebacks: bool = False) -> Verdict | ExceptionInfo:
@@ -80,9 +79,8 @@ def _verdict(
         request.pop("amqp_run", None)
     verdict = run.verdict
     if verdict is None:
-        if error is None:
-            return HANDLED  # worker_deduplicate_successful_tasks: an earlier run's ack was lost
         # The handler was not reached: before_start or the tracer itself raised.
+        error = error or RuntimeError("Celery's tracer did not run the handler")
         verdict = run.decide(error, task.handler.policy, request["amqp_event"].attempt)
     _release_frames(error)
     return verdict

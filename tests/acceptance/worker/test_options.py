@@ -172,9 +172,11 @@ def test_a_result_per_handler_for_failures(fresh_eyes: Eyes, service: Make) -> N
 def test_a_result_store_that_fails_changes_nothing(
     fresh_eyes: Eyes, service: Make, pool: str
 ) -> None:
-    """Without tables every store raises, and every verdict still counts."""
+    """Without tables every store raises, that of STARTED too, and every verdict still counts."""
     eyes = fresh_eyes
-    options = make(service, eyes, celery={"result_backend": "django-db"})
+    options = make(
+        service, eyes, celery={"result_backend": "django-db", "task_track_started": True}
+    )
     worker = options.worker(pool, 2, "-Q", "options.testproject.act,options.testproject.kept")
     (good,) = publish(eyes, 1, "ok")
     (bad,) = publish(eyes, 1, "fail")

@@ -10,7 +10,6 @@ import itertools
 import logging
 import pickle
 import re
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -57,6 +56,22 @@ HANDLER = Handler(
 
 class PersistentBackend(FilesystemBackend):
     persistent = True
+    down = False
+
+    def set(self, *args: Any) -> Any:
+        self._fail_if_down()
+        return super().set(*args)
+
+    def get(self, *args: Any) -> Any:
+        self._fail_if_down()
+        return super().get(*args)
+
+    def process_cleanup(self) -> None:
+        self._fail_if_down()
+
+    def _fail_if_down(self) -> None:
+        if self.down:
+            raise ConnectionError("the result store is down")
 
 
 @pytest.fixture
@@ -77,25 +92,62 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     Celery("nobody").set_current()
 
 
-def run(task_id: str, *, redelivered: bool) -> str:
-    request: dict[str, Any] = {
-        "id": task_id,
-        "task": HANDLER.name,
-        "amqp_event": ReceivedEvent(id="1", name="shop.order.created"),
-        "args": [],
-        "kwargs": {"order_id": 7},
-        "delivery_info": {"redelivered": redelivered},
-        "ignore_result": False,
-    }
-    return trace_event(request).kind
+class Observed(Task):
+    """It writes down which hooks are called."""
+
+    def run(self, how: str, **payload: object) -> object:
+        self.update_state(state="PROGRESS")
+        ran.append("run")
+        if how == "unencodable":
+            return object()
+        if how == "retry":
+            self.retry(countdown=50)
+        if how == "archive":
+            raise ZeroDivisionError
+        return how
+
+    def _hook(self, name: str, *args: Any) -> None:
+        ran.append(name)
+
+    on_success = functools.partialmethod(_hook, "on_success")
+    on_failure = functools.partialmethod(_hook, "on_failure")
+    on_retry = functools.partialmethod(_hook, "on_retry")
+    before_start = functools.partialmethod(_hook, "before_start")
+    after_return = functools.partialmethod(_hook, "after_return")
 
 
-def test_a_redelivered_success_is_handled_without_a_second_run(app: Celery) -> None:
-    task_id = str(uuid.uuid4())
-    assert run(task_id, redelivered=False) == "handled"
-    assert calls == [7]
-    assert run(task_id, redelivered=True) == "handled"
-    assert calls == [7]
+@pytest.mark.parametrize("ignore_result", [True, False])
+@pytest.mark.parametrize("how", ["handled", "retry", "archive", "unencodable"])
+def test_the_result_store_decides_nothing(app: Celery, how: str, ignore_result: bool) -> None:
+    """Whether it is up, down, or says that the event was handled; with every write of Celery's."""
+    app.conf.update(task_track_started=True, result_extended=True)
+    sent = {
+        name: functools.partial(lambda name, **_: ran.append(name), name)
+        for name in ("task_prerun", "task_postrun", "task_success", "task_failure", "task_retry",
+                     "task_internal_error")
+    }  # fmt: skip
+    for name, hear in sent.items():
+        getattr(signals, name).connect(hear, weak=False)
+    try:
+        seen = []
+        for down, redelivered in itertools.product([False, True], [False, True]):
+            PersistentBackend.down = down
+            options = {
+                "ignore_result": ignore_result,
+                "policy": RetryPolicy(max_retries=5, dont_autoretry_for=(ZeroDivisionError,)),
+            }
+            verdict = verdict_of(app, Observed, {"how": how}, redelivered=redelivered, **options)
+            seen.append((verdict.kind, verdict.reason, [*ran]))
+    finally:
+        PersistentBackend.down = False
+        for name, hear in sent.items():
+            getattr(signals, name).disconnect(hear)
+    assert seen == seen[:1] * 4
+    kind, _, called = seen[0]
+    assert kind == ("handled" if how == "unencodable" else how)
+    ending = {"retry": "retry", "archive": "failure"}.get(how, "success")
+    assert {"run", f"task_{ending}", f"on_{ending}"} < set(called)
+    assert "task_internal_error" not in called
 
 
 def test_a_handler_is_not_run_like_a_task(app: Celery) -> None:
@@ -146,23 +198,28 @@ def verdict_of(
 
 
 def answer_of(
-    app: Celery, target: Any, payload: dict[str, Any], *, watched: Any = False, **options: Any
+    app: Celery,
+    target: Any,
+    payload: dict[str, Any],
+    *,
+    watched: Any = False,
+    redelivered: bool = False,
+    **options: Any,
 ) -> Verdict | ExceptionInfo:
-    """Run a handler in the tracer, as a pool does."""
+    """Run a handler in the tracer, as a pool does, with the same task id for each call."""
     fields = {name: getattr(HANDLER, name) for name in HANDLER.__slots__}
     handler = Handler(**{**fields, "name": "shop.other", "target": target, **options})
     ran.clear()
     task_class.cache_clear()
     register(app, {handler.name: handler})
-    task_id = str(uuid.uuid4())
     request: dict[str, Any] = {
-        "id": task_id,
+        "id": "4f0e0e0c-6d4a-5d0e-8a51-8f3f8a2f2d11",
         "task": handler.name,
         "amqp_event": ReceivedEvent(id="1", name="shop.order.created"),
         "args": [],
         "kwargs": payload,
-        "delivery_info": {},
-        "ignore_result": True,
+        "delivery_info": {"redelivered": redelivered},
+        "ignore_result": handler.ignore_result,
     }
     return trace_event(request, watched)
 

@@ -1,0 +1,59 @@
+"""The result backend of handlers, whose errors are logged: no result decides what becomes of an
+event, or which signals and hooks are called."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from ..logs import event_fields
+
+logger = logging.getLogger(__name__)
+
+#: The methods with which Celery and a handler write to a backend.
+WRITES: Final = frozenset(
+    {
+        "mark_as_done",
+        "mark_as_failure",
+        "mark_as_retry",
+        "mark_as_revoked",
+        "mark_as_started",
+        "process_cleanup",
+        "store_result",
+    }
+)
+
+
+class ResultStore:
+    """A result backend whose writes never fail."""
+
+    def __init__(self, task: Any, backend: Any) -> None:
+        self._task = task
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._backend, name)
+        return self._guarded(name, attribute) if name in WRITES else attribute
+
+    def _guarded(self, name: str, write: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(write)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return write(*args, **kwargs)
+            except SoftTimeLimitExceeded:
+                raise  # of the run, which a signal handler has interrupted
+            except Exception as exc:  # noqa: BLE001 - a backend may raise anything
+                logger.error(  # noqa: TRY400 - its traceback ends in a client library
+                    "the result store failed (%s of %s): %r. The event is not affected",
+                    name,
+                    self._task.name,
+                    exc,
+                    extra=event_fields(self._task.event, self._task.name),
+                )
+            return None
+
+        return guarded
