@@ -42,6 +42,9 @@ _LATER: Final = {
     r"acceptance/worker/test_chunks\.py.*(warm_shut|ends_the_process|holds_nobody_up|cold_shut)": (
         "the fault rows kill workers with chunks"
     ),
+    r"acceptance/worker/test_celery_options\.py.*\[(?!(run|worker|few_descriptors)-prefork)": (
+        "two workers with many options cover most of them"
+    ),
     r"acceptance/worker/test_fallbacks\.py.*revoked\[(?!FAST_PATHS|missing)": (
         "what is missing at once covers what is missing alone"
     ),

@@ -77,6 +77,9 @@ class FrameReader:
             from the socket and is not used yet.
         several: whether one call of ``drain_events`` delivers everything that has arrived, or one
             message: a pool that handles it at once must return to the event loop.
+
+    Raises:
+        OSError: there is no file descriptor to wake the event loop; nothing has changed.
     """
 
     def __init__(

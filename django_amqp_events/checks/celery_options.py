@@ -10,6 +10,7 @@ from celery.app import default_app
 from ..broker import topology
 from ..broker.connection import celery_app, current_celery_app, is_default_app
 from ..options import Problem
+from ..worker.pools import pool_problem
 from .handlers import listed
 from .project import Project
 
@@ -53,11 +54,11 @@ def check_worker(project: Project) -> Iterator[Problem]:
                 "Set accept_content to ['json'], or run the handlers in a worker of their own.",
             )
     pool = str(celery["worker_pool"])
-    if "gevent" in pool or "eventlet" in pool:
+    if problem := pool_problem(pool):
         yield Problem(
             "E019",
-            f"Celery's worker_pool is {pool!r}, which cannot run handlers.",
-            "Use prefork or threads; docs/pools.md has the reason.",
+            f"Celery's worker_pool cannot run handlers: {problem}",
+            "docs/pools.md has the pools that can, and the reason.",
         )
         return
     if "solo" in pool:

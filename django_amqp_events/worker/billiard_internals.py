@@ -8,6 +8,7 @@ from __future__ import annotations
 from inspect import GEN_SUSPENDED, getgeneratorstate
 from typing import Any, Final
 
+from billiard import get_start_method
 from billiard.common import TERM_SIGNAME as TERM_SIGNAME
 from billiard.einfo import ExceptionInfo as ExceptionInfo
 from billiard.einfo import ExceptionWithTraceback as ExceptionWithTraceback
@@ -51,6 +52,14 @@ def check() -> None:
         ConfigurationError: billiard has changed a name; the worker must not start.
     """
     require("billiard", REQUIRED)
+
+
+def forks(worker: Any) -> bool:
+    """Return True if the pool's processes are forked from the worker.
+
+    billiard's default depends on the platform, and a pool may be told to spawn.
+    """
+    return bool(worker.pool_start_method == "fork" and get_start_method() == "fork")
 
 
 def unwrapped(exc: Any) -> Any:

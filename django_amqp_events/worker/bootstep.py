@@ -194,11 +194,11 @@ class EventStep(QueueStep):
 
     def _opened(self) -> None:
         if "reads" in self.settings.fast_paths and amqp_internals.can_read_frames():
-            self.inbound = FrameReader(
-                self.channel,
-                hub=self.c.hub,
-                several=not isinstance(self.c.pool, SoloPool),
-            )
+            several = not isinstance(self.c.pool, SoloPool)
+            try:
+                self.inbound = FrameReader(self.channel, hub=self.c.hub, several=several)
+            except OSError as exc:
+                logger.warning("the fast path reads is not used: no pipe can be opened: %s", exc)
 
     @property
     def title(self) -> str:

@@ -31,39 +31,36 @@ from typing import Any, ClassVar
 
 from celery import Celery, bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
-from celery.signals import worker_process_init
 from celery.utils import text
 
 from ..broker import amqp_internals
-from ..broker.connection import celery_app
+from ..broker.connection import celery_app, handler_app
 from ..conf import get_settings, load
 from ..declare.registry import get_registry
 from ..exceptions import AmqpEventsError
 from . import billiard_internals, celery_internals, cold_shutdown, fast_paths, signal_wakeup
+from .billiard_internals import forks
 from .binding import validator
 from .bootstep import EventStep
 from .connection_errors import Login
 from .hang_detector import Watch
+from .pools import pool_problem
 from .request import keep_results
 from .task import HandlerTask, register
 
 logger = logging.getLogger(__name__)
-
-UNSUPPORTED_POOLS = ("gevent", "eventlet")
 
 
 class Handover(bootsteps.StartStopStep):
     """A bootstep that runs before the pool starts and before the worker's consumer stops."""
 
     label = "AMQP events handover"
-    #: The app that was current before the worker; ``None`` if it is the worker's.
+    #: The app that was current before the worker of ``CELERY_APP``.
     project_app: ClassVar[Celery | None] = None
 
     def create(self, parent: Any) -> None:
-        if self.project_app is not None:
-            worker_process_init.connect(_use_project_app, weak=False)
-            _use_project_app()
-        if not issubclass(parent.pool_cls, PreforkPool):
+        _make_current(self.project_app)
+        if not issubclass(parent.pool_cls, PreforkPool) or not forks(parent):
             return
         # Autoscaling may start more processes than the concurrency.
         processes = max(parent.concurrency, getattr(parent, "max_concurrency", 0) or 0)
@@ -76,15 +73,27 @@ class Handover(bootsteps.StartStopStep):
         keep_results()
 
 
-def _use_project_app(**_: Any) -> None:
+def prepare_process(project_app: Celery | None) -> None:
+    """Prepare a pool process, which has nothing of the worker's if the pool spawns it.
+
+    Args:
+        project_app: the app that was current before the worker.
+    """
+    settings, _ = load()
+    if settings.service:
+        register(handler_app(settings), get_registry().handlers)
+        if settings.celery_app:
+            _make_current(project_app)
+
+
+def _make_current(app: Celery | None) -> None:
     """Let shared tasks that handlers start use the project's app instead of the worker's.
 
     Celery makes the worker's app the current one in the worker and in each pool process.
     """
-    app = Handover.project_app
-    assert app is not None  # noqa: S101
-    app.set_current()
-    app.set_default()
+    if app is not None:
+        app.set_current()
+        app.set_default()
 
 
 _step: type[EventStep] = EventStep
@@ -164,7 +173,7 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
         if not registry.handlers:
             return
         _check_libraries()
-        unsupported = pool_problem(worker.pool_cls)
+        unsupported = pool_problem(worker.pool_cls, worker.options.get("autoscale"))
         if selected != frozenset():
             if unsupported:
                 raise AmqpEventsError(unsupported)
@@ -186,20 +195,8 @@ def install(worker: Any, project_app: Celery | None = None) -> None:
     steps.add(Login)
     cold_shutdown.connect()
     signal_wakeup.connect()
-    Handover.project_app = None if project_app is app else project_app
+    Handover.project_app = project_app if get_settings().celery_app else None
     app.steps["worker"].add(Handover)
-
-
-def pool_problem(pool: Any) -> str:
-    """Return why a pool (a class or its path) cannot handle events, ``""`` if it can."""
-    module = pool if isinstance(pool, str) else pool.__module__
-    for name in UNSUPPORTED_POOLS:
-        if name in module:
-            return (
-                f"the {name} pool is not supported. Use --pool prefork, threads or solo, or keep "
-                f"this worker off the handlers' queues with -Q."
-            )
-    return ""
 
 
 def _check_queues(app: Celery, ours: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 from celery.app import app_or_default, default_app
-from celery.signals import celeryd_init, worker_init
+from celery.signals import celeryd_init, worker_init, worker_process_init
 
 _project_app: Celery | None = None
 
@@ -23,6 +23,7 @@ def connect() -> None:
     _project_app = app_or_default() if default_app else None
     celeryd_init.connect(_read_queue_options, dispatch_uid="django_amqp_events.queues", weak=False)
     worker_init.connect(_install, dispatch_uid="django_amqp_events.install", weak=False)
+    worker_process_init.connect(_prepare, dispatch_uid="django_amqp_events.prepare", weak=False)
 
 
 def _read_queue_options(instance: Any, **_: Any) -> None:
@@ -31,6 +32,10 @@ def _read_queue_options(instance: Any, **_: Any) -> None:
 
 def _install(sender: Any, **_: Any) -> None:
     _bootstrap().install(sender, _project_app)
+
+
+def _prepare(**_: Any) -> None:
+    _bootstrap().prepare_process(_project_app)
 
 
 def _bootstrap() -> ModuleType:

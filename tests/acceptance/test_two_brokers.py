@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from redis_server import Redis
 from tests import forked
 from tests.conftest import sqlite_settings
+from tests.forked import REAL_START
 
 from .harness import PACKAGE, STARTED, Eyes, Worker, until
 
@@ -101,8 +103,10 @@ def shop(redis: Redis, fresh_eyes: Eyes, tmp_path: Path) -> Iterator[Shop]:
         del STARTED[before:]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
-@pytest.mark.parametrize("command", ["events_worker", "celery"])
+@pytest.mark.parametrize(
+    ("command", "pool"),
+    [*product(["events_worker", "celery"], ["prefork", "threads", "solo"]), ("celery", "spawn")],
+)
 def test_tasks_go_to_redis_and_events_to_rabbitmq(
     shop: Shop, fresh_eyes: Eyes, command: str, pool: str
 ) -> None:
@@ -110,7 +114,10 @@ def test_tasks_go_to_redis_and_events_to_rabbitmq(
         "events_worker": ("django", "events_worker", "--no-mirror", "--no-batches", "--no-reaper"),
         "celery": ("celery", "-A", "shop.celery:events_app", "worker"),
     }
-    shop.start("-m", *program[command], "-P", pool, "-c", "2", "-l", "INFO")
+    if pool == "spawn":
+        shop.environ[REAL_START] = "1"
+    chosen = ("prefork", "--pool-start-method", "spawn") if pool == "spawn" else (pool,)
+    shop.start("-m", *program[command], "-P", *chosen, "-c", "2", "-l", "INFO")
     shop.python("from shop.events import ordered\nordered.publish(order=1)")
     until(lambda: shop.noted == EXPECTED, 30, str(shop.noted))
     # From a thread, as a web server has them, a task that publishes.

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from celery.concurrency.prefork import TaskPool
 
-from ..billiard_internals import ExceptionInfo
+from ..billiard_internals import ExceptionInfo, forks
 from ..celery_internals import state, waiting_for_a_process
 from ..request import EventRequest, Job
 from ..tracing import trace_event
@@ -55,6 +55,8 @@ AVERAGE_WEIGHT: Final = 0.2
 #: Chunk, index of the event, seconds; atomic, since it is shorter than PIPE_BUF (pipe(7)).
 _REPORT: Final = struct.Struct("=QHd")
 
+#: A worker may open this part of its file descriptors as pipes; the pool needs the others.
+DESCRIPTORS_SHARE: Final = 8
 #: The pipe of a chunk with one event, which needs no tokens.
 NO_TOKENS: Final = -1
 
@@ -68,17 +70,40 @@ _main = 0
 
 
 def open_pipes(processes: int) -> None:
-    """Open the pipes for a pool of at most so many processes, which inherit them."""
+    """Open the pipes for a pool of at most so many processes, which inherit them.
+
+    An event for which there is no pipe runs alone, so a part of the descriptors is enough.
+    """
     global _reports, _main  # noqa: PLW0603 - one process is one worker
-    if _reports[0] < 0:
-        _reports = os.pipe()
-        os.set_blocking(_reports[0], False)
     _main = os.getpid()
-    # A process is free a moment before its chunk has ended; ten seconds before if it was killed.
-    while len(_tokens) < 2 * processes:
-        pipe = os.pipe()
-        os.set_blocking(pipe[0], False)
-        _tokens.append(pipe)
+    most = os.sysconf("SC_OPEN_MAX") // DESCRIPTORS_SHARE // 2
+    try:
+        if _reports[0] < 0:
+            _reports = _pipe()
+        # A process is free a moment before its chunk has ended; ten seconds before if it was
+        # killed.
+        while len(_tokens) < min(2 * processes, most):
+            _tokens.append(_pipe())
+    except OSError as exc:
+        logger.warning("events are not handed out in chunks: no pipe can be opened: %s", exc)
+        _close_pipes()
+
+
+def _pipe() -> Pipe:
+    pipe = os.pipe()
+    os.set_blocking(pipe[0], False)
+    return pipe
+
+
+def _close_pipes() -> None:
+    """Leave the descriptors to the pool and its handlers."""
+    global _reports  # noqa: PLW0603
+    for pipe in (*_tokens, _reports):
+        for descriptor in pipe:
+            if descriptor >= 0:
+                os.close(descriptor)
+    _tokens.clear()
+    _reports = (-1, -1)
 
 
 def _take_tokens(pipe: int, number: int) -> bytes:
@@ -205,7 +230,7 @@ class Chunks:
             bool(_tokens)
             and consumer.hub is not None
             and isinstance(consumer.pool, TaskPool)
-            and worker.pool_start_method == "fork"
+            and forks(worker)
             and worker.pool_putlocks
             and consumer.on_task_request == worker.process_task
             and not any(

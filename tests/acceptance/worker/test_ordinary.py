@@ -7,8 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from celery.concurrency import prefork, solo
+from celery.concurrency.base import BasePool
 
-from django_amqp_events.worker.bootstrap import pool_problem
+from django_amqp_events.worker.pools import pool_problem
 from tests.forked import REAL_START
 
 from ..conftest import Make
@@ -16,6 +18,10 @@ from ..harness import Eyes, Service, until
 
 ONE, TWO = "mixed.testproject.one", "mixed.testproject.two"
 ALL = {ONE, TWO, *(f"mixed.testproject.{name}" for name in ("source", "sink", "calls"))}
+
+
+class CustomPrefork(prefork.TaskPool):
+    """A pool of the project's own."""
 
 
 def started(service: Service, name: str) -> list[dict[str, Any]]:
@@ -195,16 +201,43 @@ def test_task_queues_that_name_one_of_ours_are_refused(fresh_eyes: Eyes, service
     assert "Remove the handlers' queues from it" in worker.log
 
 
-@pytest.mark.parametrize("name", ["gevent", "eventlet"])
-def test_green_pools_are_refused_with_a_reason(name: str) -> None:
-    problem = pool_problem(f"celery.concurrency.{name}:TaskPool")
-    assert problem.startswith(f"the {name} pool is not supported")
-    assert "prefork, threads or solo" in problem
+@pytest.mark.parametrize(
+    ("pool", "autoscale", "problem"),
+    [
+        ("prefork", "3,1", ""),
+        ("processes", None, ""),
+        ("threads", None, ""),
+        ("solo", None, ""),
+        ("celery.concurrency.thread:TaskPool", None, ""),
+        (prefork.TaskPool, (3, 1), ""),
+        (CustomPrefork, (3, 1), ""),
+        ("threads", "3,1", "--autoscale is not possible with the pool threads"),
+        (
+            solo.TaskPool,
+            (3, 1),
+            "--autoscale is not possible with the pool celery.concurrency.solo",
+        ),
+        ("gevent", None, "the gevent pool is not supported"),
+        ("celery.concurrency.eventlet:TaskPool", None, "the eventlet pool is not supported"),
+        (BasePool, None, "the pool celery.concurrency.base:BasePool is not supported"),
+        ("celery:Celery", None, "the pool celery:Celery is not supported"),
+        ("no.such:Pool", None, "the pool no.such:Pool cannot be imported"),
+    ],
+)
+def test_pools_that_can_handle_events(pool: Any, autoscale: Any, problem: str) -> None:
+    found = pool_problem(pool, autoscale)
+    assert found.startswith(problem)
+    assert bool(found) is bool(problem)
 
 
-def test_a_supported_pool_is_not_refused() -> None:
-    for pool in ("prefork", "thread", "solo"):
-        assert not pool_problem(f"celery.concurrency.{pool}:TaskPool")
+def test_a_worker_does_not_start_with_a_pool_that_cannot_grow(
+    fresh_eyes: Eyes, service: Make
+) -> None:
+    """Celery's autoscaler raises for each event."""
+    mixed = service(fresh_eyes, "mixed", handlers="mixed")
+    worker = mixed.worker("threads", 1, "--autoscale", "3,1")
+    assert worker.wait() != 0
+    assert "--autoscale is not possible" in worker.log
 
 
 def test_a_worker_with_a_green_pool_does_not_start(fresh_eyes: Eyes, service: Make) -> None:

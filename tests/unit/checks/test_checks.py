@@ -692,6 +692,8 @@ def test_librabbitmq(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
         ("worker_pool", "gevent", "E019"),
         ("worker_pool", "eventlet", "E019"),
         ("worker_pool", "celery.concurrency.gevent:TaskPool", "E019"),
+        ("worker_pool", "celery.concurrency.base:BasePool", "E019"),
+        ("worker_pool", "no.such:Pool", "E019"),
         ("worker_pool", "solo", "W006"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -491,3 +492,39 @@ def test_timers_of_a_pool_that_shuts_down_do_nothing(worker: Worker, process: Pr
     thread.start()
     thread.join()
     assert not looked
+
+
+@pytest.mark.parametrize("free", range(6))
+def test_without_descriptors_there_are_no_chunks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free: int
+) -> None:
+    """The pool, which comes next, has all that there were."""
+    monkeypatch.setattr(chunks, "_reports", (-1, -1))
+    monkeypatch.setattr(chunks, "_tokens", [])
+    opened: list[int] = []
+    real = os.pipe
+
+    def pipe() -> tuple[int, int]:
+        if len(opened) == 2 * free:
+            raise OSError(errno.EMFILE, "Too many open files")
+        opened.extend(real())
+        return opened[-2], opened[-1]
+
+    monkeypatch.setattr(os, "pipe", pipe)
+    chunks.open_pipes(4)
+    assert not chunks._tokens
+    assert "Too many open files" in caplog.text
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_pipes_take_a_part_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "_reports", (-1, -1))
+    monkeypatch.setattr(chunks, "_tokens", [])
+    monkeypatch.setattr(os, "sysconf", {"SC_OPEN_MAX": 1024}.__getitem__)
+    chunks.open_pipes(260)
+    try:
+        assert 2 * len(chunks._tokens) == 1024 // chunks.DESCRIPTORS_SHARE
+    finally:
+        chunks._close_pipes()

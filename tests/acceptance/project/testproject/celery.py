@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import json
 import os
+import resource
 import signal
 from typing import Any
 
@@ -21,6 +22,9 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 # A suite that was killed stops no worker any more; its children see the closed pipe.
 if not os.environ.get("TESTPROJECT_OUTLIVES"):
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+if given := os.environ.get("TESTPROJECT_DESCRIPTORS"):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(given), int(given)))
 
 app = Celery("testproject", broker=os.environ["TESTPROJECT_BROKER"])
 app.conf.update(
