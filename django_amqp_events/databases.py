@@ -87,7 +87,7 @@ def is_written(alias: str, model: type[Model]) -> bool:
 
 def exists(alias: str) -> bool:
     """Return True if there is a database behind an alias."""
-    return connections.settings[alias]["ENGINE"] != "django.db.backends.dummy"
+    return bool(connections.settings[alias]["ENGINE"] != "django.db.backends.dummy")
 
 
 def with_table(model: type[Model], *own: str) -> list[str]:

@@ -166,8 +166,8 @@ class Tester:
 
     def __init__(self, place: Path, env: dict[str, str]) -> None:
         self.place = place
-        command = [ROOT / ".venv/bin/python", "-c", FORKING, f"{TIMEOUT}"]
-        command.append(ROOT / "tests" / "fork_server.py")
+        server = ROOT / "tests" / "fork_server.py"
+        command = [str(ROOT / ".venv/bin/python"), "-c", FORKING, f"{TIMEOUT}", str(server)]
         self._process = subprocess.Popen(
             command, cwd=place, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -537,7 +537,7 @@ def test_the_audit_log_is_added_to_and_never_changed() -> None:
         objects: Any = model.objects
         row = objects.get()
         by, row.by = row.by, "another"
-        about = next(each for each in model._meta.fields if each.is_relation)
+        about: Any = next(each for each in model._meta.fields if each.is_relation)
         related: Any = getattr(getattr(row, about.name), about.remote_field.related_name)
         changes: dict[str, Any] = {"save": row.save, "delete": row.delete}
         for name, rows in (
