@@ -34,6 +34,9 @@ LEFT_OUT = shutil.ignore_patterns(
     ".git", ".*_cache", ".hypothesis", ".run", ".venv", "__pycache__", "build", "dist",
     "django_amqp_events",
 )  # fmt: skip
+#: Where brokers and databases, which write each message and row through to the disk, need no disk.
+MEMORY = Path("/dev/shm")  # noqa: S108 (what is made there has a random name)
+ROOM = 4 << 30  # bytes
 #: Each process runs one module or class at a time, in the order of tests/conftest.py: the longest
 #: first. pytest-xdist itself uses a single process for --pdb and --collect-only.
 PARALLEL = ("--numprocesses", "auto", "--dist", "loadscope", "--no-loadscope-reorder")
@@ -62,10 +65,23 @@ def main() -> int:
         "PYTHONPYCACHEPREFIX": str(ROOT / ".run" / "pycache"),
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", os.defpath),
     }
-    env.pop("PYTHONPATH", None)  # nothing of the caller's comes before the wheel
-    env.pop("DJANGO_SETTINGS_MODULE", None)
+    # Nothing of the caller's comes before the wheel, and what is compiled is kept.
+    for name in ("PYTHONPATH", "DJANGO_SETTINGS_MODULE", "PYTHONDONTWRITEBYTECODE"):
+        env.pop(name, None)
+    if "TMPDIR" not in env and is_roomy(MEMORY):
+        env["TMPDIR"] = str(MEMORY)
     sys.stdout.flush()
     return counted(command, env)
+
+
+def is_roomy(directory: Path) -> bool:
+    """Return True if brokers and databases have room in a file system, and programs may run."""
+    try:
+        about = os.statvfs(directory)
+    except OSError:
+        return False
+    room = about.f_bavail * about.f_frsize
+    return room > ROOM and not about.f_flag & os.ST_NOEXEC and os.access(directory, os.W_OK)
 
 
 def counted(command: list[str], env: dict[str, str]) -> int:

@@ -146,7 +146,6 @@ class Service:
             **{key: value for key, value in os.environ.items() if not key.startswith("AMQP_")},
             "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PACKAGE)]),
             "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "DJANGO_SETTINGS_MODULE": "testproject.settings",
             "TESTPROJECT_DIR": str(self.where),
             "TESTPROJECT_SERVICE": self.name,

@@ -86,7 +86,6 @@ class Peer:
                 if not key.startswith(("PYTHON", "DJANGO", "AMQP_"))
             },
             "PYTHONPATH": str(PEER),
-            "PYTHONDONTWRITEBYTECODE": "1",
             "PEER_BROKER": self.service.url,
             "PEER_DIR": str(self.service.where),
             "PEER_HANDLERS": handlers,

@@ -42,7 +42,6 @@ def test_each_understands_the_other(
             if not key.startswith(("PYTHON", "DJANGO"))
         },
         "PYTHONPATH": str(PEER),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PEER_BROKER": eyes.url,
         "PEER_LEDGER": str(ledger),
         # Its archive is a lazy queue, which RabbitMQ 4.3 refuses.

@@ -89,7 +89,6 @@ class PeerService(Service):
             **keep,
             "PYTHONPATH": str(PEER),
             "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "TESTPROJECT_DIR": str(self.where),
             "TESTPROJECT_BROKER": self.url,
             "TESTPROJECT_CELERY": json.dumps(dict(self.celery)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 import urllib.request
 from collections import Counter
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_metrics_are_what_happened(fresh_eyes: Eyes, service: Make, pool: str) -
     assert samples["amqp_events_queue_consumers", queue] >= 1
     assert samples["amqp_events_outbox_pending", (("database", "default"),)] == 0
     assert {base(name) for name, _ in samples} == documented() - {"amqp_events_replayed_total"}
-    folders = list(Path("/tmp").glob(f"amqp-events-metrics-{worker.pid}-*"))
+    folders = list(Path(tempfile.gettempdir()).glob(f"amqp-events-metrics-{worker.pid}-*"))
     assert len(folders) == 1
     assert worker.stop() == 0
     assert not folders[0].exists()
