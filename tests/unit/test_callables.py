@@ -161,6 +161,7 @@ def test_the_registry_and_decorators_refuse_them(kind: str, settings: Any) -> No
             get_registry()
 
 
+@pytest.mark.django_db
 def test_what_runs_is_accepted(settings: Any) -> None:
     wrapped = async_to_sync(coroutine)
     for target in (plain, wrapped, partial(plain, 1), dict):

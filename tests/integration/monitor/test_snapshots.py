@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connections
+from django.db import OperationalError, connections
 
 from django_amqp_events import signals
 from django_amqp_events.broker.provisioning import inspection
@@ -218,7 +218,7 @@ def test_unreachable_database_is_logged_once(billing, monkeypatch):
     def rows(name: str) -> Any:
         asked.append(name)
         if broken.is_set():
-            raise DatabaseError("the database is away\nDETAIL")
+            raise OperationalError("the database is away\nDETAIL")
         return real(name)
 
     monkeypatch.setattr(snapshots, "rows", rows)
@@ -230,7 +230,9 @@ def test_unreachable_database_is_logged_once(billing, monkeypatch):
     broken.clear()
     wait_until(lambda: len(said) > 1, "it says so")
     end(watch)
-    assert "is paused: the database is unreachable (DatabaseError: the database is away)" in said[0]
+    assert (
+        "is paused: the database is unreachable (OperationalError: the database is away)" in said[0]
+    )
     assert said[1:] == ["storing dashboard statistics has resumed"]
     assert Snapshot.objects.exists()
 

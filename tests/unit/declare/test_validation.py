@@ -518,7 +518,7 @@ def test_a_worker_does_not_start_with_such_hints(settings: DjangoSettings) -> No
     settings.AMQP_EVENTS = {"SERVICE": "shop", "HANDLERS": {"shop.h": options}}
     app = Celery("project", set_as_current=False, fixups=[], broker="pyamqp://")
     with pytest.raises(SystemExit, match="this worker does not start: the type hints of"):
-        bootstrap.install(SimpleNamespace(app=app, pool_cls="solo"))
+        bootstrap.install(SimpleNamespace(app=app, pool_cls="solo", options={}))
 
 
 def test_only_the_hints_of_parameters_matter() -> None:
