@@ -72,12 +72,14 @@ class Failure:
 
     Attributes:
         exception: dotted class name.
+        representation: what ``repr()`` returns, for Celery's task events.
         traceback: formatted; ``""`` if there is none.
         frames: innermost last; each ``{"file", "line", "function", "module"}``.
     """
 
     exception: str
     message: str = ""
+    representation: str = ""
     traceback: str = ""
     frames: tuple[Mapping[str, Any], ...] = ()
 

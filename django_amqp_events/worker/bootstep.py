@@ -11,6 +11,7 @@ from typing import Any, Final
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import WorkerShutdown
 from celery.utils.functional import noop
+from kombu import Exchange, Queue
 from kombu.message import Message as KombuMessage
 
 from .. import liveness
@@ -141,6 +142,11 @@ class EventStep(QueueStep):
             self.settler.runs_in(c.pool)
         if not self.alone:
             self.chunks = fast_paths.event_chunks(self.settings, c)
+        self._arguments = {queue.name: dict(queue.arguments) for queue in topology.queues}
+        self._patterns = {
+            name: [pattern for handler in handlers for pattern in handler.bindings]
+            for name, handlers in self.registry.by_queue().items()
+        }
         self._replace_remote_control(c)
         self._prepared = True
 
@@ -211,6 +217,17 @@ class EventStep(QueueStep):
         return max(1, int(budget) // max(1, len(self.queues)))
 
     # -- remote control -------------------------------------------------------------------
+
+    def active_queues(self) -> list[Queue]:
+        return [
+            Queue(
+                name,
+                Exchange(self.names.events, "topic"),
+                routing_key=next(iter(self._patterns.get(name, ())), ""),
+                queue_arguments=self._arguments.get(name),
+            )
+            for name in sorted(self._tags)
+        ]
 
     def _replace_remote_control(self, c: Any) -> None:
         """Handle ``add_consumer`` and ``cancel_consumer`` of remote control for our queues.

@@ -6,6 +6,8 @@ Celery's modules and classes stay as they are. What is replaced on the instances
   Celery would declare them with arguments of its own.
 - ``Consumer.add_task_queue``, ``Consumer.cancel_task_queue`` (``bootstep``): the same for remote
   control.
+- ``handlers`` of the mailbox of remote control (``celery_internals``): ``inspect active_queues``
+  lists the handlers' queues too.
 - ``Consumer.connect`` (``connection_errors``): waits until the worker's name is free.
 - ``Consumer.ensure_connected`` (``connection_errors``): limits how long an answer may take.
 - ``Consumer.on_connection_error_before_connected`` (``connection_errors``) and

@@ -7,7 +7,7 @@ The probes check existence and parameters; tests on real workers check behaviour
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType, SimpleNamespace
 from typing import Any, Final
 from weakref import ref
@@ -16,7 +16,9 @@ from celery import states
 from celery.app import trace
 from celery.app.trace import TraceInfo as TraceInfo
 from celery.worker import state as state
+from celery.worker.consumer.control import Control
 from celery.worker.request import Request
+from kombu import Queue
 from kombu.asynchronous.hub import Hub
 from kombu.message import Message
 from kombu.utils import eventio
@@ -126,6 +128,7 @@ def check() -> None:
 class SettledRequest(Request):
     """Celery's request for a task, with its private members under public names."""
 
+    acknowledged: bool
     _already_revoked: bool
     _already_cancelled: bool
     _terminate_on_ack: tuple[Any, Any] | None
@@ -206,6 +209,20 @@ def shutdown_requested() -> bool:
 def apply_rate_limit(consumer: Any, request: Request, bucket: Any) -> None:
     """Hand a request to the pool when its task's rate limit allows."""
     consumer._limit_task(request, bucket, 1)  # noqa: SLF001
+
+
+def list_queues(consumer: Any, queues: Callable[[], Iterable[Queue]]) -> None:
+    """Let ``inspect active_queues`` of a worker list further queues."""
+    box = getattr(consumer.blueprint[Control.name], "box", None)
+    node = getattr(box, "node", None)
+    if node is None or (celerys := node.handlers.get("active_queues")) is None:
+        return
+
+    def active_queues(state: Any) -> list[dict[str, Any]]:
+        return [*celerys(state), *(queue.as_dict(recurse=True) for queue in queues())]
+
+    # A copy: Celery's is one for all workers of a process.
+    node.handlers = {**node.handlers, "active_queues": active_queues}
 
 
 def waiting_for_a_process(worker: Any) -> int:

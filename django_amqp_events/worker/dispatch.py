@@ -228,7 +228,7 @@ def celery_headers(reading: Reading, payload: Payload) -> dict[str, Any]:
         "retries": reading.progress.attempt - 1,
         "args": args,
         "kwargs": kwargs,
-        "argsrepr": _representation(args, size),
+        "argsrepr": _representation(tuple(args), size),
         "kwargsrepr": _representation(kwargs, size),
         "is_eager": False,
         "origin": event.service,
@@ -253,7 +253,7 @@ def _trace_context(headers: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _representation(value: list[Any] | dict[str, Any], size: int) -> str:
+def _representation(value: tuple[Any, ...] | dict[str, Any], size: int) -> str:
     """Return plain data as text of at most :data:`MAX_REPR` characters.
 
     Args:

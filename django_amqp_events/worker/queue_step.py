@@ -12,13 +12,14 @@ from typing import Any, Final
 from amqp import spec
 from amqp.exceptions import AccessRefused, NotFound
 from celery import bootsteps
+from kombu import Queue
 from kombu.message import Message as KombuMessage
 
 from ..backoff import Backoff
 from ..broker.delivery_reader import DeliveryReader
 from ..message.types import Received
 from .acks import Acks
-from .celery_internals import shutdown_requested
+from .celery_internals import list_queues, shutdown_requested
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class QueueStep(bootsteps.StartStopStep):
         self._before_lost = c.on_connection_error_after_connected
         c.on_connection_error_after_connected = self._lost
         self._stopping = False
+        list_queues(c, self.active_queues)
         super().__init__(c, **kwargs)
 
     @property
@@ -89,6 +91,10 @@ class QueueStep(bootsteps.StartStopStep):
         It must not block: the worker's event loop waits for it.
         """
         raise NotImplementedError
+
+    def active_queues(self) -> list[Queue]:
+        """Return the queues that this step consumes now, for ``inspect active_queues``."""
+        return [Queue(name) for name in sorted(self._tags)]
 
     # -- start and stop -------------------------------------------------------------------
 

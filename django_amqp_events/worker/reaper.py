@@ -101,7 +101,11 @@ class Isolation(Settler):
 
 
 def _poison(detail: str, exc: BaseException | None = None) -> Verdict:
-    failure = Failure(exception=type(exc).__qualname__, message=str(exc)) if exc else None
+    failure = (
+        Failure(exception=type(exc).__qualname__, message=str(exc), representation=repr(exc))
+        if exc
+        else None
+    )
     return Verdict(kind="archive", reason="poison", detail=detail, failure=failure)
 
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from celery import signals
+from celery import signals, states
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import (
     InvalidTaskError,
+    Retry,
     TaskRevokedError,
     Terminated,
     TimeLimitExceeded,
@@ -83,12 +84,20 @@ class EventRequest(SettledRequest):
         self.settler = message.settler
         self.chunks = message.chunks
 
+    @property
+    def observed(self) -> bool:
+        """Whether Celery's task events are sent; remote control changes it."""
+        eventer = self.eventer
+        if eventer is None or not eventer.enabled or not self.task.send_events:
+            return False
+        return not eventer.groups or "task" in eventer.groups  # others: heartbeats only
+
     # -- to the pool ----------------------------------------------------------------------
 
     @property
     def job(self) -> Job:
         """The arguments of :func:`trace_event`."""
-        return self.request_dict, bool(self.eventer and self.eventer.enabled)
+        return self.request_dict, self.observed
 
     def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
         # In a thread pool it waits for a thread yet.
@@ -149,14 +158,16 @@ class EventRequest(SettledRequest):
             return
         state.task_ready(self, successful=verdict.kind == "handled")
         self._settle(verdict)
-        failure = verdict.failure
-        if verdict.kind == "handled":
-            self.send_event("task-succeeded", result="None", runtime=None)
-        elif verdict.kind in ("retry", "archive") and failure is not None:
+        if verdict.runtime is not None:
+            self.send_event("task-succeeded", result=verdict.result, runtime=verdict.runtime)
+        self._send_failure(verdict)
+
+    def _send_failure(self, verdict: Verdict) -> None:
+        if verdict.kind in ("retry", "archive") and verdict.failure is not None:
             self.send_event(
                 "task-retried" if verdict.kind == "retry" else "task-failed",
-                exception=failure.first_line,
-                traceback=failure.traceback,
+                exception=verdict.failure.representation,
+                traceback=verdict.failure.traceback,
             )
 
     def on_failure(
@@ -175,7 +186,7 @@ class EventRequest(SettledRequest):
                 self.on_terminated(str(exc))
             return
         if isinstance(exc, TimeLimitExceeded):
-            self._settle(self._out_of_time(exc))
+            self._end_without_process(exc, self._out_of_time(exc))
             return
         about = self.delivery.log_fields
         if isinstance(exc, (WorkerLostError, SystemExit, KeyboardInterrupt)):
@@ -189,7 +200,7 @@ class EventRequest(SettledRequest):
                 exc,
                 extra=about,
             )
-        self._settle(self.settler.unanswered(self.delivery, exc))
+        self._end_without_process(exc, self.settler.unanswered(self.delivery, exc))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Log a soft time limit; settle the event after a hard one, when the pool kills the run."""
@@ -211,38 +222,54 @@ class EventRequest(SettledRequest):
             self._settle(REQUEUE)
             return
         exc = TimeLimitExceeded(timeout)
-        verdict = self._out_of_time(exc)
-        self._settle(verdict)
-        if verdict.kind == "archive":
-            self._announce_failure(exc)
+        self._end_without_process(exc, self._out_of_time(exc))
 
     def _out_of_time(self, exc: BaseException) -> Verdict:
         delivery = self.delivery
         _, handler = delivery.known
-        return self.settler.timed_out(delivery, exc) or HandlerRun(tracebacks=True).decide(
+        return self.settler.timed_out(delivery, exc) or HandlerRun(observed=True).decide(
             exc, handler.policy, delivery.progress.attempt
         )
 
-    def _announce_failure(self, exc: BaseException) -> None:
-        """Report a failure as Celery's tracer would have done in the killed process."""
+    def _end_without_process(self, exc: BaseException, verdict: Verdict) -> None:
+        """Settle an event whose process has ended, and report what the process could not."""
+        if self.delivery.settled:
+            return  # the pool has reported the end twice, as a time limit and as a failure
+        self._settle(verdict)
+        if verdict.kind not in ("retry", "archive"):
+            return
         try:
             raise exc
         except type(exc):
             einfo = ExceptionInfo()
         with self._reporting():
-            self.task.backend.mark_as_failure(
-                self.id, exc, request=self.context, store_result=self.store_errors
-            )
-            self.task.on_failure(exc, self.id, self.args, self.kwargs, einfo)
-            signals.task_failure.send(
-                sender=self.task,
-                task_id=self.id,
-                exception=exc,
-                args=self.args,
-                kwargs=self.kwargs,
-                traceback=einfo.traceback,
-                einfo=einfo,
-            )
+            report = self._report_retry if verdict.kind == "retry" else self._report_failure
+            report(exc, einfo, verdict)
+        self._send_failure(verdict)
+
+    def _report_retry(self, exc: BaseException, einfo: ExceptionInfo, verdict: Verdict) -> None:
+        if not self.ignore_result:
+            self.task.backend.mark_as_retry(self.id, exc, einfo.traceback, request=self.context)
+        self.task.on_retry(exc, self.id, self.args, self.kwargs, einfo)
+        reason = Retry(exc=exc, when=verdict.due_at)
+        signals.task_retry.send(sender=self.task, request=self.context, reason=reason, einfo=einfo)
+
+    def _report_failure(self, exc: BaseException, einfo: ExceptionInfo, verdict: Verdict) -> None:
+        task = self.task
+        task.backend.mark_as_failure(
+            self.id, exc, request=self.context, store_result=self.store_errors
+        )
+        task.on_failure(exc, self.id, self.args, self.kwargs, einfo)
+        task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, None)
+        signals.task_failure.send(
+            sender=task,
+            task_id=self.id,
+            exception=exc,
+            args=self.args,
+            kwargs=self.kwargs,
+            traceback=exc.__traceback__,
+            einfo=einfo,
+        )
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -263,6 +290,8 @@ class EventRequest(SettledRequest):
     # -- settlement -----------------------------------------------------------------------
 
     def _settle(self, verdict: Verdict) -> None:
+        if verdict.kind == "requeue" and not self.acknowledged:
+            self.send_event("task-rejected", requeue=True)
         self.acknowledged = True
         self.settler.settle(self.delivery, verdict)
         self.settler.wait_for(self.delivery)
@@ -350,8 +379,10 @@ def strategy(task: Any, app: Any, consumer: Any) -> Callable[..., None]:
         )
         bucket = None if consumer.disable_rate_limits else get_bucket(task.name)
         chunks = request.chunks
-        # The pool enforces a time limit on a job, not on one of its events.
-        if bucket or task.time_limit is not None or task.soft_time_limit is not None:
+        # The pool enforces a time limit on a job, not on one of its events. Only the answer to a
+        # job has a result for the task event.
+        limited = task.time_limit is not None or task.soft_time_limit is not None
+        if bucket or limited or request.observed:
             chunks = request.chunks = None
         if bucket:
             apply_rate_limit(consumer, request, bucket)

@@ -64,14 +64,14 @@ class HandlerRun:
         now: returns the time; retries are due from there.
         stores_failure: whether the result backend stores a failure if it ignores successes.
         exits: exceptions that pass through without a verdict.
-        tracebacks: whether the failure of a retry has a traceback.
+        observed: whether Celery's task events are sent, which need the traceback of a retry.
         requested: the retry that the handler has requested for its end.
     """
 
     now: Callable[[], datetime] = utc_now
     stores_failure: bool = True
     exits: tuple[type[BaseException], ...] = PROCESS_EXITS
-    tracebacks: bool = False
+    observed: bool = False
     verdict: Verdict | None = None
     requested: Retry | None = None
 
@@ -83,7 +83,7 @@ class HandlerRun:
             attempt=attempt,
             now=self.now(),
             random=random.random(),
-            tracebacks=self.tracebacks,
+            tracebacks=self.observed,
         )
 
 

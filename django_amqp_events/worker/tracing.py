@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -18,15 +19,16 @@ from ..conf import get_settings
 from .billiard_internals import ExceptionInfo, terminated_by_signal, unwrapped
 from .celery_internals import build_tracer
 from .task import PROCESS_EXITS, HandlerRun, HandlerTask
-from .verdict import Verdict
+from .verdict import HANDLED, Verdict
 
 
-def trace_event(request: dict[str, Any], tracebacks: bool = False) -> Verdict | ExceptionInfo:
+def trace_event(request: dict[str, Any], observed: bool = False) -> Verdict | ExceptionInfo:
     """Run a handler in the pool and return its verdict; the pool calls this function.
 
     Args:
         request: fields of the task's request.
-        tracebacks: whether the failure of a retry has a traceback, for Celery's task events.
+        observed: whether Celery's task events are sent, for which a verdict has result and
+            runtime, and the failure of a retry its traceback.
 
     Returns:
         the verdict, or an error of ours: a thread pool would drop an exception, and the delivery
@@ -40,7 +42,7 @@ def trace_event(request: dict[str, Any], tracebacks: bool = False) -> Verdict | 
             # Celery builds one in each pool process and for each connection.
             tracer = build_tracer(app, task, request.get("hostname"))
             task.amqp_tracer = task.__trace__ = tracer
-        return _verdict(task, tracer, request, HandlerRun(tracebacks=tracebacks))
+        return _verdict(task, tracer, request, HandlerRun(observed=observed))
     except Exception:  # noqa: BLE001 - it is returned
         return ExceptionInfo()
 
@@ -66,9 +68,13 @@ def _verdict(
     request["amqp_run"] = run
     error: BaseException | None = None
     try:
-        outcome, info, *_ = tracer(request["id"], request["args"], request["kwargs"], request)
+        outcome, info, runtime, result = tracer(
+            request["id"], request["args"], request["kwargs"], request
+        )
         if info is not None:  # the run has failed
             error = unwrapped(getattr(outcome, "exception", None))
+        elif run.observed and run.verdict is HANDLED:
+            run.verdict = replace(HANDLED, result=result, runtime=runtime)
     except run.exits:
         raise
     except BaseException as exc:

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, SupportsIndex
 
 from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.exceptions import Ignore, Reject, Retry
+from kombu.utils.encoding import safe_repr
 
 from ..declare.retry_policy import RetryPolicy
 from ..exceptions import ControlFlow
@@ -50,6 +51,8 @@ class Verdict:
             publish a message first.
         due_at: when the next attempt is due (``retry``).
         reason, detail: a word and a sentence for the archive (``archive``).
+        result, runtime: the result as text and the seconds of the run, for Celery's task events
+            (``handled``); ``None`` if these are not sent, and after ``Ignore``.
     """
 
     kind: Kind
@@ -57,6 +60,8 @@ class Verdict:
     reason: str = ""
     detail: str = ""
     failure: Failure | None = None
+    result: str | None = None
+    runtime: float | None = None
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # The most frequent one is pickled by its name.
@@ -154,6 +159,7 @@ def describe(
     return Failure(
         exception=name,
         message=_say(exc)[:MAX_MESSAGE],
+        representation=safe_repr(exc)[:MAX_MESSAGE],
         traceback=cut_middle(text, MAX_TRACEBACK),
         frames=tuple(frames),
     )

@@ -18,6 +18,7 @@ from ..harness import Eyes, Service, until
 
 ONE, TWO = "mixed.testproject.one", "mixed.testproject.two"
 ALL = {ONE, TWO, *(f"mixed.testproject.{name}" for name in ("source", "sink", "calls"))}
+PEER = "mixed.testproject.peer_number"
 
 
 class CustomPrefork(prefork.TaskPool):
@@ -100,7 +101,11 @@ def test_inspect(mixed: Service, eyes: Eyes) -> None:
     (registered,) = inspect.registered().values()
     assert "testproject.one" in " ".join(registered)
     (queues,) = inspect.active_queues().values()
-    assert [queue["name"] for queue in queues] == ["ordinary"]
+    assert {queue["name"] for queue in queues} == {
+        "ordinary",
+        *ALL,
+        "mixed.testproject.peer_number",
+    }
     (mixed.where / "inspected").touch()
     until(lambda: mixed.runs(event_id, "end"))
 

@@ -304,7 +304,7 @@ def test_task_events_tell_of_all_attempts(make_traced: Any, fresh_eyes: Eyes) ->
         (HANDLER, event, 0),
         (HANDLER, event, 1),
     ]
-    assert "ValueError: no" in about[2]["exception"]
+    assert about[2]["exception"] == "ValueError('no')"
 
 
 # -- the log ------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_argument_repr_is_bounded(size: int) -> None:
     payload = dispatcher.read(reading)
     assert isinstance(payload, Payload)
     headers = celery_headers(reading, payload)
-    assert headers["argsrepr"] == "[5]"
+    assert headers["argsrepr"] == "(5,)"
     words = headers["kwargsrepr"]
     assert words.startswith("{'note': 'xxx")
     assert len(words) <= MAX_REPR + 20
