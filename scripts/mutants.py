@@ -73,18 +73,21 @@ TESTS = {
     "declare/retry_policy": "unit/declare/test_retry_policy.py unit/worker/test_verdict.py "
     "acceptance/worker/test_retries.py",
     "archive/states": "unit/archive/test_states.py unit/archive/test_replay.py "
-    "unit/archive/test_batches.py integration/archive/test_replay.py",
+    "unit/archive/test_batches.py unit/archive/test_editing.py integration/archive/test_replay.py",
     "publish/outbox_rows": "unit/publish/test_outbox.py unit/admin/test_outbox.py "
     "integration/publish/test_outbox.py",
-    "worker/settlement": "unit/worker/test_settlement.py acceptance/worker/test_core.py",
+    "worker/settlement": "unit/worker/test_settlement.py acceptance/worker/test_core.py "
+    "acceptance/worker/test_settlement.py acceptance/worker/test_options.py",
     "archive/row_writer": "unit/archive/test_mirror.py unit/archive/test_failure_groups.py "
-    "integration/archive/test_mirror.py integration/archive/test_mirror_hostile.py",
-    "broker/confirms": "integration/broker/test_confirms.py",
+    "unit/archive/test_states.py integration/archive/test_mirror.py "
+    "integration/archive/test_mirror_hostile.py acceptance/archive/test_replay.py",
+    "broker/confirms": "integration/broker/test_confirms.py integration/publish/test_publisher.py",
     "worker/inbox": "unit/worker/test_once.py integration/worker/test_once.py "
     "acceptance/worker/test_once.py",
     "archive/eligibility": "unit/archive/test_replay.py unit/archive/test_batches.py "
-    "unit/admin/test_admin.py",
-    "archive/redaction": "unit/admin/test_editing.py unit/admin/test_admin.py",
+    "unit/archive/test_editing.py unit/admin/test_admin.py unit/admin/test_editing.py",
+    "archive/redaction": "unit/archive/test_search.py unit/archive/test_export.py "
+    "unit/admin/test_editing.py unit/admin/test_admin.py",
 }
 
 
