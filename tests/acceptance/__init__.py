@@ -1,1 +1,1 @@
-"""Real worker processes on a real broker, killed and cut: what DESIGN §4 promises."""
+"""Real worker processes on a real broker, killed and cut: what docs/guarantees.md promises."""

@@ -1,4 +1,4 @@
-"""Handlers for the rows of DESIGN §4's table."""
+"""Handlers for the rows of test_core.py's table."""
 
 from __future__ import annotations
 
