@@ -1,4 +1,4 @@
-"""The table of docs/guarantees.md, row by row, in each pool: one batch of events per pool, judged afterwards.
+"""The table of docs/guarantees.md, row by row, in each pool: a batch of events, judged afterwards.
 
 Every case is one event with a plan: what the handler does on its first attempt, on its second,
 and so on. What became of it is read from the ledger (what ran), from the archive queue and from
