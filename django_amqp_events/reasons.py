@@ -98,6 +98,24 @@ TEXTS: Final[Mapping[str, str]] = {
     "redaction-failed": _(
         "the redaction hook %(hook)s failed with %(error)s; the payload is hidden"
     ),
+    # -- alerts
+    "alert-broker-alarm": _(
+        "%(alarms)s: RabbitMQ accepts no events. Free memory or disk, or let consumers empty the "
+        "queues."
+    ),
+    "alert-broker-away": _("%(error)s. Events wait in the outbox."),
+    "alert-group": _("%(what)s in %(frame)s"),
+    "alert-group-unknown-frame": _("%(what)s in an unknown function"),
+    "alert-growth": _("More than %(most)s events were archived within an hour."),
+    "alert-mirror-lag": _(
+        "The oldest message in the archive queue is %(age)s old. Check the log of events_mirror, "
+        "or start another one."
+    ),
+    "alert-outbox-lag": _(
+        "The oldest event in the outbox of database %(database)s is %(age)s old: %(meaning)s"
+    ),
+    "alert-stale": _("Last collected: %(at)s. Start events_mirror or events_worker."),
+    "alert-stale-never": _("Never collected. Start events_mirror or events_worker."),
     # -- outbox
     "outbox-changed": _("it changed meanwhile; check it again"),
     "outbox-discarded": _("it is discarded"),
@@ -125,11 +143,27 @@ class Reason:
         TEXTS[code]
 
     @classmethod
-    def of(cls, error: BaseException | str) -> Reason:
+    def of(cls, error: BaseException | Reason | str) -> Reason:
         """Return the reason that an error was raised with, or its own words as one."""
         if isinstance(error, BaseException) and len(error.args) == 1:
             [error] = error.args
         return error if isinstance(error, Reason) else cls("error", error=str(error))
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, object]) -> Reason:
+        """Return the reason of :meth:`as_json`; a code of a newer version stands for itself."""
+        params = dict(stored)
+        code = str(params.pop("code"))
+        return cls(code, **params) if code in TEXTS else cls("error", error=f"{code}: {params}")
+
+    def as_json(self) -> dict[str, object]:
+        """Return code and parameters, as rows store them; lazy texts in English."""
+        with override(None):
+            plain = {
+                name: value if isinstance(value, (int, float)) else str(value)
+                for name, value in self.params.items()
+            }
+        return {"code": self.code, **plain}
 
     def __str__(self) -> str:
         with override(None):

@@ -35,7 +35,7 @@ class Migration(migrations.Migration):
                         output_field=models.SmallIntegerField(null=True),
                     ),
                 ),
-                ("text", models.TextField()),
+                ("details", models.JSONField()),
             ],
             options={
                 "ordering": ["-since", "-pk"],

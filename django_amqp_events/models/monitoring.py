@@ -61,7 +61,7 @@ class Alert(models.Model):
         key: the subject, such as a queue; ``""`` if the kind has only one.
         since, last: when it was first and last seen.
         ended: ``None`` while it lasts.
-        text: the problem and its remedy, as last seen.
+        details: the problem and its remedy, as last seen: a :class:`~.reasons.Reason` as JSON.
     """
 
     service = models.CharField(max_length=LENGTH)
@@ -76,7 +76,7 @@ class Alert(models.Model):
         output_field=models.SmallIntegerField(null=True),
         db_persist=True,
     )
-    text = models.TextField()
+    details = models.JSONField()
 
     class Meta:
         ordering: ClassVar = ["-since", "-pk"]

@@ -29,6 +29,7 @@ from ..models import (
     clean,
     visible,
 )
+from ..reasons import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ KINDS: Final[Mapping[str, Any]] = {
     "group_new": _("New failure"),
     "group_back": _("Failure reopened"),
 }
-#: Kinds whose key is a group's id, and whose text begins with the group's name and a colon.
+#: Kinds whose key is a group's id; users know a group by its name, which is a parameter.
 OF_GROUPS: Final = ("group_new", "group_back")
 #: Time during which a group is new, and new groups in one evaluation, at most: a faulty release may
 #: cause many.
@@ -67,7 +68,7 @@ def open_alerts(service: str) -> QuerySet[Alert]:
 def update_alert(
     kind: str,
     key: str = "",
-    text: str = "",
+    text: Reason | str = "",
     *,
     now: datetime,
     troubled: bool = True,
@@ -95,10 +96,12 @@ def update_alert(
         found.ended = now
         _notify(found, settings)
         return True
-    text = clean(text)
-    if same.update(last=now, text=text):
+    details = _details(text)
+    if same.update(last=now, details=details):
         return False
-    alert = Alert(service=settings.service, kind=kind, key=key, since=now, last=now, text=text)
+    alert = Alert(
+        service=settings.service, kind=kind, key=key, since=now, last=now, details=details
+    )
     try:
         with transaction.atomic(using=database()):
             alert.save(using=database(), force_insert=True)
@@ -110,14 +113,14 @@ def update_alert(
 
 
 def update_alerts(
-    found: Mapping[Which, str | None], *, now: datetime, settings: Settings | None = None
+    found: Mapping[Which, Reason | str | None], *, now: datetime, settings: Settings | None = None
 ) -> int:
     """Update alerts from :func:`evaluate`; return the number of changes.
 
     Makes one query while there is no problem.
 
     Args:
-        found: text per problem, ``None`` if it has ended. The state of others is unknown.
+        found: what is wrong per problem, ``None`` if it has ended. The state of others is unknown.
     """
     settings = settings or get_settings()
     known = set(open_alerts(settings.service).values_list("kind", "key"))
@@ -130,40 +133,36 @@ def update_alerts(
     return news
 
 
-def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, str | None]:
+def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, Reason | None]:
     """Return the problems in a snapshot's document, for :func:`update_alerts`. Pure."""
     limits, broker = settings.alerts, document["broker"]
-    found: dict[Which, str | None] = {("stale", ""): None}
+    found: dict[Which, Reason | None] = {("stale", ""): None}
 
-    def limit(which: Which, value: float | None, most: float | None, text: str) -> None:
+    def limit(which: Which, value: float | None, most: float | None, text: Reason) -> None:
         """Compare a value with its limit; an unknown value changes nothing."""
         if most is None or value is not None:
             found[which] = text if above(value, most) else None
 
     if limits.away is not None and above(broker.get("away"), limits.away):
-        found["broker_away", ""] = f"{broker['error']}. Events wait in the outbox."
+        found["broker_away", ""] = Reason("alert-broker-away", error=broker["error"])
     elif limits.away is None or not broker.get("error"):
         found["broker_away", ""] = None
     if (alarms := broker.get("alarms")) is not None:
         found["broker_alarm", ""] = (
-            f"{', '.join(alarms)}: RabbitMQ accepts no events. Free memory or disk, or let "
-            f"consumers empty the queues."
-            if alarms
-            else None
+            Reason("alert-broker-alarm", alarms=", ".join(alarms)) if alarms else None
         )
     limit(
         ("growth", ""),
         document["archive"].get("new_hour") or 0,
         limits.growth,
-        f"More than {limits.growth} events were archived within an hour.",
+        Reason("alert-growth", most=limits.growth),
     )
     lag = document["mirror"].get("lag")
     limit(
         ("mirror_lag", ""),
         lag,
         limits.mirror_lag,
-        f"The oldest message in the archive queue is {_seconds(lag)} old. Check the log of "
-        f"events_mirror, or start another one.",
+        Reason("alert-mirror-lag", age=_seconds(lag)),
     )
     for each in document["outbox"]:
         database, lag = each["database"], each.get("lag")
@@ -171,24 +170,26 @@ def evaluate(document: Mapping[str, Any], settings: Settings) -> dict[Which, str
             ("outbox_lag", database),
             lag,
             limits.outbox_lag,
-            f"The oldest event in the outbox of database {database!r} is {_seconds(lag)} old: "
-            f"{each['meaning']}",
+            Reason(
+                "alert-outbox-lag", database=database, age=_seconds(lag), meaning=each["meaning"]
+            ),
         )
     for name, queue in document["queues"].items():
         if queue.get("role") == "abyss" and queue.get("ready") is not None:
-            found["abyss", name] = queue.get("meaning") if queue["severity"] == "error" else None
+            poisoned = queue["severity"] == "error"
+            found["abyss", name] = Reason.of(queue.get("meaning", "")) if poisoned else None
     return found
 
 
-def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None]:
+def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, Reason | None]:
     """Return the groups to alert about, for :func:`update_alerts`: new and reopened ones.
 
-    An alert lasts until its group has neither open nor replayed events. Its text follows the group.
+    An alert lasts until its group has neither open nor replayed events, which it counts.
     If the group of a ``group_new`` alert was resolved and has reopened, a ``group_back`` alert
     replaces it. At most :data:`GROUPS` are new in one call. Makes three queries.
     """
     open_now = open_alerts(settings.service).filter(kind__in=OF_GROUPS)
-    known = list(open_now.values_list("kind", "key", "since", "text"))
+    known = list(open_now.values_list("kind", "key", "since", "details"))
     ids = [pk for _, key, *_ in known if (pk := parse_uuid(key)) is not None]
     groups = FailureGroup.objects.using(router.db_for_write(FailureGroup)).filter(
         service=settings.service
@@ -196,9 +197,9 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None
     # By stored counts, which the mirror updates every few seconds.
     unsettled = groups.filter(Q(open__gt=0) | Q(going__gt=0), pk__in=ids)
     lasting = {str(group.pk): group for group in unsettled} if settings.alerts.groups else {}
-    found: dict[Which, str | None] = {}
+    found: dict[Which, Reason | None] = {}
     back = 0
-    for kind, key, since, text in known:
+    for kind, key, since, details in known:
         group = lasting.get(key)
         if group is None:
             found[kind, key] = None
@@ -210,7 +211,7 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None
         ):
             found |= {(kind, key): None, ("group_back", key): _of_group(group)}
             back += 1
-        elif clean(_of_group(group)) != text:
+        elif _details(_of_group(group)) != details:
             found[kind, key] = _of_group(group)
     if not settings.alerts.groups:
         return found
@@ -224,11 +225,17 @@ def evaluate_groups(settings: Settings, now: datetime) -> dict[Which, str | None
     return found
 
 
-def _of_group(group: FailureGroup) -> str:
-    return (
-        f"{group} ({group.open} open): {group.exception or group.reason} in "
-        f"{group.frame or 'an unknown function'}"
-    )
+def _of_group(group: FailureGroup) -> Reason:
+    params = {"group": group, "open": group.open, "what": group.exception or group.reason}
+    if not group.frame:
+        return Reason("alert-group-unknown-frame", **params)
+    return Reason("alert-group", frame=group.frame, **params)
+
+
+def _details(text: Reason | str) -> dict[str, object]:
+    """Return what a row stores: a code, and parameters that every database takes."""
+    stored = Reason.of(text).as_json()
+    return {key: clean(value) if isinstance(value, str) else value for key, value in stored.items()}
 
 
 def check_snapshots(settings: Settings, now: datetime) -> bool:
@@ -247,48 +254,53 @@ def check_snapshots(settings: Settings, now: datetime) -> bool:
     )
     if newest is not None and now - newest <= timedelta(seconds=settings.alerts.stale):
         return False
-    last = "never" if newest is None else f"{newest:%Y-%m-%d %H:%M} UTC"
-    text = f"Last collected: {last}. Start events_mirror or events_worker."
-    update_alert("stale", "", text, now=now, settings=settings)
+    problem = Reason("alert-stale-never")
+    if newest is not None:
+        problem = Reason("alert-stale", at=f"{newest:%Y-%m-%d %H:%M} UTC")
+    update_alert("stale", "", problem, now=now, settings=settings)
     return True
 
 
 def title(alert: Alert) -> str:
     """Return the title of an alert."""
-    what = str(KINDS.get(alert.kind, alert.kind))
-    # Users know a group by its name, not by its id.
-    which = alert.text.partition(": ")[0] if alert.kind in OF_GROUPS else alert.key
+    what, which = str(KINDS.get(alert.kind, alert.kind)), alert.key
+    if "group" in alert.details:
+        which = _("%(group)s (%(open)s open)") % alert.details
     return visible(f"{what}: {which}" if which else what)
 
 
 def alert_text(alert: Alert) -> str:
-    """Return the text of an alert without what its title says, all characters visible."""
-    text = alert.text.partition(": ")[2] if alert.kind in OF_GROUPS else alert.text
-    return visible(text, 2_000)
+    """Return the text of an alert in the active language, all characters visible."""
+    return visible(Reason.from_json(alert.details).translated(), 2_000)
 
 
 def _notify(alert: Alert, settings: Settings) -> None:
     """Send the signal and e-mail of an alert; errors are only logged."""
     over = alert.ended is not None
-    # The language of the recipients is unknown, and the text is English.
+    # The language of the recipients is unknown.
     with override(None):
-        name = title(alert)
+        name, text = title(alert), alert_text(alert)
     logger.log(
         logging.INFO if over else logging.WARNING,
         "alert %s: %s: %s",
         "over" if over else "raised",
         name,
-        alert_text(alert)[:300],
+        text[:300],
     )
     signal = signals.alert_ended if over else signals.alert_raised
     # Django logs the errors of receivers.
     signal.send_robust(
-        settings.service, kind=alert.kind, key=alert.key, text=alert.text, since=alert.since
+        settings.service,
+        kind=alert.kind,
+        key=alert.key,
+        title=name,
+        text=text,
+        since=alert.since,
     )
     if not settings.alerts.mail:
         return
     subject = " ".join(f"{settings.service}: {'over: ' if over else ''}{name}".split())
-    lines = [alert_text(alert), "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
+    lines = [text, "", f"Since {alert.since:%Y-%m-%d %H:%M:%S} UTC."]
     if alert.ended is not None:
         lines.append(f"Over since {alert.ended:%Y-%m-%d %H:%M:%S} UTC.")
     try:

@@ -318,6 +318,7 @@ def watched(now: datetime, group: FailureGroup) -> None:
     from django_amqp_events.models import Snapshot
     from django_amqp_events.monitor import alerts
     from django_amqp_events.monitor.snapshots import SnapshotLoop, SnapshotTaker
+    from django_amqp_events.reasons import Reason
 
     settings = conf.get_settings()
     app = celery_app(settings)
@@ -374,10 +375,10 @@ def watched(now: datetime, group: FailureGroup) -> None:
     }
     seen.document = json.dumps(document)
     seen.save()
-    alerts.update_alert("growth", "", "More than 5 events came into the archive within an hour.",
-                    now=now - timedelta(minutes=20))  # fmt: skip
-    alerts.update_alert("group_back", str(group.pk), f"{group}: TaxError in billing.tax in rate",
-                        now=now - timedelta(minutes=3))  # fmt: skip
+    growth = Reason("alert-growth", most=5)
+    alerts.update_alert("growth", "", growth, now=now - timedelta(minutes=20))
+    back = Reason("alert-group", group=group, open=3, what="TaxError", frame="billing.tax in rate")
+    alerts.update_alert("group_back", str(group.pk), back, now=now - timedelta(minutes=3))
 
 
 def outbox(now: datetime) -> list[Any]:

@@ -36,5 +36,8 @@ class Command(ReportCommand):
             if not found:
                 self.tell("no open alerts")
 
-        document = [columns(each, "kind", "key", "since", "last", "text") for each in found]
+        document = [
+            {**columns(each, "kind", "key", "since", "last"), "text": alerts.alert_text(each)}
+            for each in found
+        ]
         return self.finish(1 if found else 0, {"alerts": document}, show)

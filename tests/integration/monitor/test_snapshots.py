@@ -262,7 +262,7 @@ def test_anything_in_the_abyss_is_an_alert_until_it_is_gone(billing, told):
     watch.look(NOW + timedelta(minutes=1))
     watch.look(NOW + timedelta(minutes=2))
     assert told == [("raised", "abyss", "billing:abyss")]
-    assert "events_recover" in Alert.objects.get().text
+    assert "events_recover" in alerts.alert_text(Alert.objects.get())
     billing.take("billing:abyss")
     wait_until(lambda: unacked(billing, "billing:abyss") == 0, "the API, which is behind, knows")
     watch.look(NOW + timedelta(minutes=3))
