@@ -26,7 +26,7 @@ from ..exceptions import (
 )
 from ..message.types import Message
 from .connection import AMQP_ERRORS, close_socket, connect
-from .frame_writer import publish_frames
+from .frame_writer import HeadersTooLong, publish_frames
 from .publish_errors import (
     build_error,
     describe_message,
@@ -202,6 +202,14 @@ class ConfirmChannel:
                 frame_max=self._amqp.frame_max,
                 mandatory=mandatory,
             )
+        except HeadersTooLong as exc:
+            self._results[index] = build_error(
+                PublishRefusedError,
+                message,
+                f"{describe_message(message)} was not published: {exc}; put large values in the "
+                f"payload",
+            )
+            return
         except AMQP_ERRORS as exc:
             self._results[index] = build_error(
                 PublishRefusedError,

@@ -6,7 +6,7 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 from amqp import exceptions as amqp_errors
 from celery import Celery
@@ -20,6 +20,7 @@ from ..exceptions import (
     ConfigurationError,
 )
 from . import amqp_internals
+from .frame_writer import HEADER_OVERHEAD
 
 #: Errors that py-amqp and its sockets raise. Others come from elsewhere, such as Celery's
 #: SoftTimeLimitExceeded from a signal handler, and are not the broker's failure.
@@ -33,6 +34,24 @@ AMQP_ERRORS = (
     OverflowError,
     struct.error,
 )
+
+
+class Negotiated:
+    """What RabbitMQ allows, by the last connection of this process.
+
+    Attributes:
+        frame_max: largest frame in bytes; py-amqp's own limit before the first connection.
+    """
+
+    frame_max: int = 131_072
+
+    @property
+    def headers(self) -> int:
+        """Room in bytes for the headers of a message."""
+        return self.frame_max - 4 * HEADER_OVERHEAD
+
+
+negotiated: Final = Negotiated()
 
 
 def current_celery_app() -> Celery:
@@ -174,6 +193,7 @@ def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connect
         )
         # Otherwise py-amqp waits forever for answers, such as that to opening a channel.
         connection.connection.transport.sock.settimeout(timeout)
+        negotiated.frame_max = connection.connection.frame_max
     except AMQP_ERRORS as exc:
         close_socket(connection)
         url = connection.as_uri().removeprefix("py")

@@ -13,13 +13,14 @@ import amqp
 from amqp.serialization import dumps
 from amqp.spec import Basic
 
+from ..message.fitting import fitted
 from ..message.types import Message
 
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, b"\xce"
 #: Bytes of a frame beside its payload.
 _OVERHEAD: Final = 8
 #: Room for the frame and the fixed part of a content header.
-_HEADER_OVERHEAD: Final = 64
+HEADER_OVERHEAD: Final = 64
 #: Name, type and flag of each property, in the order of AMQP.
 _PROPERTIES: Final = tuple(
     (name, kind, 0x8000 >> position)
@@ -27,23 +28,35 @@ _PROPERTIES: Final = tuple(
 )
 
 
+class HeadersTooLong(ValueError):
+    """The headers of a message take *size* bytes, and its frame has *room* for them."""
+
+    def __init__(self, *, size: int, room: int) -> None:
+        super().__init__(f"its headers take {size} bytes, and RabbitMQ's frame_max leaves {room}")
+
+
 def publish_frames(message: Message, *, channel: int, frame_max: int, mandatory: bool) -> bytes:
-    """Return the frames that publish a message.
+    """Return the frames that publish a message, whose headers are cut if it is a copy of ours.
 
     Args:
         channel: number of the channel.
         frame_max: largest frame in bytes, as negotiated with RabbitMQ.
 
     Raises:
-        ValueError: headers and properties do not fit in a frame, so RabbitMQ would close the
-            connection.
+        HeadersTooLong: headers and properties do not fit in a frame, for which RabbitMQ would close
+            the connection.
         Exception: py-amqp cannot encode a value; one of ``connection.AMQP_ERRORS``.
     """
     route = (0, message.exchange, message.routing_key, mandatory, False)
     method = pack(">HH", *Basic.Publish) + dumps("Bssbb", route)
     properties = _properties(message)
-    if len(properties) > frame_max - _HEADER_OVERHEAD:
-        raise ValueError(f"headers and properties take {len(properties)} bytes")
+    if (excess := len(properties) + HEADER_OVERHEAD - frame_max) > 0:
+        size = len(dumps("F", [message.headers]))
+        smaller = fitted(message, size - excess)
+        if smaller is not None:
+            properties = _properties(smaller)
+        if len(properties) + HEADER_OVERHEAD > frame_max:
+            raise HeadersTooLong(size=size, room=size - excess)
     body, part = message.body, frame_max - _OVERHEAD
     header = pack(">HHQ", Basic.CLASS_ID, 0, len(body)) + properties
     return b"".join(

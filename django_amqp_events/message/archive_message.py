@@ -243,7 +243,7 @@ def build(
         exchange=exchange,
         routing_key=routing_key_text(received.event_key),
         body=received.body,
-        headers=_fit(kept, archive),
+        headers=_fit(kept, archive, MAX_HEADERS),
         properties=basic_properties(
             task_id(event.service, event.id, handler or "", progress.replay_id) if event else None,
             content_type=received.properties.get("content_type"),
@@ -293,8 +293,15 @@ def build_outcome(
     )
 
 
-def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
-    """Join the original headers and the archive header below :data:`MAX_HEADERS` bytes.
+def fitted(message: Message, most: int) -> Message:
+    """Return an archive message with headers of at most *most* bytes, cut as :func:`build` does."""
+    kept = dict(message.headers)
+    archive = json.loads(kept.pop(EVENT_ARCHIVE))
+    return replace(message, headers=_fit(kept, archive, most))
+
+
+def _fit(kept: dict[str, Any], archive: dict[str, Any], most: int) -> dict[str, Any]:
+    """Join the original headers and the archive header below *most* bytes.
 
     The traceback is cut first, then the history, the frames and the deaths; then the publisher's
     largest headers, those of CloudEvents after the others, the texts, and at last the identity
@@ -309,7 +316,7 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
             archive["cut"].append(what)
 
     def room() -> int:
-        return MAX_HEADERS - total - len(compact_json(archive).encode()) - len(EVENT_ARCHIVE) - 64
+        return most - total - len(compact_json(archive).encode()) - len(EVENT_ARCHIVE) - 64
 
     for limit in (MAX_TRACEBACK // 4, MAX_TRACEBACK // 16, 0):
         if room() >= 0:
@@ -338,11 +345,13 @@ def _fit(kept: dict[str, Any], archive: dict[str, Any]) -> dict[str, Any]:
 
     for least in (2, 1, 0):
         drop([key for key in kept if key not in IDENTITY_HEADERS and dispensability(key) == least])
-    if room() < 0:
-        # Only for text that JSON writes with 12 bytes a character.
-        archive["detail"] = cut_middle(archive["detail"], 500)
-        if archive["exception"]:
-            archive["exception"]["message"] = cut_middle(archive["exception"]["message"], 500)
+    for limit in (500, 50):
+        if room() >= 0:
+            break
+        archive["detail"] = cut_middle(archive["detail"], limit)
+        if exception := archive["exception"]:
+            exception["message"] = cut_middle(exception["message"], limit)
+            exception["type"] = exception["type"][:limit]
         cut("words")
     # Last, since among thousands of small headers the id may be the largest.
     drop(list(kept))

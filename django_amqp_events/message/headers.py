@@ -72,8 +72,8 @@ _CELERY_HEADERS = frozenset(
     }
 )  # fmt: skip
 
-#: Largest size in bytes of a copy's headers: RabbitMQ's frame_max is 128 KiB, and a larger header
-#: frame closes the connection (501).
+#: Largest size in bytes of a copy's headers. They are in one frame; if RabbitMQ's ``frame_max``
+#: (128 KiB by default) is smaller, they are cut when they are written.
 MAX_HEADERS: Final = 60_000
 
 
@@ -82,8 +82,11 @@ def is_broker_header(key: object) -> bool:
     return isinstance(key, str) and _BROKER_HEADER.match(key) is not None
 
 
-def check_headers(name: str, headers: Mapping[str, Any]) -> None:
+def check_headers(name: str, headers: Mapping[str, Any], most: int = MAX_HEADERS) -> None:
     """Check the headers of a publisher.
+
+    Args:
+        most: largest size in bytes of all headers of a message; copies have others too.
 
     Raises:
         InvalidEventError: a header's name or value is not allowed.
@@ -91,10 +94,11 @@ def check_headers(name: str, headers: Mapping[str, Any]) -> None:
     for key, value in headers.items():
         if problem := _problem(key, value):
             raise InvalidEventError(f"header {key!r} of event {name!r} {problem}")
-    if table_size(headers) > MAX_HEADERS // 2:
+    most = min(most, MAX_HEADERS) // 2
+    if table_size(headers) > most:
         raise InvalidEventError(
-            f"the headers of event {name!r} take more than {MAX_HEADERS // 2} bytes; put large "
-            f"values in the payload"
+            f"the headers of event {name!r} take more than {most} bytes; put large values in the "
+            f"payload"
         )
 
 
@@ -161,12 +165,14 @@ def basic_properties(
     return properties
 
 
-def with_publisher_headers(ours: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return our headers and those of the publisher that fit.
+def with_publisher_headers(
+    ours: dict[str, Any], theirs: Mapping[str, Any], most: int = MAX_HEADERS
+) -> dict[str, Any]:
+    """Return our headers and those of the publisher that fit into *most* bytes.
 
     Those of CloudEvents come first, then the smallest.
     """
-    room = MAX_HEADERS - table_size(ours)
+    room = most - table_size(ours)
     kept: dict[str, Any] = {}
     for key, value in sorted(
         publisher_headers(theirs),

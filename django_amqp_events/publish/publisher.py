@@ -17,6 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from .. import telemetry
+from ..broker.connection import negotiated
 from ..broker.publisher_pool import publisher_pool
 from ..conf import (
     PUBLISH_MODES,
@@ -163,7 +164,7 @@ def _publish(
     target, watch = _target(settings)
     published_at = target.now()
     _check_name(name)
-    check_headers(name, options.headers)
+    check_headers(name, options.headers, negotiated.headers)
     messages = [
         _message(settings, name, payload, options, published_at, validate=validate)
         for payload in payloads

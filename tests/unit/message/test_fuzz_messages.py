@@ -19,6 +19,7 @@ from hypothesis import Phase, example, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
+from django_amqp_events.broker.frame_writer import publish_frames
 from django_amqp_events.context import ReceivedEvent
 from django_amqp_events.exceptions import Malformed
 from django_amqp_events.message import archive_message, decoding, encoding
@@ -259,6 +260,8 @@ def check(message: Message) -> Received:
     wire = written(message)
     assert len(wire) < MAX_HEADERS + ROOM
     assert len(written(without_publisher_headers(message))) < MAX_HEADERS + ROOM
+    # RabbitMQ's smallest frame_max, since 4.1.
+    publish_frames(message, channel=1, frame_max=8192, mandatory=True)
     found, _ = decode_properties_basic(wire, 0)
     assert not {"expiration", "user_id", "reply_to", "priority"} & set(found)
     assert found["delivery_mode"] == 2

@@ -84,6 +84,13 @@ def _fail(task: Any, argument: str) -> None:
     raise ValueError(argument or "no")
 
 
+def _deep(task: Any, argument: str, depth: int = 40) -> None:
+    """Raise an error with a long text and a long traceback."""
+    if not depth:
+        raise RuntimeError("x" * 3_000)
+    _deep(task, argument, depth - 1)
+
+
 def _raiser(exc: Any) -> Any:
     def run(task: Any, argument: str) -> None:
         raise exc() if callable(exc) else exc
@@ -199,6 +206,7 @@ def _requeue_once(task: Any, argument: str) -> None:
 STEPS: dict[str, Any] = {
     "ok": lambda task, argument: None,
     "fail": _fail,
+    "deep": _deep,
     "big": _raiser(lambda: ValueError("x" * 1_000_000)),
     "unspeakable": _raiser(Unspeakable),
     "frozen_dataclass": _raiser(OutOfStock),
