@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..message import formats, headers
 from ..options import Format
 from .entries import VERSION, Catalogue, Consumer, Entry, handler_document
-from .json_schema import Schema, in_draft_7
+from .json_schema import Schema, in_draft_7, source
 
 ASYNCAPI: Final = "3.0.0"
 #: The extension with what AsyncAPI has no place for.
@@ -45,6 +45,7 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
             "service": catalogue.service,
             "prefix": catalogue.prefix,
             "exchange": catalogue.exchange,
+            "types": source(),
         },
         "channels": {
             events[each.name]: _event_channel(each, events[each.name], catalogue.exchange)
@@ -161,10 +162,8 @@ def _message(entry: Entry, key: str) -> dict[str, Any]:
 
 
 def _payload(entry: Entry, key: str) -> Schema:
-    if entry.contract is None:
-        return {"type": "object"}
     schema: Schema = in_draft_7(
-        entry.contract.schema, base=f"#/components/schemas/{key}/definitions/"
+        entry.payload or {"type": "object"}, base=f"#/components/schemas/{key}/definitions/"
     )
     return schema
 

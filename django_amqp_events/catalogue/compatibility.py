@@ -13,7 +13,7 @@ handlers leave out arguments that they do not take.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -21,7 +21,7 @@ from ..declare.patterns import is_pattern, pattern_matches
 from ..exceptions import IncomparableError
 from .asyncapi import EXTENSION
 from .entries import VERSION
-from .json_schema import Schema
+from .json_schema import HINT, Schema
 
 Kind = Literal[
     "exchange_changed", "event_added", "event_removed", "format_changed", "contract_added",
@@ -29,15 +29,18 @@ Kind = Literal[
     "default_changed", "default_removed", "type_added", "type_changed", "enum_narrowed",
     "enum_widened", "handler_added", "handler_removed", "handler_requires",
 ]  # fmt: skip
-#: Keywords that do not change which values match.
+#: Keywords that do not change which values match. ``uniqueItems`` comes from sets, which pydantic
+#: makes of any list.
 _ANNOTATIONS: Final = frozenset(
     {
         "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
-        "definitions",
+        "definitions", "uniqueItems",
     }
 )  # fmt: skip
-#: Keywords that a text about a type leaves out.
-_OUTLINE: Final = frozenset({"type", "properties", "required", "additionalProperties", "items"})
+#: Keywords with schemas, which are compared in turn.
+_OBJECT: Final = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
+_INNER: Final = frozenset({"propertyNames", "not", "contains", "additionalItems"})
+_SCHEMAS: Final = _OBJECT | _INNER | {"items", "allOf"}
 #: References that lead to references, at most.
 _HOPS: Final = 20
 
@@ -79,6 +82,8 @@ class _Handler:
 class _Document:
     service: str
     exchange: str
+    #: What described the types.
+    types: str
     events: Mapping[str, _Event]
     handlers: Mapping[str, _Handler]
 
@@ -96,6 +101,12 @@ def compare(old: Any, new: Any) -> list[Change]:
         if before.service != after.service:
             raise IncomparableError(
                 f"it is of service {before.service!r}, and this is {after.service!r}"
+            )
+        if before.types != after.types:
+            made = {"pydantic": "with pydantic"}
+            raise IncomparableError(
+                f"it was made {made.get(before.types, 'without pydantic')}, and this process runs "
+                f"{made.get(after.types, 'without it')}"
             )
         return sorted(_changes(before, after), key=lambda each: (each.compatible, each.event))
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError) as exc:
@@ -116,6 +127,7 @@ def _read(document: Any) -> _Document:
     return _Document(
         service=described["service"],
         exchange=described["exchange"].removeprefix(described["prefix"]),
+        types=described["types"],
         events=events,
         handlers={
             each["name"]: _Handler(
@@ -202,7 +214,7 @@ def _handler_changes(before: _Document, after: _Document) -> Iterator[Change]:
             yield _harmless("handler_added", "", f"handler {name!r} is new")
             continue
         given = [
-            set(event.payload["properties"]) if event.payload else set[str]()
+            set(_always(event.payload)) if event.payload else set[str]()
             for event_name, event in before.events.items()
             if not is_pattern(event_name)
             and any(pattern_matches(each, event_name) for each in handler.patterns)
@@ -215,6 +227,13 @@ def _handler_changes(before: _Document, after: _Document) -> Iterator[Change]:
     for name in before.handlers:
         if name not in after.handlers:
             yield _harmless("handler_removed", "", f"handler {name!r} was removed")
+
+
+def _always(payload: Schema) -> Iterator[str]:
+    """Yield the arguments that each event has: a default of the contract is published."""
+    for name, schema in payload["properties"].items():
+        if name in payload["required"] or "default" in schema:
+            yield name
 
 
 def _broken(kind: Kind, event: str, text: str) -> Change:
@@ -243,6 +262,7 @@ class _Payloads:
         what = "field" if path else "argument"
         was, now = old.get("properties", {}), new.get("properties", {})
         needed, needs = old.get("required", ()), new.get("required", ())
+        others = old.get("additionalProperties")
         for name in was:
             place = f"{path}{name}"
             if name not in now:
@@ -250,15 +270,18 @@ class _Payloads:
                 yield self.change("argument_removed", text)
                 continue
             if name in needs and name not in needed:
-                text = f"{what} {place!r} no longer has a default: events without it do not match"
+                text = f"{what} {place!r} is required now: events without it do not match"
                 yield self.change("default_removed", text)
             elif name in needed and name not in needs:
                 # Publishing fills in the defaults of a contract, but not those of models.
-                text = f"{what} {place!r} has a default now" + (
-                    ": handlers that require it fail without it" if path else ""
+                filled = not path and "default" in now[name]
+                text = f"{what} {place!r} " + (
+                    "has a default now"
+                    if filled
+                    else "is no longer required: handlers that require it fail without it"
                 )
-                yield self.change("default_added", text, compatible=not path)
-            elif was[name].get("default") != now[name].get("default"):
+                yield self.change("default_added", text, compatible=filled)
+            elif _json(was[name].get("default")) != _json(now[name].get("default")):
                 text = (
                     f"the default of {what} {place!r} is {_json(now[name].get('default'))} instead "
                     f"of {_json(was[name].get('default'))}"
@@ -272,11 +295,17 @@ class _Payloads:
             if name in needs:
                 text = f"{what} {place!r} is new and required: events published before lack it"
                 yield self.change("argument_required", text)
+            elif others is False:
+                text = f"{what} {place!r} is new, and handlers of the old contract refuse it"
+                yield self.change("argument_added", text)
             else:
                 text = f"{what} {place!r} is new and optional"
                 yield self.change("argument_added", text, compatible=True)
-        yield from self.others(
-            old.get("additionalProperties"), new.get("additionalProperties"), path
+            if isinstance(others, dict) and others:  # its former type
+                yield from self.types(others, now[name], f"{what} {place!r}", f"{place}.")
+        yield from self.others(others, new.get("additionalProperties"), path)
+        yield from self.patterns(
+            old.get("patternProperties", {}), new.get("patternProperties", {}), path
         )
 
     def others(self, old: Any, new: Any, path: str) -> Iterator[Change]:
@@ -293,41 +322,66 @@ class _Payloads:
             text = f"{where} may {'not ' if new is False else ''}have other fields now"
             yield self.change("type_changed", text)
         elif isinstance(old, dict) or isinstance(new, dict):
-            old, new = (each if isinstance(each, dict) else {} for each in (old, new))
             yield from self.types(old, new, f"a value of {where}", f"{path}*.")
 
-    def types(self, old: Schema, new: Schema, what: str, path: str) -> list[Change]:
+    def patterns(
+        self, old: Mapping[str, Any], new: Mapping[str, Any], path: str
+    ) -> Iterator[Change]:
+        """Compare values by the patterns of their keys."""
+        where = f"{path.rstrip('.')!r}"
+        if old.keys() != new.keys():
+            yield self.change("type_changed", f"the keys of {where} have another pattern")
+        for pattern in old.keys() & new.keys():
+            yield from self.types(old[pattern], new[pattern], f"a value of {where}", f"{path}*.")
+
+    def types(self, old: Any, new: Any, what: str, path: str) -> Iterator[Change]:
         """Compare the types of an argument, a field or an item."""
+        old, new = ({} if each in (None, True) else each for each in (old, new))
         pair = (old.get("$ref"), new.get("$ref"))
         if all(pair) and pair in self.open:
-            return []
+            return
         self.open.append(pair)
-        was, now = _resolved(old, self.old_root), _resolved(new, self.new_root)
-        found = list(self._types(was, now, what, path))
-        self.open.pop()
-        return found
+        try:
+            olds, news = _members(old, self.old_root), _members(new, self.new_root)
+            if len(olds) == len(news) == 1:
+                yield from self.single(olds[0], news[0], what, path)
+            else:
+                yield from self.alternatives(olds, news, what, path)
+        finally:
+            self.open.pop()
 
-    def _types(self, old: Schema, new: Schema, what: str, path: str) -> Iterator[Change]:
+    def same(self, old: Schema, new: Schema) -> bool:
+        found = self.types(old, new, "", ".")
+        try:
+            return next(found, None) is None
+        finally:
+            found.close()  # type: ignore[attr-defined]
+
+    def single(self, old: Schema, new: Schema, what: str, path: str) -> Iterator[Change]:
+        """Compare types that are no unions."""
+        texts = _text(new, self.new_root), _text(old, self.old_root)
+        old, new = _resolved(old, self.old_root), _resolved(new, self.new_root)
+        keywords = {*old, *new}
         if not old and new:
-            text = f"{what} has a type now: {_text(new)}"
-            yield self.change("type_added", text, compatible=True)
+            yield self.change("type_added", f"{what} has a type now: {texts[0]}", compatible=True)
         elif "enum" in old and "enum" in new:
             yield from self.enums(old["enum"], new["enum"], what)
-        elif "anyOf" in old or "anyOf" in new:
-            yield from self.alternatives(
-                old.get("anyOf", [old]), new.get("anyOf", [new]), what, path
-            )
+        elif any(_json(old.get(key)) != _json(new.get(key)) for key in keywords - _SCHEMAS):
+            text = f"{what} is {texts[0]} instead of {texts[1]}"
+            yield self.change("type_changed", f"{text}, which handlers may not expect")
         else:
-            compared = {"items"} if old.get("type") == "array" else set[str]()
-            if old.get("type") == "object":
-                compared = {"properties", "required", "additionalProperties"}
-            if any(old.get(key) != new.get(key) for key in {*old, *new} - compared):
-                text = f"{what} is {_text(new)} instead of {_text(old)}"
-                yield self.change("type_changed", f"{text}, which handlers may not expect")
-            elif old.get("type") == "object":
+            if keywords & _OBJECT:
                 yield from self.objects(old, new, path)
-            elif old.get("type") == "array":
-                yield from self.items(old.get("items", {}), new.get("items", {}), what, path)
+            if "items" in keywords:
+                yield from self.items(old.get("items"), new.get("items"), what, path)
+            for key in sorted(keywords & _INNER):
+                if (key in old) != (key in new) and key != "additionalItems":
+                    names = "the keys" if key == "propertyNames" else "the values"
+                    yield self.change("type_changed", f"{names} of {what} have another type")
+                else:
+                    where = f"a key of {what}" if key == "propertyNames" else f"a value of {what}"
+                    yield from self.types(old.get(key), new.get(key), where, f"{path}*.")
+            yield from self.items(old.get("allOf", []), new.get("allOf", []), what, path)
 
     def items(self, old: Any, new: Any, what: str, path: str) -> Iterator[Change]:
         """Compare the items of lists, or of tuples, whose items have a type each."""
@@ -340,36 +394,86 @@ class _Payloads:
             yield from self.types(one, other, f"an item of {what}", path)
 
     def enums(self, old: list[Any], new: list[Any], what: str) -> Iterator[Change]:
-        if gone := [each for each in old if each not in new]:
+        olds, news = set(map(_json, old)), set(map(_json, new))
+        if gone := [each for each in old if _json(each) not in news]:
             text = f"{what} can no longer be {_listed(gone)}"
             yield self.change("enum_narrowed", f"{text}, which earlier events may contain")
-        if more := [each for each in new if each not in old]:
+        if more := [each for each in new if _json(each) not in olds]:
             text = f"{what} can also be {_listed(more)} now, which handlers may not know"
             yield self.change("enum_widened", text)
 
     def alternatives(
-        self, old: list[Schema], new: list[Schema], what: str, path: str
+        self, olds: list[Schema], news: list[Schema], what: str, path: str
     ) -> Iterator[Change]:
         """Compare types of which a value has one, in any order."""
-        left, more = [], [*new]
-        for each in old:
-            same = (one for one in more if not self.types(each, one, what, path))
-            if (found := next(same, None)) is None:
-                left.append(each)
+        if olds == [{}]:
+            text = " or ".join(_text(each, self.new_root) for each in news)
+            yield self.change("type_added", f"{what} has a type now: {text}", compatible=True)
+            return
+        left, more = [], [*news]
+        for old in olds:
+            # Of the same name first, since it is the most likely one.
+            likely = sorted(more, key=lambda new: _name(new) != _name(old))
+            if (found := next((new for new in likely if self.same(old, new)), None)) is None:
+                left.append(old)
             else:
                 more.remove(found)
-        if len(left) == len(more) == 1:
-            yield from self.types(left[0], more[0], what, path)
-            return
-        for each in left:
-            text = f"{what} can no longer be {self.text(each, self.old_root)}"
+        pairs = [
+            (old, new)
+            for old in left
+            for new in more
+            if len(left) == len(more) == 1 or (_name(old) and _name(old) == _name(new))
+        ]
+        for old, new in pairs:
+            left.remove(old)
+            more.remove(new)
+            yield from self.types(old, new, what, path)
+        for old in left:
+            text = f"{what} can no longer be {_text(old, self.old_root)}"
             yield self.change("type_changed", f"{text}, which earlier events may contain")
-        for each in more:
-            text = f"{what} can also be {self.text(each, self.new_root)} now"
+        for new in more:
+            text = f"{what} can also be {_text(new, self.new_root)} now"
             yield self.change("type_changed", f"{text}, which handlers may not expect")
 
-    def text(self, schema: Schema, root: Any) -> str:
-        return _text(_resolved(schema, root))
+
+def _name(schema: Schema) -> str:
+    """Return the name of a model, or what tells an enum from other members of a union."""
+    if "enum" in schema:
+        return "enum"
+    return str(schema["$ref"]).rpartition("/")[2] if "$ref" in schema else ""
+
+
+def _members(schema: Schema, root: Any) -> list[Schema]:
+    """Return the types of which a value has one; the values of enums are one type.
+
+    It is ``[{}]`` if one of them matches any value.
+    """
+    found: list[Schema] = []
+    values: list[Any] = []
+    for member in _flat(schema, root):
+        resolved = _resolved(member, root)
+        if not resolved:
+            return [{}]
+        if resolved.keys() == {"enum"}:
+            values += resolved["enum"]
+        elif resolved == {"type": "null"}:
+            values.append(None)
+        elif member not in found:
+            found.append(member)
+    if values:
+        found.append({"enum": values})
+    return found
+
+
+def _flat(schema: Schema, root: Any) -> Iterator[Schema]:
+    """Yield the members of a union and of the unions in it."""
+    resolved = _resolved(schema, root)
+    (keyword,) = resolved if len(resolved) == 1 else ("",)
+    if keyword in ("anyOf", "oneOf"):
+        for member in resolved[keyword]:
+            yield from _flat(member, root)
+    else:
+        yield schema
 
 
 def _resolved(schema: Any, root: Any) -> Schema:
@@ -389,21 +493,23 @@ def _resolved(schema: Any, root: Any) -> Schema:
     raise IncomparableError(f"a reference leads to more than {_HOPS} others: {schema}")
 
 
-def _text(schema: Schema) -> str:
+def _text(schema: Schema, root: Any) -> str:
     """Describe a type in a few words."""
-    if "anyOf" in schema:
-        return " or ".join(map(_text, schema["anyOf"]))
+    name, schema = _name(schema), _resolved(schema, root)
     if "enum" in schema:
-        return f"one of {_listed(schema['enum'])}"
-    if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
-    more = {key: each for key, each in schema.items() if key not in _ANNOTATIONS | _OUTLINE}
+        values = _listed(schema["enum"])
+        return values if len(schema["enum"]) == 1 else f"one of {values}"
+    if name:
+        return name
+    if HINT in schema:
+        return str(schema[HINT])
+    more = {key: each for key, each in schema.items() if key not in _SCHEMAS | {"type"}}
     return f"{schema.get('type', 'any value')}{f' {_json(more)}' if more else ''}"
 
 
-def _listed(values: list[Any]) -> str:
+def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(_json, values))
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

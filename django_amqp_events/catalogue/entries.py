@@ -16,7 +16,7 @@ from ..declare.declarations import EventDeclaration, dotted, signature_of
 from ..declare.patterns import is_pattern
 from ..declare.registry import Handler, Registry
 from ..options import Format
-from .json_schema import Schema, as_json, object_schema
+from .json_schema import Schema, annotation_text, as_json, object_schema, source
 
 #: Version of the documents, in JSON and AsyncAPI.
 VERSION: Final = 1
@@ -51,24 +51,20 @@ class Interface:
 
     Attributes:
         function: its dotted path.
-        schema: JSON Schema of the payload.
     """
 
     function: str
     docstring: str
     arguments: tuple[Argument, ...]
-    schema: Schema
 
     @classmethod
     def of(cls, function: Callable[..., Any], handler: Handler | None = None) -> Interface:
         """Describe a contract or, with *handler*, the target of a handler."""
         signature = handler.signature if handler else signature_of(function)
-        parameters = list(signature.parameters.values())
         return cls(
             function=dotted(function),
             docstring=_docstring(function),
-            arguments=tuple(map(_argument, parameters)),
-            schema=object_schema(function, parameters),
+            arguments=tuple(map(_argument, signature.parameters.values())),
         )
 
     @property
@@ -102,7 +98,7 @@ class Entry:
         publisher: name of the service that publishes it: ``PUBLISHER``, or the first word of its
             name; ``""`` for a pattern.
         format: in which it is published.
-        contract: ``None`` without one.
+        contract, function: its interface and the function; ``None`` without one.
         consumers: handlers of this service that receive it.
     """
 
@@ -110,8 +106,14 @@ class Entry:
     publisher: str
     format: Format
     contract: Interface | None
+    function: Callable[..., Any] | None
     options: Mapping[str, Any]
     consumers: tuple[Consumer, ...]
+
+    @property
+    def payload(self) -> Schema | None:
+        """JSON Schema of the payload, made anew; ``None`` without a contract."""
+        return object_schema(self.function) if self.function else None
 
     @property
     def is_pattern(self) -> bool:
@@ -163,6 +165,7 @@ def _entry(
         publisher="" if pattern else publisher,
         format=declaration.format or settings.format,
         contract=Interface.of(contract) if contract else None,
+        function=contract,
         options=_options(declaration),
         consumers=tuple(
             each
@@ -184,20 +187,13 @@ def _argument(parameter: inspect.Parameter) -> Argument:
     kinds = {parameter.VAR_POSITIONAL.name: "*", parameter.VAR_KEYWORD.name: "**"}
     stars = kinds.get(parameter.kind.name, "")
     default = parameter.default
-    annotation = getattr(parameter.annotation, "__forward_arg__", parameter.annotation)
     try:
         written = "" if default is parameter.empty else json.dumps(as_json(default))
     except (TypeError, ValueError):
         written = UNKNOWN
     return Argument(
         name=stars + parameter.name,
-        type=(
-            ""
-            if annotation is parameter.empty
-            else annotation
-            if isinstance(annotation, str)
-            else inspect.formatannotation(annotation)
-        ),
+        type=annotation_text(parameter),
         required=not stars and default is parameter.empty,
         default=written,
     )
@@ -240,13 +236,14 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
         "service": catalogue.service,
         "prefix": catalogue.prefix,
         "exchange": catalogue.exchange,
+        "types": source(),
         "events": [
             {
                 "name": each.name,
                 "publisher": each.publisher,
                 "format": each.format,
                 "contract": _interface(each.contract) if each.contract else None,
-                "payload": each.contract.schema if each.contract else None,
+                "payload": each.payload,
                 "options": dict(each.options),
                 "handlers": [one.handler.name for one in each.consumers],
             }

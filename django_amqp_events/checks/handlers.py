@@ -51,10 +51,7 @@ def check_search(project: Project) -> Iterator[Problem]:
 
 
 def _has_value(contract: Callable[..., Any], path: str) -> bool:
-    signature = readable_signature(contract)
-    if signature is None:
-        return True
-    schema = object_schema(contract, [*signature.parameters.values()])
+    schema = object_schema(contract)
     try:
         return may_have_value(schema, path.split("."), schema.get("definitions", {}))
     except RecursionError:  # a list of itself

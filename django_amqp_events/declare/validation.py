@@ -1,8 +1,8 @@
 """Validate a payload against the type hints of a function, with pydantic (``VALIDATE``).
 
-Only this module imports pydantic, when a validator or a schema is made. Publishing turns the values
-into those that Django's JSON encoder writes; handling turns the JSON values into those of the
-hints.
+pydantic is imported when a validator is made; apart from this module, the catalogue imports it.
+Publishing turns the values into those that Django's JSON encoder writes; handling turns the JSON
+values into those of the hints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import (
     Final,
     Literal,
     Union,
-    Unpack,
     get_args,
     get_origin,
     get_type_hints,
@@ -78,35 +77,24 @@ class Validator:
         self._names = frozenset(hints)
 
     def _hints(self, signature: inspect.Signature, target: Any) -> dict[str, Any]:
-        from typing_extensions import Unpack as BackportedUnpack
-
-        unpacks = (Unpack, BackportedUnpack)  # two until Python 3.11
-        given = {
-            name: parameter.annotation
-            for name, parameter in signature.parameters.items()
-            if parameter.annotation is not parameter.empty
-        }
-        function = function_of(target)
-        hints = get_type_hints(
-            types.SimpleNamespace(__annotations__=given),
-            getattr(function, "__globals__", {}),
-            {each.__name__: each for each in getattr(function, "__type_params__", ())},
-            include_extras=True,
-        )
         found = {}
-        for name, hint in hints.items():
-            kind = signature.parameters[name].kind
+        for name, parameter in signature.parameters.items():
+            kind = parameter.kind
+            if parameter.annotation is parameter.empty:
+                continue
+            hint = evaluated(parameter.annotation, target)
             if hint is Any:
                 continue
             if kind is inspect.Parameter.VAR_KEYWORD:
                 self._keywords = name
-                unpacked = get_origin(hint) in unpacks
-                keywords = get_args(hint)[0] if unpacked else types.GenericAlias(dict, (str, hint))
-                found[name] = _bridged(keywords)
+                keywords = (
+                    get_args(hint)[0] if is_unpack(hint) else types.GenericAlias(dict, (str, hint))
+                )
+                found[name] = bridged(keywords)
             elif kind is inspect.Parameter.VAR_POSITIONAL:
-                found[name] = types.GenericAlias(tuple, (_bridged(hint), ...))
+                found[name] = types.GenericAlias(tuple, (bridged(hint), ...))
             else:
-                found[name] = _bridged(hint)
+                found[name] = bridged(hint)
         return found
 
     def from_python(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,23 +168,24 @@ class Validator:
             raise Violation(" ".join(text.split())[: MAX_ERRORS * MAX_ERROR]) from exc
 
 
-def json_schema(hint: Any, ref_template: str) -> dict[str, Any] | None:
-    """Return pydantic's JSON Schema of a type, None without pydantic or if it has none."""
-    try:
-        from pydantic import TypeAdapter
-        from pydantic.json_schema import GenerateJsonSchema
-    except ImportError:
-        return None
-    # A default that JSON cannot express is left out.
-    ignored = {"ignored_warning_kinds": {"skipped-choice", "non-serializable-default"}}
-    try:
-        return TypeAdapter(_bridged(hint)).json_schema(
-            ref_template=ref_template,
-            schema_generator=type("Generator", (GenerateJsonSchema,), ignored),
-            mode="serialization",
-        )
-    except Exception:  # noqa: BLE001 - pydantic runs hooks of the user's types
-        return None
+def evaluated(annotation: Any, target: Any) -> Any:
+    """Return the type of an annotation of a callable's parameter, with its metadata.
+
+    Raises:
+        Exception: any, since an annotation is code.
+    """
+    function = function_of(target)
+    return get_type_hints(
+        types.SimpleNamespace(__annotations__={"it": annotation}),
+        getattr(function, "__globals__", {}),
+        {each.__name__: each for each in getattr(function, "__type_params__", ())},
+        include_extras=True,
+    )["it"]
+
+
+def is_unpack(hint: Any) -> bool:
+    """Return True for ``Unpack[…]``, of which there are two until Python 3.11."""
+    return str(get_origin(hint)).rpartition(".")[2] == "Unpack"
 
 
 def function_of(target: Any) -> Any:
@@ -240,7 +229,7 @@ def _key(key: Any) -> Any:
 # -- attrs --------------------------------------------------------------------------------
 
 
-def _bridged(hint: Any) -> Any:
+def bridged(hint: Any) -> Any:
     """Return a hint whose attrs classes pydantic understands.
 
     It finds them as the hint itself, in its arguments (``list[Line]``, ``Line | None``), and in
@@ -252,13 +241,13 @@ def _bridged(hint: Any) -> Any:
         return Annotated[hint, GetPydanticSchema(_attrs_schema)]
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return Annotated[(_bridged(arguments[0]), *hint.__metadata__)]
-    bridged = tuple(map(_bridged, arguments))
-    if origin is Literal or bridged == arguments:
+        return Annotated[(bridged(arguments[0]), *hint.__metadata__)]
+    inner = tuple(map(bridged, arguments))
+    if origin is Literal or inner == arguments:
         return hint
     if origin in (Union, types.UnionType):
-        return Union[bridged]  # noqa: UP007 - a tuple
-    return origin[bridged]
+        return Union[inner]  # noqa: UP007 - a tuple
+    return origin[inner]
 
 
 def _attrs_schema(cls: Any, handler: Any) -> Any:
@@ -273,7 +262,7 @@ def _attrs_schema(cls: Any, handler: Any) -> Any:
     fields = [field for field in cls.__attrs_attrs__ if field.init]
     given: dict[str, Any] = {}
     for field in fields:
-        hint = _bridged(hints.get(field.name, Any))
+        hint = bridged(hints.get(field.name, Any))
         given[field.alias] = hint if field.default is NOTHING else NotRequired[hint]
     typed_dict: Any = TypedDict
     fields_schema = handler.generate_schema(typed_dict(cls.__name__, given))

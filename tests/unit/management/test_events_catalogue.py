@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,15 @@ def test_a_document_of_another_service_exits_with_2(saved: Path) -> None:
         code, _, err = run_command("events_catalogue", "--check", str(saved))
     assert code == 2
     assert "it is of service 'billing', and this is 'shop'" in err
+
+
+def test_a_document_with_other_descriptions_of_types_exits_with_2(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    code, _, err = run_command("events_catalogue", "--check", str(saved))
+    assert code == 2
+    assert "it was made with pydantic, and this process runs without it" in err
 
 
 def test_wrong_settings_and_arguments_exit_with_2(saved: Path) -> None:
