@@ -127,7 +127,7 @@ def add_history(event: ArchivedEvent, number: int) -> None:
     ArchiveAction.objects.create(event=event, at=event.mirrored_at, action="discard")
     make(event_id=event.event_id, handler=f"other-{number}")
     Alert.objects.create(
-        service="billing", kind="group_new", key=str(uuid4()), text="it is new",
+        service="billing", kind="growth", details={"code": "alert-growth", "most": 1}, key=number,
         since=event.mirrored_at, last=event.mirrored_at,
     )  # fmt: skip
 
