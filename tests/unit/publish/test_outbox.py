@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -83,6 +84,13 @@ def test_ids_of_many_threads():
         thread.join()
     assert len(set(found)) == 20_000
     assert {(each.version, each.variant) for each in found} == {(7, "specified in RFC 4122")}
+
+
+def test_ids_begin_with_the_time_in_milliseconds():
+    before = time.time_ns()
+    milliseconds = outbox_rows.new_id().int >> 80
+    # An id of another test may be ahead by a few.
+    assert before // 10**6 <= milliseconds <= time.time_ns() // 10**6 + 20
 
 
 def test_ids_when_the_clock_goes_back(monkeypatch: pytest.MonkeyPatch):
