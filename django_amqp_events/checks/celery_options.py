@@ -42,6 +42,14 @@ def check_worker(project: Project) -> Iterator[Problem]:
             "lost connection a handler keeps running while its event is delivered again.",
             "Set it to True. `manage.py events_worker` does so itself.",
         )
+    if not celery["broker_heartbeat"]:
+        yield Problem(
+            "W025",
+            f"Celery's broker_heartbeat is {celery['broker_heartbeat']!r}: RabbitMQ keeps a dead "
+            f"connection, with the events delivered there, for hours, and a worker behind a load "
+            f"balancer may not notice it.",
+            "Set it to 60, or remove it: the default is 120.",
+        )
     accepted = celery["accept_content"]
     if isinstance(accepted, Iterable):
         dangerous = {_DANGEROUS_CONTENT[c] for c in map(str, accepted) if c in _DANGEROUS_CONTENT}

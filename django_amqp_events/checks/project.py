@@ -19,6 +19,7 @@ from ..options import Problem
 CELERY_OPTIONS: Final = (
     "accept_content",
     "broker_channel_error_retry",
+    "broker_heartbeat",
     "task_always_eager",
     "task_default_queue",
     "task_queues",

@@ -211,10 +211,15 @@ def apply_rate_limit(consumer: Any, request: Request, bucket: Any) -> None:
     consumer._limit_task(request, bucket, 1)  # noqa: SLF001
 
 
+def _mailbox(consumer: Any) -> Any:
+    """Return the node of remote control, ``None`` if it is off."""
+    box = getattr(consumer.blueprint[Control.name], "box", None)
+    return getattr(box, "node", None)
+
+
 def list_queues(consumer: Any, queues: Callable[[], Iterable[Queue]]) -> None:
     """Let ``inspect active_queues`` of a worker list further queues."""
-    box = getattr(consumer.blueprint[Control.name], "box", None)
-    node = getattr(box, "node", None)
+    node = _mailbox(consumer)
     if node is None or (celerys := node.handlers.get("active_queues")) is None:
         return
 
@@ -223,6 +228,12 @@ def list_queues(consumer: Any, queues: Callable[[], Iterable[Queue]]) -> None:
 
     # A copy: Celery's is one for all workers of a process.
     node.handlers = {**node.handlers, "active_queues": active_queues}
+
+
+def rename_mailbox(consumer: Any, name: str) -> None:
+    """Let a worker answer remote control by another name, from its next connection on."""
+    if (node := _mailbox(consumer)) is not None:
+        node.hostname = name
 
 
 def waiting_for_a_process(worker: Any) -> int:

@@ -8,7 +8,8 @@ Celery waits without limit for an answer on an open connection, so a broker that
 the event loop sends heartbeats would block the worker for ever. Here such a connection is lost.
 
 A name is in use while another connection has the worker's exclusive queue for remote control. That
-may be this worker's former connection, until RabbitMQ notices that it is dead.
+may be this worker's former connection, until RabbitMQ notices that it is dead, which it does by
+heartbeats only; without them the worker answers to another name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .. import liveness
 from ..backoff import Backoff
 from ..broker.connection import broker_urls, close_socket, limit_waits, login_refusal
 from ..conf import get_settings
-from .celery_internals import state
+from .celery_internals import rename_mailbox, state
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,9 @@ class Login(bootsteps.StartStopStep):
 
     def __init__(self, c: Any, **kwargs: Any) -> None:
         self._refusals, self._last = 0, -math.inf
-        self._had_name = False
-        self.app, self.hostname = c.app, c.hostname
+        self._had_name = self._warned = False
+        self._changes = 0
+        self.consumer, self.app, self.mailbox_name = c, c.app, c.hostname
         self._connect_before, c.connect = c.connect, self._connect
         self._ensure_before, c.ensure_connected = c.ensure_connected, self._ensure_connected
         # With several brokers each attempt begins with the first; another may accept the worker.
@@ -68,6 +70,13 @@ class Login(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         self._was_accepted = True
+        if not self._warned and not c.connection.get_heartbeat_interval():
+            self._warned = True
+            logger.warning(
+                "this worker's connection has no heartbeats, so RabbitMQ may keep a dead one, with "
+                "its deliveries, for hours. The worker notices it by TCP only, and never if a load "
+                "balancer answers for RabbitMQ. Set broker_heartbeat to 60 or so"
+            )
 
     def _connect(self) -> Any:
         # Not earlier: the pool has been forked, and RabbitMQ may be unreachable for long.
@@ -93,28 +102,42 @@ class Login(bootsteps.StartStopStep):
         Raises:
             WorkerShutdown: it is not a former connection of this worker.
         """
+        heartbeat = connection.get_heartbeat_interval()
         patience = NAME_PATIENCE
         if self._had_name:
-            # Without heartbeats, RabbitMQ may notice a dead connection after hours.
-            patience = DEAD * connection.get_heartbeat_interval() or math.inf
-        queue = self.app.control.mailbox.get_queue(self.hostname).name
+            patience = DEAD * heartbeat or SILENCE
+        queue = self.app.control.mailbox.get_queue(self.mailbox_name).name
         began = monotonic()
         reported = False
         while _is_locked(connection, queue):
             if monotonic() >= began + patience:
+                if self._had_name and not heartbeat:
+                    self._change_name()
+                    return
                 logger.critical(
                     "this worker ends: another worker named %s is connected to this vhost; pass "
                     "another -n",
-                    self.hostname,
+                    self.mailbox_name,
                 )
                 raise WorkerShutdown(1)
             if not reported:
                 reported = True
                 logger.warning(
                     "another connection uses the name %s; waiting until it is closed",
-                    self.hostname,
+                    self.mailbox_name,
                 )
             _sleep(NAME_CHECK)
+
+    def _change_name(self) -> None:
+        """Answer remote control by another name, since nobody may close the former connection."""
+        self._changes += 1
+        self.mailbox_name = f"{self.consumer.hostname}.{self._changes}"
+        rename_mailbox(self.consumer, self.mailbox_name)
+        logger.warning(
+            "RabbitMQ still has the former connection of this worker. Remote control of it has the "
+            "name %s until it restarts. Set broker_heartbeat, so that RabbitMQ closes dead ones",
+            self.mailbox_name,
+        )
 
     def _not_connected(self, exc: Exception) -> None:
         self._before(exc)

@@ -210,26 +210,45 @@ def test_the_broker_falls_silent_during_the_start(
         until(lambda: ended(core, [event_id]), 30, "the worker connects again")
 
 
-def test_the_name_of_a_dead_connection_is_waited_for(fresh_eyes: Eyes, service: Make) -> None:
-    """RabbitMQ has not noticed that the worker's former connection is dead."""
+@pytest.mark.parametrize("heartbeat", [4, 0])
+def test_the_name_of_a_dead_connection_is_waited_for(
+    fresh_eyes: Eyes, service: Make, heartbeat: int
+) -> None:
+    """RabbitMQ has not noticed that the worker's former connection is dead; without heartbeats it
+    never does."""
     eyes = fresh_eyes
     with Proxy.to(eyes.url) as proxy:
-        core = service(eyes, celery={"broker_heartbeat": 4, "broker_channel_error_retry": True})
+        core = service(
+            eyes,
+            celery={"broker_heartbeat": heartbeat, "broker_channel_error_retry": True},
+            constants={"worker.connection_errors.SILENCE": 3},
+        )
         core.declare()
         core.url = proxy.url
         worker = core.worker("threads", 2)
         until(lambda: each_once(eyes), 30)
+        former = eyes.consumers(QUEUES[0])
         for link in proxy.links:
             # The worker's side is closed, RabbitMQ's is not.
             link.dead = True
             with suppress(OSError):
                 link.client.shutdown(socket.SHUT_RDWR)
         until(lambda: "another connection uses the name" in worker.log, 30)
-        until(lambda: eyes.consumers(QUEUES[0]) == 1, 30)
-        (event_id,) = publish(eyes, 1, "ok")
-        until(lambda: ended(core, [event_id]), 30, "the worker continues")
+        until(lambda: eyes.consumers(QUEUES[0]) == (1 if heartbeat else former + 1), 30)
+        # Without heartbeats RabbitMQ delivers some to the dead connection, until the consumer
+        # timeout, or until TCP reports it.
+        ids = publish(eyes, 1 if heartbeat else 20, "ok")
+        until(
+            lambda: len({line["event"] for line in core.ledger(what="end")}) >= len(ids) / 2,
+            30,
+            "the worker continues",
+        )
         assert worker.alive
         assert "Frequent restarts" not in worker.log
+        assert worker.log.count("connection has no heartbeats") == (0 if heartbeat else 1)
+        if not heartbeat:
+            (answer,) = eyes.app.control.ping(timeout=10, limit=1)
+            assert list(answer) == [f"{worker.name}@localhost.1"]
 
 
 def test_a_worker_ends_whose_name_another_one_has_now(fresh_eyes: Eyes, service: Make) -> None:

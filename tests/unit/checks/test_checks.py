@@ -685,6 +685,8 @@ def test_librabbitmq(run: Check, monkeypatch: pytest.MonkeyPatch) -> None:
         ("broker_channel_error_retry", False, "E018"),
         ("broker_channel_error_retry", None, "E018"),
         ("worker_cancel_long_running_tasks_on_connection_loss", False, "W003"),
+        ("broker_heartbeat", 0, "W025"),
+        ("broker_heartbeat", None, "W025"),
         ("accept_content", ["json", "pickle"], "W005"),
         ("accept_content", ["application/x-python-serialize"], "W005"),
         ("accept_content", ("json", "yaml"), "W005"),
