@@ -103,7 +103,7 @@ def hop(remaining: float, delays: tuple[int, ...]) -> int:
 
     It is the longest delay that is not above *remaining*, give or take :data:`SLACK`, or else the
     shortest one. The event passes through further queues until it is due, so it is never early
-    and less than a second late.
+    and less than a second late, as far as the clocks of the workers agree.
 
     Args:
         remaining: seconds until due, above 0.

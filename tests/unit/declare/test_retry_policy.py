@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_amqp_events.broker.topology import POWER_DELAYS
@@ -16,6 +16,7 @@ from django_amqp_events.declare.retry_policy import (
 )
 from django_amqp_events.exceptions import ConfigurationError
 from django_amqp_events.options import MAX
+from django_amqp_events.worker.dispatch import HOLDABLE
 
 policies = st.builds(
     RetryPolicy,
@@ -170,6 +171,30 @@ def test_hops_are_never_early_and_less_than_a_second_late(
         hops += 1
         assert hops <= 20
     assert delay <= waited < delay + 1
+
+
+@given(
+    delay=st.floats(MINIMUM_DELAY, 20_000),
+    clocks=st.lists(st.floats(-3_600, 3_600), min_size=2, max_size=20),
+)
+@example(delay=1_000, clocks=[0, 3_600])  # early: the broker has held it for 512 s
+@example(delay=512, clocks=[0, 3_600])  # a declared delay is not
+def test_clocks_that_differ(delay: float, clocks: list[float]) -> None:
+    """A retry is early, or late, by no more than the difference of two hosts' clocks.
+
+    Each hop is chosen by the host that the event returns to; RabbitMQ holds it by its own clock.
+    """
+    due_at, now = clocks[0] + delay, 0.0
+    remaining, met = delay, clocks[:1]
+    while remaining > HOLDABLE:
+        now += hop(remaining, POWER_DELAYS)
+        met.append(clocks[len(met) % len(clocks)])
+        remaining = due_at - (now + met[-1])
+    now += max(0, remaining)  # the worker holds it
+    fast, slow = max(met) - met[0], met[0] - min(met)
+    assert delay - fast - 0.001 <= now < delay + slow + 1
+    if delay in POWER_DELAYS:
+        assert now >= delay
 
 
 @given(policy=policies)
