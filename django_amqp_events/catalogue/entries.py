@@ -207,7 +207,7 @@ def _docstring(target: Callable[..., Any]) -> str:
 def _options(declared: Any) -> dict[str, Any]:
     """Return the options of an event or handler that differ from their defaults."""
     return {
-        each.name: _option(value)
+        each.name: as_json(value)
         for each in fields(declared)
         if each.name not in _NO_OPTIONS
         and (value := getattr(declared, each.name)) != each.default
@@ -216,14 +216,13 @@ def _options(declared: Any) -> dict[str, Any]:
 
 
 def _one_line(options: Mapping[str, Any]) -> str:
-    """Write options on one line: ``bind, time_limit=30``."""
+    """Write options on one line: ``bind, time_limit=30, search=["order_id"]``."""
     return ", ".join(
-        name if value is True else f"{name}={value}" for name, value in options.items()
+        name
+        if value is True
+        else f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for name, value in options.items()
     )
-
-
-def _option(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float, str)) or value is None else dotted(value)
 
 
 # -- as a document ------------------------------------------------------------------------

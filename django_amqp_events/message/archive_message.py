@@ -51,8 +51,10 @@ from .types import (
 )
 
 MAX_TRACEBACK: Final = 20_000
-#: Files of installed packages and of Python itself.
-INSTALLED: Final = re.compile(r"(site|dist)-packages|/lib(64)?/python3|<frozen ")
+#: Files of installed packages, of Python itself, and of this package wherever it is.
+INSTALLED: Final = re.compile(
+    r"(site|dist)-packages|/lib(64)?/python3|<frozen |[/\\]django_amqp_events[/\\]"
+)
 _LOCATION: Final = ("module", "line", "function")
 #: Entries of a header table that count deliveries: a short name, a type, a number.
 _COUNT: Final = re.compile(

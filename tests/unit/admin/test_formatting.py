@@ -183,6 +183,8 @@ def test_library_frames_are_folded():
         "    c()\n"
         "    ^^^\n"
         '  File "/venv/lib/python3.11/site-packages/c.py", line 3, in c\n'
+        f'  File "{formatting.__file__}", line 4, in d\n'
+        '  File "C:\\\\django_amqp_events\\\\e.py", line 4, in e\n'
         "ValueError: no\n"
         "\n"
         "During handling of the above exception, another exception occurred:\n"
@@ -190,7 +192,7 @@ def test_library_frames_are_folded():
     )
     assert [(piece["installed"], piece["frames"]) for piece in pieces] == [
         (False, 1),
-        (True, 2),
+        (True, 4),
         (False, 1),
     ]
     assert "c()" in pieces[1]["text"]

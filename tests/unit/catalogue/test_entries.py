@@ -20,6 +20,7 @@ from django_amqp_events.declare.declarations import EventDeclaration, HandlerDec
 from django_amqp_events.declare.registry import Registry, build
 from django_amqp_events.message import headers
 from django_amqp_events.message.encoding import event_message
+from django_amqp_events.options import EVENT_OPTIONS, HANDLER_OPTIONS
 
 
 def order_created(order_id: int, total: Decimal = Decimal(0), **more: Any) -> None:
@@ -277,6 +278,30 @@ def order_v2(order_id: int, total: Decimal, currency: str) -> None: ...
 
 def with_currency(payload: dict[str, Any]) -> dict[str, Any]:
     return {**payload, "currency": "EUR"}
+
+
+def test_each_option_is_written_as_in_json() -> None:
+    """Of the tables of options, so a new one is either written or named here."""
+    values: dict[str, Any] = {
+        "time_limit": 30, "soft_time_limit": 1.5, "rate_limit": "5/m", "ignore_result": False,
+        "once": True, "using": "default", "bind": True, "strict": True, "validate": True,
+        "search": ["order_number", "invoice.number"],
+    }  # fmt: skip
+    elsewhere = {"contract", "format", "publisher", "events", "handler", "enabled", "queue"}
+    retries = {name for name in HANDLER_OPTIONS if "retr" in name}
+    assert values.keys() | elsewhere | retries == EVENT_OPTIONS.keys() | HANDLER_OPTIONS.keys()
+    settings, _ = conf.parse({"SERVICE": "billing"})
+    search = values.pop("search")
+    event = EventDeclaration(
+        name="shop.order.created", contract=order_created, options={"search": search}
+    )
+    registry = build(settings, [event], [handler("mail", "shop.order.created", **values)])
+    assert not registry.problems
+    found = entries.build(settings, registry)
+    (entry,), (consumer,) = found.entries, found.consumers
+    assert (entry.options, consumer.options) == ({"search": search}, values)
+    assert entry.options_line == 'search=["order_number", "invoice.number"]'
+    assert "ignore_result=false" in consumer.options_line.split(", ")
 
 
 def test_older_events_have_the_handlers_that_receive_them_upcast() -> None:
