@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Final
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, Tags, register
-from django.utils.module_loading import autodiscover_modules
+from django.utils.module_loading import module_has_submodule
 from django.utils.translation import gettext_lazy as _
 
 #: Tag of the checks, for ``manage.py check --tag``.
@@ -59,12 +61,30 @@ def _check_deployment(**kwargs: Any) -> list[CheckMessage]:
 
 
 def discover(names: tuple[str, ...]) -> None:
-    """Import the modules of these names from each installed app, if they exist."""
-    try:
-        autodiscover_modules(*names)
-    except Exception as exc:
-        exc.add_note(
-            f"django_amqp_events imports the modules {', '.join(names)} of each installed app. If "
-            f"this one declares no events, set AMQP_EVENTS['AUTODISCOVER'] to other names."
-        )
-        raise
+    """Import the modules that AUTODISCOVER names."""
+    for module in _modules(names):
+        try:
+            import_module(module)
+        except (Exception, SystemExit) as exc:
+            note = (
+                f"django_amqp_events imports {module}, because of AMQP_EVENTS['AUTODISCOVER']. If "
+                f"it declares no events, add {f'-{module}'!r} to that list."
+            )
+            if isinstance(exc, SystemExit):  # of a script, whose name is the same
+                raise ImportError(f"{module} ends the process. {note}") from exc  # noqa: TRY004
+            exc.add_note(note)
+            raise
+
+
+def _modules(names: tuple[str, ...]) -> Iterator[str]:
+    """Yield the paths of those modules."""
+    for app in apps.get_app_configs():
+        for name in names:
+            module = f"{app.name}.{name}"
+            if (
+                name.isidentifier()
+                and f"-{module}" not in names
+                and module_has_submodule(app.module, name)
+            ):
+                yield module
+    yield from (name for name in names if "." in name and not name.startswith("-"))

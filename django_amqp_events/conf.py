@@ -82,11 +82,19 @@ def _inbox(value: Any) -> float:
     return kept
 
 
+#: A name, a path, or a minus and a path.
+_MODULE: Final = re.compile(r"(?!\d)\w+|-?(?!\d)\w+(\.(?!\d)\w+)+")
+
+
 def _autodiscover(value: Any) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple, set, frozenset)) or not all(
-        isinstance(name, str) for name in value
+        isinstance(name, str) and _MODULE.fullmatch(name) for name in value
     ):
-        raise Invalid("a list of module names", instead=())
+        raise Invalid(
+            "a list of names of modules ('events'), paths of modules ('shop.events') and paths "
+            "with a minus ('-shop.events')",
+            instead=(),
+        )
     return tuple(value)
 
 

@@ -25,7 +25,7 @@ def check_discovery(project: Project) -> Iterator[Problem]:
     """Declarations next to the settings, in a package that is not an app (W012)."""
     package = str(getattr(django_settings, "SETTINGS_MODULE", None) or "").rpartition(".")[0]
     while package:
-        for name in project.settings.autodiscover:
+        for name in filter(str.isidentifier, project.settings.autodiscover):
             module = f"{package}.{name}"
             if module in sys.modules or apps.get_containing_app_config(module) is not None:
                 continue

@@ -80,20 +80,35 @@ def test_without_a_service_nothing_is_imported(project: Path, text: str) -> None
     assert imported(project) == "[]"
 
 
-@pytest.mark.parametrize("value", ["[]", '"events"', "5", "None"])
+@pytest.mark.parametrize("value", ["[]", '"events"', "5", "None", '["-events"]', '["a b"]'])
 def test_autodiscovery_can_be_off_and_is_off_when_wrong(project: Path, value: str) -> None:
     configure(project, CONFIGURED.replace("}", f', "AUTODISCOVER": {value}}}'))
     assert imported(project) == "[]"
 
 
-@pytest.mark.parametrize("line", ["import no_such_module", "1 / 0"])
-def test_failing_module_names_its_importer(project: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("import no_such_module", "no_such_module"),
+        ("import shop.no_such_module", "no_such_module"),
+        ("1 / 0", "ZeroDivisionError"),
+        ("def", "SyntaxError"),
+        ("raise SystemExit", "shop.events ends the process"),
+    ],
+)
+def test_a_failing_module_is_named_and_can_be_left_out(
+    project: Path, line: str, error: str
+) -> None:
     (project / "shop" / "events.py").write_text(line)
     done = python(project, "-m", "django", "check")
     assert done.returncode == 1
-    assert "no_such_module" in done.stderr or "ZeroDivisionError" in done.stderr
+    assert error in done.stderr
     assert "shop/events.py" in done.stderr
-    assert "AMQP_EVENTS['AUTODISCOVER']" in done.stderr
+    entry = "'-shop.events'"
+    assert f"add {entry} to that list" in done.stderr
+    for names in f"'events', {entry}, 'handlers'", "'shop.handlers'":
+        configure(project, CONFIGURED.replace("}", f', "AUTODISCOVER": [{names}]}}'))
+        assert imported(project) == "['shop.handlers']"
 
 
 def test_manage_py_check_with_a_tag(project: Path) -> None:
