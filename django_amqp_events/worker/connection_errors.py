@@ -74,8 +74,8 @@ class Login(bootsteps.StartStopStep):
             self._warned = True
             logger.warning(
                 "this worker's connection has no heartbeats, so RabbitMQ may keep a dead one, with "
-                "its deliveries, for hours. The worker notices it by TCP only, and never if a load "
-                "balancer answers for RabbitMQ. Set broker_heartbeat to 60 or so"
+                "its deliveries, for hours. The worker notices it by TCP's keepalive, but never "
+                "if a load balancer answers for RabbitMQ. Set broker_heartbeat to 60 or so"
             )
 
     def _connect(self) -> Any:

@@ -230,6 +230,8 @@ def test_a_missing_queue_is_reported_and_the_rest_goes_on(fresh_eyes: Eyes, serv
     stats = json.loads(core.control("inspect", "stats", "--json").splitlines()[0])
     [answer] = stats.values()
     assert answer[STEP]["queues"] == sorted([QUEUE, SECOND])
+    [active] = eyes.app.control.inspect(timeout=10, limit=1).active_queues().values()
+    assert {QUEUE, SECOND} <= {queue["name"] for queue in active}
     assert worker.stop() == 0
 
 
