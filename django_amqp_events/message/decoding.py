@@ -36,6 +36,8 @@ from .types import Payload, Progress, Received
 
 #: Longest accepted identity header, in characters.
 MAX_ID: Final = 255
+#: Content encodings start with one of these; the body's first bytes show which it is.
+_ENCODINGS: Final = ("utf-8", "utf8", "utf-16", "utf-32", "us-ascii", "ascii")
 #: Start of an id derived from the content of a message that has none.
 CONTENT_ID: Final = "content-"
 
@@ -50,15 +52,18 @@ def decode(received: Received, max_body: int) -> Payload:
     if received.headers.get("compression"):
         raise Malformed(f"the body is compressed ({received.headers['compression']!r:.80})")
     encoding = str(received.properties.get("content_encoding") or CONTENT_ENCODING).lower()
-    if encoding not in ("utf-8", "utf8", "us-ascii", "ascii"):
+    if not encoding.startswith(_ENCODINGS):
         raise Malformed(f"the content encoding is {encoding!r:.80}, not 'utf-8'")
-    if formats.media_type(received) not in (formats.JSON, formats.STRUCTURED):
-        content_type = received.properties.get("content_type")
+    form = formats.wire_format(received)
+    # Celery sets the content type of its own messages, and pickles some.
+    if formats.media_type(received) not in (formats.JSON, formats.STRUCTURED) and (
+        form == "celery" or not formats.is_json(received)
+    ):
         raise Malformed(
-            f"the content type is {content_type!r:.80}, not {formats.JSON!r} or "
+            f"the content type is {_content_type(received)}, not {formats.JSON!r} or "
             f"{formats.STRUCTURED!r}"
         )
-    if formats.wire_format(received) != "celery":
+    if form != "celery":
         return Payload(args=[], kwargs=formats.payload(received))
     body = formats.decode_json(received.body, _decode)
     if not isinstance(body, list) or len(body) != 3:
@@ -72,6 +77,11 @@ def decode(received: Received, max_body: int) -> Payload:
         raise Malformed("the body's embed is not an object")
     formats.check_depth(received.body, args, kwargs)
     return Payload(args=args, kwargs=kwargs)
+
+
+def _content_type(received: Received) -> str:
+    value = received.properties.get("content_type")
+    return "missing" if value in (None, "") else f"{value!r:.80}"
 
 
 def check_size(received: Received, max_body: int) -> None:
@@ -112,7 +122,10 @@ def identify(received: Received, *, trusted: bool) -> tuple[ReceivedEvent, Progr
         headers = {**_foreign_identity(received, cloud), **headers}
     event_id = _identity(headers, EVENT_ID) or _identity(headers, "id")
     if not event_id:
-        raise Malformed("the message has neither an event-id nor a Celery task id")
+        raise Malformed(
+            f"the message has neither an event-id nor a Celery task id, and the body is no JSON "
+            f"object; its content type is {_content_type(received)}"
+        )
     if trusted or not received.exchange:
         # A retry has its handler's key, a message for the default exchange that of a queue.
         name = _identity(headers, EVENT_NAME) or _identity(headers, "task") or key

@@ -33,6 +33,10 @@ _STANDARD: Final = frozenset(
         "data", "data_base64",
     }
 )  # fmt: skip
+#: Content types of bodies that may be JSON; many clients set none, or their default.
+_MAYBE_JSON: Final = frozenset({JSON, "text/json", "text/plain", "application/octet-stream", ""})
+#: White space, and what UTF-16, UTF-32 and byte order marks put around it.
+_BEFORE_JSON: Final = b" \t\n\r\0\xef\xbb\xbf\xfe\xff"
 #: The keys of a task message of Celery's protocol 1, which has no headers.
 _PROTOCOL_1: Final = frozenset({"task", "id", "args", "kwargs"})
 
@@ -46,9 +50,17 @@ def wire_format(received: Received) -> WireFormat:
         return "cloudevents"
     if _prefix(received.headers):
         return "cloudevents-binary"
-    if media_type(received) == JSON and received.body.lstrip()[:1] == b"{":
+    if is_json(received) and received.body.lstrip(_BEFORE_JSON)[:1] == b"{":
         return "json"
     return "celery"
+
+
+def is_json(received: Received) -> bool:
+    """Return True if the content type is JSON's, or one that clients use for any bytes or text."""
+    media = media_type(received)
+    # A batch of CloudEvents is no payload.
+    vendor = media.endswith("+json") and not media.startswith("application/cloudevents")
+    return vendor or media in _MAYBE_JSON
 
 
 def media_type(received: Received) -> str:
@@ -175,15 +187,16 @@ def payload(received: Received) -> dict[str, Any]:
 
 
 def decode_json(raw: bytes, load: Callable[[str], Any] = json.loads) -> Any:
-    """Decode JSON in UTF-8.
+    """Decode JSON in UTF-8, or with another encoding that its first bytes show.
 
     Raises:
         Malformed: it is not.
     """
+    encoding = json.detect_encoding(raw)
     try:
-        return load(raw.decode("utf-8"))
+        return load(raw.decode(encoding))
     except (ValueError, RecursionError) as exc:
-        raise Malformed(f"the body is not JSON in UTF-8: {exc}") from exc
+        raise Malformed(f"the body is not JSON in {encoding.upper()}: {exc}") from exc
 
 
 def check_depth(raw: bytes, *values: Mapping[str, Any] | Sequence[Any]) -> None:

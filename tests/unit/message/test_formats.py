@@ -139,6 +139,40 @@ def test_an_invalid_cloud_event_is_malformed(received: Received, why: str) -> No
         identify(received, trusted=False)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "application/json", "application/json; charset=utf-16", "Text/JSON", "text/plain", "", None,
+        "application/octet-stream", "application/vnd.shop.order.v1+json",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("declared", [False, True])
+def test_json_is_read_whatever_a_client_calls_it(
+    content_type: str | None, encoding: str, declared: bool
+) -> None:
+    body = f"\r\n {json.dumps({'note': 'grüße'}, ensure_ascii=False)}".encode(encoding)
+    given = {"message_id": "m-1", "content_encoding": encoding if declared else None}
+    headers = {f"ce-{key}": value for key, value in CLOUD.items()}
+    for received in (
+        message(body, content_type, **given),  # type: ignore[arg-type]
+        message(body, content_type, headers=headers, **given),  # type: ignore[arg-type]
+    ):
+        event, _ = identify(received, trusted=False)
+        assert decode(received, 1000).kwargs == {"note": "grüße"}
+        back = returned(retry(received))
+        assert decode(back, 1000).kwargs == {"note": "grüße"}
+        assert identify(back, trusted=True)[0].id == event.id
+
+
+@pytest.mark.parametrize(
+    ("content_type", "named"), [("text/html", "'text/html'"), (None, "missing"), (5, "5")]
+)
+def test_a_message_of_no_format_names_its_content_type(content_type: Any, named: str) -> None:
+    with pytest.raises(Malformed, match=f"its content type is {named}$"):
+        identify(message(b"no object", content_type), trusted=False)
+
+
 @pytest.mark.parametrize(
     ("received", "why"),
     [
@@ -151,7 +185,9 @@ def test_an_invalid_cloud_event_is_malformed(received: Received, why: str) -> No
         (message(b"{'a': 1}"), "not JSON in UTF-8"),
         (message({"task": "a", "id": "b", "args": [], "kwargs": {}}), "protocol 1"),
         (message([1, 2]), "neither a JSON object nor"),
-        (message(PAYLOAD, "text/plain"), "'text/plain', not 'application/json' or"),
+        (message(PAYLOAD, "text/html"), "'text/html', not 'application/json' or"),
+        (message(b"{", "text/plain"), "not JSON in UTF-8"),
+        (message("{".encode("utf-16")), "not JSON in UTF-16"),
     ],
 )
 def test_an_unreadable_payload_is_malformed(received: Received, why: str) -> None:
