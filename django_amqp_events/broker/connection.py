@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 from collections.abc import Iterator, Sequence
@@ -140,6 +141,9 @@ def build_connection(app: Celery, **options: Any) -> Connection:
     return connection
 
 
+_LIMIT: Final = re.compile(r"limit .*is reached|has reached the maximum")
+
+
 def login_refusal(exc: BaseException) -> str | None:
     """Explain why RabbitMQ refused the login and what to do; ``None`` for other errors."""
     if isinstance(exc, amqp_errors.AccessRefused):
@@ -148,11 +152,27 @@ def login_refusal(exc: BaseException) -> str | None:
             "user may log in from this machine (guest may only connect from localhost)"
         )
     if isinstance(exc, amqp_errors.NotAllowed):
+        # RabbitMQ's text alone tells these apart.
+        if limit_reached(exc):
+            return (
+                "a limit of the vhost or the user is reached; close connections, or raise the "
+                "limit (rabbitmqctl list_vhost_limits, list_user_limits)"
+            )
+        if "not found" in exc.reply_text:
+            return (
+                "RabbitMQ does not have the vhost; correct it in the broker URL, or create it "
+                "(rabbitmqctl add_vhost)"
+            )
         return (
-            "RabbitMQ does not open the vhost; check that the vhost in the broker URL exists, that "
-            "the user has permissions on it, and that no connection limit is reached"
+            "RabbitMQ does not open the vhost for this user; give the user permissions on it "
+            "(rabbitmqctl set_permissions)"
         )
     return None
+
+
+def limit_reached(exc: amqp_errors.AMQPError) -> bool:
+    """Return True if a limit of a vhost or user is the reason, such as max-queues."""
+    return _LIMIT.search(exc.reply_text or "") is not None
 
 
 def connect(app: Celery, *, timeout: float, **transport_options: Any) -> Connection:

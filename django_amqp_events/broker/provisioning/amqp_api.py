@@ -161,7 +161,8 @@ class Amqp:
         except (OSError, amqp_errors.ConnectionError) as exc:
             raise BrokerUnavailableError(
                 f"the connection to RabbitMQ (vhost {self.vhost!r}) broke: "
-                f"{type(exc).__name__}: {exc}; check the broker, then try again"
+                f"{type(exc).__name__}: {exc}; "
+                f"{connection.login_refusal(exc) or 'check the broker, then try again'}"
             ) from exc
 
     def ask(self, requests: Sequence[Request]) -> Iterator[None]:

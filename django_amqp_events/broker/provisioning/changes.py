@@ -12,6 +12,7 @@ from celery import Celery
 
 from ...conf import Settings
 from ...exceptions import TopologyDriftError, TopologyError
+from ..connection import limit_reached
 from ..topology import Binding
 from . import drift
 from .amqp_api import (
@@ -110,8 +111,10 @@ def apply(
             )
             _replace(replacement, later, finish)
         except amqp_errors.ChannelError as exc:
+            so_far = f"{len(done)} of {len(plan.steps)} steps are done"
             raise TopologyError(
-                f"RabbitMQ refused to {current}: {exc.reply_text}; {_hint(exc)}"
+                f"RabbitMQ refused to {current}: {exc.reply_text}; "
+                f"{so_far if done else 'nothing was changed'}. To continue, {_hint(exc)}"
             ) from exc
     return Applied(done=tuple(done), refused=tuple(refused))
 
@@ -158,6 +161,11 @@ def _hint(exc: amqp_errors.ChannelError) -> str:
         return (
             "give this user the configure, write and read permissions, or declare as another user "
             'and set AMQP_EVENTS["TOPOLOGY"] to "external"'
+        )
+    if limit_reached(exc):
+        return (
+            f"delete queues that are not used, or raise the limit (rabbitmqctl set_vhost_limits), "
+            f"then {REMEDY} again"
         )
     return f"check the broker's log, then {REMEDY} again"
 

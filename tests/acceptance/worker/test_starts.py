@@ -111,7 +111,7 @@ def test_a_url_that_is_not_of_rabbitmq(
 @pytest.mark.parametrize("what", ["worker", "events_worker", "events_reaper"])
 @pytest.mark.parametrize(
     ("change", "says"),
-    [("password", "check user and password"), ("vhost", "does not open the vhost")],
+    [("password", "check user and password"), ("vhost", "does not have the vhost")],
 )
 def test_refused_login_stops_the_start(
     fresh_eyes: Eyes, service: Make, what: str, change: str, says: str

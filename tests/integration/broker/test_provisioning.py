@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -24,7 +25,12 @@ from django_amqp_events.broker.provisioning import (
 from django_amqp_events.broker.provisioning.amqp_api import FLAGS_REQUIRED_VERSION, version_of
 from django_amqp_events.broker.provisioning.drift import left_over_queue, shadow
 from django_amqp_events.broker.provisioning.management_api import ManagementApi, ManagementApiError
-from django_amqp_events.exceptions import BrokerRequirementError, TopologyDriftError, TopologyError
+from django_amqp_events.exceptions import (
+    BrokerRequirementError,
+    BrokerUnavailableError,
+    TopologyDriftError,
+    TopologyError,
+)
 from django_amqp_events.monitor import queue_status
 from tests.conftest import Vhost
 
@@ -260,6 +266,45 @@ class TestWorkers:
             pytest.raises(TopologyError, match="configure, write and read permissions"),
         ):
             limited.declare()
+
+    def test_each_refusal_has_its_own_remedy(self, service, fresh_vhost):
+        made = service(fresh_vhost, HANDLERS=HANDLERS)
+        node, path = made.vhost.node, made.vhost.path
+        queues = f"/api/vhost-limits/{path}/max-queues"
+        node.http("PUT", queues, {"value": 3})
+        with pytest.raises(TopologyError, match="raise the limit") as caught:
+            made.declare()
+        found = len(made.api.queues())
+        assert found == 3
+        (steps,) = re.findall(r"(\d+) of \d+ steps are done", str(caught.value))
+        assert int(steps) >= found
+        with pytest.raises(TopologyError, match="nothing was changed"):
+            made.declare()
+        node.http("DELETE", queues)
+        made.declare()
+
+        def refused(made: Service, says: str) -> None:
+            with pytest.raises(BrokerUnavailableError, match=says):
+                made.inspect(exact=False)
+
+        with self._as_user(made, ".*") as limited:
+            user = limited.vhost.url.partition("//")[2].partition(":")[0]
+            reached = "a limit of the vhost or the user is reached"
+            for limit in (
+                f"/api/vhost-limits/{path}/max-connections",
+                f"/api/user-limits/{user}/max-connections",
+                f"/api/user-limits/{user}/max-channels",
+            ):
+                node.http("PUT", limit, {"value": 0})
+                refused(limited, reached)
+                node.http("DELETE", limit)
+            limited.inspect(exact=False)
+            node.http("DELETE", f"/api/permissions/{path}/{user}")
+            refused(limited, "set_permissions")
+            start, _, _ = limited.vhost.url.rpartition("/")
+            refused(replace(limited, vhost=replace(limited.vhost, url=f"{start}/x")), "add_vhost")
+            wrong = limited.vhost.url.replace(":secret@", ":wrong@")
+            refused(replace(limited, vhost=replace(limited.vhost, url=wrong)), "check user and")
 
 
 class TestRequirements:
@@ -666,7 +711,6 @@ class TestManagementApi:
 def test_broker_shutdown_raises_its_own_error(billing):
     """A broken connection raises instead of hanging."""
     from django_amqp_events.broker.provisioning.amqp_api import session
-    from django_amqp_events.exceptions import BrokerUnavailableError
 
     with billing.active(), session(billing.app, billing.settings) as amqp_session:
         assert amqp_session.depth("billing.book")
