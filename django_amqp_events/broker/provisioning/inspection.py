@@ -31,6 +31,14 @@ from .management_api import ManagementApi, ManagementApiError
 
 REMEDY: Final = "run manage.py events_declare"
 
+#: No method of AMQP shows a policy, and a probe would have to wait for as long as a queue's limits.
+UNSEEN_POLICIES: Final = BrokerProblem(
+    severity="unknown",
+    message="plain AMQP cannot see policies: one that sets message-ttl, expires or max-length on "
+    "this service's queues removes events",
+    remedy='set AMQP_EVENTS["MANAGEMENT_URL"], then run manage.py events_declare --check',
+)
+
 
 def management(app: Celery, settings: Settings) -> ManagementApi | None:
     """Return the management API of the Celery app's vhost, ``None`` without ``MANAGEMENT_URL``.
@@ -51,8 +59,8 @@ def inspect(
     """Compare the topology with the broker's; nothing is changed.
 
     Args:
-        api: compare bindings, policies and stale entities too; without it bindings are
-            ``unknown``.
+        api: compare bindings, policies and stale entities too; without it bindings and policies
+            are ``unknown``.
 
     Raises:
         BrokerUnavailableError: no connection, or it broke.
@@ -76,7 +84,9 @@ def inspect(
         # Last, since it may close the connection.
         problems = requirements(amqp, topology.names, queue_type=settings.queue_type)
         report = replace(report, problems=problems)
-    return report if api is None else _exact(report, items, api)
+    if api is None:
+        return replace(report, problems=(*problems, UNSEEN_POLICIES))
+    return _exact(report, items, api)
 
 
 def _unseen_bindings(topology: Topology, items: Sequence[Item]) -> list[Item]:

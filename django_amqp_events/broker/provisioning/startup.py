@@ -11,7 +11,7 @@ from ...exceptions import BrokerRequirementError, TopologyDriftError
 from ..topology import Topology
 from .changes import apply, joined
 from .drift import Report, plan
-from .inspection import REMEDY, inspect
+from .inspection import REMEDY, UNSEEN_POLICIES, inspect
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,9 @@ def declare(app: Celery, settings: Settings, topology: Topology) -> Report:
 
 def prepare(app: Celery, settings: Settings, topology: Topology) -> Report:
     """Verify or declare, as ``TOPOLOGY`` says; raises as these do."""
-    if settings.topology == "auto":
-        return declare(app, settings, topology)
-    return verify(app, settings, topology)
+    look = declare if settings.topology == "auto" else verify
+    report = look(app, settings, topology)
+    # With the URL, events_declare has seen them.
+    if not settings.management_url and settings.topology != "external":
+        logger.warning("%s", UNSEEN_POLICIES)
+    return report

@@ -258,7 +258,8 @@ class Command(ReportCommand):
             )
             return bad(f"drift: {counts or 'see above'}")
         if result == "unknown":
-            hint = "" if report.exact else "; bindings cannot be seen without MANAGEMENT_URL"
+            unseen = "bindings and policies cannot be seen without MANAGEMENT_URL"
+            hint = "" if report.exact else f"; {unseen}"
             return self.style.WARNING(f"unknown: the visible part is identical{hint}")
         if result == "planned":
             for step in visible:

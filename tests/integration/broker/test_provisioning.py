@@ -340,7 +340,8 @@ class TestRequirements:
         assert made.inspect().result == "identical"
 
     def test_nothing_lacks(self, billing):
-        assert not billing.inspect(exact=False).problems
+        assert not billing.inspect().problems
+        assert billing.inspect(exact=False).problems == (inspection.UNSEEN_POLICIES,)
 
     def test_probe_leaves_nothing(self, billing):
         billing.inspect()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
+from django_amqp_events.broker.provisioning import startup
 from django_amqp_events.declare.retry_policy import RetryPolicy
 from django_amqp_events.management.commands.events_declare import describe_schedule
 
@@ -142,15 +144,30 @@ def test_recreate_empty_and_delete_stale(billing, service, fresh_vhost):
     assert billing.command("events_declare", "--check")[0] == 0
 
 
-def test_plain_amqp_is_honest(service, fresh_vhost):
+def test_plain_amqp_is_honest(service, fresh_vhost, caplog):
     billing = service(fresh_vhost, HANDLERS=HANDLERS, MANAGEMENT_URL="")
     assert billing.command("events_declare", "--check")[0] == 1
     code, out, _ = billing.command("events_declare")
     assert code == 0
     assert "bindings cannot be seen" in out
-    code, out, _ = billing.command("events_declare", "--check")
+    # Nothing shows a policy that removes events, so each says that it has not looked.
+    billing.set_policy("limits", ".*", {"message-ttl": 1, "expires": 10**9})
+    code, out, err = billing.command("events_declare", "--check")
     assert code == 2
     assert "bindings unknown" in out
+    assert "bindings and policies cannot be seen without MANAGEMENT_URL" in out
+    assert "plain AMQP cannot see policies" in err
+    seen = service(fresh_vhost, HANDLERS=HANDLERS)
+    for made, topology, warned in (
+        (billing, "verify", 1), (billing, "auto", 1), (billing, "external", 0), (seen, "verify", 0),
+    ):  # fmt: skip
+        caplog.clear()
+        with made.active():
+            startup.prepare(made.app, replace(made.settings, topology=topology), made.topology)
+        assert caplog.text.count("plain AMQP cannot see policies") == warned
+    code, _, err = seen.command("events_declare", "--check")
+    assert (code, "sets expires, message-ttl on" in err) == (1, True)
+    billing.set_policy("limits", "^nothing$", {"message-ttl": 1})
     # Binding again what may be there is harmless, and repairs what is not.
     remove_binding(billing)
     code, out, _ = billing.command("events_declare")
